@@ -57,7 +57,7 @@ class TypeUse:
 
     gpu_type: str
     gpus: int
-    """On usable nodes that are open to the job."""
+    """On nodes that take new work and are open to the job."""
     allocated: int
     """Allocated by the plan to other jobs of Penstock."""
     others: int
@@ -238,7 +238,7 @@ def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
     nodes = {
         node.name: node
         for node in open_nodes(record.snapshot.nodes, job)
-        if node.usable and job.spec.allows_type(node.gpu_type)
+        if node.may_start and job.spec.allows_type(node.gpu_type)
     }
     given: dict[str, int] = {}
     others = dataclasses.replace(

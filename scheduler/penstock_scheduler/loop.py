@@ -287,6 +287,7 @@ class RoundLoop:
             ended_gpu_s={job: attained for job, attained in self._gpu_seconds.attained.items() if job not in known},
             cloud=cloud,
             sharing=sharing,
+            partitions=state.partitions,
             idle_since_s=self._idle_since_s,
         )
         return self._rules(snapshot)

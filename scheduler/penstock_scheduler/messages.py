@@ -367,7 +367,10 @@ class NodeView(Body):
     """GPUs that Penstock's jobs hold."""
     others: int
     """GPUs that other jobs hold."""
-    usable: bool
+    may_start: bool
+    """Whether new work may be placed here."""
+    leave: str = ""
+    """Why its jobs are asked to leave: `drain` or `penstock-drain`; empty: they stay."""
     state: str
     reservation: str = ""
 

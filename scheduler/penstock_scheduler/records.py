@@ -10,8 +10,8 @@ from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Plan, Snapshot
 from penstock_scheduler.policy_choice import PolicyChoice
 
-FORMAT = 1
-"""Version of the JSON form. A reader refuses a newer one."""
+FORMAT = 2
+"""Version of the JSON form. A reader refuses a newer one. 2: `Node.usable` is `Node.may_start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ def dump_round(record: RoundRecord) -> bytes:
 
 def load_round(text: bytes | str, where: str) -> RoundRecord:
     """A round from its JSON. Raises UnreadableRound, which names `where` and what is wrong with it."""
+    data = text.encode() if isinstance(text, str) else text
     try:
-        record = _ADAPTER.validate_json(text)
+        record = _ADAPTER.validate_json(data.replace(b'"usable":', b'"may_start":'))  # format 1
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field_name = ".".join(map(str, first["loc"])) or "the file"

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_valid
 
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.messages import BudgetView, Drain
-from penstock_scheduler.model import BudgetLine, GpuBudget, Node, Period, Snapshot
+from penstock_scheduler.model import BudgetLine, GpuBudget, LeaveCause, LeaveRequest, Node, Period, Snapshot
 
 if TYPE_CHECKING:
     from penstock_scheduler.store import SqlStore
@@ -230,11 +230,13 @@ class SchedulingRules:
 
 
 def drained(node: Node, drains: Iterable[Drain]) -> Node:
-    """The node, not usable if a drain covers it."""
+    """The node; if a drain covers it, nothing may start there and its jobs are asked to leave."""
     found = next((each for each in drains if each.covers(node.name, node.gpu_type, node.partitions)), None)
     if found is None:
         return node
-    return dataclasses.replace(node, usable=False, state=f"{node.state} drained by {found.by}".strip())
+    request = LeaveRequest(LeaveCause.PENSTOCK_DRAIN, f"{found.by}: {found.why}" if found.why else found.by)
+    state = f"{node.state} drained by {found.by}".strip()
+    return dataclasses.replace(node, may_start=False, leave=node.leave or request, state=state)
 
 
 def period_bounds(period: Period, now_s: float) -> tuple[float, float | None]:

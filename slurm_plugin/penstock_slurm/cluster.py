@@ -56,6 +56,7 @@ from penstock_slurm.view import (
     gpu_type,
     job_view,
     node_views,
+    partition_views,
     silent_nodes,
     sort_jobs,
 )
@@ -145,7 +146,12 @@ class SlurmCluster:
         limits = gpu_limits(scene.rules.limits, here, (job for job in slurm_jobs if job.state in HOLDING | LEAVING))
         ended = (ended_run(job, self._spool.control, scene) for job in records.ended)
         return ClusterState(
-            nodes, tuple(self._jobs.values()), tuple(found.refused), limits, tuple(run for run in ended if run)
+            nodes,
+            tuple(self._jobs.values()),
+            tuple(found.refused),
+            limits,
+            tuple(run for run in ended if run),
+            partition_views(records.partitions, scene.managed),
         )
 
     def _see(self, records: Records, slurm_jobs: Sequence[SlurmJob]) -> Scene:

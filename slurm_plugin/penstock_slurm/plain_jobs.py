@@ -85,7 +85,7 @@ def set_aside(
     fitting = [
         node
         for node in nodes
-        if node.usable
+        if node.may_start
         and not node.reservation
         and set(node.partitions) & set(job.partition)
         and job.gpu_type in (None, node.gpu_type)

@@ -85,18 +85,18 @@ class SlurmSite:
             return known
 
 
-def reserved(reservations: Iterable[SlurmReservation], now_s: float, lead_s: float) -> dict[str, str]:
-    """Node -> the reservation that it is kept for: an active one, or else the next one that begins within `lead_s`.
+def reserved(reservations: Iterable[SlurmReservation], now_s: float, lead_s: float) -> dict[str, tuple[str, float]]:
+    """Node -> the reservation that it is kept for, an active one or else the next one that begins within `lead_s`; and its start.
 
     A reservation that has not begun gets a name that no job can request, because its own jobs have to wait too. Of several
     active reservations the one that began first counts. A reservation of some cores keeps the whole node, because it does not
     tell which GPUs it needs.
     """
-    kept: dict[str, str] = {}
+    kept: dict[str, tuple[str, float]] = {}
     for each in sorted(reservations, key=lambda each: (not each.active, each.start_s, each.name)):
         if each.active or 0 <= each.start_s - now_s <= lead_s:
             for node in each.nodes:
-                kept.setdefault(node, each.name if each.active else f"{each.name}, soon")
+                kept.setdefault(node, (each.name if each.active else f"{each.name}, soon", each.start_s))
     return kept
 
 

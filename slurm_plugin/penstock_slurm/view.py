@@ -14,10 +14,24 @@ from dataclasses import dataclass, field
 
 from penstock_profiles.wire import ControlMessage, Started
 from penstock_scheduler.errors import BadJobSpec
-from penstock_scheduler.model import EndedRun, Job, JobId, JobSpec, Node, Phase, Placement, Refusal, Share, parse_spec
+from penstock_scheduler.model import (
+    EndedRun,
+    Job,
+    JobId,
+    JobSpec,
+    LeaveCause,
+    LeaveRequest,
+    Node,
+    Partition,
+    Phase,
+    Placement,
+    Refusal,
+    Share,
+    parse_spec,
+)
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.ports import SpecCheck
-from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmRun
+from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.notes import kept_by_begin, notes, waits_for
 from penstock_slurm.site import SlurmRules
@@ -171,16 +185,15 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
     if now is State.DONE or (job.state in LEAVING and not facts.asked):
         return now, None
     phase, allocation = _phase(job, now, facts, control, scene)
-    # The first partition stays while it is down, because it decides which policy and rules apply. It has no nodes then.
     told = control.submitted_to if control is not None else None
     asked = (told,) if told in scene.managed else job.partition
-    mine = [name for at, name in enumerate(asked) if name in (scene.up if at else scene.managed)]
+    mine = [name for name in asked if name in scene.managed]
     return now, Job(
         id=job.id,
         name=job.name,
         user=job.user,
         spec=spec,
-        partitions=(*mine, *(name for name in scene.up if name not in mine)),
+        partitions=(*mine, *(name for name in scene.managed if name not in mine)),
         phase=phase,
         submit_s=_submitted_s(job, control),
         restarts=job.restarts,
@@ -298,12 +311,26 @@ def silent_nodes(nodes: Iterable[SlurmNode]) -> frozenset[str]:
     )
 
 
+def leave_request(node: SlurmNode) -> LeaveRequest | None:
+    """An admin's drain. Slurm itself drains a node that registers with less than its configuration: the jobs there stay."""
+    drains = node.state & {"DRAIN", "DRAINED", "DRAINING"} and not node.state & {"INVAL", "INVALID_REG"}
+    return LeaveRequest(LeaveCause.DRAIN, node.reason) if drains else None
+
+
+def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[str]) -> tuple[Partition, ...]:
+    """The managed partitions."""
+    return tuple(
+        Partition(name, may_start=partitions[name].up, state="UP" if partitions[name].up else "DOWN")
+        for name in managed
+    )
+
+
 def node_views(
     nodes: Iterable[SlurmNode],
     jobs: Mapping[JobId, tuple[SlurmJob, Job]],
     scene: Scene,
     *,
-    kept_for: Mapping[str, str],
+    kept_for: Mapping[str, tuple[str, float]],
     placeholders: Mapping[str, int],
 ) -> tuple[Node, ...]:
     """The managed nodes with GPUs.
@@ -312,7 +339,7 @@ def node_views(
         nodes: nodes that no cloud fills.
         jobs: the managed jobs.
         scene: the observation.
-        kept_for: node -> the reservation that it is kept for.
+        kept_for: node -> the reservation that it is kept for, and its start, s since 1970.
         placeholders: node -> GPUs that Penstock's placeholder jobs hold.
     """
     gpus, cpus, memory_mb = Counter(placeholders), Counter[str](), Counter[str]()
@@ -329,11 +356,13 @@ def node_views(
             name=node.name,
             gpu_type=scene.types[node.name],
             gpus=sum(node.gpus.values()),
-            partitions=tuple(name for name in node.partitions if name in scene.up),
-            usable=node.usable,
+            partitions=tuple(name for name in node.partitions if name in managed),
+            may_start=node.usable,
+            leave=leave_request(node),
             # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
             gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - gpus[node.name], 0),
-            reservation=kept_for.get(node.name, ""),
+            reservation=kept_for.get(node.name, ("", None))[0],
+            reserved_s=kept_for.get(node.name, ("", None))[1],
             switch=scene.rules.switches.get(node.name, ""),
             cpus=node.cpus,
             cpus_others=max(node.cpus_used - cpus[node.name], 0),

@@ -30,7 +30,7 @@ ONE, FOUR, WHOLE_TWO = Configuration(1, 1, "t4"), Configuration(1, 4, "t4"), Con
         (node("n", gpus_others=1), 3),
         (node("n", gpus_others=4), 0),
         (node("n", gpus_others=5), 0),
-        (node("n", usable=False), 0),
+        (node("n", may_start=False), 0),
     ],
     ids=["idle", "one is taken by others", "all are", "others have more than there are", "out of service"],
 )
@@ -146,7 +146,7 @@ def test_what_does_not_fit_was_never_there():
 
 def test_a_job_may_stay_where_its_gpus_are_free_but_for_itself_or_the_node_is_out_of_service():
     """What runs on a node that is drained or gone is not this book's to stop."""
-    book = FreeGpus([node("a", gpus_others=2), node("down", usable=False)])
+    book = FreeGpus([node("a", gpus_others=2), node("down", may_start=False)])
     assert book.may_stay(on("t4", a=2))
     assert not book.may_stay(on("t4", a=3))
     assert book.may_stay(on("t4", down=4))
@@ -176,7 +176,7 @@ def test_a_book_made_like_an_earlier_one_is_a_new_one():
 
 
 def test_gpus_on_an_unusable_node_do_not_come_free():
-    book = FreeGpus([node("a", usable=False)])
+    book = FreeGpus([node("a", may_start=False)])
     book.give_back(job("j"), on("t4", a=2))
     assert book.on("a") == 0
     assert not book.has(on("t4", a=1))

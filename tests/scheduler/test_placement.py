@@ -100,7 +100,7 @@ def test_a_reservation_that_begins_moves_those_who_are_there():
 
 
 def test_nobody_is_placed_on_a_node_out_of_service():
-    down = dataclasses.replace(nodes_from_spec("t4:1x4")[0], usable=False)
+    down = dataclasses.replace(nodes_from_spec("t4:1x4")[0], may_start=False)
     found = put((down,), {"j": t4(1)}, current={"j": on("t4", t4_00=1)})
     assert found.left_over == ("j",)
 
@@ -180,7 +180,7 @@ def odd_clusters(draw):
             "t4",
             draw(st.sampled_from([2, 3, 4, 8])),
             draw(st.sampled_from([("a",), ("a", "b"), ("b",)])),
-            usable=draw(st.sampled_from([True, True, True, False])),
+            may_start=draw(st.sampled_from([True, True, True, False])),
             gpus_others=draw(st.sampled_from([0, 0, 1])),
             reservation=draw(st.sampled_from(["", "", "exam"])),
             switch=draw(st.sampled_from("xy")),
@@ -232,7 +232,7 @@ def test_the_rules_hold_on_any_cluster(cluster):
         for share in placement.shares:
             node = by_name[share.node]
             assert used[share.node] <= node.gpus
-            assert node.usable
+            assert node.may_start
             assert node.reservation == reservations.get(job, "")
             if placement != current.get(job):  # Slurm itself may have put it elsewhere, or on parts of nodes
                 assert placement.partition in node.partitions

@@ -24,7 +24,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
-from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, period_bounds
+from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, drained, period_bounds
 from penstock_scheduler.store import CloudRunRow, open_store
 from tests.scheduler.builders import job, on, snapshot
 
@@ -232,9 +232,8 @@ def test_who_leaves_what_is_drained_depends_on_the_policy(policy):
     """As docs/admin/operations.md says: three policies move jobs away, queues let them stay and give nothing more of it."""
     first, second = snapshot("t4:2x8", []).nodes
     state = seen(running("1"), job("2", max_gpus=2))
-    plan = make_policy(policy)[0].decide(
-        dataclasses.replace(state, nodes=(dataclasses.replace(first, usable=False), second))
-    )
+    drain = Drain(kind="node", name="t4-00", why="a fan", by="oz", since_s=1.0)
+    plan = make_policy(policy)[0].decide(dataclasses.replace(state, nodes=(drained(first, [drain]), second)))
     moves = policy in ("sia", "pollux", "gavel")
     assert plan.assignments["1"].placement.nodes == (("t4-01",) if moves else ("t4-00",))
     assert plan.assignments["2"].placement.nodes == ("t4-01",)

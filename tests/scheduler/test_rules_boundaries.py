@@ -93,11 +93,11 @@ def test_a_drain_covers_what_it_names_and_nothing_else(store):
     site = rules(store, BudgetSettings())
     state = snapshot("t4:2x4,a100:1x4", [], time_s=NOW_S)
     site.drain(drain("node", "t4-01"))
-    assert [node.usable for node in site.on(state).nodes] == [True, False, True]
+    assert [node.may_start for node in site.on(state).nodes] == [True, False, True]
     site.drain(drain("gpu-type", "a100"))
-    assert [node.usable for node in site.on(state).nodes] == [True, False, False]
+    assert [node.may_start for node in site.on(state).nodes] == [True, False, False]
     site.drain(drain("partition", "all"))
-    assert [node.usable for node in site.on(state).nodes] == [False, False, False]
+    assert [node.may_start for node in site.on(state).nodes] == [False, False, False]
 
 
 def test_a_budget_of_dollars_alone_says_nothing_about_gpus(store):

@@ -87,7 +87,7 @@ def node(name: str, **fields: object) -> Node:
 
 def test_gpus_are_set_aside_where_the_fewest_have_to_be_given_back() -> None:
     """It wants 2: n1 has 1 free, n2 has 0; n3 has 3 free, but Penstock may not use it; on n4 nothing can be moved."""
-    nodes = [node("n1"), node("n2"), node("n3", usable=False), node("n4")]
+    nodes = [node("n1"), node("n2"), node("n3", may_start=False), node("n4")]
     held = {"n1": 3, "n2": 4, "n4": 4}
     assert set_aside(pending(), nodes, {"n4": 4}, held) == {"n1": 2}
     assert set_aside(pending(node_count=2), nodes, {"n4": 4}, held) == {"n1": 2, "n2": 2}

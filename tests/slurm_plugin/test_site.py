@@ -117,8 +117,8 @@ def test_nodes_are_kept_from_a_lead_before_the_reservation_begins():
         reservation("on", 500, "a", active=True),
         reservation("gone", 0, "d"),
     ]
-    assert reserved(known, 1000, 100) == {"a": "on", "b": "near, soon"}
-    assert reserved(known, 1000, 0) == {"a": "on"}
+    assert reserved(known, 1000, 100) == {"a": ("on", 500), "b": ("near, soon", 1100)}
+    assert reserved(known, 1000, 0) == {"a": ("on", 500)}
 
 
 def limits_of(limits: list[SlurmLimit], managed: list[SlurmJob], others: list[SlurmJob]) -> set[GpuLimit]:

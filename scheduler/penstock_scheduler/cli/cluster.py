@@ -83,7 +83,7 @@ def nodes(as_json: bool = JSON) -> None:
             str(node.gpus),
             str(node.allocated),
             str(node.others),
-            str(max(node.gpus - node.allocated - node.others, 0) if node.usable else 0),
+            str(max(node.gpus - node.allocated - node.others, 0) if node.may_start else 0),
             node.state + (f", reserved: {node.reservation}" if node.reservation else ""),
         )
         for node in found

@@ -149,7 +149,7 @@ def _types(record: RoundRecord, width: int) -> Table:
     for gpu_type in types:
         nodes = [node for node in record.snapshot.nodes if node.gpu_type == gpu_type]
         total, others = totals[gpu_type], sum(node.gpus_others for node in nodes)
-        out = sum(node.gpus for node in nodes if not node.usable)
+        out = sum(node.gpus for node in nodes if not node.may_start)
         mine = used.get(gpu_type, 0)
         bar = Text()
         counted = drawn = 0

@@ -132,7 +132,7 @@ class FreeGpus:
         return total
 
     def has(self, placement: Placement) -> bool:
-        """Whether all these GPUs are free on usable nodes, so that a job may start there."""
+        """Whether all these GPUs are free on nodes that take new work, so that a job may start there."""
         return all(
             (index := self._frame.index.get(share.node)) is not None and self.free_N[index] >= share.gpus
             for share in placement.shares
@@ -143,7 +143,7 @@ class FreeGpus:
         return all(
             (index := self._frame.index.get(share.node)) is None
             or self.free_N[index] >= share.gpus
-            or not self.nodes[index].usable
+            or not self.nodes[index].may_start
             for share in placement.shares
         )
 
@@ -205,7 +205,7 @@ class FreeGpus:
         """Add the GPUs of a placement to `free_N`, or with a `sign` of -1 take them from it."""
         for share in placement.shares:
             index = self._frame.index.get(share.node)
-            if index is not None and self.nodes[index].usable:
+            if index is not None and self.nodes[index].may_start:
                 free_N[index] += sign * share.gpus
 
     def index(self, gpu_type: str, move_cost: Mapping[JobId, float] | None = None) -> NodeIndex:

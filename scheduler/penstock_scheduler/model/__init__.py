@@ -14,7 +14,15 @@ from penstock_scheduler.model.actions import (
 )
 from penstock_scheduler.model.budget import GpuBudget, Period
 from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
-from penstock_scheduler.model.cluster import Configuration, Node, Placement, Share
+from penstock_scheduler.model.cluster import (
+    Configuration,
+    LeaveCause,
+    LeaveRequest,
+    Node,
+    Partition,
+    Placement,
+    Share,
+)
 from penstock_scheduler.model.facts import JobFacts
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal
 from penstock_scheduler.model.plan import (
@@ -56,6 +64,8 @@ __all__ = [
     "JobSpec",
     "JobUse",
     "KnownPair",
+    "LeaveCause",
+    "LeaveRequest",
     "Limit",
     "Migrate",
     "Node",
@@ -63,6 +73,7 @@ __all__ = [
     "Outcome",
     "Pack",
     "PackSeen",
+    "Partition",
     "Period",
     "Phase",
     "Placement",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,20 +71,61 @@ class Placement:
         return f"{self.gpu_type} " + ",".join(f"{share.node}:{share.gpus}" for share in self.shares)
 
 
+class LeaveCause(StrEnum):
+    """What asks the jobs of a node to leave it. The list is closed."""
+
+    DRAIN = "drain"
+    """Slurm drains the node."""
+    PENSTOCK_DRAIN = "penstock-drain"
+    """An admin drains it with `penstock drain`."""
+    RESERVATION = "reservation"
+    """It is kept for a reservation that the job is not in."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequest:
+    """A request to the jobs of a node to leave it."""
+
+    cause: LeaveCause
+    text: str = ""
+    """Who asks, and why, as far as that is known."""
+    by_s: float | None = None
+    """By when the jobs have to be gone, s since 1970; None: no time is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A managed partition as a round sees it."""
+
+    name: str
+    may_start: bool = True
+    """Whether new work may start in it. What runs in it stays in any case."""
+    state: str = ""
+    """Its state as the cluster names it, for people."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as a round sees it."""
+    """A node as a round sees it.
+
+    Two facts say what may happen on it: whether new work may start there, and whether the work that is there has to leave.
+    A node may take no new work without asking anybody to leave: it does not respond, or has not registered yet.
+    """
 
     name: str
     gpu_type: str
     gpus: int
     partitions: tuple[str, ...]
-    usable: bool = True
-    """Whether new work may be placed here: not down, drained or silent."""
+    may_start: bool = True
+    """Whether new work may be placed here: not down, drained, silent or unregistered."""
     gpus_others: int = 0
     """GPUs that are held by jobs which Penstock does not manage."""
     reservation: str = ""
     """The reservation for which the node is kept now. Only jobs of that reservation may use it. Empty: none."""
+    reserved_s: float | None = None
+    """When that reservation begins or began, s since 1970; None: not known."""
+    leave: LeaveRequest | None = None
+    """The request to all jobs on the node to leave it; None: what runs here stays. See `leave_request`."""
     switch: str = ""
     """Leaf switch of the cluster's topology; nodes of one switch are close to each other. Empty: not known."""
     cpus: int = 1
@@ -95,17 +137,23 @@ class Node:
     memory_others_mb: int = 0
     """Memory that is held by jobs which Penstock does not manage, MB."""
 
+    def leave_request(self, reservation: str = "") -> LeaveRequest | None:
+        """The request to leave for a job of this reservation (empty: of none); None: the job may stay."""
+        if self.leave is None and self.reservation and self.reservation != reservation:
+            return LeaveRequest(LeaveCause.RESERVATION, f"reservation {self.reservation}", self.reserved_s)
+        return self.leave
+
     @property
     def gpus_for_us(self) -> int:
-        """GPUs that a plan may allocate here; 0 on an unusable node."""
-        return max(self.gpus - self.gpus_others, 0) if self.usable else 0
+        """GPUs that a plan may allocate here; 0 where nothing may start."""
+        return max(self.gpus - self.gpus_others, 0) if self.may_start else 0
 
     @property
     def cpus_for_us(self) -> int:
         """CPUs that a plan may allocate here."""
-        return max(self.cpus - self.cpus_others, 0) if self.usable else 0
+        return max(self.cpus - self.cpus_others, 0) if self.may_start else 0
 
     @property
     def memory_mb_for_us(self) -> int:
         """Memory that a plan may allocate here, MB."""
-        return max(self.memory_mb - self.memory_others_mb, 0) if self.usable else 0
+        return max(self.memory_mb - self.memory_others_mb, 0) if self.may_start else 0

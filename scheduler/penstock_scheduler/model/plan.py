@@ -27,6 +27,8 @@ class ReasonCode(StrEnum):
     """It may not be moved."""
     WAITING_CAPACITY = "waiting-capacity"
     """Other jobs get the GPUs in this round."""
+    WAITING_PARTITION = "waiting-partition"
+    """Nothing starts in its partitions now: they are down or inactive."""
     WAITING_FRAGMENTS = "waiting-fragments"
     """Enough GPUs are free, but they are scattered over too many nodes."""
     BURST = "burst"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
-from penstock_scheduler.model.cluster import Configuration, Node
+from penstock_scheduler.model.cluster import Configuration, Node, Partition
 from penstock_scheduler.model.facts import JobFacts
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal
 from penstock_scheduler.model.sharing import SharingState
@@ -23,6 +23,8 @@ class ClusterState:
     limits: tuple[GpuLimit, ...] = ()
     ended: tuple[EndedRun, ...] = ()
     """Last runs of ended jobs, as far as the cluster remembers: at least those that ended since the last observation."""
+    partitions: tuple[Partition, ...] = ()
+    """The managed partitions; one that is not here is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Snapshot:
     idle_since_s: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Node -> since when each of its idle GPUs has been observed idle, s since 1970, the earliest first. Only nodes with a
     job that grows into idle GPUs."""
+    partitions: tuple[Partition, ...] = ()
+    """The managed partitions; one that is not here is open."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """Configurations of a recorded plan that a time limit cut short. A replay takes them as they are."""
 

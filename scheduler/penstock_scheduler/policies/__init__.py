@@ -15,6 +15,7 @@ from penstock_scheduler.policies.cloud import WithCloud
 from penstock_scheduler.policies.partitioned import Partitioned
 from penstock_scheduler.policies.sia import ARTIFACT
 from penstock_scheduler.policies.staged import Staged
+from penstock_scheduler.policies.staying import Staying
 from penstock_scheduler.policies.tuning import PAPER, REFERENCE
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Policy, Stage
@@ -110,7 +111,7 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
         stages.append(stage)
     if stages:
         policy = Staged(policy, stages, str(choice), tuple(choice.partitions))
-    return policy, choice.model_copy(update={"settings": in_full})
+    return Staying(policy), choice.model_copy(update={"settings": in_full})
 
 
 def sharing_parts(choice: PolicyChoice | str) -> list[str]:

@@ -35,8 +35,8 @@ def configurations(
     A number in `sizes` that is none of these is divided equally among the fewest nodes possible: 10 GPUs on nodes of 8 GPUs
     are 5 and 5. Slurm gives a job the same number of GPUs on each of its nodes.
 
-    GPUs that jobs hold count as well as free ones, so that a plan may move jobs out of the way. Nodes that are not usable do
-    not count. There is no limit of 64 GPUs.
+    GPUs that jobs hold count as well as free ones, so that a plan may move jobs out of the way. Nodes on which
+    nothing may start do not count. There is no limit of 64 GPUs.
 
     Args:
         nodes: all nodes.
@@ -48,7 +48,7 @@ def configurations(
     """
     by_size: dict[tuple[str, int], int] = {}
     for node in nodes:
-        if node.usable:
+        if node.may_start:
             by_size[node.gpu_type, node.gpus] = by_size.get((node.gpu_type, node.gpus), 0) + 1
     return _configurations(tuple(by_size.items()), frozenset(sizes), most)
 
@@ -57,7 +57,7 @@ def configurations(
 def _configurations(
     by_size: tuple[tuple[tuple[str, int], int], ...], sizes: frozenset[int], most: int | None
 ) -> tuple[Configuration, ...]:
-    """`configurations` by ((GPU type, GPUs of a node), nodes), cached while the usable nodes stay the same."""
+    """`configurations` by ((GPU type, GPUs of a node), nodes), cached while the open nodes stay the same."""
     found: set[Configuration] = set()
     for (gpu_type, size), count in by_size:
         found.update(Configuration(1, 2**power, gpu_type) for power in range(size.bit_length()))
@@ -257,7 +257,7 @@ class Requests:
 
 def _frame(node: Node) -> tuple[object, ...]:
     """The facts of a node that requests depend on. The jobs that use it are not among them."""
-    return node.gpu_type, node.gpus, node.usable, node.partitions, node.reservation
+    return node.gpu_type, node.gpus, node.may_start, node.partitions, node.reservation
 
 
 def _asks(job: Job) -> tuple[object, ...]:
@@ -298,7 +298,8 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
     shapes = [option for option in options if spec.allows_type(option.gpu_type)]
     sizes = sorted({option.gpus for option in shapes})
     if not sizes:
-        return Reason(ReasonCode.NEVER_FITS, "no usable node has GPUs of its types now: all are down or drained", needs)
+        text = "no node with GPUs of its types takes new jobs now: all are down, silent or drained"
+        return Reason(ReasonCode.NEVER_FITS, text, needs)
     if not any(spec.min_gpus <= size <= spec.max_gpus for size in sizes):
         few_to_many = f"{spec.min_gpus}" + (f" to {spec.max_gpus}" if spec.max_gpus != spec.min_gpus else "")
         text = (

@@ -6,8 +6,7 @@
 2. **Decide the parts one after the other**: the named partitions in their order, then the rest. GPUs that a part allocates
    count against the limits of the later parts.
 3. **Account for jobs outside their part**, placed there before the settings changed. Their GPUs count there as used by
-   others. To the job's own policy the node is drained: `sia`, `pollux` and `gavel` move the job if it may be moved, and the
-   queues let it stay until it ends.
+   others. The job stays there until it ends: see `staying`.
 
 Jobs of a partition with a policy of its own do not leave for the cloud. Jobs that are already there come back as usual.
 """
@@ -20,8 +19,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from penstock_scheduler.free_gpus import Allowance
 from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
+from penstock_scheduler.policies.staying import Staying
 from penstock_scheduler.policies.wrapper import remarks
 from penstock_scheduler.ports import Policy
+
+OUTSIDE = "node {name} is in another part of the cluster, and what runs there stays"
 
 
 class Partitioned:
@@ -34,8 +36,8 @@ class Partitioned:
     """
 
     def __init__(self, rest: Policy, own: Mapping[str, Policy], name: str) -> None:
-        self._rest = rest
-        self._own = dict(own)
+        self._rest: Policy = Staying(rest, OUTSIDE)
+        self._own: dict[str, Policy] = {partition: Staying(policy, OUTSIDE) for partition, policy in own.items()}
         self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -62,25 +64,31 @@ class Partitioned:
 
     def _snapshot(self, snapshot: Snapshot, name: str, part_of: Mapping[str, str], allowance: Allowance) -> Snapshot:
         """What the policy of one part sees."""
-        jobs, held_by_others, foreign = [], Counter[str](), set[str]()
+        jobs, held_by_others, asked = [], Counter[str](), set[str]()
+        nodes_by_name = {node.name: node for node in snapshot.nodes}
         for job in snapshot.jobs:
             ours = self._part(job.partitions[:1]) == name
             for share in _shares_of(job):
-                if ours and part_of.get(share.node) != name:
-                    foreign.add(share.node)
-                elif not ours:
+                node = nodes_by_name.get(share.node)
+                if not ours:
                     held_by_others[share.node] += share.gpus
+                elif node is not None and part_of[share.node] != name and node.leave_request(job.reservation):
+                    asked.add(share.node)
             if ours:
                 inside = (name,) if name else tuple(each for each in job.partitions if each not in self._own)
                 jobs.append(dataclasses.replace(job, partitions=inside))
-        nodes = tuple(
-            _seen(node, held_by_others[node.name], here=part_of[node.name] == name)
+        seen = tuple(
+            dataclasses.replace(
+                node,
+                gpus_others=node.gpus_others + held_by_others[node.name],
+                may_start=node.may_start and part_of[node.name] == name,
+            )
             for node in snapshot.nodes
-            if part_of[node.name] == name or node.name in foreign
+            if part_of[node.name] == name or node.name in asked
         )
         return dataclasses.replace(
             snapshot,
-            nodes=nodes,
+            nodes=seen,
             jobs=tuple(jobs),
             limits=allowance.left(),
             cloud=_closed(snapshot.cloud) if name else snapshot.cloud,
@@ -103,10 +111,6 @@ def _shares_of(job: Job) -> tuple[Share, ...]:
     if job.phase is Phase.QUEUED or job.allocation is None:
         return ()
     return job.allocation.shares
-
-
-def _seen(node: Node, others: int, *, here: bool) -> Node:
-    return dataclasses.replace(node, gpus_others=node.gpus_others + others, usable=node.usable and here)
 
 
 def _together(one: Plan, other: Plan) -> Plan:

@@ -74,7 +74,8 @@ def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
             gpus=node.gpus,
             allocated=held.get(node.name, 0),
             others=node.gpus_others,
-            usable=node.usable,
+            may_start=node.may_start,
+            leave=node.leave.cause if node.leave is not None else "",
             state=node.state,
             reservation=node.reservation,
         )
@@ -104,7 +105,7 @@ def cluster_view(board: Board, controls: Controls) -> ClusterView:
         gpus=by_type(lambda node: node.gpus),
         allocated=by_type(lambda node: node.allocated),
         others=by_type(lambda node: node.others),
-        unusable=by_type(lambda node: 0 if node.usable else node.gpus),
+        unusable=by_type(lambda node: 0 if node.may_start else node.gpus),
         jobs=jobs,
         prices=record.plan.prices if record else {},
     )

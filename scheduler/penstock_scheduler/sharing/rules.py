@@ -18,7 +18,7 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
     3. No more GPUs of a node are allocated than Penstock may use. Shared GPUs count once.
     4. The jobs of a pack fit into a GPU's memory, as far as that is known. Each job has a limit, which is no lower than
        what it has used. A guaranteed job has no limit and counts with what it has used; the other jobs have what it
-       leaves.
+       leaves. A pack on a node where nothing new may start is as it is.
     5. A job that may not be stopped is neither time-sliced nor placed beside a guaranteed job.
     6. The guaranteed job of a pack is one of its jobs.
     """
@@ -35,15 +35,18 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
         if job_id not in plan.assignments:
             found.append(f"job {job_id} shares GPUs and has no assignment")
     placements = {job_id: assignment.placement for job_id, assignment in plan.assignments.items()}
+    silent = {node.name for node in snapshot.nodes if not node.may_start}
     for group in plan.shared:
         found += _of_group(group, jobs, placements)
         for pack in group.packs:
             gpu_type = next((placements[job].gpu_type for job in pack.jobs if job in placements), "")
+            if group.node in silent:
+                continue
             found += _of_memory(snapshot, pack, placements, state.gpu_memory_mb.get(gpu_type, 0))
     ours = {node.name: node.gpus - node.gpus_others for node in snapshot.nodes}
     for name, gpus in plan.gpus_held().items():
-        if gpus > ours.get(name, 0):
-            found.append(f"{gpus} GPUs are allocated on {name}, but Penstock may use only {ours.get(name, 0)} there")
+        if name in ours and gpus > ours[name]:
+            found.append(f"{gpus} GPUs are allocated on {name}, but Penstock may use only {ours[name]} there")
     return tuple(found)
 
 

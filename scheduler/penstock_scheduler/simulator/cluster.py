@@ -134,7 +134,7 @@ class SimulatedCluster:
 
     @property
     def whole(self) -> bool:
-        """Whether every node is usable, as of the last observation."""
+        """Whether every node takes new work, as of the last observation."""
         return self._book.whole
 
     @property
@@ -249,7 +249,7 @@ class SimulatedCluster:
             elif event.what == "fail":
                 self._fail(event.whom, event.at_s)
             else:
-                self._book.set_usable(event.whom, usable=True)
+                self._book.set_may_start(event.whom, may_start=True)
                 self._next_failure(event.whom)
         for job in self._arrivals.until(now_s):
             self._active[job.id] = job
@@ -273,7 +273,7 @@ class SimulatedCluster:
         del self._active[job.id]
 
     def _fail(self, name: str, at_s: float) -> None:
-        self._book.set_usable(name, usable=False)
+        self._book.set_may_start(name, may_start=False)
         for job in list(self._held.values()):
             if job.allocation is not None and name in job.allocation.nodes:
                 job.settle(at_s, self._checkpoint_s)
@@ -372,9 +372,9 @@ class SimulatedCluster:
         if now_s < job.startable_s:
             return Outcome(action, Progress.UNDER_WAY, "pauses before it can start again")
         where = action.placement
-        unusable = [share.node for share in where.shares if not self._book.usable(share.node)]
-        if unusable:
-            return Outcome(action, Progress.FAILED, f"node {unusable[0]} is not usable")
+        closed = [share.node for share in where.shares if not self._book.may_start(share.node)]
+        if closed:
+            return Outcome(action, Progress.FAILED, f"node {closed[0]} takes no new work")
         if any(self._book.free[share.node] < self._needs(job.id, share) for share in where.shares):
             return Outcome(action, Progress.UNDER_WAY, "waits for GPUs that another job still holds")
         self._start(job, where, now_s)
@@ -433,7 +433,7 @@ class SimulatedCluster:
         table = job.sensitivity.at(share.gpus)
         if table is None or not share.cpus:
             return 1.0
-        node = replace(self._book.nodes[share.node], cpus_others=0, memory_others_mb=0, usable=True)
+        node = replace(self._book.nodes[share.node], cpus_others=0, memory_others_mb=0, may_start=True)
         return relative_speed(table, share.gpus, NodeCapacity.of(node), Amount(share.cpus, share.memory_mb))
 
     def _interfered(self, job: SimulatedJob) -> bool:

@@ -1,4 +1,4 @@
-"""The nodes of the simulated cluster: which are usable, and what jobs hold there."""
+"""The nodes of the simulated cluster: which take new work, and what jobs hold there."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class NodeBook:
         self._shown = dict(self.nodes)
         """Nodes with the GPUs of jobs counted as held by others."""
         self._as_shown: dict[tuple[str, bool, int], Node] = {}
-        """(name, whether it is usable, GPUs that jobs hold) -> the node as it is shown then."""
+        """(name, whether it takes new work, GPUs that jobs hold) -> the node as it is shown then."""
         self._changed: set[str] = set()
         """Nodes that have changed since they were shown."""
 
     @property
     def whole(self) -> bool:
-        """Whether every node is usable."""
-        return all(node.usable for node in self.nodes.values())
+        """Whether every node takes new work."""
+        return all(node.may_start for node in self.nodes.values())
 
-    def usable(self, name: str) -> bool:
-        """Whether there is such a node and it is usable."""
-        return name in self.nodes and self.nodes[name].usable
+    def may_start(self, name: str) -> bool:
+        """Whether there is such a node and it takes new work."""
+        return name in self.nodes and self.nodes[name].may_start
 
-    def set_usable(self, name: str, usable: bool) -> None:
+    def set_may_start(self, name: str, may_start: bool) -> None:
         """A node fails or is repaired."""
-        self.nodes[name] = replace(self.nodes[name], usable=usable, state="IDLE" if usable else "DOWN")
+        self.nodes[name] = replace(self.nodes[name], may_start=may_start, state="IDLE" if may_start else "DOWN")
         self._changed.add(name)
 
     def take(self, node: str, gpus: int, now_s: float) -> None:
@@ -74,7 +74,7 @@ class NodeBook:
         """The nodes, with the GPUs that jobs hold counted as held by others."""
         for name in self._changed:
             node = self.nodes[name]
-            key = (name, node.usable, self._taken[name])
+            key = (name, node.may_start, self._taken[name])
             if key not in self._as_shown:
                 self._as_shown[key] = replace(node, gpus_others=node.gpus_others + self._taken[name])
             self._shown[name] = self._as_shown[key]

@@ -57,7 +57,7 @@ class RecordedHistory:
     """When it begins, s since 1970."""
     end_s: float
     nodes: tuple[Node, ...]
-    """The cluster of the last round with all nodes usable, and the mean number of GPUs that other jobs held."""
+    """The cluster of the last round with all nodes in service, and the mean number of GPUs that other jobs held."""
     workload: Workload
     """Its jobs. Their work is the time that it took; `truths` has the work itself."""
     truths: Mapping[JobId, EstimatedJob]

@@ -125,10 +125,14 @@ class RecordedRounds:
         known.hold(snapshot.time_s)
 
     def nodes(self, last: Snapshot) -> tuple[Node, ...]:
-        """The nodes of the last round, all usable, with as many GPUs held by others as in the mean of all rounds."""
+        """The nodes of the last round, all in service, with as many GPUs held by others as in the mean of all rounds."""
         return tuple(
             replace(
-                node, usable=True, reservation="", gpus_others=min(round(fmean(self._others[node.name])), node.gpus)
+                node,
+                may_start=True,
+                leave=None,
+                reservation="",
+                gpus_others=min(round(fmean(self._others[node.name])), node.gpus),
             )
             for node in last.nodes
         )

@@ -70,7 +70,7 @@ def test_names_are_text_and_no_markup():
 
 
 def test_bars_of_a_large_cluster_fit():
-    nodes = tuple(Node(f"t4-{i:03d}", "t4", 8, ("all",), usable=i > 0, gpus_others=2) for i in range(200))
+    nodes = tuple(Node(f"t4-{i:03d}", "t4", 8, ("all",), may_start=i > 0, gpus_others=2) for i in range(200))
     shown = RoundRecord(
         dataclasses.replace(snapshot(nodes, [])),
         PolicyChoice(name="sia"),

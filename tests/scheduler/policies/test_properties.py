@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, PipelineEstimator, PipelineGpu
 from penstock_profiles.throughput import ThroughputParams
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import GpuLimit, Node, Phase, Placement, Share, Snapshot
+from penstock_scheduler.model import (
+    GpuLimit,
+    LeaveCause,
+    LeaveRequest,
+    Node,
+    Partition,
+    Phase,
+    Placement,
+    Plan,
+    Share,
+    Snapshot,
+)
 from penstock_scheduler.policies import REGISTRY, common, make_policy
 from penstock_scheduler.policies.sia import SiaSettings
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -59,12 +70,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         size = draw(st.sampled_from([1, 2, 4, 8]))
         for index in range(draw(st.integers(1, 4))):
             others = draw(st.sampled_from([0, 0, 0, 1, size]))
-            usable = draw(st.sampled_from([True, True, True, False]))
+            may_start = draw(st.sampled_from([True, True, True, False]))
             partitions = draw(st.sampled_from([("all",), ("all", "fast"), ("fast",)]))
             kept_for = draw(st.sampled_from(["", "", "", "exam"]))
-            nodes.append(
-                Node(f"{gpu_type}-{index:02d}", gpu_type, size, partitions, usable, others, reservation=kept_for)
-            )
+            asks = draw(st.sampled_from([None, LeaveRequest(LeaveCause.DRAIN)])) if not may_start else None
+            name = f"{gpu_type}-{index:02d}"
+            nodes.append(Node(name, gpu_type, size, partitions, may_start, others, reservation=kept_for, leave=asks))
     free = {node.name: max(node.gpus - node.gpus_others, 0) for node in nodes}
     jobs, models, remaining, attained = [], {}, {}, {}
     for number in range(draw(st.integers(0, 8))):
@@ -112,7 +123,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     unscaled = {each.id: draw(st.sampled_from([0, 1, 4])) for each in jobs if draw(st.booleans())}
     unmeasured = {each.id: tuple(TYPES[: draw(st.integers(1, len(TYPES)))]) for each in jobs if draw(st.booleans())}
     made = snapshot(tuple(nodes), jobs, models)
-    made = dataclasses.replace(made, limits=tuple(limits))
+    fast = Partition("fast", may_start=draw(st.sampled_from([True, True, False])), state="DOWN")
+    made = dataclasses.replace(made, limits=tuple(limits), partitions=(Partition("all"), fast))
     return with_facts(
         made, largest_run_gpus=unscaled, unmeasured_types=unmeasured, remaining_work=remaining, attained_gpu_s=attained
     )
@@ -132,6 +144,46 @@ def estimators(draw: st.DrawFn) -> AnyEstimator:
     return table(**{t: {2**k: one * factor**k * (1 + i) for k in range(5)} for i, t in enumerate(TYPES)})
 
 
+def may_only_stay(state: Snapshot) -> set[str]:
+    """Running jobs of which a node or the partition takes nothing new, and whose nodes do not ask them to leave."""
+    nodes = {node.name: node for node in state.nodes}
+    closed = {each.name for each in state.partitions if not each.may_start}
+    found = set()
+    for each in state.jobs:
+        if each.phase is Phase.RUNNING and each.allocation is not None:
+            there = [nodes[name] for name in each.allocation.nodes]
+            shut = each.allocation.partition in closed or not all(node.may_start for node in there)
+            if shut and all(node.leave is None and node.reservation in ("", each.reservation) for node in there):
+                found.add(each.id)
+    return found
+
+
+def check_places(name: str, state: Snapshot, plan: Plan) -> None:
+    """No GPU is given twice, and every job is where it may be."""
+    nodes = {node.name: node for node in state.nodes}
+    jobs = {each.id: each for each in state.jobs}
+    stay_put = may_only_stay(state)
+    closed = {each.name for each in state.partitions if not each.may_start}
+
+    # no GPU given twice, none of unmanaged jobs; nodes that are out of service get nobody new
+    used: dict[str, int] = {}
+    for job_id, assignment in plan.assignments.items():
+        for share in assignment.placement.shares:
+            used[share.node] = used.get(share.node, 0) + share.gpus
+            node = nodes[share.node]
+            assert node.gpu_type == assignment.placement.gpu_type
+            assert assignment.placement.partition in node.partitions
+            held = jobs[job_id].allocation
+            stays = held is not None and held.shares == assignment.placement.shares
+            assert node.may_start or stays
+            assert assignment.placement.partition not in closed or stays
+            # partitions and reservations are kept, but by those whom the policy may not move
+            if (name == "sia" or not stays) and job_id not in common.pinned(state) and job_id not in stay_put:
+                assert assignment.placement.partition in jobs[job_id].partitions
+                assert node.reservation == jobs[job_id].reservation
+    assert all(gpus <= nodes[name].gpus - nodes[name].gpus_others for name, gpus in used.items())
+
+
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
 @settings(max_examples=25)
 @given(state=snapshots())
@@ -145,24 +197,14 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
     assert not set(plan.assignments) & set(plan.waiting)
     assert set(plan.assignments) | set(plan.waiting) == set(jobs)
 
-    # no GPU given twice, none of unmanaged jobs; nodes that are out of service get nobody new
-    used: dict[str, int] = {}
-    for job_id, assignment in plan.assignments.items():
-        for share in assignment.placement.shares:
-            used[share.node] = used.get(share.node, 0) + share.gpus
-            node = nodes[share.node]
-            assert node.gpu_type == assignment.placement.gpu_type
-            assert assignment.placement.partition in node.partitions
-            held = jobs[job_id].allocation
-            stays = held is not None and held.shares == assignment.placement.shares
-            assert node.usable or stays
-            # partitions and reservations are kept, but by those whom the policy may not move
-            if (name == "sia" or not stays) and job_id not in common.pinned(state):
-                assert assignment.placement.partition in jobs[job_id].partitions
-                assert node.reservation == jobs[job_id].reservation
-    assert all(gpus <= nodes[name].gpus - nodes[name].gpus_others for name, gpus in used.items())
-
-    pins = common.pinned(state)
+    check_places(name, state, plan)
+    stay_put = may_only_stay(state)
+    closed = {each.name for each in state.partitions if not each.may_start}
+    pins = {
+        job_id: pin
+        for job_id, pin in common.pinned(state).items()
+        if pin.partition not in closed or jobs[job_id].phase is not Phase.STARTING
+    }
     # limits on users and accounts: who may not be moved, by the state or by the policy, may exceed them already
     for limit in state.limits:
         held_by = {
@@ -171,11 +213,13 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
             if limit.covers(jobs[job]) and limit.counts(a.placement.gpu_type)
         }
         stay = {job for job in held_by if name != "sia" and plan.assignments[job].placement == jobs[job].allocation}
-        fixed = sum(gpus for job, gpus in held_by.items() if job in pins or job in stay)
+        fixed = sum(gpus for job, gpus in held_by.items() if job in pins or job in stay or job in stay_put)
         assert sum(held_by.values()) <= max(limit.gpus, fixed)
     for job_id, assignment in plan.assignments.items():
         each, placement = jobs[job_id], assignment.placement
-        # pinned jobs stay
+        # jobs where nothing may start and pinned jobs stay
+        if job_id in stay_put:
+            continue
         if job_id in pins:
             assert placement == pins[job_id]
             continue
@@ -200,13 +244,25 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
                 fewest = max(fewest, *(unit.gpus_per_replica for unit in model.models.values()))
             assert placement.gpus <= max(2 * ran_on, 2 * fewest)
     for job_id, pin in pins.items():
-        assert plan.assignments[job_id].placement == pin
+        assert job_id in stay_put or plan.assignments[job_id].placement == pin
     for reason in [*plan.waiting.values(), *(a.reason for a in plan.assignments.values())]:
         assert reason.text
 
     # the same snapshot gives the same plan, in whatever order its jobs come
     again = policy.decide(state)
     assert (again.assignments, again.waiting) == (plan.assignments, plan.waiting)
+
+
+@pytest.mark.parametrize(("name", "chosen"), VARIANTS)
+@settings(max_examples=15)
+@given(state=snapshots())
+def test_what_runs_where_nothing_new_may_start_stays(name: str, chosen: dict[str, object], state: Snapshot) -> None:
+    """Unless a node asks it to leave: it keeps exactly what it has, and the reason says why."""
+    plan = make_policy(name, chosen)[0].decide(state)
+    for each in state.jobs:
+        if each.id in may_only_stay(state):
+            assert plan.assignments[each.id].placement == each.allocation
+            assert "stays" in plan.assignments[each.id].reason.text
 
 
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
@@ -260,7 +316,7 @@ def test_many_jobs_that_are_all_alike(count: int) -> None:
 
 def test_a_type_without_capacity_is_no_trouble() -> None:
     state = snapshot("t4:2x4,a100:1x8", [job("a", gpu_types=["a100"]), job("b")])
-    down = tuple(dataclasses.replace(n, usable=n.gpu_type == "t4") for n in state.nodes)
+    down = tuple(dataclasses.replace(n, may_start=n.gpu_type == "t4") for n in state.nodes)
     plan = make_policy("sia")[0].decide(dataclasses.replace(state, nodes=down))
     assert set(plan.assignments) == {"b"}
-    assert "down or drained" in plan.waiting["a"].text
+    assert "down, silent or drained" in plan.waiting["a"].text

@@ -234,7 +234,7 @@ def test_a_job_gets_the_most_that_it_asks_for_or_waits():
 
 def test_who_runs_on_a_node_that_drains_stays():
     state = snapshot("t4:2x1", [runs("j", 1, submit_s=0)])
-    drained = dataclasses.replace(state.nodes[0], usable=False)
+    drained = dataclasses.replace(state.nodes[0], may_start=False)
     for policy in ("fifo", "las"):
         plan = decide(policy, dataclasses.replace(state, nodes=(drained, state.nodes[1])))
         assert plan.assignments["j"].placement == on("t4", t4_00=1)

@@ -147,13 +147,13 @@ def test_a_job_on_a_failed_node_goes_on_from_its_last_checkpoint():
     simulated.apply([Start("a", 1, on("t4", t4_00=1))])
     clock.sleep(60)
     state = simulated.observe()
-    assert [node.usable for node in state.nodes] == [False, True]
+    assert [node.may_start for node in state.nodes] == [False, True]
     assert (state.jobs[0].phase, one.progress, one.failures) == (Phase.QUEUED, 20, 1)
     (refused,) = simulated.apply([Start("a", 2, on("t4", t4_00=1))])
     assert refused.progress is Progress.FAILED
     simulated.apply([Start("a", 2, on("t4", t4_01=1))])
     clock.sleep(20)
-    assert all(node.usable for node in simulated.observe().nodes)
+    assert all(node.may_start for node in simulated.observe().nodes)
     clock.sleep(1000)
     simulated.observe()
     assert one.finish_s == 150

@@ -43,9 +43,9 @@ def test_a_node_book_counts_what_jobs_hold():
     book.take("t4-00", -2, 10.0)
     book.count(15.0)
     assert book.gpu_seconds == 50
-    book.set_usable("t4-01", usable=False)
-    assert (book.usable("t4-01"), book.usable("away"), book.whole) == (False, False, False)
-    assert [(node.gpus_others, node.usable) for node in book.shown()] == [(2, True), (0, False)]
+    book.set_may_start("t4-01", may_start=False)
+    assert (book.may_start("t4-01"), book.may_start("away"), book.whole) == (False, False, False)
+    assert [(node.gpus_others, node.may_start) for node in book.shown()] == [(2, True), (0, False)]
 
 
 def test_arrivals_come_once_and_in_order():

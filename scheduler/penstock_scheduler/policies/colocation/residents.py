@@ -91,7 +91,7 @@ class Residents:
             job, where = self.jobs[job_id], assignment.placement
             self._allowance.take(job, where.gpus, where.gpu_type)
             node = self._nodes.get(where.nodes[0])
-            if len(where.shares) == 1 and job_id not in already and node is not None and node.usable:
+            if len(where.shares) == 1 and job_id not in already and node is not None and node.may_start:
                 self.residents[job_id] = Resident(job, where, {})
         self.group_of = {
             job: group for group in state.groups for job in joining_jobs(group) if group.jobs[0] in self.residents

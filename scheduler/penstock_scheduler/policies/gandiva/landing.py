@@ -69,9 +69,9 @@ def _request(state: RoundState, job: Job) -> common.Request:
 def _find(state: RoundState, job: Job, request: common.Request, *, introspective: bool) -> bool:
     """Give a job a place, by the first way that finds one. Returns whether there is a place."""
     options = _within_limits(state, job, request)
-    usable = [state.nodes[node.name] for node in open_nodes(state.snapshot.nodes, job) if node.usable]
+    there = [state.nodes[node.name] for node in open_nodes(state.snapshot.nodes, job) if node.may_start]
     single = {
-        option: [shared for shared in usable if shared.node.gpu_type == option.gpu_type and shared.gpus > 0]
+        option: [shared for shared in there if shared.node.gpu_type == option.gpu_type and shared.gpus > 0]
         for option in options
         if option.nodes == 1
     }

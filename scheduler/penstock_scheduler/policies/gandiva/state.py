@@ -79,7 +79,7 @@ class RoundState:
             else:
                 self.queue.append(job)
         for node in self.snapshot.nodes:
-            if node.usable:
+            if node.may_start:
                 self.nodes[node.name] = SharedNode(node, self.free.on(node.name))
         by_node: dict[str, list[JobId]] = {}
         for job, where in sorted(movable, key=lambda each: (each[0].submit_s, each[0].id)):
@@ -108,7 +108,7 @@ class RoundState:
                 self.queue.append(job)
             elif job.phase is Phase.RUNNING and not job.movable:
                 self.fixed[job.id] = where
-            elif node is None or not node.usable:
+            elif node is None or not node.may_start:
                 if job.id in pins or job.phase is Phase.RUNNING:
                     self.fixed[job.id] = where
                 else:

@@ -105,7 +105,7 @@ class SiaMatrix:
         for node in self.snapshot.nodes:
             pool = (node.partitions, node.reservation, node.gpu_type)
             self.free_gpus[pool] = self.free_gpus.get(pool, 0) + max(free[node.name], 0)
-            if node.usable:
+            if node.may_start:
                 sizes = nodes_of.setdefault(pool, {})
                 sizes[node.gpus] = sizes.get(node.gpus, 0) + 1
         self.open_AC = np.zeros((len(self.accesses), len(self.options)), dtype=np.bool_)

@@ -79,14 +79,14 @@ def test_jobs_on_their_way_are_not_sent_elsewhere():
 
 def test_a_job_on_its_way_to_a_node_that_went_down_is_sent_elsewhere():
     state = snapshot("t4:2x4", [job("j", phase=Phase.STARTING, target=on("t4", t4_00=4), max_gpus=4)])
-    down = dataclasses.replace(state.nodes[0], usable=False)
+    down = dataclasses.replace(state.nodes[0], may_start=False)
     plan = sia.decide(dataclasses.replace(state, nodes=(down, state.nodes[1])))
     assert plan.assignments["j"].placement == on("t4", t4_01=4)
 
 
 def test_a_job_leaves_a_node_that_drains():
     state = snapshot("t4:2x4", [job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=4), max_gpus=4)])
-    drained = dataclasses.replace(state.nodes[0], usable=False)
+    drained = dataclasses.replace(state.nodes[0], may_start=False)
     plan = sia.decide(dataclasses.replace(state, nodes=(drained, state.nodes[1])))
     assert plan.assignments["j"].placement == on("t4", t4_01=4)
 

@@ -1,0 +1,215 @@
+"""Running jobs that stay although nothing new may start where they run; every policy is wrapped in this.
+
+A node that does not respond or has not registered yet, a partition that is down, a node that the cluster has not named: nothing
+new starts there, and what runs there stays. Such a job is taken out of the policy's snapshot before it decides, and put back into
+its plan as kept. The policy never sees the job, so it cannot stop, resize or move it.
+
+1. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
+2. A running job stays if nothing may start on one of its nodes or in its partition, unless one of its nodes asks it to leave.
+   A group of jobs that share GPUs stays as a whole.
+3. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
+4. A job that waits and that no open partition takes gets a reason that says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterable, Mapping
+
+from penstock_scheduler.free_gpus import Allowance
+from penstock_scheduler.model import (
+    Job,
+    JobId,
+    Node,
+    Pack,
+    Partition,
+    Phase,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    SharedGpus,
+    SharingState,
+    Snapshot,
+)
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.wrapper import Wrapper
+from penstock_scheduler.ports import Policy
+
+MISSING = "the cluster does not tell about node {name} now, and what runs there stays"
+
+
+class Staying(Wrapper):
+    """See the module.
+
+    Args:
+        policy: decides about the other jobs.
+        missing: why a job stays whose node is not in the snapshot; `{name}` is the node.
+    """
+
+    def __init__(self, policy: Policy, missing: str = MISSING) -> None:
+        super().__init__(policy)
+        self._missing = missing
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The policy's plan, with the jobs that stay."""
+        closed = {each.name: each for each in snapshot.partitions if not each.may_start}
+        why = staying(snapshot, closed, self._missing)
+        if not closed and not why:
+            return self._policy.decide(snapshot)
+        groups = _groups(snapshot.sharing, snapshot.jobs, why)
+        placements = {job.id: where for job in snapshot.jobs if job.id in why and (where := _place(job)) is not None}
+        plan = self._policy.decide(_without(snapshot, closed, placements, groups))
+        waiting = {
+            job.id: _waits_for_partition(job, closed) or plan.waiting[job.id]
+            for job in snapshot.jobs
+            if job.id in plan.waiting
+        }
+        kept = {
+            job.id: common.assign(
+                job,
+                placements[job.id],
+                Reason(ReasonCode.KEPT, f"keeps {placements[job.id].configuration}: {why[job.id]}"),
+                snapshot,
+            )
+            for job in snapshot.jobs
+            if job.id in placements
+        }
+        together = plan.assignments | kept
+        return dataclasses.replace(
+            plan,
+            assignments={job.id: together[job.id] for job in snapshot.jobs if job.id in together},
+            waiting=waiting,
+            shared=(*groups, *plan.shared),
+        )
+
+
+def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = MISSING) -> dict[JobId, str]:
+    """Job -> why it stays although nothing new may start where it is.
+
+    Args:
+        snapshot: the round's.
+        closed: partitions in which nothing may start.
+        missing: see `Staying`.
+    """
+    nodes = {node.name: node for node in snapshot.nodes}
+    away = {run.job for run in snapshot.cloud.runs} if snapshot.cloud is not None else ()
+    found: dict[JobId, str] = {}
+    for job in snapshot.jobs:
+        held = job.running_on
+        if held is None or job.id in away:
+            continue
+        there = [nodes.get(name) for name in held.nodes]
+        if any(node is not None and node.leave_request(job.reservation) is not None for node in there):
+            continue
+        if held.partition in closed:
+            found[job.id] = f"partition {held.partition} is {_state(closed[held.partition])}, and what runs in it stays"
+        for name, node in zip(held.nodes, there, strict=True):
+            if node is None:
+                found[job.id] = missing.format(name=name)
+            elif not node.may_start:
+                found[job.id] = (
+                    f"node {name} takes no new work ({node.state or 'not in service'}), and what runs there stays"
+                )
+    for group in snapshot.sharing.groups if snapshot.sharing is not None and found else ():
+        first = next((found[job] for job in group.jobs if job in found), None)
+        if first is not None:
+            ids = set(group.jobs)
+            together = (job.id for job in snapshot.jobs if job.id in ids and _place(job) is not None)
+            found |= {job: found.get(job, first) for job in together}
+    return found
+
+
+def _place(job: Job) -> Placement | None:
+    """Where a job is or is going; None: it waits."""
+    return job.running_on or job.bound_for
+
+
+def _groups(state: SharingState | None, jobs: Iterable[Job], staying: Container[JobId]) -> tuple[SharedGpus, ...]:
+    """The groups of jobs that stay, as they are now, without the jobs that have left them."""
+    present = {job.id for job in jobs if job.id in staying}
+    found = []
+    for group in state.groups if state is not None else ():
+        packs = tuple(pack for each in group.packs if (pack := _only(each, present)) is not None)
+        if packs:
+            found.append(dataclasses.replace(group, packs=packs))
+    return tuple(found)
+
+
+def _only(pack: Pack, jobs: Container[JobId]) -> Pack | None:
+    """The pack with these of its jobs; None: it has none of them."""
+    left = tuple(job for job in pack.jobs if job in jobs)
+    if left == pack.jobs or not left:
+        return pack if left else None
+    limits = tuple(pack.limit(job) for job in left) if pack.limits else ()
+    guaranteed = pack.guaranteed if pack.guaranteed in left else None
+    return dataclasses.replace(pack, jobs=left, limits=limits, guaranteed=guaranteed)
+
+
+def _without(
+    snapshot: Snapshot,
+    closed: Mapping[str, Partition],
+    placements: Mapping[JobId, Placement],
+    groups: tuple[SharedGpus, ...],
+) -> Snapshot:
+    """What the policy sees: without the jobs that stay, whose GPUs count as held by others, and without closed partitions."""
+    grouped = {job for group in groups for job in group.jobs}
+    gpus: dict[str, int] = {}
+    cpus: dict[str, int] = {}
+    memory_mb: dict[str, int] = {}
+    for group in groups:
+        gpus[group.node] = gpus.get(group.node, 0) + group.gpus
+    allowance = Allowance(snapshot.limits)
+    for job in snapshot.jobs:
+        if (where := placements.get(job.id)) is None:
+            continue
+        allowance.take(job, where.gpus, where.gpu_type)
+        for share in where.shares:
+            gpus[share.node] = gpus.get(share.node, 0) + (0 if job.id in grouped else share.gpus)
+            cpus[share.node] = cpus.get(share.node, 0) + share.cpus
+            memory_mb[share.node] = memory_mb.get(share.node, 0) + share.memory_mb
+
+    def seen(node: Node) -> Node:
+        if node.name not in gpus and closed.keys().isdisjoint(node.partitions):
+            return node  # the same object, which policies recognise from round to round
+        return dataclasses.replace(
+            node,
+            partitions=tuple(name for name in node.partitions if name not in closed),
+            gpus_others=node.gpus_others + gpus.get(node.name, 0),
+            cpus_others=node.cpus_others + cpus.get(node.name, 0),
+            memory_others_mb=node.memory_others_mb + memory_mb.get(node.name, 0),
+        )
+
+    sharing = snapshot.sharing
+    if sharing is not None and groups:
+        left = tuple(group for group in sharing.groups if grouped.isdisjoint(group.jobs))
+        sharing = dataclasses.replace(sharing, groups=left)
+    return dataclasses.replace(
+        snapshot,
+        nodes=tuple(seen(node) for node in snapshot.nodes),
+        jobs=tuple(_reachable(job, closed) for job in snapshot.jobs if job.id not in placements),
+        limits=allowance.left() if placements else snapshot.limits,
+        sharing=sharing,
+        partitions=(),
+    )
+
+
+def _reachable(job: Job, closed: Mapping[str, Partition]) -> Job:
+    """The job; one that is about to start in a closed partition is sent nowhere, so that it can start elsewhere."""
+    where = job.target or job.allocation
+    if job.phase in (Phase.QUEUED, Phase.STARTING) and where is not None and where.partition in closed:
+        return dataclasses.replace(job, phase=Phase.QUEUED, target=None, allocation=None)
+    return job
+
+
+def _waits_for_partition(job: Job, closed: Mapping[str, Partition]) -> Reason | None:
+    """The reason of a job that no open partition takes; None: there is one."""
+    if not job.partitions or not all(name in closed for name in job.partitions):
+        return None
+    states = ", ".join(f"partition {name} is {_state(closed[name])}" for name in job.partitions)
+    text = f"{states}: nothing starts there until an admin sets it to UP"
+    return Reason(ReasonCode.WAITING_PARTITION, text, common.smallest_need(job))
+
+
+def _state(partition: Partition) -> str:
+    return partition.state or "closed"

@@ -1,0 +1,159 @@
+"""Where nothing new may start, what runs stays: silent nodes, partitions that are down, groups of jobs that share GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from penstock_scheduler.model import (
+    GpuLimit,
+    LeaveCause,
+    LeaveRequest,
+    Pack,
+    Partition,
+    Phase,
+    Placement,
+    ReasonCode,
+    Share,
+    SharedGpus,
+)
+from penstock_scheduler.policies import REGISTRY, make_policy
+from penstock_scheduler.policies.staying import Staying
+from penstock_scheduler.sharing.rules import broken
+from tests.scheduler.builders import job, on, snapshot, staged
+from tests.scheduler.policies.sharing_cases import running, shared
+
+POLICIES = sorted(REGISTRY)
+
+
+def with_nodes(state, **changes):
+    """The snapshot with changes of single nodes: `t4_00={"may_start": False}`."""
+    by_name = {name.replace("_", "-"): fields for name, fields in changes.items()}
+    nodes = tuple(dataclasses.replace(node, **by_name.get(node.name, {})) for node in state.nodes)
+    return dataclasses.replace(state, nodes=nodes)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_jobs_stay_while_no_node_has_registered(policy):
+    """slurmctld has just restarted: every node is silent, and one job waits."""
+    jobs = [running(str(i), f"t4-0{i}", 4) for i in range(3)]
+    state = snapshot("t4:3x4", [*jobs, job("new", max_gpus=4)])
+    silent = {"may_start": False, "state": "UNKNOWN"}
+    plan = make_policy(policy)[0].decide(with_nodes(state, t4_00=silent, t4_01=silent, t4_02=silent))
+    assert {name: each.placement for name, each in plan.assignments.items()} == {j.id: j.allocation for j in jobs}
+    assert plan.assignments["0"].reason.code is ReasonCode.KEPT
+    assert "node t4-00 takes no new work (UNKNOWN)" in plan.assignments["0"].reason.text
+    assert set(plan.waiting) == {"new"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_of_a_partition_that_is_down_stay_and_those_that_wait_for_it_say_so(policy):
+    held = Placement("t4", "fast", (Share("t4-00", 2),))
+    ran = job("ran", phase=Phase.RUNNING, allocation=held, partitions=("fast",), max_gpus=4)
+    waits = job("waits", partitions=("fast",), max_gpus=1)
+    other = job("other", partitions=("all",), max_gpus=1)
+    state = snapshot("t4:1x4", [ran, waits, other])
+    state = with_nodes(state, t4_00={"partitions": ("all", "fast")})
+    down = (Partition("all"), Partition("fast", may_start=False, state="DOWN"))
+    plan = make_policy(policy)[0].decide(dataclasses.replace(state, partitions=down))
+    assert plan.assignments["ran"].placement == held
+    assert "partition fast is DOWN" in plan.assignments["ran"].reason.text
+    assert plan.assignments["other"].placement.partition == "all"
+    assert plan.waiting["waits"].code is ReasonCode.WAITING_PARTITION
+    assert plan.waiting["waits"].text == ("partition fast is DOWN: nothing starts there until an admin sets it to UP")
+
+
+def test_a_job_on_its_way_into_a_partition_that_went_down_starts_elsewhere():
+    bound = Placement("t4", "fast", (Share("t4-00", 2),))
+    going = job("g", phase=Phase.STARTING, allocation=bound, target=bound, partitions=("fast", "all"), max_gpus=2)
+    state = with_nodes(snapshot("t4:1x4", [going]), t4_00={"partitions": ("all", "fast")})
+    down = (Partition("all"), Partition("fast", may_start=False, state="DOWN"))
+    plan = make_policy("sia")[0].decide(dataclasses.replace(state, partitions=down))
+    assert plan.assignments["g"].placement.partition == "all"
+
+
+@pytest.mark.parametrize("policy", ["sia", "fifo", "gavel"])
+def test_what_stays_counts_against_nodes_and_limits(policy):
+    """A job on a silent and an open node holds 4 of the open one's GPUs, and 8 of its user's 10."""
+    held = Placement("t4", "all", (Share("t4-00", 4), Share("t4-01", 4)))
+    stays = job("stays", phase=Phase.RUNNING, allocation=held, min_gpus=8, max_gpus=8)
+    jobs = [stays, *(job(name, min_gpus=1, max_gpus=1, submit_s=at) for at, name in enumerate("abc"))]
+    state = dataclasses.replace(snapshot("t4:3x4", jobs), limits=(GpuLimit("user", "ada", 10),))
+    plan = make_policy(policy)[0].decide(with_nodes(state, t4_00={"may_start": False, "state": "DOWN*"}))
+    assert plan.assignments["stays"].placement == held
+    others = [each.placement for name, each in plan.assignments.items() if name != "stays"]
+    assert [where.nodes for where in others] == [("t4-02",), ("t4-02",)], "not on t4-01, and two of three by the limit"
+
+
+@pytest.mark.parametrize("policy", ["sia", "pollux", "gavel"])
+def test_a_request_to_leave_moves_a_job_also_from_a_silent_node(policy):
+    state = snapshot("t4:2x4", [running("1", "t4-00", 2)])
+    asked = {"may_start": False, "leave": LeaveRequest(LeaveCause.DRAIN, "a fan", by_s=2000.0)}
+    plan = make_policy(policy)[0].decide(with_nodes(state, t4_00=asked))
+    assert plan.assignments["1"].placement.nodes == ("t4-01",)
+
+
+def test_a_reservation_asks_the_others_to_leave_by_its_start():
+    node = snapshot("t4:1x4", []).nodes[0]
+    kept = dataclasses.replace(node, reservation="exam", reserved_s=5000.0)
+    request = kept.leave_request("")
+    assert request is not None
+    assert (request.cause, request.by_s) == (LeaveCause.RESERVATION, 5000.0)
+    assert kept.leave_request("exam") is None
+    assert node.leave_request("") is None
+
+
+def test_a_node_that_the_cluster_does_not_name_keeps_its_job():
+    state = snapshot("t4:2x4", [job("1", phase=Phase.RUNNING, allocation=on("t4", t4_07=2), max_gpus=8)])
+    plan = make_policy("sia")[0].decide(state)
+    assert plan.assignments["1"].placement == on("t4", t4_07=2)
+    assert "does not tell about node t4-07" in plan.assignments["1"].reason.text
+
+
+GROUP = SharedGpus("t4-00", 2, (Pack(("a",), 2), Pack(("b", "gone"), 2)))
+
+
+@pytest.mark.parametrize(
+    "choice", ["gandiva", "antman", staged("sia", "gandiva-share"), staged("fifo", "antman-share")], ids=str
+)
+def test_jobs_that_share_gpus_stay_together(choice):
+    """One of the two is in a partition that is down; the job that has left the group is not in it any more."""
+    apart = Placement("t4", "fast", (Share("t4-00", 2),))
+    a = job("a", phase=Phase.RUNNING, allocation=apart, partitions=("fast", "all"), min_gpus=2, max_gpus=2)
+    state = with_nodes(snapshot("t4:2x2", [a, running("b", "t4-00", 2)]), t4_00={"partitions": ("all", "fast")})
+    down = (Partition("all"), Partition("fast", may_start=False, state="DOWN"))
+    state = shared(dataclasses.replace(state, partitions=down), GROUP)
+    plan = make_policy(choice)[0].decide(state)
+    assert {name: each.placement for name, each in plan.assignments.items()} == {j.id: j.allocation for j in state.jobs}
+    assert plan.shared == (SharedGpus("t4-00", 2, (Pack(("a",), 2), Pack(("b",), 2))),)
+    assert broken(state, plan) == ()
+
+
+def test_a_pack_that_stays_on_a_silent_node_is_not_judged_by_its_memory():
+    """Nobody could do anything about it there; the round must not fail for it."""
+    state = snapshot("t4:1x2", [running("a", "t4-00"), running("b", "t4-00")])
+    state = shared(with_nodes(state, t4_00={"may_start": False}), SharedGpus("t4-00", 1, (Pack(("a", "b")),)))
+    assert state.sharing is not None
+    little = dataclasses.replace(state.sharing, gpu_memory_mb={"t4": 1500})
+    state = dataclasses.replace(state, sharing=little)
+    plan = make_policy("gandiva")[0].decide(state)
+    assert [group.jobs for group in plan.shared] == [("a", "b")]
+    assert broken(state, plan) == ()
+
+
+def test_a_policy_sees_open_nodes_as_the_same_objects():
+    """Policies recognise what has not changed from round to round by that."""
+    state = with_nodes(snapshot("t4:3x4", [running("1", "t4-00", 2)]), t4_00={"may_start": False})
+    seen = []
+
+    class Watching:
+        name = "watching"
+
+        def decide(self, snapshot):
+            seen.append(snapshot)
+            return make_policy("fifo")[0].decide(snapshot)
+
+    Staying(Watching()).decide(state)
+    assert seen[0].jobs == ()
+    assert [new is old for new, old in zip(seen[0].nodes, state.nodes, strict=True)] == [False, True, True]
