@@ -26,10 +26,18 @@ def registered(where: str) -> tuple[Callable[[Any], Any], type[BaseModel]]:
 
     Args:
         where: the module in this package and the class, such as `pollux.Pollux`.
+
+    Raises:
+        TypeError: the class does not declare its settings.
     """
     module, _, name = where.rpartition(".")
     policy = getattr(import_module(f"{__name__}.{module}"), name)
-    return policy, get_type_hints(policy.__init__)["settings"]
+    settings = get_type_hints(policy.__init__).get("settings")
+    if settings is None:
+        raise TypeError(
+            f"{where} does not declare its settings: write `def __init__(self, settings: MySettings) -> None`"
+        )
+    return policy, settings
 
 
 REGISTRY: dict[str, tuple[Callable[[Any], Policy], type[BaseModel]]] = {

@@ -25,7 +25,7 @@ from penstock_scheduler.model import (
     Share,
     Snapshot,
 )
-from penstock_scheduler.policies import REGISTRY, common, make_policy
+from penstock_scheduler.policies import REGISTRY, common, make_policy, registered
 from penstock_scheduler.policies.sia import SiaSettings
 from penstock_scheduler.policy_choice import PolicyChoice
 from tests.scheduler.builders import job, snapshot, staged, table, with_facts
@@ -189,13 +189,14 @@ def check_places(name: str, state: Snapshot, plan: Plan) -> None:
 @given(state=snapshots())
 def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state: Snapshot) -> None:
     policy = make_policy(name, chosen)[0]
+    assert policy.name == str(name), "the attribute `name` of the class is not the name in REGISTRY"
     plan = policy.decide(state)
     nodes = {node.name: node for node in state.nodes}
     jobs = {each.id: each for each in state.jobs}
 
     # no job invented or lost
-    assert not set(plan.assignments) & set(plan.waiting)
-    assert set(plan.assignments) | set(plan.waiting) == set(jobs)
+    assert not set(plan.assignments) & set(plan.waiting), "a job has an assignment and waits"
+    assert set(plan.assignments) | set(plan.waiting) == set(jobs), "a job has no assignment and no reason to wait"
 
     check_places(name, state, plan)
     stay_put = may_only_stay(state)
@@ -304,6 +305,11 @@ def test_any_settings_give_a_plan_or_a_clear_error(settings: dict[str, object], 
         return
     plan = policy.decide(state)
     assert set(plan.assignments) | set(plan.waiting) == {each.id for each in state.jobs}
+
+
+def test_a_class_that_does_not_declare_its_settings_is_told_how() -> None:
+    with pytest.raises(TypeError, match=r"common\.Requests does not declare its settings: write"):
+        registered("common.Requests")
 
 
 @pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.long)])
