@@ -54,6 +54,21 @@ def test_policies_side_by_side(compared):
     assert (out / "rounds.csv").read_text().startswith("policy,seed,time_s,jobs,running")
 
 
+def test_the_policy_of_the_settings_file_decides_without_policy(tmp_path):
+    (tmp_path / "site.toml").write_text('[policy]\nname = "fifo"\n[policy.las]\nstep_gpu_s = 60.0\n')
+
+    def policies(*argv: object) -> list[str]:
+        said = penstock_simulate(tmp_path, "--json", *argv).stdout
+        return list(json.loads(said)["policies"])
+
+    config = ("--config", tmp_path / "site.toml")
+    assert policies(*config) == ["fifo"]
+    assert policies(*config, "--policy", "las") == ["las"]
+    assert policies() == ["sia"]
+    with pytest.raises(ConfigError, match="--stage refines policies given by name"):
+        penstock_simulate(tmp_path, *config, "--stage", "synergy-tune")
+
+
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Those of a run take seconds to draw."""

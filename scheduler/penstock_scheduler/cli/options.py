@@ -7,9 +7,9 @@ import typer
 from penstock_scheduler.errors import ConfigError
 
 POLICIES = typer.Option(
-    "sia",
-    help="Policies, such as sia,fifo. For stages, or a policy for each partition, name a settings file: sia,mine.toml. The "
-    "first is compared with the others.",
+    None,
+    help="Policies, such as sia,fifo. Default: the policy of --config, or else sia. For stages, or a policy for each "
+    "partition, name a settings file: sia,mine.toml. The first is compared with the others.",
 )
 STAGE = typer.Option(
     [],

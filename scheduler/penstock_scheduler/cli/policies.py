@@ -29,12 +29,28 @@ def choice_of(policy: str, stages: Sequence[str] = (), settings: Settings | None
     return choice.over(settings.policies) if settings is not None else choice
 
 
-def choices_of(policies: str, stages: Sequence[str], config: Path | None) -> list[PolicyChoice]:
-    """Several policies, separated by commas: see `choice_of`. All are checked. Raises ConfigError."""
+def choices_of(policies: str | None, stages: Sequence[str], config: Path | None) -> list[PolicyChoice]:
+    """Several policies, separated by commas: see `choice_of`. All are checked.
+
+    Args:
+        policies: as on the command line; None: the policy that the settings file chooses, or `sia` without a file.
+        stages: of policies given by name.
+        config: a settings file with settings of the policies.
+
+    Raises:
+        ConfigError: a wrong name or setting; stages for the policy of a settings file.
+    """
     from penstock_scheduler.policies import make_policy  # not above: it takes a solver's time to import
 
     settings = load_settings(config) if config is not None else None
-    found = [choice_of(each, stages, settings) for each in split(policies)]
+    if policies is None and settings is not None:
+        if stages:
+            raise ConfigError(
+                "--stage refines policies given by name: name them with --policy, or put stages into the file"
+            )
+        found = [settings.policy]
+    else:
+        found = [choice_of(each, stages, settings) for each in split("sia" if policies is None else policies)]
     if not found:
         raise ConfigError("--policy names no policy")
     for choice in found:

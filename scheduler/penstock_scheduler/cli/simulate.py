@@ -36,7 +36,7 @@ ASSUME_UTILISATION = typer.Option(
 def simulate_command(
     cluster: str = typer.Option(..., help="The nodes: a spec such as t4:6x4,rtx:3x8, or a file with one part a line."),
     workload: Path = typer.Option(..., help="The jobs: a workload, or a trace; see docs/admin/workloads.md."),
-    policy: str = POLICIES,
+    policy: str | None = POLICIES,
     stage: list[str] = STAGE,
     profiles: Path | None = typer.Option(None, help="Folder of measured tables, for the models of the workload."),
     seeds: int = typer.Option(
@@ -45,7 +45,10 @@ def simulate_command(
         help="Number of simulations of each policy, each with other random numbers; see docs/admin/simulator.md.",
     ),
     out: Path | None = typer.Option(None, help="Folder for report, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file whose policy sections apply."),
+    config: Path | None = typer.Option(
+        None,
+        help="A settings file: its settings of the policies apply, and its policy decides if there is no --policy.",
+    ),
     trace: str | None = typer.Option(
         None, "--format", help="Format of the workload. Default: detected from its first line."
     ),

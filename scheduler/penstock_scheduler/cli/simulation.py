@@ -51,7 +51,7 @@ def run(
     *,
     cluster: str,
     workload: Path,
-    policy: str,
+    policy: str | None,
     stages: Sequence[str],
     profiles: Path | None,
     seeds: int,

@@ -59,7 +59,7 @@ def whatif(
     like: str = typer.Option(
         "", help="Speed of a GPU type without recorded jobs: h100=a100:2 is twice as fast as an a100."
     ),
-    policy: str = POLICIES,
+    policy: str | None = POLICIES,
     stage: list[str] = STAGE,
     seeds: int = typer.Option(
         1,
@@ -73,7 +73,10 @@ def whatif(
     agents: str = AGENTS,
     assume_utilisation: float | None = ASSUME_UTILISATION,
     out: Path | None = typer.Option(None, help="Folder for report, pictures, tables and summary."),
-    config: Path | None = typer.Option(None, help="A settings file whose policy sections apply."),
+    config: Path | None = typer.Option(
+        None,
+        help="A settings file: its settings of the policies apply, and its policy decides if there is no --policy.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print only the summary, as one JSON object."),
 ) -> None:
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
