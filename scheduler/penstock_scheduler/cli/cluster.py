@@ -123,6 +123,9 @@ def rounds(
 
 
 def plan(
+    number: int | None = typer.Option(
+        None, "--round", min=1, help="Show this round instead of the newest, as `penstock history JOB` numbers it."
+    ),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Show what one more job would get now. Nothing is submitted."
     ),
@@ -132,23 +135,27 @@ def plan(
     account: str | None = typer.Option(None, help="With --dry-run: the job's account in Slurm."),
     as_json: bool = JSON,
 ) -> None:
-    """Show what the newest round gives each job.
+    """Show what the newest round, or an earlier one, gives each job, and why.
 
     With --dry-run, show what one more job would get.
 
-    Example: penstock plan --dry-run --spec '{"max_gpus": 8}'
+    Examples: penstock plan --round 812; penstock plan --dry-run --spec '{"max_gpus": 8}'
     """
     if dry_run:
+        if number is not None:
+            raise ConfigError(
+                "--dry-run is about a new job now, and --round about an earlier round; leave one of them out"
+            )
         _forecast(spec, name, partition, account, as_json=as_json)
         return
 
-    def newest(penstock: Client) -> RoundView:
-        number = penstock.cluster().round
-        if number is None:
+    def chosen(penstock: Client) -> RoundView:
+        wanted = penstock.cluster().round if number is None else number
+        if wanted is None:
             raise PenstockError("no round has been decided yet; if this does not change, see the daemon's log")
-        return penstock.round(number)
+        return penstock.round(wanted)
 
-    view = ask(newest)
+    view = ask(chosen)
     if as_json:
         print_json(view)
         return

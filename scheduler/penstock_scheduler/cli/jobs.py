@@ -1,4 +1,4 @@
-"""Commands about jobs: list, show, explain, logs, wait, cancel, efficiency, cost."""
+"""Commands about jobs: list, show, explain, history, logs, wait, cancel, efficiency, cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
-from penstock_scheduler.messages import MAX_PAGE, ExplanationView, JobView, LedgerLine, ShareView
+from penstock_scheduler.messages import MAX_PAGE, AllocationView, ExplanationView, JobView, LedgerLine, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.shares import describe_sensitivity
@@ -131,6 +131,23 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
 
     lines, document = ask(answer, kept_answer, store)
     typer.echo(document if as_json else "\n".join(lines))
+
+
+def history(job: str = JOB, as_json: bool = JSON) -> None:
+    """Show what Penstock did with a job: when it started, moved, resized or stopped the job, and in which round.
+
+    `penstock plan --round N` shows the reason for what a round did.
+    """
+    found = ask(lambda penstock: penstock.history(job))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (local_time(each.time_s), str(each.round), each.action, _gpus(each.allocation), each.progress, each.text)
+        for each in found.outcomes
+    ]
+    columns = ("TIME", "ROUND", "ACTION", "GPUS", "PROGRESS", "TEXT")
+    print_table(columns, rows, f"Penstock has done nothing with job {job} yet.")
 
 
 def logs(
@@ -360,7 +377,11 @@ def _state(view: JobView) -> str:
 
 
 def _holds(view: JobView) -> str:
-    return f"{view.allocation.gpus} {view.allocation.gpu_type}" if view.allocation else "-"
+    return _gpus(view.allocation)
+
+
+def _gpus(allocation: AllocationView | None) -> str:
+    return f"{allocation.gpus} {allocation.gpu_type}" if allocation else "-"
 
 
 def _gpu_hours(view: JobView) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import httpx
 import pytest
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.model import Phase
+from penstock_scheduler.model import Outcome, Phase, Progress, Resize
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.records import RoundRecord
@@ -48,6 +49,32 @@ def test_logs_follow_to_the_end(api, tmp_path):
     assert penstock(api, "logs", "1", "--tail", "0").output == ""
     api.look(BOBS, finished={"1": Fate("COMPLETED", 0, None)})
     assert penstock(api, "logs", "-f", "1").output == "a line\nanother\n"
+
+
+def test_history_and_plan_tell_when_and_why_a_job_was_resized(api):
+    """Job 1 was resized in round 1. Since then round 2 has kept it, so `explain` says nothing about it any more."""
+    first = api.board.record
+    api.board.store.add_outcomes(
+        1000.0, [Outcome(Resize("1", 1, on("t4", t4_00=4)), Progress.UNDER_WAY, "was asked to save")]
+    )
+    second = dataclasses.replace(first.snapshot, round=2)
+    later = dataclasses.replace(first, snapshot=second, plan=dataclasses.replace(first.plan, round=2))
+    api.board.store.save_round(later)
+    api.board.record = later
+    told = penstock(api, "history", "1", who="ada").output
+    assert re.search(r"\b1 +resize +4 t4 +under-way +was asked to save", told)
+    plan = penstock(api, "plan", "--round", "1", who="ada").output
+    assert "Round 1, decided at" in plan
+    assert first.plan.assignments["1"].reason.text in plan
+    assert "Round 2, decided at" in penstock(api, "plan", who="ada").output
+    assert penstock(api, "history", "2", who="bob").output == "Penstock has done nothing with job 2 yet.\n"
+    refused = {
+        ("history", "2"): "there is no job 2",
+        ("plan", "--round", "99"): "no round 99",
+        ("plan", "--round", "1", "--dry-run"): "leave one of them out",
+    }
+    for words, message in refused.items():
+        assert message in str(penstock(api, *words, who="ada").exception)
 
 
 def test_cancel_tries_all_and_says_what_was_refused(api):
