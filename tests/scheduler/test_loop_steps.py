@@ -230,6 +230,23 @@ def test_reports_that_the_store_did_not_take_are_stored_once_and_in_order_when_i
     assert [report.sequence for report in store.reports] == [0, 1, 2]
 
 
+def test_while_the_store_is_away_the_newest_100_000_reports_are_kept():
+    """Older ones are still in the jobs' own files."""
+
+    class Full(MemoryStore):
+        def add_reports(self, reports: Sequence[Report]) -> None:
+            offered.append((len(reports), reports[0].sequence))
+            raise StoreError("the disk is full")
+
+    offered: list[tuple[int, int]] = []
+    site = Site(job("1"), store=Full())
+    for unread in ([report(0)], [report(1)] * 99_999, [report(1)]):
+        site.unread = unread
+        with pytest.raises(StoreError):
+            site.loop.tick()
+    assert offered == [(1, 0), (100_000, 0), (100_000, 1)]
+
+
 def test_a_loop_runs_until_it_is_told_to_stop_and_rests_between_two_ticks():
     site = Site(job("1"), tick_s=7.0)
     site.loop.run(lambda: True)
