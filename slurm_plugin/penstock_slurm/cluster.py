@@ -59,6 +59,7 @@ from penstock_slurm.view import (
     partition_views,
     silent_nodes,
     sort_jobs,
+    unlisted_nodes,
 )
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class SlurmCluster:
         self._remembered = Remembered()
         self._has_observed = False
         self._scene = Scene(clock.now_s(), clock.now_s(), settings.partitions, (), {})
+        self._slurm_nodes: dict[str, SlurmNode] = {}
         self._slurm_jobs: dict[JobId, SlurmJob] = {}
         self._jobs: dict[JobId, Job] = {}
         self._not_yet: dict[JobId, SlurmJob] = {}
@@ -116,20 +118,23 @@ class SlurmCluster:
         """
         known = self._jobs.keys() | self._states.jobs
         look_back = bool(self._endings.awaited) or not self._has_observed
-        records = read(self._gateway, self._clock, known, look_back=look_back)
+        records = read(self._gateway, self._clock, self._slurm_jobs, known, look_back=look_back)
         cloud = self._settings.cloud_partition
         ours = (*self._settings.partitions, *([cloud] if cloud else []))
         expect_partitions(ours, records.partitions)
         slurm_jobs = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         self._has_observed, self._gone = True, dict(records.gone)
-        in_cloud = [node for node in records.nodes if cloud in node.partitions]
-        slurm_nodes = [node for node in records.nodes if cloud not in node.partitions]
+        found = sort_jobs(slurm_jobs, ours, self._clock.now_s(), cleared=self._cleared, check=self._check)
+        for refusal in found.refused:
+            say(self._gateway, next(job for job in slurm_jobs if job.id == refusal.job), refusal.text)
+        managed = (slurm_job for slurm_job, _ in found.managed.values())
+        every_node = (*records.nodes, *unlisted_nodes(managed, records.nodes, self._slurm_nodes))
+        self._slurm_nodes = {node.name: node for node in every_node}
+        in_cloud = [node for node in every_node if cloud in node.partitions]
+        slurm_nodes = [node for node in every_node if cloud not in node.partitions]
         if self._cloud_nodes is not None:
             self._cloud_nodes.saw(in_cloud, slurm_jobs)
         scene = self._scene = self._see(records, slurm_jobs)
-        found = sort_jobs(slurm_jobs, ours, scene.now_s, cleared=self._cleared, check=self._check)
-        for refusal in found.refused:
-            say(self._gateway, next(job for job in slurm_jobs if job.id == refusal.job), refusal.text)
         gone = set(self._jobs)
         self._take_over(found, slurm_jobs)
         self._endings.saw(gone - self._jobs.keys(), records.ended)
@@ -165,8 +170,8 @@ class SlurmCluster:
             asked_s=records.asked_s,
             managed=self._settings.partitions,
             up=tuple(name for name in self._settings.partitions if records.partitions[name].up),
-            types={node.name: gpu_type(node) for node in records.nodes},
-            silent=silent_nodes(records.nodes),
+            types={node.name: gpu_type(node) for node in self._slurm_nodes.values()},
+            silent=silent_nodes(self._slurm_nodes.values()),
             rules=rules,
             stopped_s=self._remembered.stopped_s,
             without_gpus={job.id for job in slurm_jobs if self._lost_gpus.lacks(job)},

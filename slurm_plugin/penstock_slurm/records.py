@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock_scheduler.errors import ClusterAway, RoundFailed
 from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import Clock
-from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob, SlurmNode, SlurmPartition, SlurmReservation
+from penstock_slurm.gateway import (
+    Gateway,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+    SlurmPartition,
+    SlurmReservation,
+)
+from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.states import LEAVING
+
+log = logging.getLogger(__name__)
+
+CHECKS = 50
+"""Most jobs, in one observation, that are asked for by their id: about 5 ms each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +43,19 @@ class Records:
     """All jobs that Slurm remembers, also ended ones; empty if nothing depended on them."""
 
 
-def read(gateway: Gateway, clock: Clock, known: Collection[JobId], *, look_back: bool) -> Records:
+def read(
+    gateway: Gateway, clock: Clock, managed: Mapping[JobId, SlurmJob], known: Collection[JobId], *, look_back: bool
+) -> Records:
     """Ask Slurm: four calls, whatever the number of jobs, and a fifth if a known job is not listed any more.
+
+    An answer may lack jobs. A managed job that is in neither list of jobs is asked for by its id, and stays as it was last seen
+    until Slurm says that it has no such job.
 
     Args:
         gateway: the way to Slurm.
         clock: the daemon's.
-        known: jobs of the last observation.
+        managed: the managed jobs, as last seen.
+        known: all jobs whose end matters.
         look_back: whether to ask for ended jobs in any case.
 
     Raises:
@@ -47,12 +67,35 @@ def read(gateway: Gateway, clock: Clock, known: Collection[JobId], *, look_back:
         asked_s = clock.now_s()
         jobs = gateway.jobs()
         reservations = gateway.reservations()
+        listed = {job.id for job in jobs}
         missing = {*known} - {job.id for job in jobs if job.state not in LEAVING}
         ended = gateway.jobs(finished=True) if missing or look_back else ()
     except SlurmError as error:
         raise ClusterAway(str(error)) from error
-    gone = dict.fromkeys(missing) | {job.id: job for job in ended if job.id in missing}
-    return Records(asked_s, partitions, nodes, jobs, reservations, gone, ended)
+    remembered = {job.id: job for job in ended}
+    unlisted = {*managed} - listed
+    alive = [remembered[job_id] for job_id in unlisted & remembered.keys() if remembered[job_id].state not in ENDED]
+    alive += [managed[job_id] for job_id in _not_gone(gateway, sorted(unlisted - remembered.keys()))]
+    if alive:
+        names = ",".join(sorted(job.id for job in alive)[:8])
+        text = "Slurm's list of jobs lacked them, but Slurm has them"
+        log.warning("jobs not listed", extra={"jobs": names, "count": len(alive), "text": text})
+    missing -= {job.id for job in alive if job.state not in LEAVING}
+    gone = dict.fromkeys(missing) | {job_id: job for job_id, job in remembered.items() if job_id in missing}
+    return Records(asked_s, partitions, nodes, (*jobs, *alive), reservations, gone, ended)
+
+
+def _not_gone(gateway: Gateway, jobs: Sequence[JobId]) -> list[JobId]:
+    """Those of these jobs that Slurm has, or may have. A few are asked for at a time; the others stay until it is their turn."""
+    found = [*jobs[CHECKS:]]
+    for job_id in jobs[:CHECKS]:
+        try:
+            known = gateway.knows(job_id)
+        except SlurmError as error:
+            known = True  # in doubt
+            log.info("cannot ask for a job", extra={"job": job_id, "text": str(error)})
+        found += [job_id] if known else []
+    return found
 
 
 def expect_partitions(wanted: Collection[str], known: Collection[str]) -> None:

@@ -305,9 +305,11 @@ def gpu_type(node: SlurmNode) -> str:
 
 
 def silent_nodes(nodes: Iterable[SlurmNode]) -> frozenset[str]:
-    """Nodes that do not respond. A cloud node that boots is silent too, but it will answer."""
+    """Nodes that do not respond, or are not listed. A cloud node that boots is silent too, but it will answer."""
     return frozenset(
-        node.name for node in nodes if node.state & {"NOT_RESPONDING", "DOWN"} and "POWERING_UP" not in node.state
+        node.name
+        for node in nodes
+        if node.state & {"NOT_RESPONDING", "DOWN", UNLISTED} and "POWERING_UP" not in node.state
     )
 
 
@@ -323,6 +325,26 @@ def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[
         Partition(name, may_start=partitions[name].up, state="UP" if partitions[name].up else "DOWN")
         for name in managed
     )
+
+
+UNLISTED = "UNLISTED"
+"""Penstock's own word for a node that Slurm did not list while a managed job runs there."""
+
+
+def unlisted_nodes(
+    jobs: Iterable[SlurmJob], listed: Iterable[SlurmNode], seen: Mapping[str, SlurmNode]
+) -> tuple[SlurmNode, ...]:
+    """Nodes of managed jobs that Slurm's answer lacks, as they were last seen, or else as far as the job's record tells."""
+    names, found = {node.name for node in listed}, dict[str, SlurmNode]()
+    for job in jobs:
+        for name in job.nodes if job.state in HOLDING | LEAVING else ():
+            if name in names or name in found:
+                continue
+            gpus = {job.gpu_type or "": job.gpus_per_node or 0}
+            cpus = job.cpus // max(len(job.nodes), 1)
+            unknown = SlurmNode(name, gpus, gpus, frozenset(), job.partition, cpus, cpus, 0, 0)
+            found[name] = dataclasses.replace(seen.get(name, unknown), state=frozenset({UNLISTED}))
+    return tuple(found.values())
 
 
 def node_views(
@@ -357,7 +379,7 @@ def node_views(
             gpu_type=scene.types[node.name],
             gpus=sum(node.gpus.values()),
             partitions=tuple(name for name in node.partitions if name in managed),
-            may_start=node.usable,
+            may_start=node.usable and UNLISTED not in node.state,
             leave=leave_request(node),
             # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
             gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - gpus[node.name], 0),

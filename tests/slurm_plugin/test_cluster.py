@@ -29,6 +29,10 @@ class Told:
         self.listed: list[SlurmJob] = []
         self.ended: list[SlurmJob] = []
         self.asked = 0
+        self.known: dict[str, bool | Exception] = {}
+        """Job -> whether Slurm has it, or the error, for a question about this job alone."""
+        self.checked: list[str] = []
+        self.written: list[Write] = []
 
     def version(self) -> tuple[int, int]:
         return (22, 5)
@@ -56,7 +60,15 @@ class Told:
         return ()
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        self.written += writes
         return (None,) * len(writes)
+
+    def knows(self, job_id: str) -> bool:
+        self.checked.append(job_id)
+        found = self.known.get(job_id, False)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 def pending(partition: str, **fields: object) -> SlurmJob:

@@ -305,6 +305,10 @@ class Gateway(Protocol):
         """All jobs in any order, each array element as one. `finished` adds ended jobs that are not yet purged."""
         ...
 
+    def knows(self, job_id: str) -> bool:
+        """Whether slurmctld has a record of this job, also of one that has ended and is not yet purged."""
+        ...
+
     def gpus_held(self, job_id: str) -> int | None:
         """GPUs that Slurm has allocated to a running job, sometimes fewer than requested. None: unknown."""
         ...

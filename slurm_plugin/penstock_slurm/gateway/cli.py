@@ -113,6 +113,14 @@ class CliGateway:
             raise error_from(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
         return done.stdout
 
+    def knows(self, job_id: str) -> bool:
+        """Whether `scontrol show job` finds the job."""
+        try:
+            self._show_job(job_id)
+        except JobGone:
+            return False
+        return True
+
     def gpus_held(self, job_id: str) -> int | None:
         """GPUs that Slurm has allocated to a job, from `scontrol -d show job`."""
         return parse_gpus_held(self._show_job(job_id, "-d"))

@@ -120,6 +120,14 @@ class PyslurmGateway:
         """None: this back end does not read reservations yet, also not those of jobs."""
         return ()
 
+    def knows(self, job_id: str) -> bool:
+        """Whether the job can be loaded."""
+        try:
+            self._ask("load job", job_id, lambda: self._pyslurm.Job.load(int(job_id)))
+        except JobGone:
+            return False
+        return True
+
     def gpus_held(self, job_id: str) -> int | None:
         """None: this back end does not read it yet."""
         del job_id

@@ -158,6 +158,8 @@ def test_failures_are_told_apart(gateway, loopback, make_loopback):
     wait_state(gateway, job_id, "CANCELLED")
     with pytest.raises(JobGone):
         gateway.release(job_id)
+    assert gateway.knows(job_id), "until it is purged"
+    assert not gateway.knows("999999")
 
 
 @slurm

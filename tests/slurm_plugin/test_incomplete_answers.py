@@ -1,0 +1,100 @@
+"""Answers of Slurm that lack jobs or nodes: nobody's job is taken for gone because one answer did not have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.model import Hold, Phase, Progress
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.gateway import SlurmNode, TimedOut
+from penstock_slurm.records import CHECKS
+from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
+
+__all__ = ["cluster", "told"]
+
+RUNS = {"state": "RUNNING", "nodes": ("n0",), "start_s": 5.0, "priority": 9}
+
+
+def ids(cluster: SlurmCluster) -> list[str]:
+    return [job.id for job in cluster.observe().jobs]
+
+
+def test_a_job_that_one_list_lacks_and_the_next_one_has_goes_on(told: Told, cluster: SlurmCluster) -> None:
+    told.listed = [pending("gpu", **RUNS)]
+    before = cluster.observe().jobs
+    told.listed, told.ended = [], [pending("gpu", **RUNS)]
+    assert cluster.observe().jobs == before
+
+
+@pytest.mark.parametrize("doubt", [None, TimedOut("no answer in 15 s", command="scontrol show job")])
+def test_a_job_that_no_list_has_is_checked_by_its_id_before_it_is_believed_gone(
+    told: Told, cluster: SlurmCluster, doubt: Exception | None
+) -> None:
+    """It stays as it was last seen while Slurm knows it, or does not answer."""
+    told.listed = [pending("gpu", **RUNS)]
+    before = cluster.observe().jobs
+    told.listed, told.known["7"] = [], doubt or True
+    assert cluster.observe().jobs == before
+    assert cluster.observe().jobs == before
+    told.known["7"] = False
+    assert ids(cluster) == []
+    assert ids(cluster) == []
+
+
+def test_half_a_list_takes_no_job_away(told: Told, cluster: SlurmCluster) -> None:
+    """There are more of them than are checked in one look: those that are not checked yet stay, too."""
+    jobs = [pending("gpu", id=str(at), number=at, **RUNS) for at in range(2 * CHECKS + 3)]
+    told.listed, told.known = jobs, dict.fromkeys((job.id for job in jobs), True)
+    assert len(ids(cluster)) == len(jobs)
+    told.listed = jobs[::2]
+    assert len(ids(cluster)) == len(jobs)
+    told.known = {}
+    for _ in range(2):
+        found = ids(cluster)
+    assert found == [job.id for job in jobs[::2]]
+
+
+def test_a_job_that_ends_is_gone_without_a_question(told: Told, cluster: SlurmCluster) -> None:
+    told.listed = [pending("gpu", **RUNS)]
+    cluster.observe()
+    told.listed, told.ended = [], [pending("gpu", **RUNS | {"state": "COMPLETED", "end_s": 9.0})]
+    assert ids(cluster) == []
+    assert told.checked == []
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_job_on_a_node_that_slurm_does_not_list_goes_on(
+    told: Told, cluster: SlurmCluster, seen: bool, tmp_path: Path
+) -> None:
+    """Its node is there, and nothing starts on it; nobody stops the job. Also for a daemon that has never seen the node."""
+    told.listed = [pending("gpu", **RUNS)]
+    if seen:
+        cluster.observe()
+    whole = told.nodes()
+    told.nodes = lambda: whole[1:]  # type: ignore[method-assign]
+    state = cluster.observe()
+    (job,) = state.jobs
+    assert job.phase is Phase.RUNNING
+    assert job.allocation is not None
+    node = next(node for node in state.nodes if node.name == "n0")
+    assert job.allocation.gpu_type == node.gpu_type
+    assert node.gpus_for_us == 0
+    assert node.partitions == ("gpu",)
+    if seen:
+        assert node.gpu_type == "t4"
+    (outcome,) = cluster.apply([Hold("7", 1)])
+    assert outcome.progress is Progress.UNDER_WAY
+    assert told.written == []
+    told.nodes = lambda: whole  # type: ignore[method-assign]
+    (found,) = (node for node in cluster.observe().nodes if node.name == "n0")
+    assert found.gpus_for_us > 0
+
+
+def test_a_node_that_slurm_does_not_list_and_on_which_nothing_runs_is_gone(told: Told, cluster: SlurmCluster) -> None:
+    cluster.observe()
+    whole: tuple[SlurmNode, ...] = told.nodes()
+    told.nodes = lambda: whole[1:]  # type: ignore[method-assign]
+    told.listed = [pending("gpu")]
+    assert [node.name for node in cluster.observe().nodes] == ["n1"]
