@@ -3,6 +3,8 @@
 `scheduler/penstock_scheduler/model/spec.py` declares each field once. From it come the SPANK plugin's table of flags, the
 same table in Lua, the parameters of Airflow's operator, and the tables of docs/user/flags.md and docs/user/jobs.md.
 `policies/__init__.py` registers each policy once. From it comes the list in docs/admin/policies.md.
+`penstock_slurm/node_states.py` and `states.py` have the tables of Slurm's states that docs/admin/node-states.md and
+docs/developer/control.md print.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.flags import Flag, Syntax
 from penstock_scheduler.policies import REGISTRY
+from penstock_slurm.node_states import NODE_STATES, PARTITION_STATES, Meaning
+from penstock_slurm.states import TRANSITIONS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = "scheduler/penstock_scheduler/model/spec.py"
@@ -38,6 +42,8 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
         "docs/user/flags.md": flags_page,
         "docs/user/jobs.md": fields_page,
         "docs/admin/policies.md": policies_page,
+        "docs/admin/node-states.md": node_states_page,
+        "docs/developer/control.md": transitions_page,
     }
     texts = {root / path: make() for path, make in whole.items()}
     for path, make in parts.items():
@@ -67,6 +73,29 @@ def policies_page() -> str:
         defaults = model().model_dump(mode="json")
         settings = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in defaults.items())
         rows.append(f"| `{name}` | {what} | {settings or 'none'} |")
+    return "\n".join(rows) + "\n"
+
+
+def node_states_page() -> str:
+    """The tables of docs/admin/node-states.md."""
+
+    def row(words: list[str], each: Meaning, *facts: str) -> str:
+        return "| " + " | ".join([", ".join(f"`{word}`" for word in words), each.text, *facts]) + " |"
+
+    lines = ["| state of a node | what it means | new work starts | what runs there |", "| --- | --- | --- | --- |"]
+    for each in dict.fromkeys(NODE_STATES.values()):
+        stays = "is asked to leave" if each.leave else "stays"
+        words = [word for word, meaning in NODE_STATES.items() if meaning == each]
+        lines.append(row(words, each, "yes" if each.may_start else "no", stays))
+    lines += ["", "| state of a partition | what it means | new work starts |", "| --- | --- | --- |"]
+    lines += [row([word], each, "yes" if each.may_start else "no") for word, each in PARTITION_STATES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def transitions_page() -> str:
+    """The table of transitions in docs/developer/control.md."""
+    rows = ["| from | to | what happened |", "| --- | --- | --- |"]
+    rows += [f"| {source.value} | {target.value} | {cause} |" for (source, target), cause in TRANSITIONS.items()]
     return "\n".join(rows) + "\n"
 
 

@@ -249,7 +249,7 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
     if scope.silent:
         # Slurm 22.05.8 requeues the job when it gives the node up. If Penstock requeues it before, it runs without GPUs
         # from then on, whatever its TresPerNode says.
-        return under_way(action, "waits for Slurm to give up a silent node")
+        return under_way(action, "waits until its nodes respond, or Slurm gives them up")
     control, slurm, present = _asked(action, scope), scope.slurm, scope.spooled.present
     request = control.request
     assert request is not None, "it was asked"

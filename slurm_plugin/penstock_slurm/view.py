@@ -33,6 +33,7 @@ from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.ports import SpecCheck
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.node_states import UNLISTED, node_facts
 from penstock_slurm.notes import kept_by_begin, notes, waits_for
 from penstock_slurm.site import SlurmRules
 from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
@@ -305,18 +306,13 @@ def gpu_type(node: SlurmNode) -> str:
 
 
 def silent_nodes(nodes: Iterable[SlurmNode]) -> frozenset[str]:
-    """Nodes that do not respond, or are not listed. A cloud node that boots is silent too, but it will answer."""
-    return frozenset(
-        node.name
-        for node in nodes
-        if node.state & {"NOT_RESPONDING", "DOWN", UNLISTED} and "POWERING_UP" not in node.state
-    )
+    """Nodes that cannot be asked anything now: they do not respond, have not registered, or are not listed."""
+    return frozenset(node.name for node in nodes if node_facts(node.state).silent)
 
 
 def leave_request(node: SlurmNode) -> LeaveRequest | None:
-    """An admin's drain. Slurm itself drains a node that registers with less than its configuration: the jobs there stay."""
-    drains = node.state & {"DRAIN", "DRAINED", "DRAINING"} and not node.state & {"INVAL", "INVALID_REG"}
-    return LeaveRequest(LeaveCause.DRAIN, node.reason) if drains else None
+    """An admin's drain, with the reason that was given; None: nobody asks the jobs there to leave."""
+    return LeaveRequest(LeaveCause.DRAIN, node.reason) if node_facts(node.state).leave else None
 
 
 def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[str]) -> tuple[Partition, ...]:
@@ -325,10 +321,6 @@ def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[
         Partition(name, may_start=partitions[name].up, state="UP" if partitions[name].up else "DOWN")
         for name in managed
     )
-
-
-UNLISTED = "UNLISTED"
-"""Penstock's own word for a node that Slurm did not list while a managed job runs there."""
 
 
 def unlisted_nodes(
@@ -379,7 +371,7 @@ def node_views(
             gpu_type=scene.types[node.name],
             gpus=sum(node.gpus.values()),
             partitions=tuple(name for name in node.partitions if name in managed),
-            may_start=node.usable and UNLISTED not in node.state,
+            may_start=node_facts(node.state).may_start,
             leave=leave_request(node),
             # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
             gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - gpus[node.name], 0),

@@ -1,0 +1,135 @@
+"""What Slurm's states of nodes and partitions mean for jobs, as tables. `docs/admin/node-states.md` prints them.
+
+Two facts of a node are kept apart: whether new work may start there, and whether the work that is there is asked to leave. Only
+an admin's drain asks it to leave. A node that does not respond, has not registered yet or boots takes no new work, and what runs
+there stays. A node that is DOWN is left to Slurm, which ends its jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+UNLISTED = "UNLISTED"
+"""Penstock's own word for a node that Slurm did not list while a managed job runs there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What one word in a node's state means."""
+
+    text: str
+    may_start: bool = False
+    """Whether new work may start there."""
+    leave: bool = False
+    """Whether an admin asks the jobs there to leave."""
+    silent: bool = False
+    """Whether the node cannot be asked anything now, so that no job there is stopped by Penstock."""
+
+
+_IN_USE = Meaning("in use", may_start=True)
+_NOTE = Meaning("a note of Slurm's, without effect on jobs", may_start=True)
+_DRAIN = Meaning("an admin drains it", leave=True)
+_REBOOT = Meaning("an admin wants it rebooted once its jobs have ended")
+_POWER = Meaning("powered down, or about to be")
+_BOOTS = Meaning("it boots")
+_FAILS = Meaning("an admin expects it to fail soon")
+_BAD = Meaning("it registered with less than slurm.conf says, and Slurm drained it by itself")
+_BUSY = Meaning("Slurm keeps it for something else")
+
+NODE_STATES: Mapping[str, Meaning] = {
+    "IDLE": _IN_USE,
+    "MIXED": _IN_USE,
+    "ALLOCATED": _IN_USE,
+    "COMPLETING": _IN_USE,
+    "PLANNED": _NOTE,
+    "RESERVED": _NOTE,
+    "CLOUD": _NOTE,
+    "DYNAMIC_NORM": _NOTE,
+    "DYNAMIC_FUTURE": _NOTE,
+    "RESUME": _NOTE,
+    "UNDRAIN": _NOTE,
+    "CANCEL_REBOOT": _NOTE,
+    "DRAIN": _DRAIN,
+    "DRAINED": _DRAIN,
+    "DRAINING": _DRAIN,
+    "MAINT": Meaning("it is in a maintenance reservation; the reservation says which jobs leave, and when"),
+    "FAIL": _FAILS,
+    "FAILING": _FAILS,
+    "REBOOT": _REBOOT,
+    "REBOOT_REQUESTED": _REBOOT,
+    "REBOOT_ISSUED": _REBOOT,
+    "POWER_DOWN": _POWER,
+    "POWER_DRAIN": _POWER,
+    "POWERING_DOWN": _POWER,
+    "POWERED_DOWN": _POWER,
+    "POWER_UP": _BOOTS,
+    "POWERING_UP": _BOOTS,
+    "INVAL": _BAD,
+    "INVALID_REG": _BAD,
+    "FUTURE": Meaning("it is not configured yet"),
+    "BLOCKED": _BUSY,
+    "PERFCTRS": _BUSY,
+    "NPC": _BUSY,
+    "EXTERNAL": Meaning("it is not Slurm's to start jobs on"),
+    "UNKNOWN": Meaning("slurmctld has restarted, and the node has not registered yet", silent=True),
+    "NOT_RESPONDING": Meaning("it does not respond", silent=True),
+    "DOWN": Meaning("Slurm has given it up and ends its jobs by itself", silent=True),
+    "ERROR": Meaning("Slurm reports an error of the node"),
+    UNLISTED: Meaning("Slurm's list of nodes lacks it, although a job runs there", silent=True),
+}
+"""Every word that scontrol of Slurm 22.05, 24.11 and 26.05 prints for a node, and `UNLISTED`."""
+
+BOOTS = frozenset({"POWERING_UP"})
+"""A node with one of these states is silent too, but it will answer."""
+
+OWN_DRAIN = frozenset({"INVAL", "INVALID_REG"})
+"""States with which Slurm drains a node by itself. That is no request to leave."""
+
+PARTITION_STATES: Mapping[str, Meaning] = {
+    "UP": Meaning("open", may_start=True),
+    "DOWN": Meaning("jobs wait in it and do not start"),
+    "DRAIN": Meaning("it takes no new jobs"),
+    "INACTIVE": Meaning("it takes no new jobs, and none of its jobs start"),
+}
+"""Every state of a partition in Slurm 22.05, 24.11 and 26.05. What runs in a partition stays in every state."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the state of a node means for jobs."""
+
+    may_start: bool
+    leave: bool
+    """Whether an admin asks the jobs there to leave."""
+    silent: bool
+    """Whether no job there is stopped by Penstock, because the node cannot be asked."""
+    unknown: tuple[str, ...] = ()
+    """Words that Penstock does not know. Nothing starts on such a node, and what runs there stays."""
+    why: str = ""
+    """Why nothing starts there, for people; empty: work may start."""
+
+
+def node_facts(state: Iterable[str]) -> NodeFacts:
+    """The facts of a node with this state, such as {"IDLE", "DRAIN"}."""
+    words = sorted(state)
+    unknown = tuple(word for word in words if word not in NODE_STATES)
+    known = [NODE_STATES[word] for word in words if word in NODE_STATES]
+    closed = [each.text for each in known if not each.may_start]
+    if unknown:
+        closed.append(f"Penstock does not know the state {'+'.join(unknown)}, and starts nothing there")
+    return NodeFacts(
+        may_start=not closed,
+        leave=any(each.leave for each in known) and OWN_DRAIN.isdisjoint(words),
+        silent=any(each.silent for each in known) and BOOTS.isdisjoint(words),
+        unknown=unknown,
+        why="; ".join(dict.fromkeys(closed)),
+    )
+
+
+def partition_facts(state: str) -> tuple[bool, str]:
+    """Whether work may start in a partition with this state, and why not; empty: it may."""
+    known = PARTITION_STATES.get(state)
+    if known is None:
+        return False, f"Penstock does not know the state {state}, and starts nothing there"
+    return known.may_start, "" if known.may_start else known.text
