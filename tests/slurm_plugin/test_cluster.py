@@ -96,19 +96,20 @@ def partitions_of(cluster: SlurmCluster) -> Iterable[str]:
 
 
 def test_a_job_keeps_its_partition_while_that_is_down(told: Told, cluster: SlurmCluster) -> None:
-    """It stays first, for its policy and its rules, but no node is in it; what the spool has of it is not written over."""
+    """It stays first, for its policy and its rules, and so do its nodes; the partition says that nothing starts in it."""
     told.listed = [pending("debug")]
     assert partitions_of(cluster) == ("debug", "gpu")
     told.down = {"debug"}
     assert partitions_of(cluster) == ("debug", "gpu")
-    assert {node.name: node.partitions for node in cluster.observe().nodes} == {"n0": ("gpu",), "n1": ()}
+    state = cluster.observe()
+    assert {node.name: node.partitions for node in state.nodes} == {"n0": ("gpu",), "n1": ("debug",)}
+    assert {each.name: each.may_start for each in state.partitions} == {"gpu": True, "debug": False}
     cluster.apply([Start("7", 1, Placement("t4", "gpu", (Share("n0", 1),)))])
     told.listed = [pending("gpu")]  # where it was sent
     assert partitions_of(cluster) == ("debug", "gpu")
-    told.down = set()
-    assert partitions_of(cluster) == ("debug", "gpu")
     told.down = {"gpu"}
-    assert partitions_of(cluster) == ("debug",)
+    assert partitions_of(cluster) == ("debug", "gpu")
+    assert {each.name: each.may_start for each in cluster.observe().partitions} == {"gpu": False, "debug": True}
 
 
 def test_the_elements_of_an_array_are_trials_of_one_search_if_their_user_says_so(
