@@ -83,7 +83,7 @@ def test_the_specs_on_the_pages_are_valid():
     ],
 )
 def test_trying_it_as_on_the_page_runs_jobs(tmp_path, page: str, wait: str, there: str, shown: str):
-    """The commands as they stand but for the first, which is of a clone, and the wait, too short on a busy machine."""
+    """The commands of the page, except the first, which clones, and the wait, which is too short on a busy machine."""
     skip_without_slurm(accounting=False)
     first, commands = blocks(page, "bash")[0].split("\n", 1)
     assert first == "source .venv/bin/activate"

@@ -1,4 +1,4 @@
-"""The house is in order: what pyproject.toml promises exists, imports point one way, nothing stray is tracked."""
+"""The repository is consistent: pyproject.toml's entries exist, imports point one way, and no stray file is tracked."""
 
 import importlib
 import shutil
@@ -74,7 +74,7 @@ def test_the_licence_is_apache_2():
 
 
 def test_no_lock_file_is_tracked():
-    """It would record the addresses of whichever package index its author uses."""
+    """It would record the addresses of its author's package index."""
     assert [path for path in _tracked_files() if path.name == "uv.lock"] == []
 
 
@@ -84,7 +84,7 @@ def test_no_tracked_file_is_over_1_mib():
 
 
 CORE = ("model", "policies", "solver", "burst", "placement.py", "diff.py", "free_gpus.py", "free_gpus")
-"""What decides, in scheduler/penstock_scheduler."""
+"""The parts of scheduler/penstock_scheduler that decide."""
 
 LARGE = {
     "cloud/penstock_cloud/ec2.py": "one class until the burst manager replaces it",
@@ -93,7 +93,7 @@ LARGE = {
 
 
 def test_rooms_are_small():
-    """At most 600 lines a file, 400 in what decides, 500 in a file of tests."""
+    """At most 600 lines per file, 400 in the parts that decide, and 500 in a file of tests."""
     core = tuple(f"scheduler/penstock_scheduler/{each}" for each in CORE)
     found = {}
     for path in _tracked_files():

@@ -48,7 +48,7 @@ def test_six_jobs_on_four_gpus_get_four_sixths_and_lose_less_than_a_fiftieth():
     assert sum(parts) > 0.98 * 4
 
 
-def test_exclusive_jobs_wait_and_turns_give_the_first_slice_soon():
+def test_exclusive_jobs_wait_and_time_slices_begin_soon():
     """Two jobs of 600 s on one GPU: one after the other, or in turns of 60 s, where the second ends at 1,200 s too."""
     settings = PoolSettings(gpus=1, switch_s=0.0)
     exclusive = Pool(_jobs("a", "a"), Colocation(), Alone(slices=False), settings).run()

@@ -72,7 +72,7 @@ def test_the_optimum_as_published():
         pytest.param("default", False, marks=pytest.mark.long),
     ],
 )
-def test_nobody_is_slower_than_with_the_proportional_share_and_no_round_beats_the_optimum(rules: str, static: bool):
+def test_no_job_is_slower_than_with_the_proportional_share_and_no_round_beats_the_optimum(rules: str, static: bool):
     done = run("fifo" if static else "srtf", "tune", rules, static=static, compare=True)
     assert done.slower == 0
     assert done.rounds > 100

@@ -99,7 +99,7 @@ def test_a_quota_stops_the_family_for_long(site: CloudSite, ec2: Ec2) -> None:
     assert "quota" in state.words["7"]
 
 
-def test_throttling_is_asked_again_and_nobody_is_told(site: CloudSite, ec2: Ec2) -> None:
+def test_a_throttled_request_is_repeated_without_a_message(site: CloudSite, ec2: Ec2) -> None:
     site.submit("7")
     ec2.faults.append(Fault("CreateFleet", "error", "RequestLimitExceeded", times=3))
     site.send("7")

@@ -88,7 +88,7 @@ def test_a_job_grows_from_1_to_4_to_16_gpus_and_keeps_its_progress(site: Site):
     assert len(seen) == 1, "Slurm resets SubmitTime at a requeue, but a job's age must not change"
 
 
-def test_a_job_of_which_nothing_is_known_is_measured_on_each_type_and_then_has_the_fastest(loopback, make_site):
+def test_an_unknown_job_is_measured_on_each_type_and_then_has_the_fastest(loopback, make_site):
     """It uses its own measurements: an A100 is four times as fast as a T4, and twice as fast as an RTX."""
     site: Site = make_site(loopback)
     site.extra = "[policy.sia]\nmeasure_gpu_s = 600.0\n"  # on a busy machine a start takes long

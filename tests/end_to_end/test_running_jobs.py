@@ -111,7 +111,7 @@ def test_a_job_that_survives_it_gives_nodes_back_in_place(make_loopback: MakeLoo
 
 @pytest.mark.long
 @pytest.mark.parametrize("accounting", [False, True])
-def test_a_job_that_slurm_starts_without_its_gpus_starts_anew_with_them(
+def test_a_job_that_slurm_starts_without_its_gpus_is_restarted_with_them(
     make_loopback: MakeLoopback, make_site: MakeSite, accounting: bool
 ) -> None:
     """Its user requeues it while its node does not respond. The next run has no GPUs (Slurm 22.05.8), the one after it has."""

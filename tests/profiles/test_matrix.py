@@ -127,7 +127,7 @@ def test_only_jobs_with_a_new_model_are_evaluated(monkeypatch):
     assert counted.rows == [2, 1, 0, 1]
 
 
-def test_other_configurations_begin_anew(monkeypatch):
+def test_other_configurations_begin_again(monkeypatch):
     counted = Counted(monkeypatch)
     matrix = GoodputMatrix()
     job = TableEstimator({"a": {1: 1.0, 4: 3.0}})

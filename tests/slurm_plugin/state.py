@@ -1,4 +1,4 @@
-"""What slurmctld has on disk."""
+"""slurmctld's saved state."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock_slurm.loopback import LoopbackCluster, wait_for
 
 
 def save_jobs(slurm: LoopbackCluster, job: str) -> None:
-    """Have slurmctld save its jobs as they are now: within 5 s of a change, such as that of this job's comment.
+    """Make slurmctld save its jobs, by changing this job's comment: it saves within 5 s of a change.
 
-    What it has not saved is lost when it is killed.
+    A killed slurmctld loses unsaved changes.
     """
     slurm.command("scontrol", "update", f"JobId={job}", "Comment=saved")
     changed_s = time.time()

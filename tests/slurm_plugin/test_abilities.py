@@ -1,4 +1,4 @@
-"""What a Slurm was seen to refuse is kept by its version."""
+"""Requests that a Slurm has refused are recorded by its version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_what_a_version_refused_once_is_not_tried_again(tmp_path: Path) -> None:
     assert old.may("shrink")
     assert new.may("shrink-again")
     (tmp_path / FILE).write_text("[")
-    assert old.may("shrink-again"), "a file that nobody can read says nothing"
+    assert old.may("shrink-again"), "an unreadable file counts as empty"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_what_a_version_refused_once_is_not_tried_again(tmp_path: Path) -> None:
     [(Refused, False, False), (Unregistered, True, False), (TimedOut, True, True), (Transient, True, True)],
 )
 def test_not_just_now_is_no_refusal(tmp_path: Path, kind: type[SlurmError], first: bool, again: bool) -> None:
-    """But of a run that has given nodes back 22.05 says for ever that it waits for a slurmdbd which the site does not have."""
+    """For a run that has given up nodes, 22.05 always answers that it waits for slurmdbd, which the site does not have."""
     abilities = Abilities(tmp_path, lambda: (22, 5))
     error = kind("try again", command="scontrol update")
     abilities.refused("shrink", error)

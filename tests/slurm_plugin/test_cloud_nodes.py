@@ -1,4 +1,4 @@
-"""What becomes of jobs that came to cloud nodes by themselves. The test with a real Slurm is in tests/cloud/test_slurm.py."""
+"""Jobs that were submitted to cloud nodes directly. The test with a real Slurm is in tests/cloud/test_slurm.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = dataclasses.replace(SEEN, admin_comment=noted())
 
 
 class OneJob:
-    """Slurm's answers about one job, and what was asked."""
+    """Slurm's answers about one job, and a record of the requests."""
 
     def __init__(self, **errors: SlurmError) -> None:
         self.errors, self.asked, self.comment = errors, list[str](), ""
@@ -69,7 +69,7 @@ def node(name: str, *state: str) -> SlurmNode:
 
 
 def test_what_may_be_filled_and_what_is_up() -> None:
-    """Cloud nodes exist once an instance has joined; gateways are there, and free unless a cloud runner is on them."""
+    """Cloud nodes exist once an instance has joined. Gateways always exist, and are free unless they have a cloud runner."""
     nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()))
     seen = {
         "down": ("IDLE", "CLOUD", "POWERED_DOWN"),

@@ -1,4 +1,4 @@
-"""What is read from Slurm beside nodes and jobs, with a gateway that says what it is told to."""
+"""The rules that are read from Slurm besides nodes and jobs, with a gateway that returns the test's answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = SlurmFeatures("loop", topology=True, limits=True, fair_share=True)
 
 
 class Told:
-    """A gateway's readings; it remembers what it was asked for, and is away for what is in `away`."""
+    """A gateway that records its readings, and fails for those in `away`."""
 
     def __init__(self, features: SlurmFeatures) -> None:
         self.has = features
@@ -66,13 +66,13 @@ def test_a_site_without_accounting_is_asked_for_nothing():
     assert (rules.switches, rules.limits, rules.fair_shares) == ({}, (), {})
 
 
-def test_rules_are_read_anew_when_they_are_old():
+def test_old_rules_are_read_again():
     told = Told(ALL)
     reader, clock = site(told, rules_refresh_s=300)
     for _ in range(3):
         reader.rules()
         clock.sleep(149)
-    assert told.asked == ["features", "switches", "limits of loop"], "fair share is not asked for where it is no weight"
+    assert told.asked == ["features", "switches", "limits of loop"], "fair share is not read unless it is the weight"
     clock.sleep(1)
     reader.rules()
     assert told.asked.count("features") == 2
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_stays_as_it_was():
     assert len(told.asked) == asked
     clock.sleep(1)
     reader.rules()
-    assert len(told.asked) > asked, "what failed is tried again sooner"
+    assert len(told.asked) > asked, "a failed reading is repeated sooner"
 
 
 def test_a_fair_share_factor_becomes_a_weight_between_a_half_and_two():
@@ -149,7 +149,7 @@ def test_a_limit_for_each_user_or_account_of_a_qos():
 
 
 def test_limits_of_associations():
-    """maths has 12 with algebra below it; nobody's job in algebra holds 5 of them, and ada has 3 of her own in maths."""
+    """maths has 12, with algebra below it. A job of the user nobody in algebra holds 5, and ada has a limit of 3 in maths."""
     ours = slurm_job("1", "ada", "maths")
     known = [SlurmLimit(12, accounts=("maths", "algebra")), SlurmLimit(3, accounts=("maths",), user="ada")]
     assert limits_of(known, [ours], [slurm_job("2", "nobody", "algebra", all_types=5)]) == {

@@ -94,7 +94,7 @@ def test_a_job_that_slurm_does_not_know_is_done_if_it_said_so_and_lost_if_not(fa
     assert state(None, facts) is (State.DONE if facts.ended else State.LOST)
 
 
-def test_a_word_that_no_slurm_of_ours_says_is_no_reason_to_touch_the_job():
+def test_an_unknown_state_is_no_reason_to_touch_the_job():
     assert {state(job("EXPEDITING"), facts) for facts in FACTS} == {State.LOST}
 
 

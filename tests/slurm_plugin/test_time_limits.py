@@ -27,7 +27,8 @@ def test_what_is_left_is_the_limit_less_the_run_and_with_what_a_move_takes() -> 
 
 
 def test_whole_minutes_of_slurm_do_not_add_up() -> None:
-    """2,710 s were given as 46 minutes, 2,760 s; a run of 100 s leaves 2,610, not 2,660. Unless somebody changed the limit."""
+    """2,710 s were set as 46 minutes, which is 2,760 s. A run of 100 s leaves 2,610 s, not 2,660, unless the limit was
+    changed."""
     second = LimitedRun(restarts=1, start_s=3000, seen_s=3100, limit_s=2760)
     given = control(time_limit_s=2710, time_limit_restarts=1)
     assert left_s(second, given, 0) == 2610
@@ -48,7 +49,7 @@ def test_whole_minutes_of_slurm_do_not_add_up() -> None:
 def test_the_limit_of_the_next_run(
     restarts: int, told: ControlMessage | None, run: LimitedRun | None, limit_s: float | None
 ) -> None:
-    """What was written before the stop counts; else the run just before, if it was seen; else nothing changes."""
+    """The limit written before the stop counts; else the last observed run; else nothing changes."""
     waiting = dataclasses.replace(JOB, state="PENDING", restarts=restarts)
     assert next_limit_s(waiting, run, told, 60) == limit_s
 

@@ -1,4 +1,4 @@
-"""Which GPUs are taken together."""
+"""Which GPUs are chosen together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_two_pairs_on_pcie(free: tuple[int, ...], count: int, found: tuple[int, 
         ((0, 1, 2, 3, 4), 1, (4,)),
         # Two NVLinks have 0-3, 1-2, 1-5 and 2-3. Without 1 and 5 is left 7 + 8 + 8 = 23; else 8 + 8 + 1, 8 + 1 + 1, 7 + 1 + 8.
         ((0, 1, 2, 3, 5), 2, (1, 5)),
-        # Of five some two have none: then the sum counts. A square (45), and one that has two to it: 8 + 1 + 1 + 1.
+        # Among any five, two have no NVLink, so the sum decides: a square (45), and a GPU with two NVLinks to it: 8 + 1 + 1 +
+        # 1.
         (ALL, 5, (0, 1, 2, 3, 4)),
         # Here, too: 7 + 1 + 8. The others have 7 + 1 + 1, 7 + 1 + 7 and 1 + 1 + 8, and what is left is one in any case.
         ((1, 3, 4, 7), 3, (3, 4, 7)),
@@ -72,7 +73,7 @@ def test_on_an_nvswitch_all_are_equal():
 
 
 def test_where_nothing_is_known_the_lowest_are_taken():
-    """Also of GPUs that the driver has not told of."""
+    """Also for GPUs that the driver does not report."""
     assert choose({3, 1, 2}, 2, ()) == (1, 2)
     assert choose((5, 6, 7), 2, TWO_PAIRS) == (5, 6)
     assert choose((0, 2, 5), 2, TWO_PAIRS) == (0, 2)
@@ -81,7 +82,7 @@ def test_where_nothing_is_known_the_lowest_are_taken():
 
 
 def test_of_many_gpus_sets_are_grown():
-    """Sixteen, of which those with even indexes are well connected, and those with odd ones: 8,008 sets of six."""
+    """Sixteen GPUs. Even indexes are well connected among each other, and so are odd ones: 8,008 sets of six."""
     links = [[0 if a == b else 8 if a % 2 == b % 2 else 1 for b in range(16)] for a in range(16)]
     assert choose(range(16), 6, links) == (0, 2, 4, 6, 8, 10)
     assert choose(range(1, 16), 8, links) == (1, 3, 5, 7, 9, 11, 13, 15)
@@ -89,7 +90,7 @@ def test_of_many_gpus_sets_are_grown():
 
 @given(st.sets(st.integers(0, 9), max_size=8), st.integers(0, 9), st.randoms(use_true_random=False), st.booleans())
 def test_as_many_as_asked_for_of_those_that_are_free(free: set[int], count: int, random, grown: bool):
-    """However they are connected, compared or grown, and in whatever order they are given."""
+    """For any connections, with both algorithms, and in any order of the GPUs."""
     links = [[random.randint(0, 9) for _ in range(8)] for _ in range(8)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topology, "MOST_SETS", 0 if grown else 2000)

@@ -1,4 +1,4 @@
-"""Cgroups as Slurm makes them for a job that has no GPU of it, with real devices in the place of GPUs."""
+"""Cgroups as Slurm makes them for a job without GPUs from Slurm, with real devices in place of GPUs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ for path in sys.stdin:
 
 
 def give(cgroups: DeviceCgroups, devices: tuple[int, ...], now_s: float, number: int = JOB) -> str:
-    """To the run that there is."""
+    """To the present run."""
     return cgroups.give(number, UID, devices, now_s, cgroups.cgroup(number, UID))
 
 
 class Inside:
-    """A process of a job's."""
+    """A process of a job."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -46,7 +46,7 @@ class Inside:
         (folder / "cgroup.procs").write_text(str(self._process.pid))
 
     def opens(self, path: Path) -> int:
-        """0, or the number of the error."""
+        """0, or the error number."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(path, file=self._process.stdin, flush=True)
@@ -57,7 +57,7 @@ class Inside:
 
 
 class Slurm:
-    """Its part, in the cgroups of one version. `close` takes them away."""
+    """Slurm's part, in cgroups of one version. `close` removes them."""
 
     def __init__(self, version: int, folder: Path) -> None:
         if os.geteuid() != 0:
@@ -92,8 +92,8 @@ class Slurm:
         self.top.mkdir(parents=True)
 
     def step(self, name: str, tasks: int = 0, *, constrains: bool = True) -> list[Path]:
-        """Begin one; the cgroups of its processes. Those of a batch script have none below the step's that is
-        constrained."""
+        """Begin a step. Returns the cgroups of its processes. For a batch script, the step's own cgroup is the constrained
+        one."""
         user = self.job / f"step_{name}" / ("user" if self.version == 2 else "")
         user.mkdir(parents=True)
         if constrains:
@@ -117,14 +117,14 @@ class Slurm:
         return self._inside[-1]
 
     def sees(self, inside: Inside) -> set[int]:
-        """Indexes of the GPUs that a process can open; the others are denied."""
+        """Indexes of the GPUs that a process can open. The others are denied."""
         said = {index: inside.opens(path) for index, path in enumerate(self.gpus)}
         assert set(said.values()) <= {0, 1}
         assert inside.opens(Path("/dev/null")) == 0
         return {index for index, number in said.items() if number == 0}
 
     def cgroups(self, **options: object) -> DeviceCgroups:
-        """The agent's part."""
+        """Do the agent's part."""
         return DeviceCgroups(
             NODE,
             lambda: True,
@@ -134,7 +134,7 @@ class Slurm:
         )
 
     def end_job(self) -> None:
-        """Its processes, and its cgroups with them. A step begins a new run."""
+        """End its processes and their cgroups. The next step begins a new run."""
         self._end(self.job)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Slurm:
             Path(folder).rmdir()
 
     def _deny(self, folder: Path, *, override: bool = True) -> None:
-        """All GPUs. Written a second time, the program of cgroup v2 takes the place of whichever is there."""
+        """Deny all GPUs. A second call replaces the program of cgroup v2, whichever is attached."""
         if self.version == 1:
             for major, minor in GPUS:
                 (folder / "devices.deny").write_text(f"c {major}:{minor} rwm")

@@ -1,4 +1,4 @@
-"""What tests of the agent and of the SPANK plugin share."""
+"""Fixtures for tests of the agent and of the SPANK plugin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .node import Node
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slurm]:
-    """Its part in cgroups of both versions; skipped where this machine lacks them."""
+    """Slurm's part in cgroups of both versions. Tests are skipped for a version that this machine lacks."""
     made = Slurm(request.param, tmp_path / "slurm")
     yield made
     made.close()

@@ -1,5 +1,4 @@
-"""A node for tests of its agent: real processes as jobs, and in Slurm's place what suspends them by the same
-signals."""
+"""A node for tests of its agent: real processes as jobs, and a stand-in for Slurm that suspends them by the same signals."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ TICK_S = 0.05
 
 
 class Signals:
-    """In Slurm's place: SIGTSTP, a moment later SIGSTOP; SIGCONT; SIGKILL."""
+    """Stand-in for Slurm: SIGTSTP and shortly afterwards SIGSTOP; SIGCONT; SIGKILL."""
 
     def __init__(self) -> None:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -47,7 +46,7 @@ class Signals:
     def resume(self, job_id: str) -> None:
         process = self._process("resume", job_id)
         if int(job_id) in self._stops:
-            self._stops[int(job_id)].join()  # a SIGSTOP that is on its way must not come after it
+            self._stops[int(job_id)].join()  # a pending SIGSTOP must not arrive after it
         if self.letter(int(job_id)) != "T":
             raise Refused("Requested operation is presently disabled", command="scontrol resume", job_id=job_id)
         self._starts[int(job_id)] = start = threading.Timer(self.resume_after_s, process.send_signal, [signal.SIGCONT])
@@ -59,7 +58,7 @@ class Signals:
         process.wait()
 
     def letter(self, number: int) -> str:
-        """The kernel's for the job's state."""
+        """The kernel's letter for the state of the job's process."""
         return Path(f"/proc/{self.processes[number].pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def close(self) -> None:
@@ -78,7 +77,7 @@ class Signals:
 
 
 class Node:
-    """One node with its agent, which lives through `run` alone."""
+    """One node with its agent, which works only during `run`."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.name = f"n{os.getpid()}"
@@ -129,8 +128,8 @@ class Node:
         more: Sequence[OrderedJob] = (),
         fields: Mapping[int, dict[str, object]] | None = None,
     ) -> SharedGpus:
-        """The daemon's order: these packs on these GPUs. Jobs are called `j` and their number of Slurm's; `fields` says
-        what is different of some."""
+        """The daemon's order: these packs on these GPUs. A job's id is `j` and its number in Slurm. `fields` overrides fields
+        of some jobs."""
         shared = SharedGpus(self.name, len(devices), tuple(packs), slice_s)
         numbers = [int(job[1:]) for job in shared.jobs]
         self.number += 1
@@ -159,17 +158,17 @@ class Node:
         path.with_suffix(".tmp").rename(path)
         return shared
 
-    def run(self, seconds: float, look: Callable[[], None] | None = None) -> None:
-        """Let the agent work for so long; `look` after each tick."""
+    def run(self, seconds: float, check: Callable[[], None] | None = None) -> None:
+        """Let the agent work for this long, and call `check` after each tick."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             self.agent.tick(time.time())
-            if look is not None:
-                look()
+            if check is not None:
+                check()
             time.sleep(TICK_S)
 
     def until(self, what: Callable[[], object], text: str) -> None:
-        """Let the agent work until that is so."""
+        """Let the agent work until the condition is true."""
         end_s = time.monotonic() + PATIENCE_S
         self.agent.tick(time.time())
         while not what():
@@ -189,7 +188,7 @@ class Node:
         return Channels(self.run_dir).statuses(number, os.getuid()).get(0)
 
     def told(self) -> NodeStatus:
-        """As the daemon reads it."""
+        """The status, as the daemon reads it."""
         return NodeStatus.model_validate_json(status_file(self.spool, self.name).read_bytes())
 
     def close(self) -> None:
@@ -210,7 +209,7 @@ def control(node: Node, number: int) -> JobControl:
 
 
 def at_once(node: Node) -> list[str]:
-    """Jobs that may use a GPU on which another one may, too."""
+    """Jobs that may use the same GPU as another job."""
     users: dict[int, list[str]] = {}
     for each in node.agent.status().jobs:
         for device in each.devices if each.state in ("running", "suspending") else ():

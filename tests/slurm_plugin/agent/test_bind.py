@@ -1,4 +1,4 @@
-"""What the SPANK plugin reads of the agent's files, without Slurm, and under valgrind where that is installed."""
+"""How the SPANK plugin reads the agent's files, without Slurm, and under valgrind if that is installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tell_all(program: Path, folder: Path, *numbers: int, cgroup: Path | None = None) -> list[tuple[int, str]]:
-    """What it says of each of these jobs."""
+    """The plugin's output for each of these jobs."""
     tool = ("valgrind", "-q", "--error-exitcode=99") if shutil.which("valgrind") is not None else ()
     inside = ("sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', cgroup) if cgroup is not None else ()
     command = [*inside, *tool, program, folder, "1", *map(str, numbers)]
@@ -49,7 +49,7 @@ def tell(program: Path, folder: Path, number: int = 7, cgroup: Path | None = Non
 
 
 def write(channels: Channels, name: str, texts: Sequence[str]) -> range:
-    """Jobs with these texts in their files of that name; returns their numbers."""
+    """Make jobs with these texts in their files of this name. Returns their numbers."""
     numbers = range(7, 7 + len(texts))
     for number, text in zip(numbers, texts, strict=True):
         channels.open(number, os.getuid())
@@ -67,7 +67,7 @@ def channels(tmp_path: Path) -> Channels:
 def test_a_task_gets_what_the_agent_has_written(program: Path, channels: Channels) -> None:
     assert tell(program, channels.folder, 8) == (NO_SHARER, "[] []")
     channels.go_through(7, Path("/run/nvidia-mps"))
-    assert tell(program, channels.folder) == (TOO_LATE, "[] []"), "the devices come last"
+    assert tell(program, channels.folder) == (TOO_LATE, "[] []"), "the devices are written last"
     channels.bind(7, (0, 3))
     assert tell(program, channels.folder) == (BOUND, "[0,3] [/run/nvidia-mps]")
     channels.go_through(7, None)
@@ -105,7 +105,7 @@ def test_files_of_others_do_not_count(program: Path, channels: Channels, name: s
 def test_a_task_waits_until_its_gpus_are_open_to_it_and_counts_those_that_it_sees(
     program: Path, channels: Channels, slurm: Slurm
 ) -> None:
-    """As CUDA counts, which passes over those that it cannot open."""
+    """CUDA counts only the GPUs that it can open."""
     (task,) = slurm.step("0", tasks=1)
     cgroups = slurm.cgroups()
     channels.bind(7, (0, 2), slurm.gpus)
@@ -114,7 +114,7 @@ def test_a_task_waits_until_its_gpus_are_open_to_it_and_counts_those_that_it_see
     assert tell(program, channels.folder, cgroup=task) == (DENIED, "[] []"), "one of them is not"
     give(cgroups, (0, 2), 0.0)
     assert tell(program, channels.folder, cgroup=task) == (BOUND, "[0,1] []")
-    assert tell(program, channels.folder) == (BOUND, "[0,2] []"), "where nothing is denied, they are Slurm's indexes"
+    assert tell(program, channels.folder) == (BOUND, "[0,2] []"), "if nothing is denied, they are Slurm's indexes"
     channels.go_through(7, Path("/run/nvidia-mps"))
     assert tell(program, channels.folder, cgroup=task) == (BOUND, "[0,2] [/run/nvidia-mps]"), "the daemon counts all"
 
@@ -137,7 +137,7 @@ def test_a_task_that_waits_goes_on_when_they_are_opened(program: Path, channels:
     with subprocess.Popen(waits, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(0.5)  # it looks before
+        time.sleep(0.5)  # it reads the file first
         give(slurm.cgroups(), (2,), 0.0)
         assert process.stdout.readline() == f"{BOUND} [0] []\n"
 

@@ -20,8 +20,7 @@ from .node import Node, alone, control, steps
 def test_an_opportunistic_job_that_never_says_anything_stands_still_while_the_guaranteed_job_is_there(
     make_node: Callable[..., Node], goes: str
 ):
-    """It cannot be told its share. Also after a restart of the agent. It goes on when the other ends, or has another
-    place."""
+    """It cannot be sent a share, even after a restart of the agent. It continues when the other job ends or moves."""
     node = make_node(start_wait_s=0.5, suspend_wait_s=0.3)
     guaranteed = node.job(1, "--step", "0.02")
     node.job(2, "--mute")
@@ -35,7 +34,7 @@ def test_an_opportunistic_job_that_never_says_anything_stands_still_while_the_gu
         assert "keep to its share" in node.agent.status().jobs[1].why
         node.run(1.2)
         assert node.states() == {"j1": "running", "j2": "suspended"}
-        assert node.agent.status().groups[0].share == 0, "what is measured with nobody beside says nothing of a share"
+        assert node.agent.status().groups[0].share == 0, "a measurement without the other job gives no share"
         node.start()
     if goes == "guaranteed":
         guaranteed.kill()
@@ -49,7 +48,7 @@ def test_an_opportunistic_job_that_never_says_anything_stands_still_while_the_gu
 def test_an_opportunistic_job_that_trains_beyond_its_share_is_frozen_or_ended(
     make_node: Callable[..., Node], misuse: str
 ):
-    """It says that it has share 0, in a slice that does not end, and makes step after step."""
+    """It reports share 0 in a slice that does not end, and continues to make steps."""
     node = make_node(misuse_s=1.0, misuse=misuse)
     node.job(1, "--step", "0.02")
     node.job(2, "--greedy")
@@ -65,8 +64,7 @@ def test_an_opportunistic_job_that_trains_beyond_its_share_is_frozen_or_ended(
 
 
 class Opportunistic:
-    """An opportunistic job that tells what a job with steps of so many seconds would: at share 0 it pauses for so long
-    after each."""
+    """An opportunistic job that reports steps of this many seconds. At share 0, it pauses for this long after each step."""
 
     def __init__(self, node: Node, step_s: float, pause_s: float) -> None:
         self._node, self._step_s, self._cycle_s = node, step_s, step_s + pause_s
@@ -86,7 +84,7 @@ class Opportunistic:
 def test_an_opportunistic_job_of_several_processes_that_makes_a_step_now_and_then_is_no_liar(
     make_node: Callable[..., Node], step_s: float, pause_s: float, keeps: bool
 ):
-    """It pauses for 30 s at most. For 20 minutes it is told share 0, in steps of whatever length."""
+    """It pauses for at most 30 s. For 20 minutes its share is 0, with steps of any length."""
     node = make_node(start_wait_s=5.0, misuse="tell", sample_s=60.0)
     guest, now_s = Opportunistic(node, step_s, pause_s), time.time()
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
@@ -100,8 +98,8 @@ def test_an_opportunistic_job_of_several_processes_that_makes_a_step_now_and_the
 
 
 def test_an_opportunistic_job_that_takes_no_new_message_is_frozen_after_a_while(make_node: Callable[..., Node]):
-    """It carries out the first word for ever. Late files are no matter: only after 150 s and two steps it stands
-    still."""
+    """It never reads a control message after the first one. Late files are tolerated: it stands still only after 150 s and two
+    steps."""
     node = make_node(start_wait_s=120.0, suspend_wait_s=30.0, sample_s=60.0)
     guest, began_s = Opportunistic(node, 4.0, 0.0), time.time()
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
@@ -125,7 +123,7 @@ def test_a_job_that_does_not_answer_is_frozen_or_ended(make_node: Callable[..., 
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=0.5)
     node.until(lambda: node.agent.status().contained, "containment")
-    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     contained = node.agent.status().contained[0]
     assert (contained.job, contained.cause, contained.killed) == ("j1", "no-answer", no_answer == "kill")
     assert "within 0.5 s" in contained.text
@@ -144,7 +142,7 @@ def test_a_job_that_says_that_it_stands_still_and_trains_on_is_ended(make_node: 
     node.until(lambda: node.agent.status().contained, "containment")
     contained = node.agent.status().contained[0]
     assert (contained.job, contained.cause, contained.killed) == ("j1", "lies", True)
-    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
 
 
 def test_a_job_over_its_memory_limit_is_ended_or_told(make_node: Callable[..., Node]):
@@ -158,7 +156,7 @@ def test_a_job_over_its_memory_limit_is_ended_or_told(make_node: Callable[..., N
     assert [(each.job, each.cause, each.killed) for each in contained] == [("j1", "memory", False)]
     assert "50 MB" in contained[0].text
     node.run(1.0)
-    assert len(node.agent.status().contained) == 1, "its user is told once"
+    assert len(node.agent.status().contained) == 1, "its user gets one message"
     assert node.states() == {"j1": "running", "j2": "running"}
 
 
@@ -169,7 +167,7 @@ def test_a_job_that_dies_while_suspended_leaves_its_place(make_node: Callable[..
     node.until(lambda: steps(node, 1) > 0, "steps")
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=600.0)
-    node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "turn of the other")
+    node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "time slice of the other")
     node.until(lambda: node.agent.state.is_frozen(1), "SIGSTOP")
     dead.kill()
     dead.wait()

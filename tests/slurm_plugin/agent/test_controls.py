@@ -1,4 +1,4 @@
-"""Limits that the agent tells jobs."""
+"""Limits that the agent sends to jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .node import Node, alone, at_once, control, steps
 
 
 def test_three_jobs_of_one_pack_run_at_once_each_with_its_limits(make_node: Callable[..., Node]):
-    """The policies make pairs; the node takes any number."""
+    """The policies make pairs. The node accepts any number."""
     node = make_node()
     for number in (1, 2, 3):
         node.job(number)
@@ -31,8 +31,8 @@ def test_three_jobs_of_one_pack_run_at_once_each_with_its_limits(make_node: Call
 def test_an_opportunistic_job_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_limit(
     make_node: Callable[..., Node], guest: tuple[str, ...], start_wait_s: float
 ):
-    """The guaranteed job waits until the opportunistic job has spoken, or for so long that it is one that never
-    does."""
+    """The guaranteed job waits until the opportunistic job has reported, or for as long as a job that never reports is
+    given."""
     node = make_node(start_wait_s=start_wait_s, suspend_wait_s=1000)
     node.job(1, *guest)
     node.order(alone(1), (0,), slice_s=60.0)
@@ -50,7 +50,7 @@ def test_an_opportunistic_job_that_has_said_nothing_is_not_taken_for_one_that_ke
 
 
 def test_two_that_are_new_and_limited_do_not_wait_for_one_anothers_message(make_node: Callable[..., Node]):
-    """Their tasks begin once they are bound to GPUs, and say nothing before."""
+    """Their tasks begin once they are bound to GPUs, and do not report before."""
     node = make_node(suspend_wait_s=1000)
     node.order([Pack((JobId("j1"), JobId("j2")), limits=(Limit(memory_mb=50), Limit(memory_mb=50)))], (0,))
     node.until(lambda: node.states() == {"j1": "running", "j2": "waiting"}, "start of the first")
@@ -59,7 +59,7 @@ def test_two_that_are_new_and_limited_do_not_wait_for_one_anothers_message(make_
 
 
 def test_two_whose_limits_rise_do_not_wait_for_one_another(make_node: Callable[..., Node]):
-    """As when a third has left the GPU, or it is known only now how much memory that has."""
+    """For example because a third job has left the GPU, or because the GPU's memory was unknown until now."""
     node = make_node()
     for number in (1, 2):
         node.job(number)

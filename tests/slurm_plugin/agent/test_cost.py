@@ -1,4 +1,4 @@
-"""What an agent costs its node."""
+"""The cost of an agent on its node."""
 
 import os
 import re
@@ -16,7 +16,7 @@ MOST_MIB = 60
 
 
 def test_an_agent_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The most that it ever had resident, as a process of its own with NVML, after turns of four jobs on two GPUs."""
+    """Its peak resident memory, as a process of its own with NVML, after time slices of four jobs on two GPUs."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install 'penstock[nvml]'")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     monkeypatch.delitem(sys.modules, "agent", raising=False)
@@ -41,7 +41,7 @@ def test_an_agent_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             sampled = status is not None and len(status.gpu_memory_mb) == 2
             return sampled and log.read_text().count(" event=suspended ") >= 4
 
-        wait_for(has_worked, 120, "turns, and a sample of the GPUs", details=log.read_text)
+        wait_for(has_worked, 120, "time slices, and a sample of the GPUs", details=log.read_text)
         told = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{agent.pid}/status").read_text(), re.MULTILINE)
         assert told is not None
         assert int(told[1]) / 1024 < MOST_MIB

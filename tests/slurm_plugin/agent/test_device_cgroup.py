@@ -1,4 +1,4 @@
-"""Device cgroups of jobs, of both versions of cgroups."""
+"""Device cgroups of jobs, in both versions of cgroups."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def test_a_job_reaches_the_gpus_that_it_is_bound_to_and_no_others(slurm: Slurm) 
     assert [slurm.sees(each) for each in processes] == [set()] * 3
     assert give(cgroups, (1,), 0.0) == ""
     assert [slurm.sees(each) for each in processes] == [{1}] * 3
-    assert give(cgroups, (0, 2), 0.5) == "", "it goes on on others"
+    assert give(cgroups, (0, 2), 0.5) == "", "it continues on others"
     assert [slurm.sees(each) for each in processes] == [{0, 2}] * 3
-    assert give(slurm.cgroups(), (2,), 1.0) == "", "another agent, which knows nothing of what this one did"
+    assert give(slurm.cgroups(), (2,), 1.0) == "", "another agent, without this one's state"
     assert [slurm.sees(each) for each in processes] == [{2}] * 3
     assert cgroups.trouble() == ""
 
 
 def test_a_step_that_begins_later_reaches_them_too(slurm: Slurm) -> None:
-    """Slurm denies them in the job's cgroup again when one begins."""
+    """Slurm denies the GPUs in the job's cgroup again each time a step begins."""
     first = slurm.inside(*slurm.step("batch"))
     cgroups = slurm.cgroups()
     give(cgroups, (1,), 0.0)
@@ -51,7 +51,7 @@ def test_a_step_that_begins_later_reaches_them_too(slurm: Slurm) -> None:
     third = slurm.inside(slurm.task(slurm.job / "step_0" / ("user" if slurm.version == 2 else ""), 1))
     assert slurm.sees(third) == set()
     give(cgroups, (1,), later_s + 1.0)
-    assert slurm.sees(third) == {1}, "Slurm makes the tasks' cgroups after the step's, and denies after that"
+    assert slurm.sees(third) == {1}, "Slurm makes the tasks' cgroups after the step's, and denies the GPUs afterwards"
 
 
 def test_what_is_denied_later_is_opened_some_time_later(slurm: Slurm) -> None:
@@ -61,7 +61,7 @@ def test_what_is_denied_later_is_opened_some_time_later(slurm: Slurm) -> None:
     give(cgroups, (1,), CHANGES_S)
     slurm._deny(folder, override=False)
     give(cgroups, (1,), CHANGES_S + SELDOM_S / 2)
-    assert slurm.sees(process) == set(), "not all is looked at in each turn"
+    assert slurm.sees(process) == set(), "not all cgroups are checked in each tick"
     give(cgroups, (1,), CHANGES_S + SELDOM_S)
     assert slurm.sees(process) == {1}
 
@@ -88,7 +88,7 @@ def test_without_programs_of_slurms_none_of_ours_are_attached(slurm: Slurm) -> N
     give(slurm.cgroups(), (1,), 0.0)
     assert slurm.sees(process) == {0, 1, 2}
     nowhere = DeviceCgroups(NODE, lambda: True, "/nowhere/gpu[0-2]", slurm.mount)
-    assert give(nowhere, (1,), 0.0) == "", "nor is a file missed"
+    assert give(nowhere, (1,), 0.0) == "", "and no file is missing"
 
 
 def test_what_keeps_gpus_from_being_opened_is_told(slurm: Slurm) -> None:
@@ -100,7 +100,7 @@ def test_what_keeps_gpus_from_being_opened_is_told(slurm: Slurm) -> None:
     assert give(cgroups, (0,), 0.1) == cgroups.trouble() == ""
     give(cgroups, (3,), 0.2)
     cgroups.forget_all_but([])
-    assert cgroups.trouble() == "", "the job has gone"
+    assert cgroups.trouble() == "", "the job has ended"
     nowhere = DeviceCgroups(NODE, lambda: True, f"{slurm.mount}/none[0-7]", slurm.mount)
     assert f"No such file or directory: '{slurm.mount}/none0'" in nowhere.trouble()
     slurm.gpus[1].unlink()
@@ -109,8 +109,8 @@ def test_what_keeps_gpus_from_being_opened_is_told(slurm: Slurm) -> None:
 
 
 def test_a_gpu_that_is_not_slurms_is_denied_as_well(slurm: Slurm) -> None:
-    """`File=/dev/nvidia[1-2]`: Slurm's first is the second that there is. Slurm denies all, and our program takes its
-    place."""
+    """`File=/dev/nvidia[1-2]`: Slurm's first GPU is the node's second. Slurm denies all, and Penstock's program replaces
+    Slurm's."""
     process = slurm.inside(*slurm.step("0", tasks=1))
     some = DeviceCgroups(NODE, lambda: True, slurm.pattern.replace("[0-", "[1-"), slurm.mount)
     assert give(some, (0,), 0.0) == ""
@@ -122,13 +122,13 @@ def test_a_gpu_whose_file_is_made_later_is_denied_as_well(slurm: Slurm, tmp_path
     process = slurm.inside(*slurm.step("0", tasks=1))
     later = slurm.gpus[2].rename(tmp_path / "later")
     cgroups = slurm.cgroups()
-    assert give(cgroups, (1,), 0.0) == "", "nobody is bound to that GPU"
+    assert give(cgroups, (1,), 0.0) == "", "no job is bound to that GPU"
     later.rename(slurm.gpus[2])
     assert give(cgroups, (1,), 0.5) == ""
     assert slurm.sees(process) == {1}
 
 
-def test_a_gpu_of_which_the_driver_has_yet_to_make_a_file_is_denied_as_well(
+def test_a_gpu_without_a_device_file_is_denied_as_well(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = slurm.inside(*slurm.step("0", tasks=1))
@@ -140,8 +140,8 @@ def test_a_gpu_of_which_the_driver_has_yet_to_make_a_file_is_denied_as_well(
     assert (process.opens(slurm.gpus[1]), process.opens(elsewhere)) == (0, errno.EPERM)
 
 
-def test_what_users_make_in_their_cgroups_is_not_looked_at(slurm: Slurm) -> None:
-    """Slurm 22.05 gives them those of their jobs."""
+def test_cgroups_that_users_make_are_not_checked(slurm: Slurm) -> None:
+    """In Slurm 22.05, they have the cgroups of their jobs."""
     (task,) = slurm.step("0", tasks=1)
     own = [task.parent / "own", slurm.job / "own"]
     for folder in own:
@@ -151,7 +151,7 @@ def test_what_users_make_in_their_cgroups_is_not_looked_at(slurm: Slurm) -> None
     assert [slurm.sees(slurm.inside(folder)) for folder in own] == [set()] * 2
 
 
-def test_no_more_than_so_many_cgroups_of_a_job_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_limited_number_of_cgroups_of_a_job_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(9):
         for task in range(9):
             (tmp_path / f"step_{step}" / f"task_{task}").mkdir(parents=True)
@@ -176,7 +176,7 @@ def test_another_run_of_the_job_is_left_alone(slurm: Slurm) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
-    """What opens GPUs, in cgroups of that name."""
+    """Opens GPUs in cgroups of this name."""
     write, replace = device_cgroup.write_rules, bpf.Programs.replace
 
     def fail(folder: str) -> None:
@@ -198,7 +198,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
 def test_what_fails_in_one_cgroup_keeps_no_other_from_it_and_is_told_if_it_lasts(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a step's cgroup nothing can be allowed that Slurm has just denied in the job's again."""
+    """A step's cgroup cannot allow a device that Slurm has just denied in the job's cgroup again."""
     processes = [slurm.inside(folder) for folder in slurm.step("0", tasks=2)]
     cgroups = slurm.cgroups()
     give(cgroups, (0,), -60.0)
@@ -272,7 +272,7 @@ def test_a_program_that_cannot_be_used_is_closed(slurm: Slurm, monkeypatch: pyte
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
-    """As a kernel that asks for a capability more."""
+    """Like a kernel that needs one more capability."""
     call = bpf.bpf
 
     def call_or_fail(command: int, attribute: bytes, path: str = "bpf") -> tuple[int, bytes]:
@@ -287,13 +287,13 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
 def test_that_programs_may_not_be_asked_for_is_found_out_without_a_job(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels before 6.7 demand CAP_NET_ADMIN for that, but not to load one."""
+    """Kernels before 6.7 need CAP_NET_ADMIN to query a program, but not to load one."""
     refusing(monkeypatch, bpf.BPF_PROG_QUERY)
     assert "Operation not permitted" in slurm.cgroups().trouble()
 
 
 def test_the_kernel_has_room_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux 6.17 writes a query's revision at offset 56, however short it is told that the attribute is."""
+    """Linux 6.17 writes a query's revision at offset 56, even if the given size is smaller."""
     rooms = []
 
     class Libc:
@@ -318,7 +318,7 @@ print(json.dumps([cgroups.trouble(), cgroups.give(*job, (1,), 0.0, cgroups.cgrou
 
 
 def give_with(slurm: Slurm, capabilities: str) -> list[str]:
-    """By an agent that has these alone."""
+    """The agent has only these capabilities."""
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed (Debian: util-linux)")
     bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())])
@@ -367,7 +367,7 @@ def test_gpus_are_found_by_their_place_on_the_bus_as_nvidia_counts_them(tmp_path
     found = DeviceCgroups(
         NODE, lambda: True, f"{tmp_path}/gpu[1-2],{tmp_path}/gpu0", tmp_path, tmp_path / "driver"
     ).gpus()
-    assert found == (tmp_path / "gpu1", tmp_path / "gpu2", tmp_path / "gpu0"), "the site says otherwise"
+    assert found == (tmp_path / "gpu1", tmp_path / "gpu2", tmp_path / "gpu0"), "the site sets another order"
 
 
 def test_without_a_word_of_the_driver_they_are_the_files_that_there_are(

@@ -1,4 +1,4 @@
-"""Which job gets which GPU, and turns of packs that cannot leave theirs."""
+"""Which job gets which GPU, and time slices of packs that cannot leave their GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_who_runs_stays_and_who_comes_gets_what_is_free():
 
 
 def test_who_is_pinned_goes_before_who_could_move():
-    """b runs on the GPU that a cannot do without: b has to move."""
+    """b runs on the GPU to which a is pinned, so b must move."""
     found = bind([pack("b"), pack("a")], (0, 1), {"b": (1,)}, {"a": frozenset({1})}, {"a": 1, "b": 1})
     assert found == {"a": (1,), "b": (0,)}
 
@@ -33,7 +33,7 @@ def test_guests_of_a_job_on_two_gpus_spread():
 
 
 def test_two_that_come_together_meet_on_the_gpu_of_one():
-    """Of a pack of one GPU whose jobs ran on two, the second has to move."""
+    """The jobs of a pack for one GPU ran on two GPUs, so the second must move."""
     found = bind([pack("a", "b")], (0, 1), {"a": (0,), "b": (1,)}, {}, {"a": 1, "b": 1})
     assert found == {"a": (0,), "b": (0,)}
 
@@ -43,7 +43,7 @@ def test_where_a_pinned_pack_needs_more_than_there_is_it_gets_none():
 
 
 def test_of_two_that_want_the_same_gpu_one_runs_and_a_third_fills_up():
-    """a and b are bound to GPU 0, c to GPU 1. b has had least, so it goes before a."""
+    """a and b are bound to GPU 0, c to GPU 1. b has had the least GPU time, so it precedes a."""
     a, b, c = pack("a"), pack("b"), pack("c")
     pins = {a: frozenset({0}), b: frozenset({0}), c: frozenset({1})}
     assert next_packs([a, b, c], {a: 60.0, b: 0.0, c: 60.0}, 2, (a, c), pinned=pins) == (b, c)
@@ -54,10 +54,10 @@ jobs = st.integers(1, 3)
 
 
 @given(st.lists(st.tuples(jobs, st.booleans()), max_size=5), st.integers(1, 6), st.data())
-def test_no_gpu_is_of_two_packs_and_all_who_fit_get_theirs(
+def test_no_gpu_belongs_to_two_packs_and_all_jobs_that_fit_get_gpus(
     wanted: list[tuple[int, bool]], count: int, data: st.DataObject
 ):
-    """Whatever was held and pinned before: packs that `turn` lets run together have GPUs of their own, pins kept."""
+    """Whatever was held and pinned before, packs that run together have separate GPUs, and pins are kept."""
     packs = [pack(f"j{index}", gpus=gpus) for index, (gpus, _) in enumerate(wanted)]
     pins, held = {}, {}
     for each, (gpus, pinned) in zip(packs, wanted, strict=True):
@@ -77,7 +77,7 @@ def test_no_gpu_is_of_two_packs_and_all_who_fit_get_theirs(
 
 
 def test_packs_get_gpus_that_are_connected():
-    """0 and 2 are on one switch. The job of one GPU comes first, and takes 1, so that the other one finds these two."""
+    """0 and 2 share a switch. The job of one GPU is first and takes 1, so that the other job gets these two."""
     one, two = pack("one"), pack("two", gpus=2)
     gpus = {"one": 1, "two": 2}
     assert bind([two], (0, 1, 2, 3), {}, {}, gpus, TWO_PAIRS) == {"two": (0, 2)}
@@ -86,13 +86,13 @@ def test_packs_get_gpus_that_are_connected():
 
 
 def test_who_runs_does_not_move_to_gpus_that_are_better_connected():
-    """And who has one of two gets the one on its switch."""
+    """A job that has one of its two GPUs gets the other one on the same switch."""
     gpus = {"a": 2, "b": 1}
     running = [pack("a", gpus=2), pack("b")]
     assert bind(running, (0, 1, 2, 3), {"a": (0, 1)}, {}, gpus, TWO_PAIRS) == {"a": (0, 1), "b": (2,)}
     assert bind([pack("a", "b", gpus=2)], (0, 1, 3), {"b": (3,)}, {}, gpus, TWO_PAIRS) == {"a": (1, 3), "b": (3,)}
 
 
-def test_a_guest_on_some_gpus_of_its_host_gets_connected_ones():
+def test_a_job_co_located_on_some_of_the_resident_jobs_gpus_gets_connected_ones():
     found = bind([pack("big", "x", "y", gpus=4)], (0, 1, 2, 3), {}, {}, {"big": 4, "x": 2, "y": 2}, TWO_PAIRS)
     assert found == {"big": (0, 1, 2, 3), "x": (0, 2), "y": (1, 3)}

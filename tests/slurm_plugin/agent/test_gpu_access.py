@@ -28,7 +28,7 @@ def node(tmp_path: Path, slurm: Slurm) -> Iterator[Node]:
 
 
 def order(node: Node, *numbers: int, **fields: object) -> None:
-    """On GPU 1, and a turn."""
+    """A job on GPU 1 with a time slice."""
     of_user = {number: {"uid": UID, **fields} for number in (JOB, JOB + 1)}
     node.order(alone(*numbers), (1,), 60.0, fields=of_user)
     node.agent.tick(time.time())
@@ -88,7 +88,7 @@ def test_a_job_to_which_its_gpus_cannot_be_opened_is_not_bound_and_the_status_sa
 
 
 def test_a_later_run_of_the_job_is_left_alone_until_the_daemon_names_it(node: Node, slurm: Slurm) -> None:
-    """The agent was away meanwhile, and Slurm may have given it GPUs of its own."""
+    """The agent was down meanwhile, and Slurm may have allocated GPUs to it."""
     slurm.inside(*slurm.step("batch"))
     order(node, JOB)
     slurm.end_job()
@@ -117,7 +117,7 @@ def test_an_order_written_before_it_was_known_that_a_run_has_ended_names_no_late
 
 
 def test_a_later_run_of_a_job_that_the_daemon_names_no_more_is_left_alone(node: Node, slurm: Slurm) -> None:
-    """A process of the user's that says it is the job's may outlive it."""
+    """A process of the user that claims to belong to the job may outlive the job."""
     slurm.inside(*slurm.step("batch"))
     order(node, JOB)
     node.order([], ())

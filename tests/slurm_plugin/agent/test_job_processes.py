@@ -13,7 +13,7 @@ from penstock_slurm.loopback.waiting import wait_for
 
 
 def test_only_processes_of_the_jobs_user_are_its():
-    """One says that it is of job 7, another of one whose number has no end."""
+    """One claims to belong to job 7, another to a job with an endless number."""
     with contextlib.ExitStack() as stack:
         mine, odd = (
             stack.enter_context(subprocess.Popen(["sleep", "60"], env=os.environ | {"SLURM_JOB_ID": number}))

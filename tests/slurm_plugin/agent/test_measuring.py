@@ -1,4 +1,4 @@
-"""What the agent measures of jobs, with real processes as jobs."""
+"""The agent's measurements, with real processes as jobs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from .node import Node, alone, control, steps
 
 
 def test_the_first_slice_of_a_job_counts_from_its_first_step(make_node: Callable[..., Node]):
-    """It takes 1.5 s to start, three slices: it is not put back before it has run for a whole one, and is measured."""
+    """It takes 1.5 s to start, which is three slices. It is not suspended before it has run for a whole slice and is
+    measured."""
     node = make_node()
     node.job(1)
     node.order(alone(1), (0,), slice_s=0.5)
     node.until(lambda: steps(node, 1) > 0, "steps of the first")
     node.order(alone(1, 2), (0,), slice_s=0.5)
-    node.until(lambda: node.states()["j2"] == "running", "turn of the newcomer")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the new job")
     began_s = time.time()
     node.job(2, "--late", "1.5")
-    node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
+    node.until(lambda: node.states()["j2"] != "running", "end of its first time slice")
     held_s = time.time() - began_s
     assert steps(node, 2) > 0
     account = node.agent.state.saved.account
@@ -38,7 +39,7 @@ def test_the_first_slice_of_a_job_counts_from_its_first_step(make_node: Callable
     assert 0.5 <= account.ran_s[JobId("j2")] <= held_s - 1.5
     assert account.first_slice_s[JobId("j2")] >= began_s + 2.0
     node.until(lambda: node.states()["j2"] == "running", "next turn")
-    node.until(lambda: node.states()["j2"] != "running", "end of its next turn, a usual one")
+    node.until(lambda: node.states()["j2"] != "running", "end of its next time slice, of the usual length")
     node.until(lambda: next(each.use for each in node.agent.status().jobs if each.job == "j2").profiled, "measurement")
 
 
@@ -56,7 +57,7 @@ def test_a_job_that_is_alone_has_not_run_before_it_has_started(
 
 
 def test_what_a_job_has_had_is_what_it_held_its_gpu_for(make_node: Callable[..., Node]):
-    """The first is slow to leave. By the agent's own notes: until it is off it is charged, and then the second."""
+    """The first is slow to leave. In the agent's state, it is charged until it is off its GPUs, and then the second is."""
     node = make_node(suspend_wait_s=0.5)
     node.job(1, "--deaf")
     node.order(alone(1), (0,), slice_s=60.0)
@@ -66,7 +67,7 @@ def test_what_a_job_has_had_is_what_it_held_its_gpu_for(make_node: Callable[...,
     jobs, account = node.agent.state.jobs, node.agent.groups.account
     node.until(lambda: jobs["j1"].state == "suspending", "a request")
     before_s, asked_s = dict(account.served_s), jobs["j1"].asked_s
-    node.until(lambda: jobs["j2"].state == "running", "turn of the second")
+    node.until(lambda: jobs["j2"].state == "running", "time slice of the second")
     node.agent.groups.left(JobId("j1"), node.agent.state.now_s)
     assert account.served_s["j1"] - before_s["j1"] == pytest.approx(jobs["j1"].free_s - asked_s)
     assert account.served_s["j2"] - before_s["j2"] == pytest.approx(node.agent.state.now_s - jobs["j2"].resumed_s)
@@ -86,7 +87,7 @@ def test_an_opportunistic_job_is_cut_in_the_tick_in_which_a_guaranteed_job_comes
     assert (control(node, 1).compute, control(node, 1).memory_mb) == (0.0, 400)
     node.until(lambda: (said := node.said(1)) is not None and said.number == control(node, 1).number, "answer")
     node.until(lambda: node.states()["j2"] == "running", "start of the guaranteed one")
-    node.until(lambda: node.said(2) is not None, "word of the guaranteed one")
+    node.until(lambda: node.said(2) is not None, "report of the guaranteed one")
     before = steps(node, 1)
     node.run(1.0)
     assert steps(node, 1) <= before + 1
@@ -94,7 +95,7 @@ def test_an_opportunistic_job_is_cut_in_the_tick_in_which_a_guaranteed_job_comes
 
 
 class Training:
-    """Jobs 1 and 2 without processes, after their first step: by a clock of its own, each tells how many it would have
+    """Jobs 1 and 2 without processes, after their first step. By its own clock, each reports the steps that it would have
     made."""
 
     def __init__(self, node: Node) -> None:
@@ -103,7 +104,7 @@ class Training:
         node.agent.tick(self.now_s)
 
     def run(self, seconds: float, rates: Callable[[int], float], step_s: float = 0.02) -> None:
-        """So many steps a second, each of so many seconds."""
+        """Make this many steps per second, each of this many seconds."""
         for _ in range(round(seconds / 0.1)):
             self.now_s += 0.1
             for number in self._made:
@@ -123,8 +124,8 @@ class Training:
 
 
 def test_the_opportunistic_jobs_share_rises_while_the_guaranteed_job_keeps_its_speed(make_node: Callable[..., Node]):
-    """An opportunistic job that takes nothing, and keeps to its share: that goes up by steps, with looks at 0 between
-    them."""
+    """An opportunistic job that slows nothing down and keeps to its share. The share rises in steps, with measurements at 0 in
+    between."""
     node = make_node(misuse_s=1.0, control={"tolerance": 0.3, "search_periods": 1})
     pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
     node.order([pack], (0,), slice_s=1.0)
@@ -145,7 +146,7 @@ def test_the_opportunistic_jobs_share_rises_while_the_guaranteed_job_keeps_its_s
 def test_what_a_pack_does_to_its_jobs_is_measured_and_numbered(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
-    """Alone they make 50 and 20 steps a second, together 40 and 10: speeds 0.8 and 0.5, told under a new number each
+    """Alone they make 50 and 20 steps per second, together 40 and 10: speeds 0.8 and 0.5, reported with a new number each
     time."""
     node = make_node()
     for command in ("suspend", "resume"):  # there are no processes
@@ -181,7 +182,7 @@ def test_a_job_with_gpus_of_its_own_is_measured_and_left_alone(make_node: Callab
 
 
 def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callable[..., Node]):
-    """One GPU, as a driver would tell it, with a process of the job on it and an XID."""
+    """A sample of one GPU with a process of the job on it and an XID."""
     node = make_node()
     job = node.job(1)
     device = Device(0, "GPU-1", "Tesla V100-SXM2-16GB", "v100", 16_160.0)
@@ -204,7 +205,7 @@ def test_nvml_tells_memory_utilisation_and_errors_of_each_job(make_node: Callabl
 
 
 def test_steps_between_two_statuses():
-    """Of 0.1, 0.2 and 0.3 s after one of 5 s: mean 0.2, squared distances 0.01 + 0 + 0.01."""
+    """Steps of 0.1, 0.2 and 0.3 s after one of 5 s: mean 0.2, squared distances 0.01 + 0 + 0.01."""
     before = JobStatus(pid=1, time_s=0.0, steps=1, seconds=5.0, squares=25.0)
     after = JobStatus(pid=1, time_s=0.6, steps=4, seconds=5.6, squares=25.14)
     found = steps_between(before, after)
@@ -213,12 +214,12 @@ def test_steps_between_two_statuses():
     assert steps_between(None, after).count == 0
     for seconds in (5.0, 4.0, 5.0 + 1e-9, 1e15):
         assert steps_between(before, after.model_copy(update={"seconds": seconds})) == Steps(), (
-            "no time, or none that is"
+            "no duration, or an impossible one"
         )
 
 
 def test_a_guaranteed_job_that_tells_steps_and_no_time_fails_no_tick(make_node: Callable[..., Node]):
-    """Nothing is known of its speed, so the opportunistic job stays at share 0."""
+    """Its speed is unknown, so the opportunistic job stays at share 0."""
     node = make_node(start_wait_s=0.1)
     node.order([Pack((JobId("j1"), JobId("j2")), 1, guaranteed=JobId("j1"))], (0,), slice_s=0.2)
     now_s = time.time()

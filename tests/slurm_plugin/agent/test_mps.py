@@ -1,4 +1,4 @@
-"""Who goes through the site's MPS. In the place of its control daemon there are the files that it would leave."""
+"""Which jobs are clients of the site's MPS. The files of a control daemon stand in for the daemon itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pack(*numbers: int) -> Pack:
 
 @pytest.fixture
 def pipes(tmp_path: Path) -> Path:
-    """The folder of a control daemon that runs."""
+    """The folder of a running control daemon."""
     folder = tmp_path / "mps"
     folder.mkdir()
     os.mkfifo(folder / "control")
@@ -48,26 +48,26 @@ def node(tmp_path: Path, pipes: Path) -> Iterator[Node]:
 
 
 def clients(node: Node) -> set[str]:
-    """Jobs that go through it, as the status and their files say."""
+    """Jobs that are clients, by the status and by their files."""
     told = {each.job for each in node.agent.status().jobs if each.mps}
     assert told == {each for each in node.states() if mps_file(node.run_dir, int(each[1:])).exists()}
     return told
 
 
 def begin(node: Node, *packs: Pack, gpus: int = 1, running: list[int] | None = None, **more: object) -> set[str]:
-    """Carry out an order; the clients then."""
+    """Carry out an order. Returns the clients afterwards."""
     node.order(packs, tuple(range(gpus)), 60.0, running=running, **more)  # type: ignore[arg-type]
     node.agent.tick(time.time())
     return clients(node)
 
 
-def test_a_pack_that_begins_as_one_goes_through_it_and_who_is_alone_does_not(node: Node, pipes: Path) -> None:
-    """The second starts later; it counts that the order has both."""
+def test_a_pack_that_begins_together_uses_mps_and_a_job_alone_does_not(node: Node, pipes: Path) -> None:
+    """The second starts later. What matters is that the order names both."""
     assert begin(node, pack(1, 2), pack(3), gpus=2, running=[1, 3]) == {"j1"}
     assert begin(node, pack(1, 2), pack(3), gpus=2) == {"j1", "j2"}
     assert mps_file(node.run_dir, 2).read_text() == f"{pipes}\n"
     assert begin(node, pack(1, 2, 4), pack(3), gpus=2) == {"j1", "j2", "j4"}
-    assert begin(node, pack(3), pack(1), gpus=2) == {"j1"}, "what it is it stays"
+    assert begin(node, pack(3), pack(1), gpus=2) == {"j1"}, "it stays a client or not"
 
 
 def test_who_comes_to_one_that_began_alone_does_not(node: Node) -> None:
@@ -78,7 +78,7 @@ def test_who_comes_to_one_that_began_alone_does_not(node: Node) -> None:
     )
 
 
-def test_nobody_who_takes_turns_does(node: Node) -> None:
+def test_time_sliced_jobs_are_no_clients(node: Node) -> None:
     assert begin(node, pack(1, 2), pack(3)) == set()
 
 
@@ -88,7 +88,7 @@ def test_packs_of_two_users_do_not(node: Node) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_all_clients_of_a_node_are_of_one_user_until_the_last_has_ended(node: Node) -> None:
-    """The control daemon has those of another user wait, whichever GPU they are on."""
+    """The control daemon lets clients of another user wait, on any GPU."""
     job = node.job(1)
     theirs: dict[int, dict[str, object]] = {number: {"uid": NOBODY} for number in (3, 4, 5, 6, 7, 8)}
     assert begin(node, pack(1, 2), pack(3, 4), gpus=2, fields=theirs) == {"j1", "j2"}
@@ -120,9 +120,9 @@ def test_without_a_control_daemon_jobs_run_without_it_and_the_status_says_so(
 
 
 def test_a_client_is_never_suspended(node: Node) -> None:
-    """A group without turns comes to take them: the clients keep theirs, and the newcomer waits until they have ended.
+    """A group without time slices begins to use them. The clients keep their GPUs, and the new job waits until they have ended.
 
-    The slices that pass are theirs, also as they are counted.
+    The time slices in between are theirs, and count as theirs.
     """
     for number in (1, 2):
         node.job(number)
@@ -148,12 +148,12 @@ def test_a_client_is_never_suspended(node: Node) -> None:
     for number in (1, 2):
         node.slurm.processes[number].kill()
         node.slurm.processes[number].wait()
-    node.until(lambda: node.states()["j3"] == "running", "turn of the newcomer")
+    node.until(lambda: node.states()["j3"] == "running", "time slice of the new job")
     assert "j3" not in clients(node)
 
 
 def test_a_client_is_not_moved_though_it_says_that_it_can_be(node: Node) -> None:
-    """One without MPS, which has nothing on its GPU while it is suspended, may go on on another one."""
+    """A job without MPS that has nothing on its GPU while it is suspended may continue on another GPU."""
     begin(node, pack(1, 2), pack(3), gpus=2)
     for number in (1, 2, 3):
         status = JobStatus(pid=9, time_s=time.time(), anywhere=True)
@@ -163,8 +163,7 @@ def test_a_client_is_not_moved_though_it_says_that_it_can_be(node: Node) -> None
 
 
 def test_one_that_goes_while_its_mate_saves_is_not_suspended_either(node: Node) -> None:
-    """Who is to leave has the next turn on the GPU of its mate: so the daemon would order it of one that is
-    suspended."""
+    """A departing job has the next time slice on its partner's GPU, as the daemon orders it for a suspended job."""
     for number in (1, 2):
         node.job(number)
     node.order([pack(1, 2)], (0,), 60.0)
@@ -189,7 +188,7 @@ def test_an_agent_that_has_lost_its_state_knows_its_clients(node: Node) -> None:
     assert clients(node) == {"j1", "j2"}
 
 
-def test_a_run_after_the_first_is_judged_anew(node: Node) -> None:
+def test_each_later_run_is_judged_again(node: Node) -> None:
     assert begin(node, pack(1, 2)) == {"j1", "j2"}
     assert begin(node, pack(1), running=[]) == set()
     assert begin(node, pack(1)) == set()
@@ -228,7 +227,7 @@ def test_the_control_daemons_number_is_read_from_a_file_and_not_waited_for(pipes
     assert "symbolic links" in mps.trouble(pipes)
     pid.unlink()
     pid.write_text("1" * 10_000)
-    assert "11, which" in mps.trouble(pipes), "no more of it is read than a number has"
+    assert "11, which" in mps.trouble(pipes), "no more of it is read than a number can have"
 
 
 @pytest.mark.parametrize(

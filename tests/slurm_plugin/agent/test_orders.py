@@ -56,7 +56,7 @@ def test_files_that_are_not_the_jobs_own_are_not_read(tmp_path: Path):
 
 
 def test_nothing_that_a_job_writes_stops_the_agent(make_node: Callable[..., Node]):
-    """Odd names, numbers beyond all bounds, and folders in folders: the other job is served all the same."""
+    """Odd names, huge numbers, and nested folders. The other job is still served."""
     node = make_node()
     for number in (1, 2):
         node.job(number)
@@ -131,13 +131,13 @@ def test_a_frozen_job_that_is_dismissed_goes_on_when_slurm_is_back(
 
 
 def test_a_running_job_is_found_again_when_the_state_is_lost(make_node: Callable[..., Node]):
-    """Its GPU is not given to another one, and it is bound to the same as before."""
+    """No other job gets its GPU, and it is bound to the same GPU as before."""
     node = make_node()
     node.job(1)
     node.order(alone(1), (3,))
     node.until(lambda: node.states() == {"j1": "running"}, "start")
     node.order([], ())
-    node.agent.tick(time.time())  # for one look the daemon does not see it
+    node.agent.tick(time.time())  # the daemon misses it in one observation
     shutil.rmtree(node.run_dir.with_name("state"))
     node.start()
     node.job(2)

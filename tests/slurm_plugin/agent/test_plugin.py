@@ -1,4 +1,4 @@
-"""What an agent finds of the SPANK plugin on its node, by Slurm's files."""
+"""How an agent checks the SPANK plugin on its node, by Slurm's files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_where_slurm_has_several_folders_the_first_that_has_it_counts(etc: Path)
     assert trouble() == ("no-plugin", f"{first}/penstock.so: No such file or directory")
 
 
-def test_where_it_is_not_or_looks_elsewhere_there_is_none(etc: Path) -> None:
+def test_a_missing_plugin_or_one_with_another_run_dir_counts_as_none(etc: Path) -> None:
     assert found(etc, "/run/%n") == "no-plugin"
     assert (
         "no line for penstock.so with run_dir=/run/%n"
@@ -97,7 +97,7 @@ def test_slurm_is_asked_until_it_answers_and_again_now_and_then(etc: Path, monke
     monkeypatch.setattr(SlurmCommands, "config", config)
     (etc / "plugstack.conf").write_text("optional penstock.so\n")
     plugin = Plugin(SlurmCommands(None), RUN_DIR)
-    assert not plugin.constrains(), "it has not said so yet"
+    assert not plugin.constrains(), "Slurm has not answered yet"
     assert [plugin.trouble() for _ in range(3)] == [None, None, None]
     (etc / "penstock.so").unlink()
     trouble = plugin.trouble()
@@ -108,7 +108,7 @@ def test_slurm_is_asked_until_it_answers_and_again_now_and_then(etc: Path, monke
     for _ in range(ASK_EVERY):
         plugin.trouble()
     assert len(asked) == 3
-    assert plugin.constrains(), "the last answer counts as long as there is no other"
+    assert plugin.constrains(), "the last answer counts until there is another"
     for _ in range(ASK_EVERY):
         plugin.trouble()
     assert len(asked) == 4

@@ -1,4 +1,4 @@
-"""Whose processes those on a node are."""
+"""To which job each process on a node belongs."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from penstock_slurm.agent.processes import ATTEMPTS, Processes
 from penstock_slurm.loopback import wait_for
 
 
-def test_a_task_that_waits_for_its_first_turn_is_its_jobs_once_it_has_begun():
-    """Until then, in the SPANK plugin, it is a copy of slurmstepd, whose environment names no job."""
+def test_a_task_that_waits_for_its_first_time_slice_belongs_to_its_job_once_it_has_begun():
+    """Until then, in the SPANK plugin, it is a copy of slurmstepd, without a job in its environment."""
     number = os.getpid()
     script = f"read turn; SLURM_JOB_ID={number} SLURMD_NODENAME=n{number} exec sleep 60"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as task:

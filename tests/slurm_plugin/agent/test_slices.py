@@ -15,8 +15,8 @@ from penstock_slurm.agent import node_view
 from .node import Node, alone, at_once, steps
 
 
-def test_three_jobs_on_two_gpus_take_turns_and_none_meets_another(make_node: Callable[..., Node]):
-    """Each progresses, no GPU ever has two, and the next in line runs on whichever comes free."""
+def test_three_jobs_share_two_gpus_in_time_slices_and_never_overlap(make_node: Callable[..., Node]):
+    """Each job progresses, no GPU ever has two jobs, and the next job runs on whichever GPU becomes free."""
     node = make_node()
     for number in (1, 2, 3):
         node.job(number)
@@ -27,7 +27,7 @@ def test_three_jobs_on_two_gpus_take_turns_and_none_meets_another(make_node: Cal
         crowds.extend(at_once(node))
         return min(steps(node, number) for number in (1, 2, 3)) > 20 and len(node.slurm.calls) >= 8
 
-    node.until(all_have_run, "turns of all")
+    node.until(all_have_run, "time slices of all")
     assert not crowds
     assert {call for call, _ in node.slurm.calls} == {"suspend", "resume"}
     node.until(lambda: all(each.use.ran_s > 0 for each in node.told().jobs), "time run of all")
@@ -46,34 +46,36 @@ def test_the_better_of_two_trials_has_the_slices(make_node: Callable[..., Node])
         node.order(packs, (0,), slice_s=0.5)
 
     trials(0, 0)
-    node.until(lambda: min(steps(node, 1), steps(node, 2)) > 20, "turns of both")
+    node.until(lambda: min(steps(node, 1), steps(node, 2)) > 20, "time slices of both")
     for better, worse, ranks in ((2, 1, (1, 0)), (1, 2, (0, 1))):
         trials(*ranks)
-        node.until(lambda job=f"j{worse}": node.states()[job] == "suspended", "the end of the worse one's turn")
+        node.until(
+            lambda job=f"j{worse}": node.states()[job] == "suspended",
+            "the end of the time slice of the job with the worse rank",
+        )
         before, had = steps(node, worse), steps(node, better)
         calls = len(node.slurm.calls)
-        node.until(lambda job=better, had=had: steps(node, job) > had + 200, "slices of the better one")
+        node.until(lambda job=better, had=had: steps(node, job) > had + 200, "slices of the job with the better rank")
         assert steps(node, worse) == before
         assert not {("suspend", better), ("resume", worse)} & set(node.slurm.calls[calls:]), "it keeps its GPU"
 
 
-def test_a_job_that_tells_no_step_gives_its_turn_up_all_the_same(make_node: Callable[..., Node]):
-    """It hangs, or is of a program that knows nothing of agents: once, its turn is as long as it may take to start."""
+def test_a_job_that_reports_no_step_still_ends_its_time_slice(make_node: Callable[..., Node]):
+    """It hangs, or its program does not use agents. Its first time slice lasts as long as a job may take to start."""
     node = make_node(start_wait_s=1.5)
     node.job(1)
     node.job(2, "--mute")
     node.order(alone(2, 1), (0,), slice_s=0.3)
-    node.until(lambda: node.states()["j2"] == "running", "turn of the mute one")
-    node.until(lambda: node.states()["j2"] != "running", "end of its first turn")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the mute one")
+    node.until(lambda: node.states()["j2"] != "running", "end of its first time slice")
     mute = node.agent.state.jobs["j2"]
     assert mute.asked_s - mute.resumed_s >= 1.5
-    node.until(lambda: node.slurm.calls.count(("suspend", 2)) >= 3 and steps(node, 1) > 0, "turns of both")
+    node.until(lambda: node.slurm.calls.count(("suspend", 2)) >= 3 and steps(node, 1) > 0, "time slices of both")
     assert next(each.use for each in node.agent.status().jobs if each.job == "j2").ran_s >= 1.5
 
 
-def test_a_state_that_would_not_fit_into_the_hosts_memory_keeps_its_turn(make_node: Callable[..., Node]):
-    """The first says that it holds 8 MB more with each step, of 100 MB that are allowed: it runs on, and the status
-    says why."""
+def test_a_job_whose_state_does_not_fit_into_host_memory_keeps_its_time_slice(make_node: Callable[..., Node]):
+    """The first reports 8 MB more with each step, and its limit is 100 MB. It continues, and the status says why."""
     node = make_node(host_memory_mb=100)
     node.job(1, "--leak", "8", "--step", "0.02")
     node.order(alone(1), (0,), slice_s=0.5)
@@ -86,9 +88,8 @@ def test_a_state_that_would_not_fit_into_the_hosts_memory_keeps_its_turn(make_no
     assert node.slurm.calls == []
 
 
-def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Callable[..., Node]):
-    """The first holds 10,000 of 16,160 MB and never moves off. The second is tried, and takes 8,000: from then on it
-    waits."""
+def test_no_job_gets_a_gpu_on_which_frozen_jobs_hold_too_much(make_node: Callable[..., Node]):
+    """The first holds 10,000 of 16,160 MB and never moves off. The second is tried and takes 8,000, and waits from then on."""
     node = make_node(suspend_wait_s=0.3)
     first = node.job(1, "--deaf")
     held_mb: dict[int, float] = {}
@@ -108,10 +109,10 @@ def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Cal
     node.until(lambda: steps(node, 1) > 0, "steps")
     held_mb[node.job(2, "--here").pid] = 8_000.0
     node.order(alone(1, 2), (0,), slice_s=0.5)
-    node.until(lambda: node.agent.state.jobs["j2"].memory_mb == 8_000, "a look at the second")
+    node.until(lambda: node.agent.state.jobs["j2"].memory_mb == 8_000, "a sample of the second")
     held_mb.popitem()
     node.until(lambda: "10000 MB" in why(), "no room")
-    node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "turn of the first again")
+    node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "time slice of the first again")
     resumed = node.slurm.calls.count(("resume", 2))
     had = node.slurm.calls.count(("resume", 1))
     idle: list[bool] = []
@@ -121,23 +122,22 @@ def test_nobody_comes_to_a_gpu_on_which_frozen_ones_hold_too_much(make_node: Cal
         idle.append(node.states()["j1"] == "suspended" and group.running == (Pack((JobId("j2"),)),))
         return node.slurm.calls.count(("resume", 1)) > had + 1
 
-    node.until(more, "more turns of the first")
+    node.until(more, "more time slices of the first")
     assert any(idle)
-    assert not any(map(all, pairwise(idle))), "the turn of one that cannot come ends at once"
+    assert not any(map(all, pairwise(idle))), "the time slice of a job that does not fit ends at once"
     assert node.slurm.calls.count(("resume", 2)) == resumed
     assert "8000 of the 16160 MB" in why()
     del held_mb[first.pid]
     first.kill()
     first.wait()
-    node.until(lambda: node.states()["j2"] == "running", "turn of the second, once there is room")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the second, once there is room")
     assert why() == ""
 
 
-def test_a_job_keeps_its_turn_only_so_long_by_its_own_account(
+def test_a_job_that_reports_no_room_keeps_its_time_slice_only_for_a_while(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
-    """It says that it holds more than the host may take: after two more slices it is frozen, and takes nothing of the
-    host's."""
+    """It reports more memory than the host may take. After two more slices it is frozen in place, and uses no host memory."""
     monkeypatch.setattr(node_view, "MOST_REFUSALS", 2)
     node = make_node(host_memory_mb=100)
     node.job(1, "--leak", "500")
@@ -145,11 +145,11 @@ def test_a_job_keeps_its_turn_only_so_long_by_its_own_account(
     node.until(lambda: (said := node.said(1)) is not None and said.memory_mb > 100, "memory")
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=0.5)
-    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     assert ("suspend", 1) in node.slurm.calls
 
 
-def test_a_clock_that_is_set_back_holds_up_no_turn(make_node: Callable[..., Node]):
+def test_a_clock_that_is_set_back_delays_no_time_slice(make_node: Callable[..., Node]):
     node = make_node()
     for number in (1, 2):
         node.job(number)

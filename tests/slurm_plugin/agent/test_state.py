@@ -1,4 +1,4 @@
-"""What an agent saves, and how one that starts again goes on."""
+"""The agent's saved state, and how a restarted agent continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable
         {j.job: j.state for j in before.jobs},
     )
     had = [steps(node, 1), steps(node, 2)]
-    node.until(lambda: steps(node, 1) > had[0] + 20 and steps(node, 2) > had[1] + 20, "turns without a daemon")
+    node.until(lambda: steps(node, 1) > had[0] + 20 and steps(node, 2) > had[1] + 20, "time slices without a daemon")
     assert set(node.devices().values()) == {(3,)}
 
 
@@ -62,10 +62,8 @@ OTHER_TRIED = {"share": 0.3, "evidence": OTHER_EVIDENCE}
     ],
     ids=["control", "evidence", "no evidence", "less evidence", "steps", "same release"],
 )
-def test_of_what_another_release_remembered_only_the_search_for_a_share_is_begun_anew(
-    tmp_path: Path, changed: dict[str, object]
-):
-    """Whatever of it was otherwise. With the release of that file it goes on."""
+def test_from_another_releases_state_only_the_search_for_a_share_restarts(tmp_path: Path, changed: dict[str, object]):
+    """Any difference restarts the search. With the release that wrote the file, the search continues."""
     shared = SharedGpus("n0", 1, (Pack(("1", "2"), 1, guaranteed="1"),))
     control = ShareControl()
     for made in (Steps.of([0.1, 0.11] * 10), Steps.of([0.1, 0.3] * 10)):  # a base, and a share beside it

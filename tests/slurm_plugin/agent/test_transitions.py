@@ -30,7 +30,7 @@ from .node import Node, alone, steps
 
 
 def test_a_job_waits_for_its_gpus_until_those_before_it_are_off_them(make_node: Callable[..., Node]):
-    """Its file of devices comes with its first turn, and before Slurm has started it it has none."""
+    """Its devices file appears with its first time slice. Before Slurm has started the job, there is none."""
     node = make_node()
     node.job(1)
     node.order(alone(1, 2), (0,), slice_s=30.0, running=[1])
@@ -39,12 +39,12 @@ def test_a_job_waits_for_its_gpus_until_those_before_it_are_off_them(make_node: 
     assert not devices_file(node.run_dir, 2).exists()
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=30.0)
-    node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "turn of the newcomer")
+    node.until(lambda: node.states() == {"j1": "suspended", "j2": "running"}, "time slice of the new job")
     assert devices_file(node.run_dir, 2).read_text() == "0\n"
 
 
 def test_a_gpu_is_free_when_the_job_on_it_is_seen_to_stand_still(make_node: Callable[..., Node]):
-    """A busy node freezes it later than `freeze_s`: until then nobody else has its GPU."""
+    """A busy node freezes it later than `freeze_s`. Until then, no other job gets its GPU."""
     node = make_node(start_wait_s=0.0)
     node.slurm.freeze_after_s = 3.0
     process = node.job(1, "--mute")
@@ -57,7 +57,7 @@ def test_a_gpu_is_free_when_the_job_on_it_is_seen_to_stand_still(make_node: Call
     node.until(lambda: 1 in node.agent.state.living and deaf(), "its process")
     node.job(2)
     node.order(alone(1, 2), (0,), slice_s=0.5)
-    node.until(lambda: node.states()["j2"] == "running", "turn of the other")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     assert node.slurm.letter(1) == "T"
     assert node.agent.state.jobs["j2"].resumed_s >= node.agent.state.jobs["j1"].free_s
 
@@ -65,7 +65,7 @@ def test_a_gpu_is_free_when_the_job_on_it_is_seen_to_stand_still(make_node: Call
 def test_slurm_is_asked_for_nothing_before_the_node_has_done_what_it_was_asked_before(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
-    """slurmd would do both in any order. Slices are shorter than what it takes to let a job go on, or to freeze it."""
+    """slurmd may do both in any order. Slices are shorter than the time that it takes to resume or freeze a job."""
     node = make_node(start_wait_s=0.0)
     node.slurm.freeze_after_s, node.slurm.resume_after_s = 1.0, 3.0
     suspend, resume = node.slurm.suspend, node.slurm.resume
@@ -88,8 +88,7 @@ def test_slurm_is_asked_for_nothing_before_the_node_has_done_what_it_was_asked_b
 
 
 def test_gpus_are_given_out_as_they_are_connected(make_node: Callable[..., Node]):
-    """Of two that begin on a node whose GPUs 0 and 2 share a switch, as 1 and 3 do, each gets a pair; and the daemon is
-    told."""
+    """GPUs 0 and 2 share a switch, and so do 1 and 3. Two new jobs get a pair each, and the status reports it."""
     node = make_node()
     node.links = TWO_PAIRS
     node.start()
@@ -102,8 +101,8 @@ def test_gpus_are_given_out_as_they_are_connected(make_node: Callable[..., Node]
 
 
 def test_the_agent_asks_the_driver_how_gpus_are_connected(tmp_path: Path):
-    """The program itself, on a stand-in for NVIDIA's library: two GPUs with three NVLinks. Where the site names the
-    device files NVML's indexes may not be Slurm's."""
+    """The program itself, on a stand-in for NVIDIA's library: two GPUs with three NVLinks. If the site names the device files,
+    NVML's indexes may differ from Slurm's."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install -e '.[nvml]'")
     scenario = tmp_path / "scenario"
     scenario.write_text(fake_nvml.TWO_GPUS + "0.nvlinks 1 1 1\n1.nvlinks 0 0 0\n")
@@ -132,10 +131,10 @@ def test_the_agent_asks_the_driver_how_gpus_are_connected(tmp_path: Path):
     assert found == {"drivers": ((0, 9), (9, 0)), "own": ()}
 
 
-def test_a_full_folder_stops_neither_turns_nor_other_jobs(
+def test_a_full_folder_stops_neither_time_slices_nor_other_jobs(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ):
-    """The first job's folder takes nothing more, and the state cannot be saved: the second gets its GPU."""
+    """The first job's folder is full, and the state cannot be saved. The second job still gets its GPU."""
     node = make_node()
     for number in (1, 2):
         node.job(number)
@@ -157,7 +156,7 @@ def test_a_full_folder_stops_neither_turns_nor_other_jobs(
 
 
 def test_a_gpu_is_free_only_when_the_job_before_has_ended(make_node: Callable[..., Node]):
-    """The daemon does not name a job any more whose processes still live, as Slurm's in state COMPLETING do."""
+    """The daemon no longer names a job whose processes still live, as in Slurm's state COMPLETING."""
     node = make_node()
     before = node.job(1)
     node.order(alone(1), (0,))

@@ -68,7 +68,7 @@ class FlagSite:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            errors="replace",  # Slurm prints what was typed, whatever it is
+            errors="replace",  # Slurm prints the input unchanged
             timeout=timeout_s,
             check=False,
         )

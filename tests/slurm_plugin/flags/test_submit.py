@@ -164,7 +164,7 @@ def test_without_the_plugin_the_spec_is_in_the_comment(
 
 
 def test_a_dry_run_changes_nothing(flags: FlagSite, submit: Submit, home: dict[str, str], script: str) -> None:
-    """Without a round of a daemon, it decides on what Slurm shows. It writes no comment to a job with a bad job spec."""
+    """Without a daemon's round, it decides on Slurm's records. It writes no comment to a job with a bad job spec."""
     flags.settings("[daemon]", f"state_dir = '{flags.folder}/none'")
     bad = flags.sbatch("--hold", '--comment={"penstock": {"max_gpus": 0}}', "--gres=gpu:1").stdout.strip()
     before = flags.gateway.jobs()
@@ -172,12 +172,12 @@ def test_a_dry_run_changes_nothing(flags: FlagSite, submit: Submit, home: dict[s
     done = submit(*config, "--adaptive", "--max-gpus=8", "--gpu-types=a100", script)
     assert (done.returncode, done.stderr) == (0, "")
     assert "The job would get 1 a100 (1 on a100-0" in done.stdout
-    assert "Decided by the policy sia on what Slurm shows" in done.stdout
+    assert "Decided by the policy sia on Slurm's records" in done.stdout
     done = submit(*config, "--adaptive", "--max-gpus=2", "--gpu-types=h100", script)
     assert "The job could never start: no node here has h100; the types are a100, rtx, t4" in done.stdout
     done = submit(*config, "--adaptive", "--max-gpus=2", "--partition=rtx", script)
     assert "Penstock does not manage partition rtx; it manages all, t4" in done.stderr
-    assert "to start at" in submit(*config, script).stderr, "a plain job is Slurm's to explain"
+    assert "to start at" in submit(*config, script).stderr, "Slurm explains a plain job"
     assert flags.gateway.jobs() == before
     assert flags.job(bad).admin_comment == ""
     flags.settings()

@@ -1,4 +1,4 @@
-"""What users cannot do: change the placement of an adaptive job, or forge a job spec."""
+"""Users can neither change the placement of an adaptive job nor forge a job spec."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def test_the_admin_can_change_it(flags: FlagSite, job: SlurmJob) -> None:
     def placed() -> bool:
         try:
             flags.gateway.place(job.id, placement)
-        except Transient:  # Slurm 24.11 wants several tries at times, and a busy machine more than the gateway makes
+        except (
+            Transient
+        ):  # Slurm 24.11 sometimes needs several attempts, and on a busy machine more than the gateway makes
             return False
         return True
 
@@ -114,7 +116,7 @@ def test_the_admin_can_change_it(flags: FlagSite, job: SlurmJob) -> None:
 def test_a_plain_job_is_its_users_own(flags: FlagSite) -> None:
     plain = flags.submit("--hold", "--gres=gpu:1", user=NOBODY)
     for change in ("Partition=t4", "Features=t4", "Requeue=1"):
-        for _ in range(3):  # Slurm 24.11 wants a second try at times
+        for _ in range(3):  # Slurm 24.11 sometimes needs a second attempt
             done = flags.run("scontrol", "update", f"JobId={plain.id}", change, user=NOBODY)
             if "temporarily unavailable" not in done.stderr:
                 break

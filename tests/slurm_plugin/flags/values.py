@@ -1,4 +1,4 @@
-"""What each syntax of a flag's value means, written independently of flags.c, penstock.lua and submit/flags.py."""
+"""The meaning of each syntax of a flag's value, written independently of flags.c, penstock.lua and submit/flags.py."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_what_scontrol_had_answered_before_it_hung_counts(unregistered):
     assert fed() == [], "also that it is not registered"
 
 
-def test_a_job_that_is_not_registered_is_asked_once_and_holds_nobody_up(unregistered):
+def test_a_job_that_is_not_registered_is_asked_once_and_delays_no_other(unregistered):
     fed, slurm = unregistered("3"), gateway()
     writes = [Write("3", "put_first"), Write("4", "release")]
     first = slurm.write(writes)
@@ -194,7 +194,7 @@ def test_a_job_that_is_not_registered_is_asked_again_later_and_last(unregistered
     assert fed() == ["release 3,1,2,4"], "forgotten"
 
 
-def test_a_batch_of_which_the_last_is_not_registered_is_not_given_up(unregistered, monkeypatch):
+def test_a_batch_with_an_unregistered_last_job_is_not_given_up(unregistered, monkeypatch):
     monkeypatch.setattr("penstock_slurm.gateway.batch.AT_ONCE", 2)
     unregistered("2")
     done = gateway().write([Write(str(number), "release") for number in range(1, 5)])

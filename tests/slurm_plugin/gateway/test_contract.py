@@ -257,7 +257,7 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
 
 @slurm
 @pytest.mark.long
-def test_jobs_whose_registration_slurmctld_has_forgotten_hold_nobody_up(make_loopback, monkeypatch):
+def test_jobs_whose_registration_slurmctld_has_forgotten_delay_no_other(make_loopback, monkeypatch):
     """Killed while slurmdbd does not answer, Slurm before 24.11 never asks again, and thinks for 5 s each time."""
     own = make_loopback("t4:1x4", accounting=True)
     gateway = open_gateway("cli", conf=own.slurm_conf, timeout_s=15)

@@ -1,4 +1,4 @@
-"""Units with a site's paths, and what is said of the nodes' agents."""
+"""Units with a site's paths, and findings about the nodes' agents."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_each_thing_that_is_wrong_has_its_nodes_and_its_remedy(tmp_path: Path):
 
 
 def test_gpus_that_fail_are_named(tmp_path: Path):
-    """Not what was long ago, nor 31, which is a program's fault."""
+    """Neither old errors nor XID 31, which a program causes."""
     ages_s = ((79, 3, 60.0), (79, 3, 50.0), (31, 0, 60.0), (48, 1, 90_000.0))
     xids = tuple(
         XidSeen(number=number, time_s=NOW_S - age_s, device=gpu, xid=xid)

@@ -84,8 +84,8 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
     assert bare.penstock("uninstall").exit_code == 1  # nothing is installed any more
 
 
-def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback: MakeLoopback) -> None:
-    """The agents of a loopback cluster run already; install brings units, check sees the one that is killed."""
+def test_agents_get_their_units_and_are_checked(tmp_path: Path, make_loopback: MakeLoopback) -> None:
+    """The agents of a loopback cluster run already. `install` adds units, and `check` finds a killed agent."""
     if not Path("/usr/include/slurm/spank.h").exists() or shutil.which("make") is None:
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     cluster = make_loopback("t4:2x2", agents=True, files={"plugstack.conf": "# the site's own\n"})
@@ -122,7 +122,7 @@ def test_agents_get_their_units_and_are_looked_at(tmp_path: Path, make_loopback:
     ):
         right = path.read_bytes()
         path.write_bytes(wrong_text)
-        for node in ("t4-00", "t4-01"):  # which look every 15 s, and when they begin
+        for node in ("t4-00", "t4-01"):  # they check every 15 s, and when they begin
             cluster.kill_agent(node)
             cluster.start_agent(node)
         found(words)
@@ -170,7 +170,7 @@ def test_a_site_with_its_own_lua_calls_ours(bare: FlagSite) -> None:
         )
     )
     later = own.stat().st_mtime + 2
-    os.utime(own, (later, later))  # Slurm looks at whole seconds
+    os.utime(own, (later, later))  # Slurm compares whole seconds
     assert bare.penstock("check").exit_code == 0
     assert "account closed" in bare.refusal("--account=closed", "--adaptive", "--max-gpus=2")
     assert bare.submit("--adaptive", "--max-gpus=2").admin_comment

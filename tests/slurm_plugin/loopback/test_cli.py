@@ -1,4 +1,4 @@
-"""`penstock loopback` as a user meets it."""
+"""`penstock loopback`, as a user runs it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from penstock_slurm.loopback.fixtures import MakeLoopback
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The default folder, in a place of the test's own; whatever runs there ends with the test."""
+    """The default folder, inside the test's folder. A cluster in it ends with the test."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = tmp_path / f"penstock-loopback-{os.getuid()}"
     yield folder

@@ -1,4 +1,4 @@
-"""A real Slurm in a folder: up, in use, broken, fixed and down."""
+"""A real Slurm in a folder: start, use, faults, repair and stop."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ def test_status_counts_the_gpus_in_use(loopback: LoopbackCluster) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_each_test_finds_the_cluster_idle(loopback: LoopbackCluster, count: int) -> None:
-    """Whichever of the two runs second finds nothing of the first."""
+    """The second of the two tests finds nothing of the first, in either order."""
     status = loopback.status()
     assert status.dead_daemons == ()
     assert {node.state for node in status.nodes} == {"idle"}
@@ -128,7 +128,8 @@ def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
     running(broken, job)
 
     def found() -> set[processes.Process]:
-        """The step, once it is one for a second: the controller calls a job running before, and slurmd forks on the way to it."""
+        """The step, once it has existed for a second: the controller shows a job as running earlier, and slurmd still forks
+        then."""
         steps = processes.find_steps(broken.folder)
         time.sleep(1.0)
         return steps if len(steps) == 1 and steps == processes.find_steps(broken.folder) else set()
@@ -136,7 +137,7 @@ def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
     steps = wait_for(found, 120, "the step is there")
     broken.kill_slurmd("t4-00")
     assert processes.find_steps(broken.folder) == steps
-    wait_for(lambda: node_state(broken, "t4-00").startswith("down"), 120, "Slurm takes the node for down")
+    wait_for(lambda: node_state(broken, "t4-00").startswith("down"), 120, "Slurm considers the node down")
     broken.start_slurmd("t4-00")
     broken.reset()
 
@@ -155,7 +156,7 @@ def test_a_node_that_is_not_there_is_named(loopback: LoopbackCluster) -> None:
 
 
 def test_down_leaves_no_process(make_loopback: MakeLoopback) -> None:
-    """Not even of a job that ignores SIGTERM, with a child that hides its environment, whose slurmd is dead."""
+    """Not even of a job that ignores SIGTERM, has a child that hides its environment, and has lost its slurmd."""
     doomed = make_loopback("t4:2x4")
     job = submit(doomed, "-w", "t4-00", script=DEAF_JOB)
     running(doomed, job)

@@ -1,4 +1,4 @@
-"""What the machine must offer before anything is started."""
+"""Requirements on the machine, which are checked before anything is started."""
 
 import socket
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_only_accounting_needs_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.check_programs(accounting=True)
 
 
-def test_daemons_are_found_where_an_ordinary_path_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daemons_are_found_outside_an_ordinary_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """sbin is where every Debian keeps its daemons, and some program is there."""
     monkeypatch.setenv("PATH", "/nowhere")
     assert machine.program("ldconfig") is not None

@@ -1,4 +1,4 @@
-"""Which processes belong to a cluster, and that no other is ever touched."""
+"""Which processes belong to a cluster. No other process is ever touched."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A real Slurm of one node, a plan that the test makes, and the part of the daemon between the two."""
+"""A real Slurm with one node, a plan made by the test, and the part of the daemon between the two."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rig:
         self.begin()
 
     def begin(self) -> None:
-        """As a daemon that starts: all that is known is in Slurm and in the spool."""
+        """A daemon that has just started: it knows only what is in Slurm and in the spool."""
         self.spool = Spool(self.spool_folder)
         settings = SlurmSettings(
             partitions=("all",),
@@ -74,25 +74,25 @@ class Rig:
         return self.slurm.command(*held, f"--wrap={says}; {script}").stdout.strip()
 
     def sees(self, job: str) -> str | None:
-        """CUDA_VISIBLE_DEVICES as the job's newest run has found it; None: it has not come so far."""
+        """CUDA_VISIBLE_DEVICES in the job's newest run; None: the script has not started yet."""
         try:
             count, _, devices = (self.folder / f"seen-{job}").read_text().splitlines()[-1].partition(": ")
         except FileNotFoundError:
             return None
-        assert int(count) == len(devices.split(",")), "scripts start a process for each of SLURM_GPUS_ON_NODE"
+        assert int(count) == len(devices.split(",")), "scripts start SLURM_GPUS_ON_NODE processes"
         return devices
 
     def mps(self, job: str) -> str:
-        """CUDA_MPS_PIPE_DIRECTORY as the job's newest run has found it, which `sees` its devices."""
+        """CUDA_MPS_PIPE_DIRECTORY in the job's newest run, once `sees` returns its devices."""
         return (self.folder / f"mps-{job}").read_text().splitlines()[-1]
 
     def plain(self, gpus: int) -> str:
-        """A job of somebody who knows nothing of us."""
+        """A plain job."""
         flags = (f"--gres=gpu:{gpus}", f"--nodelist={NODE}", "--output=/dev/null", "--wrap=exec sleep 1000")
         return self.slurm.command("sbatch", "--parsable", *flags).stdout.strip()
 
     def wants(self, gpus: dict[str, int], *groups: SharedGpus) -> None:
-        """The plan from now on: these groups, and these jobs with so many GPUs."""
+        """Set the plan: these groups, and these jobs with this many GPUs."""
         assignments = {
             job: Assignment(Placement("t4", "all", (Share(NODE, count),)), CHOSEN, 1.0) for job, count in gpus.items()
         }
@@ -113,7 +113,7 @@ class Rig:
         return state
 
     def check(self) -> None:
-        """No GPU that a job is bound to is held by anybody but a placeholder job of ours, or one who shares it."""
+        """Only placeholder jobs and co-located jobs hold GPUs to which a job is bound."""
         jobs = {job.id: job for job in self.commands.jobs() if job.state in ("RUNNING", "SUSPENDED")}
         group_of = {job: group for group in self.plan.shared for job in group.jobs}
         for job_id, job in jobs.items():
@@ -126,14 +126,14 @@ class Rig:
                     assert theirs.isdisjoint(devices), f"job {other} uses {devices}, and {theirs} are {job_id}'s"
 
     def status(self) -> NodeStatus | None:
-        """What the agent told last."""
+        """The agent's last status."""
         try:
             return NodeStatus.model_validate_json(status_file(self.spool.folder, NODE).read_bytes())
         except FileNotFoundError:
             return None
 
     def agent(self) -> None:
-        """Bind jobs that run to devices of their group, the least used first, and tell; or hear what a real agent has done."""
+        """Bind running jobs to devices of their group, the least used first, and report it; or read a real agent's status."""
         if self.slurm.agents:
             status = self.status()
             self.bound = {each.job: each.devices for each in status.jobs} if status is not None else {}
@@ -161,7 +161,7 @@ class Rig:
             folder = self.folder / "run" / NODE / str(job.slurm_job)
             folder.mkdir(parents=True, exist_ok=True)
             if not job.running:
-                (folder / "devices").unlink(missing_ok=True)  # of the run before
+                (folder / "devices").unlink(missing_ok=True)  # left by the previous run
             elif devices and not job.own_devices:
                 (folder / "devices").write_text(",".join(map(str, devices)) + "\n")
             told.append(

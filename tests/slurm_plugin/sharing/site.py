@@ -29,7 +29,7 @@ from tests.slurm_plugin.test_cluster import pending
 
 
 class Commands:
-    """Slurm's commands, as far as the GPU reservation uses them: what was asked, and answers from a table."""
+    """The commands of Slurm that the GPU reservation uses: it records the requests, and answers from a table."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
@@ -57,14 +57,14 @@ class Commands:
 
 
 class Site:
-    """One node, `n0`, of four GPUs, and jobs of ours there."""
+    """One node, `n0`, with four GPUs, and managed jobs on it."""
 
     def __init__(self, spool: Path) -> None:
         self.spool, self.commands, self.clock = spool, Commands(), SimulatedClock()
         self.begin()
 
     def begin(self) -> None:
-        """As a daemon that starts."""
+        """A daemon that has just started."""
         self.agents = SlurmAgents(GpuReservations(self.commands), self.spool, self.clock)  # type: ignore[arg-type]
 
     def told(
@@ -76,10 +76,10 @@ class Site:
         links: tuple[tuple[int, ...], ...] = (),
         groups: Sequence[tuple[SharedGpus, Sequence[Pack]]] = (),
     ) -> None:
-        """Its agent's word, with so many packs, containments and errors of GPUs, the last three of which it remembers.
+        """Write the agent's status, with this many packs, containments and GPU errors. It keeps the last three.
 
         Args:
-            groups: each with the packs of it that run now.
+            groups: each with its packs that run now.
         """
         numbers = range(max(news - 2, 1), news + 1)
         status = NodeStatus(
@@ -101,9 +101,8 @@ class Site:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(status.model_dump_json())
 
-    def look(self, *found: tuple[Job, SlurmJob], others: tuple[SlurmJob, ...] = (), used: int = 0) -> None:
-        """A look at jobs of ours, of which those without GPUs are cleared, and at others: placeholder jobs, and jobs that
-        leave."""
+    def observe(self, *found: tuple[Job, SlurmJob], others: tuple[SlurmJob, ...] = (), used: int = 0) -> None:
+        """Observe managed jobs, with cleared GRES if they have no GPUs, and other jobs: placeholder jobs and departing jobs."""
         node = SlurmNode("n0", {"t4": 4}, {"t4": used}, frozenset({"IDLE"}), ("gpu",), 16, 0, 64_000, 0)
         self.agents.reservations.saw([*(each for _, each in found), *others])
         cleared = {each.id for each, slurm_job in found if slurm_job.gpus_per_node is None}
@@ -115,7 +114,7 @@ class Site:
 
 
 def runs(number: str, gpus: int | None = 1, **fields: object) -> tuple[Job, SlurmJob]:
-    """A job that runs on `n0`; with no GPUs of Slurm's if None."""
+    """A job that runs on `n0`. None: without GPUs from Slurm."""
     here = {"id": number, "number": int(number), "state": "RUNNING", "nodes": ("n0",), "gpus_per_node": gpus}
     return job(number, phase=Phase.RUNNING, allocation=on("t4", n0=gpus or 1)), pending("gpu", **here | fields)
 
@@ -134,15 +133,15 @@ def group(*jobs: str) -> SharedGpus:
 
 
 def bound(number: str, gpus: int | None = None, *, leaves: bool = False, **spec: object) -> tuple[Job, SlurmJob]:
-    """One that runs, such as one that was asked to leave."""
+    """A running job, such as a departing one."""
     found, slurm_job = runs(number, gpus)
     phase = Phase.STOPPING if leaves else Phase.RUNNING
     return dataclasses.replace(found, phase=phase, spec=JobSpec.model_validate({"max_gpus": 1} | spec)), slurm_job
 
 
 def taken(site: Site) -> tuple[int, list[int], list[tuple[str, int]]]:
-    """Packs, containments and errors that are told after a look."""
-    site.look()
+    """Packs, containments and errors that an observation reports."""
+    site.observe()
     packs = len(site.agents.sharing().seen)
     contained = [each.number for each in site.agents.take_contained()]
     return packs, contained, [(node, each.number) for node, each in site.agents.take_xids()]

@@ -1,7 +1,7 @@
-"""Jobs that share GPUs on a real Slurm: who holds the GPUs, before, while and after, and when daemon and controller crash.
+"""Jobs that share GPUs on a real Slurm: which jobs hold the GPUs before, during and after, and after crashes.
 
-The agent of the node is a stand-in here, which binds jobs to the devices of its order and says so: what is looked at is Slurm.
-The real one is in test_random_operations.py and in tests/end_to_end/test_sharing.py.
+The node's agent is a stand-in that binds jobs to the devices of its order and reports it, since these tests are about Slurm.
+test_random_operations.py and tests/end_to_end/test_sharing.py use the real agent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def rig(make_loopback, tmp_path, plugin) -> Rig:
     return Rig(make_loopback("t4:1x4", files={"plugstack.conf": plugstack}, stand_in=True), tmp_path)
 
 
-def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: Rig) -> None:
+def test_shared_gpus_are_reserved_until_the_last_co_located_job_ends(rig: Rig) -> None:
     first = rig.submit()
     rig.wants({first: 1})
     rig.answers = False
@@ -46,14 +46,14 @@ def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: R
     group = SharedGpus(NODE, 2, packs(first, second, third))
     rig.wants(dict.fromkeys((first, second, third), 1), group)
     rig.until(
-        lambda: {rig.state(job) for job in (second, third)} == {"RUNNING"}, "the others run without GPUs of Slurm's"
+        lambda: {rig.state(job) for job in (second, third)} == {"RUNNING"}, "the others run without GPUs from Slurm"
     )
     found = rig.jobs()
     assert (found[first].gpus_per_node, found[second].gpus_per_node) == (1, None)
     assert len(rig.placeholders("RUNNING")) == 1, "the first job holds one of the two itself"
     assert rig.placeholders("PENDING"), "standbys, should the first job end"
     (node,) = rig.cluster.observe().nodes
-    assert node.gpus_others == 0, "what is reserved is ours to give out"
+    assert node.gpus_others == 0, "Penstock may allocate the reserved GPUs"
     stranger = rig.plain(3)
     rig.until(lambda: rig.bound.keys() >= {second, third}, "all are bound")
     sees = {job: ",".join(map(str, rig.bound[job])) for job in (first, second, third)}
@@ -76,18 +76,18 @@ def test_gpus_that_are_shared_are_nobody_elses_until_the_last_sharer_ends(rig: R
     rig.until(lambda: second not in rig.jobs(), "the second has ended")
     assert rig.state(stranger) == "PENDING"
     rig.slurm.command("scancel", third)
-    rig.begin()  # the daemon was killed, and was not there when the last sharer ended
+    rig.begin()  # the daemon was down when the last co-located job ended
     rig.until(
         lambda: not rig.placeholders() and rig.state(stranger) == "RUNNING",
-        "the GPU reservation goes with the last sharer",
+        "the GPU reservation ends with the last co-located job",
     )
 
 
 @pytest.mark.long
 def test_a_job_moves_between_gpus_of_its_own_and_shared_ones(rig: Rig) -> None:
-    """And the one with GPUs of Slurm's may leave those who share them: they are held before it goes, whatever else is free."""
+    """The job with GPUs from Slurm may also depart: its GPUs are reserved before it leaves, whichever others are free."""
     blocker = rig.plain(1)
-    wait_for(lambda: rig.state(blocker) == "RUNNING", 120, "somebody has GPU 0")
+    wait_for(lambda: rig.state(blocker) == "RUNNING", 120, "another job has GPU 0")
     first, second = rig.submit(), rig.submit()
     rig.wants({first: 1})
     rig.answers = False
@@ -106,34 +106,34 @@ def test_a_job_moves_between_gpus_of_its_own_and_shared_ones(rig: Rig) -> None:
     rig.until(lambda: rig.state(second) == "PENDING" and rig.state(first) == "RUNNING", "they change places")
     assert rig.jobs()[first].gpus_per_node == 2
     theirs = ",".join(map(str, rig.commands.gpu_indexes(first)))
-    rig.until(lambda: rig.sees(first) == theirs, "Slurm tells it of its own, whatever the agent had to say before")
+    rig.until(lambda: rig.sees(first) == theirs, "it sees its GPUs from Slurm, whatever the agent set before")
     rig.wants({first: 2, second: 2})
-    rig.until(lambda: rig.state(second) == "RUNNING", "the second runs with GPUs of its own again")
+    rig.until(lambda: rig.state(second) == "RUNNING", "the second runs with its own GPUs again")
     assert rig.jobs()[second].gpus_per_node == 2
     assert rig.placeholders() == []
 
 
-def test_jobs_come_to_a_node_of_which_every_gpu_is_taken(rig: Rig) -> None:
-    """Slurm starts no job without GPUs there, so a placeholder job makes way for a moment; a stranger who waits does not
-    get in."""
+def test_jobs_can_start_on_a_node_without_free_gpus(rig: Rig) -> None:
+    """Slurm starts no job on a fully allocated node, so a placeholder job ends briefly. A waiting plain job does not get the
+    GPU."""
     first = rig.submit()
     rig.wants({first: 4})
-    rig.until(lambda: rig.sees(first) == "0,1,2,3", "the first has all four, of which Slurm knows nothing")
+    rig.until(lambda: rig.sees(first) == "0,1,2,3", "the first has all four, without GPUs from Slurm")
     assert rig.jobs()[first].gpus_per_node is None
     assert len(rig.placeholders("RUNNING")) == 4
     strangers = [rig.plain(1) for _ in range(3)]
     second, third = rig.submit(), rig.submit()
     group = SharedGpus(NODE, 4, (Pack((first,), 4), *packs(second, third)))
     rig.wants({first: 4, second: 1, third: 1}, group)
-    rig.until(lambda: {rig.state(second), rig.state(third)} == {"RUNNING"}, "the others have come")
+    rig.until(lambda: {rig.state(second), rig.state(third)} == {"RUNNING"}, "the others have started")
     rig.until(
         lambda: len(rig.placeholders("RUNNING")) == 4 and len(rig.placeholders()) == 4, "the GPU reservation is whole"
     )
     assert {rig.state(job) for job in strangers} == {"PENDING"}
 
 
-def test_nobody_is_reserved_on_a_node_of_which_a_new_controller_has_not_heard(rig: Rig) -> None:
-    """Of jobs that end and begin there meanwhile, Slurm 22.05.8 counts GPUs as used until it is reconfigured."""
+def test_nothing_is_reserved_on_a_node_that_a_new_controller_does_not_know_yet(rig: Rig) -> None:
+    """Slurm 22.05.8 counts the GPUs of jobs that end and begin there meanwhile as used until it is reconfigured."""
     jobs = [rig.submit() for _ in range(3)]
     rig.wants(dict.fromkeys(jobs, 1), SharedGpus(NODE, 1, packs(*jobs)))
     rig.until(lambda: {rig.state(job) for job in jobs} == {"RUNNING"}, "all run")
@@ -152,7 +152,8 @@ def test_nobody_is_reserved_on_a_node_of_which_a_new_controller_has_not_heard(ri
 
 @pytest.mark.long
 def test_what_suspended_jobs_are(rig: Rig) -> None:
-    """They run for the plan, their time is not GPU-seconds, they leave when told to; the accounts say with whom they share."""
+    """They run as planned, their time does not count as GPU-seconds, they leave on request, and the accounting lists co-located
+    jobs."""
     first, second = rig.submit(), rig.submit()
     rig.wants({first: 1, second: 1}, SharedGpus(NODE, 1, packs(first, second)))
     rig.until(lambda: {rig.state(first), rig.state(second)} == {"RUNNING"}, "both run")

@@ -24,7 +24,7 @@ DEVICES = ((1, 5), (1, 7), (1, 8))
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Iterator[Path]:
-    """A folder with device files, when Slurm can make cgroups; afterwards its own are gone."""
+    """A folder with device files, if Slurm can make cgroups. Slurm's cgroups are removed afterwards."""
     if os.geteuid() != 0 or not (HIERARCHY / "devices.allow").exists():
         pytest.skip("needs root and the hierarchy `devices` of cgroup v1")
     if not Path("/usr/include/slurm/spank.h").exists():

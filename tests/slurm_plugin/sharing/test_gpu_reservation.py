@@ -1,5 +1,5 @@
-"""What placeholder jobs a node's GPU reservation needs: worked by hand, and over random histories of a Slurm that gives the
-lowest index."""
+"""The placeholder jobs of a node's GPU reservation: cases worked by hand, and random histories of a Slurm that allocates the
+lowest index first."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def own(number: int, *devices: int, stays: bool = True, shares: bool = True) -> 
 
 
 def test_as_many_holders_as_sharers_do_not_hold_themselves():
-    """Two GPUs for three jobs, of which one has one of them by Slurm: one placeholder job, and standbys for that one's end.
+    """Two GPUs for three jobs. One job has one GPU from Slurm: one placeholder job, and standbys for the end of that job.
 
-    Two GPUs of the four are free, so three standbys: whichever two Slurm starts first, the third has the GPU that came free.
+    Two of the four GPUs are free, so there are three standbys: whichever two Slurm starts first, the third gets the released
+    GPU.
     """
     ground = Ground(gpus=4, free=2, wanted=2, sharers=(own(7, 1),))
     assert changes(ground) == Changes(submit=1, standbys={7: 3})
@@ -39,7 +40,7 @@ def test_as_many_holders_as_sharers_do_not_hold_themselves():
     assert stands(reserved)
 
 
-def test_nobody_shares_and_nothing_is_held():
+def test_without_co_located_jobs_no_gpu_is_held():
     assert changes(Ground(gpus=4, free=3, wanted=0, sharers=(own(7, 0, shares=False),))) == Changes()
     left = Ground(
         gpus=4, free=2, wanted=0, placeholders=(placeholder(20, 0), placeholder(21), placeholder(22, after=7))
@@ -47,8 +48,8 @@ def test_nobody_shares_and_nothing_is_held():
     assert {each.id for each in changes(left).cancel} == {"20", "21", "22"}
 
 
-def test_a_holder_whose_gpu_is_used_or_promised_stays():
-    """Of three placeholder jobs one is enough. 0 is used, the agent may give out 1: so only the third can go."""
+def test_a_placeholder_job_whose_gpu_is_used_or_promised_stays():
+    """One of three placeholder jobs is enough. 0 is used and the agent may allocate 1, so only the third can be cancelled."""
     three = (placeholder(20, 0), placeholder(21, 1), placeholder(22, 2))
     ground = Ground(gpus=4, free=1, wanted=1, placeholders=three, sharers=(cleared(8, 0),), promised=frozenset({1}))
     assert [each.id for each in changes(ground).cancel] == ["22"]
@@ -57,10 +58,10 @@ def test_a_holder_whose_gpu_is_used_or_promised_stays():
 
 
 def test_when_the_one_with_gpus_leaves_they_are_held_before_it_goes():
-    """7 holds GPU 2, on which 8 is bound; 0 and 1 are free. Slurm gives the lowest: three placeholder jobs, the last of
-    which waits for 2.
+    """7 holds GPU 2, to which 8 is bound; 0 and 1 are free. Slurm allocates the lowest: three placeholder jobs, the last waits
+    for 2.
 
-    Its three standbys are let go for that. Once 2 is held, those on 0 and 1 go.
+    Its three standbys are cancelled for that. Once 2 is held, the placeholder jobs on 0 and 1 end.
     """
     heirs = tuple(placeholder(n, after=7) for n in (20, 21, 22))
     ground = Ground(gpus=4, free=2, wanted=1, placeholders=heirs, sharers=(own(7, 2, stays=False), cleared(8, 2)))
@@ -82,11 +83,11 @@ def test_a_job_that_leaves_wants_no_new_reservation_but_keeps_the_one_that_it_ha
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_what_is_used_is_held_again_however_jobs_end(data):  # noqa: C901, PLR0915 (a random history, step by step)
-    """A Slurm of four GPUs that starts what waits in order of priority, on the lowest free index, and other people's jobs.
+    """A Slurm with four GPUs that starts waiting jobs by priority, on the lowest free index, and plain jobs.
 
-    From any state in which what cleared jobs use is held, any sharer ends, and between two looks others take what is free. Then
-    the GPU reservation is fixed within a few looks, unless somebody else has the GPU; and at no time did a stranger get a
-    GPU in use.
+    In any state in which the GPUs of cleared jobs are held, any co-located job may end, and plain jobs take free GPUs between
+    two observations. The GPU reservation is complete again within a few observations, unless a plain job has the GPU. At no
+    time does a plain job get a GPU in use.
     """
     gpus = 4
     taken: dict[int, str] = {}
@@ -124,7 +125,7 @@ def test_what_is_used_is_held_again_however_jobs_end(data):  # noqa: C901, PLR09
                 placeholders[at] = dataclasses.replace(each, index=idle[0], running=True, after=None)
                 taken[idle[0]] = each.id
 
-    def look() -> None:
+    def observe() -> None:
         nonlocal number
         todo = changes(ground())
         for each in todo.cancel:
@@ -141,7 +142,7 @@ def test_what_is_used_is_held_again_however_jobs_end(data):  # noqa: C901, PLR09
         placeholders[:] = [dataclasses.replace(e, after=None) if e.after not in sharers else e for e in placeholders]
 
     for _ in range(3):
-        look()
+        observe()
     assert stands(ground())
     while sharers:
         gone = sharers.pop(data.draw(st.sampled_from(sorted(sharers)), label="ends"))
@@ -149,14 +150,14 @@ def test_what_is_used_is_held_again_however_jobs_end(data):  # noqa: C901, PLR09
             for device in gone.devices or ():
                 del taken[device]
         slurm_starts()
-        for device in [each for each in range(gpus) if each not in taken]:  # others take all that is left
+        for device in [each for each in range(gpus) if each not in taken]:  # plain jobs take the remaining GPUs
             if data.draw(st.booleans()):
                 taken[device] = "stranger"
-        assert used(ground()) <= held(ground()), "a stranger could have it"
+        assert used(ground()) <= held(ground()), "a plain job could get it"
         for _ in range(3):
-            look()
+            observe()
         assert not any(device in used(ground()) and who == "stranger" for device, who in taken.items())
-    assert not placeholders, "the GPU reservation goes with the last"
+    assert not placeholders, "the GPU reservation ends with the last job"
 
 
 @pytest.mark.parametrize("free", [0, 1, 3])

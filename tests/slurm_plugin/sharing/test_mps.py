@@ -1,4 +1,4 @@
-"""What tasks are told of the site's MPS, on a real Slurm with a real agent; files stand in for the control daemon's."""
+"""The MPS variables of tasks, on a real Slurm with a real agent. Files stand in for those of a control daemon."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from tests.slurm_plugin.sharing.rig import NODE, Rig, packs
 pytestmark = pytest.mark.slurm
 
 
-def test_packs_go_through_the_sites_mps_until_somebody_comes_with_whom_they_take_turns(
-    make_loopback, tmp_path: Path
-) -> None:
-    """One that is alone on its GPU does not. When turns are to be taken, both start anew, and go without it."""
+def test_packs_use_the_sites_mps_until_their_group_has_time_slices(make_loopback, tmp_path: Path) -> None:
+    """A job that is alone on its GPU is no client. When time slices begin, both jobs restart without MPS."""
     if not Path("/usr/include/slurm/spank.h").exists():
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     pipes = tmp_path / "mps"
@@ -45,7 +43,7 @@ def test_packs_go_through_the_sites_mps_until_somebody_comes_with_whom_they_take
     runs = {job: len((rig.folder / f"mps-{job}").read_text().splitlines()) for job in (first, second)}
     rig.until(
         lambda: all(len((rig.folder / f"mps-{job}").read_text().splitlines()) > runs[job] for job in runs),
-        "both start anew",
+        "both restart",
     )
-    rig.until(lambda: rig.sees(third) is not None, "the third has its turn")
+    rig.until(lambda: rig.sees(third) is not None, "the third has its time slice")
     assert {rig.mps(job) for job in (first, second, third)} == {""}

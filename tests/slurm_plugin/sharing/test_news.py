@@ -1,4 +1,4 @@
-"""What agents report: taken once, and kept over a restart of the daemon."""
+"""Events that agents report are taken once, and kept over a restart of the daemon."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def test_a_status_that_cannot_be_read_for_once_stands_until_it_is_old(site: Site
     for lost in (False, True):
         if lost:
             status_file(site.spool, "n0").unlink()
-        site.look(*found, others=(placeholder("20"), placeholder("21")), used=2)
+        site.observe(*found, others=(placeholder("20"), placeholder("21")), used=2)
         site.agents.share([group("7")])
         assert [each.devices for each in site.order().groups] == [(3,)]
     site.clock.sleep(100.0)
-    site.look(*found, others=(placeholder("20"), placeholder("21")), used=2)
+    site.observe(*found, others=(placeholder("20"), placeholder("21")), used=2)
     assert site.agents.keeps_back("7", "n0").startswith("waits for the agent of n0, which does not answer")
 
 
 def test_what_agents_saw_and_did_while_no_daemon_was_there_is_told_once(site: Site) -> None:
     site.told(news=1)
-    assert taken(site) == (0, [], []), "of what was there before the first daemon nobody knows whether it was told"
+    assert taken(site) == (0, [], []), "events from before the first daemon may have been reported already"
     site.told(news=2)
     assert taken(site) == (1, [2], [("n0", 2)])
     site.begin()
@@ -49,32 +49,32 @@ def test_what_agents_saw_and_did_while_no_daemon_was_there_is_told_once(site: Si
     assert taken(site) == (0, [], [])
     site.told(news=2, history="another")
     site.begin()
-    assert taken(site) == (2, [1, 2], [("n0", 1), ("n0", 2)]), "an agent that has lost its state counts anew"
+    assert taken(site) == (2, [1, 2], [("n0", 1), ("n0", 2)]), "an agent that has lost its state counts from 0"
 
 
 def test_what_a_daemon_has_seen_and_not_told_is_told_by_the_next_one(site: Site) -> None:
     site.told()
-    site.look()
+    site.observe()
     site.told(news=2)
-    site.look()
+    site.observe()
     assert [each.number for each in site.agents.take_contained()] == [1, 2]
     site.begin()
     assert taken(site) == (2, [], [("n0", 1), ("n0", 2)])
 
 
 def test_a_pack_of_jobs_that_have_ended_meanwhile_is_learned(site: Site) -> None:
-    """The agent still has its last order, so it tells of what kind they were, until the daemon tells it another."""
+    """The agent still has its last order, so it reports the jobs' kinds until it gets another order."""
     site.told()
-    site.look()
+    site.observe()
     site.told(carried("7", 0, kind="a"), carried("8", 0, kind="b"), news=1)
     site.begin()
-    site.look()
+    site.observe()
     site.told(news=1)
-    site.look()
+    site.observe()
     pairs = Pairs(Colocation())
     pairs.on(dataclasses.replace(snapshot("t4:1x4", []), sharing=site.agents.sharing()))
     assert (pairs.known.share("t4", "a", "b"), pairs.known.share("t4", "b", "a")) == (0.8, 0.7)
-    site.look()
+    site.observe()
     assert site.agents.sharing().uses == {}
 
 
@@ -85,7 +85,7 @@ def test_where_nothing_can_be_kept_news_are_told_all_the_same(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     site.told()
-    site.look()
+    site.observe()
     monkeypatch.setattr(agent_files, "write_whole", full)
     site.told(news=1)
     assert taken(site) == (1, [1], [("n0", 1)])
@@ -94,13 +94,13 @@ def test_where_nothing_can_be_kept_news_are_told_all_the_same(
 
 
 def test_what_is_learned_of_a_job_is_its_users_unless_it_declares_a_family(site: Site) -> None:
-    """Two users' `train.sh` are two programs; a family is one, whoever trains it."""
+    """`train.sh` of two users are two programs. A family is one program for all users."""
     site.told()
     found = []
     for number, user, spec in (("7", "ada", {}), ("8", "bob", {}), ("9", "bob", {"model_family": "bert-squad"})):
         each, slurm_job = bound(number, 1, **spec)
         found.append((dataclasses.replace(each, name="train.sh", user=user), slurm_job))
         site.commands.indexes[number] = (int(number) - 7,)
-    site.look(*found)
+    site.observe(*found)
     site.agents.share([])
     assert [each.kind for each in site.order().jobs] == ["ada/train.sh", "bob/train.sh", "bert-squad"]

@@ -37,8 +37,8 @@ from .site import Commands, Site, bound, carried, group, placeholder, runs
 def test_jobs_get_reserved_gpus_that_are_connected(
     site: Site, links: tuple[tuple[int, ...], ...], first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    """Two of two GPUs each that begin alone on a node whose GPUs 0 and 2 share a switch, as 1 and 3 do. Once they are bound they
-    stay where they are, whatever the driver says then."""
+    """Two jobs of two GPUs each begin alone on a node. GPUs 0 and 2 share a switch, and so do 1 and 3. Once the jobs are bound,
+    they keep their GPUs, whatever the driver reports later."""
     site.commands.indexes = {"20": (0,), "21": (1,), "22": (2,), "23": (3,)}
     placeholders = tuple(map(placeholder, site.commands.indexes))
     found = [
@@ -47,7 +47,7 @@ def test_jobs_get_reserved_gpus_that_are_connected(
     ]
 
     def allotted() -> dict[str, tuple[int, ...]]:
-        site.look(*found, others=placeholders, used=4)
+        site.observe(*found, others=placeholders, used=4)
         site.agents.share(())
         return {each.shared.jobs[0]: each.devices for each in site.order().groups}
 
@@ -64,17 +64,17 @@ def test_a_group_that_lacks_a_gpu_gets_one_that_goes_with_its_others(site: Site)
     """One of its two jobs is bound to GPU 3, which shares a switch with 1."""
     site.commands.indexes = {"20": (0,), "21": (1,), "23": (3,)}
     site.told(carried("7", 3), carried("8", state="waiting"), links=TWO_PAIRS)
-    site.look(runs("7", None), runs("8", None), others=tuple(map(placeholder, site.commands.indexes)), used=3)
+    site.observe(runs("7", None), runs("8", None), others=tuple(map(placeholder, site.commands.indexes)), used=3)
     site.agents.share([SharedGpus("n0", 2, (Pack(("7",)), Pack(("8",))))])
     assert [each.devices for each in site.order().groups] == [(1, 3)]
 
 
-def test_clients_of_mps_start_anew_when_their_group_comes_to_take_turns(site: Site) -> None:
-    """They are not suspended, so the third would wait until they end. As long as the packs fit they stay, and so do others."""
+def test_clients_of_mps_restart_when_their_group_begins_time_slices(site: Site) -> None:
+    """They are not suspended, so the third would wait until they end. As long as the packs fit, they and other jobs stay."""
     clients = [carried(number, 0).model_copy(update={"mps": True}) for number in ("1", "2")]
     found = [runs(number, None) for number in ("1", "2", "3")]
     site.told(*clients, carried("3", 1))
-    site.look(*found, others=(placeholder("90"), placeholder("91")), used=2)
+    site.observe(*found, others=(placeholder("90"), placeholder("91")), used=2)
     packed = Pack(("1", "2"))
     site.agents.share([SharedGpus("n0", 2, (packed, Pack(("3",))))])
     assert site.agents.misplaced == set()
@@ -83,7 +83,7 @@ def test_clients_of_mps_start_anew_when_their_group_comes_to_take_turns(site: Si
 
 
 def test_a_site_without_agents_is_left_as_it_is(tmp_path: Path) -> None:
-    """A job on one node: nothing is asked of Slurm for it, nothing is in the spool for agents, and the doctor misses none."""
+    """A job on one node needs no request to Slurm and no order in the spool, and the doctor reports no missing agent."""
     told, commands, spool = Told(), Commands(), Spool(tmp_path / "spool")
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool.folder)
     clock = SimulatedClock()
@@ -100,33 +100,34 @@ def test_a_site_without_agents_is_left_as_it_is(tmp_path: Path) -> None:
 def test_gpus_of_slurms_are_told_where_there_is_an_agent(site: Site) -> None:
     site.told()
     site.commands.indexes = {"7": (2,)}
-    site.look(runs("7"))
+    site.observe(runs("7"))
     site.agents.share(())
     assert [each.own_devices for each in site.order().jobs] == [(2,)]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_the_gpus_of_a_job_whose_processes_may_live_stay_reserved(site: Site, restarted: bool) -> None:
-    """It is bound to GPU 0, was cancelled, and is COMPLETING: nobody else gets it before Slurm says that it is gone."""
+    """It is bound to GPU 0, was cancelled, and is COMPLETING. No other job gets the GPU before Slurm shows that the job has
+    ended."""
     site.commands.indexes = {"20": (0,)}
     site.told(carried("7", 0))
-    site.look(runs("7", None), others=(placeholder("20"),), used=1)
+    site.observe(runs("7", None), others=(placeholder("20"),), used=1)
     site.agents.share(())
     if restarted:
         site.begin()
     else:
-        site.told()  # the agent, of an order without it
+        site.told()  # the agent's status for an order without it
     leaving = runs("7", None, state="COMPLETING")[1]
     new = job("8"), pending("gpu", id="8", number=8)
     together = group("8", "9")
     other = job("9"), pending("gpu", id="9", number=9)
     for _ in range(2):
-        site.look(new, other, others=(placeholder("20"), leaving), used=1)
+        site.observe(new, other, others=(placeholder("20"), leaving), used=1)
         site.agents.share([together])
     assert ("cancel", "20") not in site.commands.asked
     assert [each.devices for each in site.order().groups if "8" in each.shared.jobs] == [()]
     site.told()
-    site.look(new, other, others=(placeholder("20"),), used=1)
+    site.observe(new, other, others=(placeholder("20"),), used=1)
     site.agents.share([together])
     assert [each.devices for each in site.order().groups] == [(0,)]
 
@@ -136,7 +137,7 @@ def test_a_job_that_slurm_is_about_to_start_without_gpus_keeps_reservation_and_o
     site.commands.indexes = {"20": (0,)}
     site.told()
     waits = job("7"), pending("gpu", id="7", number=7)
-    site.look(waits)
+    site.observe(waits)
     assert site.agents.takes("7", "n0", 1)
     site.agents.share(())
     assert [each.job for each in site.order().jobs] == ["7"]
@@ -147,38 +148,39 @@ def test_a_job_that_slurm_is_about_to_start_without_gpus_keeps_reservation_and_o
     fields = {"id": "7", "number": 7, "gpus_per_node": None, "required_nodes": ("n0",), "priority": 9}
     sent = job("7", phase=Phase.STARTING, allocation=on("t4", n0=1)), pending("gpu", **fields)
     for _ in range(2):
-        site.look(sent, others=(placeholder("20"),), used=1)
+        site.observe(sent, others=(placeholder("20"),), used=1)
         site.agents.share(())
     assert [each.job for each in site.order().jobs] == ["7"]
     assert ("cancel", "20") not in site.commands.asked
 
 
 def test_a_daemon_that_starts_knows_what_the_one_before_has_promised(site: Site) -> None:
-    """7 may be bound to GPU 0 or 1 by the order; its agent has not said. Then no placeholder job goes, though one would do."""
+    """By the order, 7 may be bound to GPU 0 or 1, and its agent has not reported which. So no placeholder job is cancelled
+    yet."""
     site.commands.indexes = {"20": (0,), "21": (1,)}
     site.told()
     wide = SharedGpus("n0", 2, (Pack(("7",)), Pack(("8",))))
-    site.look(runs("7", None), runs("8", None), others=(placeholder("20"), placeholder("21")), used=2)
+    site.observe(runs("7", None), runs("8", None), others=(placeholder("20"), placeholder("21")), used=2)
     site.agents.share([wide])
     assert [each.devices for each in site.order().groups] == [(0, 1)]
     site.begin()
     site.told(carried("7", 0), carried("8"))
-    site.look(runs("7", None), runs("8", None), others=(placeholder("20"), placeholder("21")), used=2)
+    site.observe(runs("7", None), runs("8", None), others=(placeholder("20"), placeholder("21")), used=2)
     site.agents.share([group("7", "8")])
     assert ("cancel", "21") not in site.commands.asked
 
 
-def test_slurm_that_does_not_answer_costs_one_command_a_look(site: Site) -> None:
+def test_slurm_that_does_not_answer_costs_one_command_in_each_observation(site: Site) -> None:
     site.told()
     site.commands.error = TimedOut("no answer in 15 s", command="scontrol show job")
     many = [runs(str(number)) for number in range(7, 12)]
-    for look in (1, 2):
-        site.look(*many)
-        assert len(site.commands.asked) == look
+    for observations in (1, 2):
+        site.observe(*many)
+        assert len(site.commands.asked) == observations
         with pytest.raises(ClusterAway, match="no answer"):
             site.agents.share(())
     site.commands.error = None
-    site.look(*many)
+    site.observe(*many)
     site.agents.share(())
 
 
@@ -201,31 +203,33 @@ def test_notes_are_not_tried_one_by_one_while_slurm_is_away(tmp_path: Path, monk
     assert asked == ["7"]
 
 
-def test_a_daemon_that_starts_asks_for_a_few_jobs_a_look(site: Site) -> None:
+def test_a_daemon_that_starts_asks_for_a_few_jobs_in_each_observation(site: Site) -> None:
     site.told()
     many = [runs(str(number)) for number in range(7, 7 + CHECKS + 3)]
     for asked in (CHECKS, CHECKS + 3, CHECKS + 3):
-        site.look(*many)
+        site.observe(*many)
         assert len(site.commands.asked) == asked
 
 
-def test_a_commands_time_out_ends_the_look_at_the_reservations(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commands_time_out_ends_the_observation_of_the_reservations(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def late(*arguments: object) -> str:
         raise TimedOut("no answer in 15 s", command="sbatch")
 
     site.told()
     monkeypatch.setattr(site.commands, "submit_placeholder", late)
-    site.look(runs("7", None))
+    site.observe(runs("7", None))
     with pytest.raises(ClusterAway, match="no answer"):
         site.agents.share(())
 
 
 def test_a_job_starts_when_its_agent_is_ready_for_this_run(site: Site) -> None:
-    """What the agent says of the run before, or what it is bound to, is not that."""
+    """The agent's report about the previous run, or its binding, does not count."""
     site.commands.indexes = {"20": (0,)}
     for told, ready in ((carried("7", 0), False), (carried("7"), False), (carried("7", state="waiting"), True)):
         site.told(told)
-        site.look((job("7"), pending("gpu", id="7", number=7)), others=(placeholder("20"),), used=1)
+        site.observe((job("7"), pending("gpu", id="7", number=7)), others=(placeholder("20"),), used=1)
         site.agents.takes("7", "n0", 1)
         site.agents.share(())
         assert (site.agents.keeps_back("7", "n0") == "") == ready
@@ -234,21 +238,21 @@ def test_a_job_starts_when_its_agent_is_ready_for_this_run(site: Site) -> None:
 def test_a_folder_that_cannot_be_written_does_not_stop_the_site(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     (site.spool).mkdir()
     (site.spool / "agents").write_text("no folder")
-    site.look(runs("7", None))
+    site.observe(runs("7", None))
     site.agents.share(())
     assert "cannot write an order" in caplog.text
 
 
 def test_placeholder_jobs_on_unmanaged_nodes_are_named_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        site.look(others=(placeholder("20", "gone"), placeholder("21")))
+        site.observe(others=(placeholder("20", "gone"), placeholder("21")))
     (record,) = [each for each in caplog.records if each.getMessage() == "placeholder jobs left behind"]
     assert record.__dict__["jobs"] == "20"
 
 
 @pytest.mark.parametrize(("there", "found"), [(False, 0), (True, 2)])
 def test_a_task_whose_offer_is_withdrawn_sees_no_gpu(tmp_path: Path, there: bool, found: int) -> None:
-    """0: it is no sharer, and what it sees is left alone; 2: it is one whose turn never came."""
+    """0: the job is not co-located, and its variables are left alone; 2: its time slice never came."""
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler (Debian: make gcc libslurm-dev)")
     source = Path(__file__).parents[3] / "slurm_plugin" / "spank" / "devices.c"
@@ -268,7 +272,7 @@ def node(name: str, *, stand_in: bool) -> SlurmNode:
 
 
 def test_agents_are_refused_where_jobs_cannot_start_without_gpus(tmp_path, monkeypatch, caplog):
-    """Later releases than 22.05 need another GRES on nodes that have GPUs: none at all is an error, one that lacks it is not."""
+    """Releases after 22.05 need another GRES on nodes with GPUs. It is an error if all nodes lack it, but not if one does."""
     nodes, version = [node("n0", stand_in=False), node("n1", stand_in=False)], (24, 11)
     monkeypatch.setattr(CliGateway, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(CliGateway, "version", lambda _: version)
@@ -289,23 +293,23 @@ def test_agents_are_refused_where_jobs_cannot_start_without_gpus(tmp_path, monke
     assert not stands_in()
 
 
-def test_nobody_shares_on_a_node_on_which_jobs_cannot_start_without_gpus(site: Site) -> None:
+def test_no_jobs_share_on_a_node_where_jobs_cannot_start_without_gpus(site: Site) -> None:
     site.agents.stand_in = True
     site.told()
-    site.look()
+    site.observe()
     assert not site.agents.takes("8", "n0", 1)
     assert site.agents.keeps_back("8", "n0") == "waits for n0 to have GRES penstock"
     site.agents.stand_in = False
     assert site.agents.takes("8", "n0", 1)
 
 
-def test_a_guaranteed_job_that_comes_waits_for_the_turn_of_one_that_runs_and_leaves(site: Site) -> None:
-    """It has had no GPU yet, so nobody suspends it. 8 has its turn alone, beside 9, which waits for its own."""
+def test_a_new_guaranteed_job_waits_for_the_time_slice_of_a_running_departing_job(site: Site) -> None:
+    """It has had no GPU yet, so it is not suspended. 8 has its time slice alone, and 9 waits for its own."""
     site.commands.indexes = {"20": (0,)}
     before = group("8", "9")
     site.told(carried("8", 0), carried("9", 0, state="suspended"), groups=[(before, before.packs[:1])])
     new = job("7", gpu_class="guaranteed"), pending("gpu", id="7", number=7)
-    site.look(bound("8", leaves=True), bound("9"), new, others=(placeholder("20"),), used=1)
+    site.observe(bound("8", leaves=True), bound("9"), new, others=(placeholder("20"),), used=1)
     site.agents.share([SharedGpus("n0", 1, (Pack(("7",), 1, 1), Pack(("9",))))])
     (ordered,) = site.order().groups
     served = {pack: 100.0 if pack.jobs == ("8",) else 0.0 for pack in ordered.shared.packs}

@@ -1,4 +1,5 @@
-"""Random operations on jobs that share, on a real Slurm with the real agent: no job is lost, nobody runs out of turn."""
+"""Random operations on jobs that share, on a real Slurm with the real agent. No job is lost, and none runs outside its time
+slice."""
 
 from __future__ import annotations
 
@@ -21,18 +22,19 @@ pytestmark = pytest.mark.slurm
 GPUS = 4
 MOST_JOBS = 6
 LATE_S = 30.0
-"""So long a pack of a plan may run on after another plan has taken that one's place."""
+"""How long a pack may continue to run after another plan has replaced its plan."""
 
 
 def on_gpus(conf: Path, jobs: Collection[str]) -> set[tuple[int, str]]:
-    """(GPU, job) of those jobs of the cluster whose processes see a GPU and are not stopped: by the kernel, at one moment.
+    """(GPU, job) for jobs whose processes see a GPU and are not stopped, by the kernel, at one moment.
 
-    Looked at twice, as a look takes a while: who is stopped meanwhile was not there together with who went on after it.
+    It reads the processes twice, since reading takes a while: a process stopped in between did not run together with one
+    resumed later.
     """
-    return _look(conf, jobs) & _look(conf, jobs)
+    return _on_gpus(conf, jobs) & _on_gpus(conf, jobs)
 
 
-def _look(conf: Path, jobs: Collection[str]) -> set[tuple[int, str]]:
+def _on_gpus(conf: Path, jobs: Collection[str]) -> set[tuple[int, str]]:
     found: set[tuple[int, str]] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -49,18 +51,18 @@ def _look(conf: Path, jobs: Collection[str]) -> set[tuple[int, str]]:
 
 
 class Storm:
-    """Draws operations, does them, and looks after each."""
+    """Draws operations, carries them out, and checks the jobs after each."""
 
     def __init__(self, rig: Rig, seed: int) -> None:
         self.rig, self.random = rig, random.Random(seed)
         self.jobs: list[str] = []
         self.strangers: list[str] = []
         self.all: set[str] = set()
-        """Jobs and strangers, those included that have ended."""
+        """Managed and plain jobs, including ended ones."""
         self.ran: set[str] = set()
-        """Who was seen on a GPU."""
+        """Jobs that were seen on a GPU."""
         self.packs: list[tuple[float, list[frozenset[str]]]] = []
-        """(until when, packs) of each plan."""
+        """(end time, packs) of each plan."""
         self.done: list[str] = []
         self.crashed = False
 
@@ -72,7 +74,7 @@ class Storm:
         operation()
         for _ in range(self.random.randint(1, 2)):
             self.rig.tick()
-            self.look()
+            self.check()
 
     def submit(self) -> None:
         if len(self.jobs) < MOST_JOBS:
@@ -104,15 +106,15 @@ class Storm:
         self.done.append("agent dies")
 
     def controller_dies(self) -> None:
-        time.sleep(6)  # what is younger than its last save is lost, which is Slurm's own
+        time.sleep(6)  # Slurm itself loses changes after its last save
         self.rig.slurm.kill_slurmctld()
         self.rig.slurm.start_slurmctld()
         self.crashed = True
         self.done.append("controller dies")
 
-    def look_after_nodes(self) -> None:
-        """As an admin does after a crash: a controller that died within 5 s of starting a job starts it anew, which its node
-        refuses, and then drains that node."""
+    def repair_nodes(self) -> None:
+        """Repair as an admin does after a crash: a controller that died within 5 s of starting a job starts it again, the node
+        refuses, and the controller drains the node."""
         for node in self.rig.commands.nodes():
             if "DRAIN" in node.state:
                 assert node.reason.startswith("Duplicate jobid"), node.reason
@@ -120,7 +122,7 @@ class Storm:
                 self.done.append("node resumed")
 
     def count_anew(self) -> None:
-        """As an admin does when a controller that was killed counts GPUs as used that no job has."""
+        """Repair as an admin does when a killed controller counts GPUs as used that no job has."""
         if self.done[-1] != "counted anew":
             print(self.rig.slurm.command("scontrol", "show", "nodes", "-d").stdout, flush=True)
             print(self.rig.slurm.command("squeue", "-a", "-o", "%i %j %T %r %b").stdout, flush=True)
@@ -128,7 +130,7 @@ class Storm:
             self.done.append("counted anew")
 
     def plan(self) -> None:
-        """Any jobs share some GPUs, some of them packed; others have theirs alone, or wait."""
+        """A random plan: some jobs share GPUs, some of them packed; others have their own GPUs, or wait."""
         jobs = self.random.sample(self.jobs, len(self.jobs))
         free = GPUS
         groups: list[SharedGpus] = []
@@ -152,13 +154,13 @@ class Storm:
         self.wants(wanted, *groups)
         self.done.append(f"plan {wanted} {[group.packs for group in groups]}")
 
-    def look(self) -> None:
-        """All jobs are there; and on each GPU those who run are of one pack of the plan, or of one that it had a moment ago.
+    def check(self) -> None:
+        """Check that no job is lost, and that the jobs that run on each GPU belong to one pack of the plan or of a recent plan.
 
-        Who runs, and where, is what /proc says: neither Slurm nor the agent is believed.
+        /proc says which jobs run where, not Slurm or the agent.
         """
         if self.crashed:
-            self.look_after_nodes()
+            self.repair_nodes()
         found = self.rig.jobs()
         lost = [job for job in self.jobs if job not in found]
         assert not lost, f"lost {lost}; {self.done[-12:]}"
@@ -175,14 +177,14 @@ class Storm:
         return on_gpus(self.rig.slurm.slurm_conf, jobs)
 
     def wants(self, wanted: dict[str, int], *groups: SharedGpus) -> None:
-        """The plan from now on; the packs of the one before end soon."""
+        """Set the plan. The packs of the previous plan end soon."""
         soon_s = time.monotonic() + LATE_S
         before = [(min(until_s, soon_s), packs) for until_s, packs in self.packs]
         self.packs = [*before, (math.inf, [frozenset(pack.jobs) for group in groups for pack in group.packs])]
         self.rig.wants(wanted, *groups)
 
     def settle(self) -> None:
-        """Give each job its part: all run, or wait for their turn, and each has had one."""
+        """Give each job its part: all run or wait for their time slice, and each has had one."""
         while len(self.jobs) < 2:
             self.submit()
         for stranger in self.strangers:
@@ -194,7 +196,7 @@ class Storm:
 
         def all_there() -> bool:
             self.rig.tick()
-            self.look()
+            self.check()
             there = {self.rig.state(job) for job in self.jobs} <= {"RUNNING", "SUSPENDED"}
             if self.crashed and not there and time.monotonic() > lost_s:
                 self.count_anew()
@@ -205,14 +207,14 @@ class Storm:
 
         def all_have_run() -> bool:
             self.rig.tick()
-            self.look()
+            self.check()
             nonlocal settled
             settled = settled or self.settled(group)
             assert not settled or len(on := self.running(self.jobs)) <= group.gpus, on
             return settled and self.ran >= set(self.jobs)
 
-        wait_for(all_have_run, 300, "a turn of each job", details=lambda: (settled, self.ran, self.rig.status()))
-        self.rig.slurm.command("scancel", "--name=wrap")  # a crash of Slurm's may have undone an earlier scancel
+        wait_for(all_have_run, 300, "a time slice of each job", details=lambda: (settled, self.ran, self.rig.status()))
+        self.rig.slurm.command("scancel", "--name=wrap")  # a crash of Slurm may have undone an earlier scancel
         self.rig.wants({})
 
         def nothing_left() -> bool:
@@ -227,7 +229,7 @@ class Storm:
         )
 
     def settled(self, group: SharedGpus) -> bool:
-        """Whether the agent carries this group out, and nobody runs, by /proc, who does not by its status."""
+        """Whether the agent carries out this group, and every job that runs by /proc also runs by the agent's status."""
         status = self.rig.status()
         if status is None or [each.shared for each in status.groups] != [group]:
             return False
@@ -243,7 +245,7 @@ def test_random_operations_lose_no_job(make_loopback, tmp_path: Path, count: int
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     slurm = make_loopback("t4:1x4", agents=True)
     with (slurm.slurm_conf.parent / AGENT_SETTINGS).open("a") as file:  # its last section is [agent]
-        file.write("start_wait_s = 0\n")  # these jobs make no steps: they are to take turns at once
+        file.write("start_wait_s = 0\n")  # these jobs make no steps, so time slices must begin at once
     slurm.kill_agent(NODE)
     slurm.start_agent(NODE)
     rig = Rig(slurm, tmp_path)

@@ -1,4 +1,4 @@
-"""What presets become, and where they are read from."""
+"""Presets: their options, and the files that they are read from."""
 
 from __future__ import annotations
 
