@@ -164,7 +164,7 @@ def by_policy(
         dict.fromkeys(known, Kind("trial")), Colocation(), metrics={name: partial(metric, name) for name in known}
     )
 
-    def look(simulation: Simulation) -> None:
+    def observe(simulation: Simulation) -> None:
         nonlocal now_s
         jobs.update((job.id, job) for job in simulation.jobs)
         now_s = simulation.ticks[-1].time_s
@@ -173,7 +173,7 @@ def by_policy(
 
     scenario = prepare(nodes_from_spec(f"v100:{gpus // NODE_GPUS}x{NODE_GPUS}"), workload)
     try:
-        simulate_policy(scenario, "gandiva", settings, on_tick=look, agents=agents)
+        simulate_policy(scenario, "gandiva", settings, on_tick=observe, agents=agents)
     except _Over:
         return Found(now_s, sum(seconds > 0 for seconds in agents.ran_s.values()))
     return Found(math.inf, len(known))

@@ -44,7 +44,7 @@ class JobModel:
         max_batch: largest total batch size, in samples, >= `initial_batch`.
         fixed_batch: whether the total batch stays `initial_batch`.
         prior: the catalogue's model of the job (`Family.estimator`); None if its family is unknown.
-        families: for case 5. Without them, the job does not run on types of which nothing is known.
+        families: for case 5. Without them, the job does not run on unknown types.
         gpus: to estimate the batch that fits into a type's memory if only another type's is known.
         gpus_per_replica: returns the number of GPUs of a type that hold one replica of the model. It is used for types
             on which the job has not run yet; reports contain it for the others.

@@ -101,7 +101,7 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 	if (snprintf(path, sizeof(path), "%s/%u", folder, number) >= (int)sizeof(path))
 		return PENSTOCK_NO_SHARER;
 	for (unsigned waited = 0;; waited++) {
-		/* Opened anew each time, because an agent that releases the job removes the folder. */
+		/* Opened again each time, because an agent that releases the job removes the folder. */
 		const int job = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 		int state = 0;
 

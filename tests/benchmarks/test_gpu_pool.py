@@ -49,14 +49,14 @@ def test_six_jobs_on_four_gpus_get_four_sixths_and_lose_less_than_a_fiftieth():
 
 
 def test_exclusive_jobs_wait_and_time_slices_begin_soon():
-    """Two jobs of 600 s on one GPU: one after the other, or in turns of 60 s, where the second ends at 1,200 s too."""
+    """Two jobs of 600 s on one GPU: one after the other, or in time slices of 60 s, where the second ends at 1,200 s too."""
     settings = PoolSettings(gpus=1, switch_s=0.0)
     exclusive = Pool(_jobs("a", "a"), Colocation(), Alone(slices=False), settings).run()
     assert exclusive.ended_s == {"j0": 600.0, "j1": 1200.0}
     assert exclusive.first_slice_s == {"j0": 60.0, "j1": 660.0}
-    turns = Pool(_jobs("a", "a"), Colocation(), Alone(slices=True), settings).run()
-    assert turns.first_slice_s == {"j0": 60.0, "j1": 120.0}
-    assert sorted(turns.ended_s.values()) == [1140.0, 1200.0]
+    slices = Pool(_jobs("a", "a"), Colocation(), Alone(slices=True), settings).run()
+    assert slices.first_slice_s == {"j0": 60.0, "j1": 120.0}
+    assert sorted(slices.ended_s.values()) == [1140.0, 1200.0]
 
 
 def test_who_resumes_pays_for_it():
@@ -105,7 +105,7 @@ def test_every_pack_that_does_not_pay_is_undone_after_one_window_and_no_other_is
     assert bad, "the lists have such pairs"
     assert all(trial.windows == 1 for trial in bad)
     assert len({tuple(sorted(trial.kinds)) for trial in bad}) >= len(bad) / 4, (
-        "it learns, and does not try them for ever"
+        "it learns, and does not try them forever"
     )
 
 

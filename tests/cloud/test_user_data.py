@@ -19,9 +19,10 @@ from tests.cloud.hypervisor import Hypervisor
 def test_instances_end_themselves_and_pass_on_a_notice(
     cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
 ) -> None:
-    """Three instances of which no slurmd is ever wanted, and a daemon that has been dead for long.
+    """Three instances whose nodes Slurm never requests, and a daemon that has been dead for long.
 
-    `short` has lived its 1 s; `long` may live for an hour but the daemon is silent; `nameless` cannot read who it is.
+    `short` has reached its longest life of 1 s; `long` may live for an hour, but the daemon is
+    silent; `nameless` cannot read its name.
     """
     settings = cloud_settings(silent_s=8.0, slurm_conf="/nonexistent")
     fleet = Fleet(connect(settings), settings)

@@ -199,18 +199,18 @@ def test_behind_sia_a_newcomer_gets_a_slice_at_once_and_then_shares(sharing_site
     site = sharing_site("t4:1x1", "sia", stages=["gandiva-share"])
     site.extra = "\n[policy.gandiva-share]\nslice_s = 12.0\nfirst_slices = 1.0\n"
     site.start()
-    host = site.submit(1e6, rates=FAST, options="--utilisation=0.3")
-    until(site, lambda: progress(site, host) > 0, "the first to train")
-    guest = site.submit(1e6, rates=FAST, options="--utilisation=0.3")
-    until(site, lambda: progress(site, guest) > 0, "the second to train")
-    assert site.states(host)[host] == "SUSPENDED"
-    both = {host, guest}
+    resident = site.submit(1e6, rates=FAST, options="--utilisation=0.3")
+    until(site, lambda: progress(site, resident) > 0, "the first to train")
+    joining = site.submit(1e6, rates=FAST, options="--utilisation=0.3")
+    until(site, lambda: progress(site, joining) > 0, "the second to train")
+    assert site.states(resident)[resident] == "SUSPENDED"
+    both = {resident, joining}
     until(site, lambda: any(set(each.seen.jobs) == both for each in status(site).packs), "a slice of both")
     assert set(site.states(*both).values()) == {"RUNNING"}
-    gains(site, host, guest)
-    assert len(site.starts(host)) == 1, "it stayed where it was"
-    site.gateway.cancel(host)
-    gains(site, guest)
+    gains(site, resident, joining)
+    assert len(site.starts(resident)) == 1, "it stayed where it was"
+    site.gateway.cancel(resident)
+    gains(site, joining)
 
 
 @pytest.mark.long
@@ -231,11 +231,11 @@ def test_a_pack_whose_jobs_hinder_one_another_is_undone(sharing_site: Callable[.
     seen = next(each.seen for each in status(site).packs if set(each.seen.jobs) == pair)
     assert sum(seen.speeds) < 1.4
 
-    def turns() -> bool:
+    def slices_seen() -> bool:
         group = group_of(site, *pair)
         return group is not None and len(group.shared.packs) == 2
 
-    until(site, turns, "turns instead")
+    until(site, slices_seen, "time slices instead")
     until(site, lambda: sorted(site.states(*pair).values()) == ["RUNNING", "SUSPENDED"], "one of them to be suspended")
     packs = [each.seen for each in status(site).packs]
     assert len(packs) == 1, f"the pack had only one window: {packs}"
@@ -272,7 +272,7 @@ def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., S
     suspended: list[str] = []
     """Jobs in the order in which they were suspended, with a new entry for each change."""
 
-    def turns() -> bool:
+    def slices_seen() -> bool:
         for job, state in site.states(*folders).items():
             if state == "SUSPENDED" and suspended[-1:] != [job]:
                 suspended.append(job)
@@ -283,7 +283,7 @@ def test_gloo_trainers_of_two_processes_take_turns(sharing_site: Callable[..., S
 
     until(site, train, "steps of both", timeout_s=400)
     suspended.clear()
-    until(site, turns, "two time slices of each", timeout_s=400)
+    until(site, slices_seen, "two time slices of each", timeout_s=400)
     for folder in folders.values():
         (folder / "fast").touch()
     site.wait_states("COMPLETED", *folders, timeout_s=400)

@@ -1,6 +1,6 @@
 /* A stand-in for NVIDIA's driver library: what pynvml loads as libnvidia-ml.so.1 in tests, on machines without a GPU.
  *
- * It answers from a scenario, the text file that the environment variable FAKE_NVML names, read anew at every question so
+ * It answers from a scenario, the text file that the environment variable FAKE_NVML names, read again for every call so
  * that a test can change it under a running program. It shows that our code asks as the library's header says and survives
  * its answers; it cannot show what a real driver answers.
  *

@@ -315,7 +315,7 @@ class TrainingRun:
         self._measurements.restart_clock()  # saving is no part of the next step
 
     def learn(self, body: Body) -> None:
-        """Called in the reporter's thread: learn from an observation, and choose the batch anew."""
+        """Called in the reporter's thread: learn from an observation, and choose the batch again."""
         if isinstance(body, Observation):
             self._chooser.observe(body)
             if not self._split:

@@ -163,8 +163,8 @@ class DeviceCgroups:
 
     def _give(self, number: int, uid: int, devices: tuple[int, ...], now_s: float) -> None:
         job, by_v1 = self._job(number, uid), self._find_top() in self._v1
-        look = self._due(number, job, devices, now_s)
-        if look is None:
+        check = self._due(number, job, devices, now_s)
+        if check is None:
             return
         below = slurm_cgroups(job, LEVELS[1 if by_v1 else 2])
         folders = [each for each in (job, *below) if by_v1 or self._programs.attached(each) is not None]
@@ -193,11 +193,11 @@ class DeviceCgroups:
                     raise
                 wrong[folder] = str(error)
         # Slurm may be changing a cgroup above right now. Only lasting errors are reported.
-        if lasting := [text for folder, text in wrong.items() if folder in look.wrong]:
+        if lasting := [text for folder, text in wrong.items() if folder in check.wrong]:
             self._troubles[number] = lasting[0]
-        look.wrong = wrong
+        check.wrong = wrong
         if wrong:
-            look.whole_s = -math.inf
+            check.whole_s = -math.inf
 
     def _job(self, number: int, uid: int) -> str:
         """The cgroup of a job. Raises FileNotFoundError if Slurm has made none above it, or constrains no devices."""
@@ -216,13 +216,13 @@ class DeviceCgroups:
     def _due(self, number: int, job: str, devices: tuple[int, ...], now_s: float) -> _Check | None:
         """The check of all cgroups of a job that is due; None: none is due."""
         steps = frozenset(_inside(job, LEVELS[1][0]))
-        look = self._checks.get(number)
-        if look is None or (look.steps, look.devices) != (steps, devices):
-            look = self._checks[number] = _Check(steps, devices, now_s, -math.inf)
-        if abs(now_s - look.changed_s) >= CHANGES_S and abs(now_s - look.whole_s) < SELDOM_S:
+        check = self._checks.get(number)
+        if check is None or (check.steps, check.devices) != (steps, devices):
+            check = self._checks[number] = _Check(steps, devices, now_s, -math.inf)
+        if abs(now_s - check.changed_s) >= CHANGES_S and abs(now_s - check.whole_s) < SELDOM_S:
             return None
-        look.whole_s = now_s
-        return look
+        check.whole_s = now_s
+        return check
 
     def _files(self) -> tuple[Path, ...]:
         """See `gpus`. It is never cached, since a driver creates its files one after another. Raises OSError."""

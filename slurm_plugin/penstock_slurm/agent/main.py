@@ -110,7 +110,7 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         while not stop.is_set():
             try:
                 agent.tick(time.time())
-            except Exception:  # one failure must not leave jobs frozen for ever
+            except Exception:  # one failure must not leave jobs frozen forever
                 log.exception("a tick failed")
             stop.wait(settings.poll_s)
     finally:

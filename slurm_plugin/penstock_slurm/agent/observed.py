@@ -1,4 +1,4 @@
-"""What the agent has observed of a job lately. It is not saved: an agent that starts again observes anew."""
+"""What the agent has observed of a job lately. It is not saved: an agent that starts again observes again."""
 
 from __future__ import annotations
 

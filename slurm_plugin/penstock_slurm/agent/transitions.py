@@ -172,7 +172,7 @@ class Transitions:
         """A job that was frozen in place is off its GPUs once it is seen frozen. On a busy node that is later than
         `freeze_s`.
 
-        A job of which nothing is seen counts as off then, and so does a job that still runs `suspend_wait_s` later.
+        A job without visible processes counts as off then, and so does a job that still runs `suspend_wait_s` later.
         """
         state = self._state
         if local.state != "suspended" or local.unconfirmed or local.off or state.now_s < local.free_s:
@@ -240,7 +240,7 @@ class Transitions:
         devices = ",".join(map(str, local.devices))
         log.info("runs", extra={"job": job.job, "slurm_job": job.slurm_job, "devices": devices})
 
-    # Who uses what.
+    # Which job uses which GPUs.
 
     def _is_under_way(self, local: LocalJob) -> bool:
         """Whether the node has yet to freeze or resume the job as Slurm was last asked.

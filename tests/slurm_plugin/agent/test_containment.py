@@ -30,7 +30,9 @@ def test_an_opportunistic_job_that_never_says_anything_stands_still_while_the_gu
         (contained,) = node.agent.status().contained
         assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
         assert "Penstock's executor" in contained.text
-        node.until(lambda: [each.use.answers for each in node.agent.status().jobs] == [True, False], "who answers")
+        node.until(
+            lambda: [each.use.answers for each in node.agent.status().jobs] == [True, False], "the answers of both"
+        )
         assert "keep to its share" in node.agent.status().jobs[1].why
         node.run(1.2)
         assert node.states() == {"j1": "running", "j2": "suspended"}
@@ -86,12 +88,12 @@ def test_an_opportunistic_job_of_several_processes_that_makes_a_step_now_and_the
 ):
     """It pauses for at most 30 s. For 20 minutes its share is 0, with steps of any length."""
     node = make_node(start_wait_s=5.0, misuse="tell", sample_s=60.0)
-    guest, now_s = Opportunistic(node, step_s, pause_s), time.time()
+    opportunistic, now_s = Opportunistic(node, step_s, pause_s), time.time()
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
     for _ in range(600):
         now_s += 2.0
         node.agent.tick(now_s)
-        guest.tell(now_s, control(node, 2).number)
+        opportunistic.tell(now_s, control(node, 2).number)
         if node.agent.status().contained:
             break
     assert [each.cause for each in node.agent.status().contained] == ([] if keeps else ["share"])
@@ -101,13 +103,13 @@ def test_an_opportunistic_job_that_takes_no_new_message_is_frozen_after_a_while(
     """It never reads a control message after the first one. Late files are tolerated: it stands still only after 150 s and two
     steps."""
     node = make_node(start_wait_s=120.0, suspend_wait_s=30.0, sample_s=60.0)
-    guest, began_s = Opportunistic(node, 4.0, 0.0), time.time()
+    opportunistic, began_s = Opportunistic(node, 4.0, 0.0), time.time()
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
     now_s = began_s
     while not node.agent.status().contained and now_s < began_s + 1000:
         now_s += 0.5
         node.agent.tick(now_s)
-        guest.tell(now_s, 0)
+        opportunistic.tell(now_s, 0)
     assert 150 <= now_s - began_s < 200
     (contained,) = node.agent.status().contained
     assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)

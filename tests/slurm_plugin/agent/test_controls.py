@@ -27,14 +27,14 @@ def test_three_jobs_of_one_pack_run_at_once_each_with_its_limits(make_node: Call
     assert not node.slurm.calls
 
 
-@pytest.mark.parametrize(("guest", "start_wait_s"), [(("--late", "1"), 1000.0), (("--mute",), 2.0)])
+@pytest.mark.parametrize(("options", "start_wait_s"), [(("--late", "1"), 1000.0), (("--mute",), 2.0)])
 def test_an_opportunistic_job_that_has_said_nothing_is_not_taken_for_one_that_keeps_to_its_limit(
-    make_node: Callable[..., Node], guest: tuple[str, ...], start_wait_s: float
+    make_node: Callable[..., Node], options: tuple[str, ...], start_wait_s: float
 ):
     """The guaranteed job waits until the opportunistic job has reported, or for as long as a job that never reports is
     given."""
     node = make_node(start_wait_s=start_wait_s, suspend_wait_s=1000)
-    node.job(1, *guest)
+    node.job(1, *options)
     node.order(alone(1), (0,), slice_s=60.0)
     node.until(lambda: node.states()["j1"] == "running", "start of the opportunistic job")
     node.job(2)
@@ -42,7 +42,7 @@ def test_an_opportunistic_job_that_has_said_nothing_is_not_taken_for_one_that_ke
     node.order([pack], (0,), slice_s=60.0)
     node.until(lambda: node.states()["j2"] == "running", "start of the guaranteed one")
     said, jobs = node.said(1), node.agent.state.jobs
-    if "--mute" in guest:
+    if "--mute" in options:
         assert jobs["j2"].resumed_s - jobs["j1"].resumed_s >= start_wait_s
     else:
         assert said is not None

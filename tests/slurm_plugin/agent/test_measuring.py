@@ -38,7 +38,7 @@ def test_the_first_slice_of_a_job_counts_from_its_first_step(make_node: Callable
     assert "j2" in account.profiled
     assert 0.5 <= account.ran_s[JobId("j2")] <= held_s - 1.5
     assert account.first_slice_s[JobId("j2")] >= began_s + 2.0
-    node.until(lambda: node.states()["j2"] == "running", "next turn")
+    node.until(lambda: node.states()["j2"] == "running", "next time slice")
     node.until(lambda: node.states()["j2"] != "running", "end of its next time slice, of the usual length")
     node.until(lambda: next(each.use for each in node.agent.status().jobs if each.job == "j2").profiled, "measurement")
 

@@ -133,15 +133,15 @@ def test_a_client_is_never_suspended(node: Node) -> None:
     node.order([pack(1, 2), pack(3)], (0,), 0.5)
     node.until(lambda: "MPS is not suspended" in node.agent.status().jobs[0].why, "reason")
     had_s = dict(node.agent.state.saved.account.served_s)
-    turns: set[tuple[Pack, ...]] = set()
+    slices: set[tuple[Pack, ...]] = set()
     served_s = node.agent.state.saved.account.served_s
 
     def two_slices_pass() -> bool:
-        turns.update(group.running for group in node.agent.status().groups)
+        slices.update(group.running for group in node.agent.status().groups)
         return max(served_s[job] - had_s[job] for job in had_s) > 1.0
 
     node.until(two_slices_pass, "two slices")
-    assert turns == {(pack(1, 2),)}
+    assert slices == {(pack(1, 2),)}
     assert [job for job in ("j1", "j2", "j3") if served_s[job] > had_s[job]] == ["j1", "j2"]
     assert node.slurm.calls == []
     assert node.states() == {"j1": "running", "j2": "running", "j3": "waiting"}

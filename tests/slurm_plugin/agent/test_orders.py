@@ -115,7 +115,7 @@ def test_a_frozen_job_that_is_dismissed_goes_on_when_slurm_is_back(
     for number in (1, 2):
         node.job(number)
     node.order(alone(1, 2), (0,), slice_s=0.5)
-    node.until(lambda: "suspended" in node.states().values(), "turn")
+    node.until(lambda: "suspended" in node.states().values(), "time slice")
     frozen = int(next(job for job, state in node.states().items() if state == "suspended")[1:])
 
     def away(job_id: str) -> None:

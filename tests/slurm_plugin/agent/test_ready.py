@@ -1,4 +1,4 @@
-"""What the daemon takes from an agent's status, and what it tells an agent of a job of which Slurm has not said all."""
+"""How the daemon reads an agent's status, and its orders for a job that Slurm does not describe completely."""
 
 from __future__ import annotations
 

@@ -155,4 +155,4 @@ def test_a_clock_that_is_set_back_delays_no_time_slice(make_node: Callable[..., 
         node.job(number)
     node.order(alone(1, 2), (0,), slice_s=0.5)
     node.agent.tick(time.time() + 3600)
-    node.until(lambda: "suspended" in node.states().values(), "turn")
+    node.until(lambda: "suspended" in node.states().values(), "time slice")

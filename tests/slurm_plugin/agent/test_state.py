@@ -22,7 +22,7 @@ def test_an_agent_that_starts_again_goes_on_without_a_daemon(make_node: Callable
     for number in (1, 2):
         node.job(number)
     node.order(alone(1, 2), (3,), slice_s=0.5)
-    node.until(lambda: "suspended" in node.states().values() and "running" in node.states().values(), "turn")
+    node.until(lambda: "suspended" in node.states().values() and "running" in node.states().values(), "time slice")
     before = node.agent.status()
     shutil.rmtree(node.spool)
     node.start()

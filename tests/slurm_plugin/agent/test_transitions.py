@@ -81,7 +81,7 @@ def test_slurm_is_asked_for_nothing_before_the_node_has_done_what_it_was_asked_b
         node.job(number, "--mute")
     node.until(lambda: all(node.slurm.letter(number) == "S" for number in (1, 2)), "their processes")
     node.order(alone(1, 2), (0,), slice_s=0.2)
-    node.until(lambda: [call for call, _ in seen].count("resume") > 3, "turns")
+    node.until(lambda: [call for call, _ in seen].count("resume") > 3, "time slices")
     letters = {call: {letter for name, letter in seen if name == call} for call in ("suspend", "resume")}
     assert "T" not in letters["suspend"]
     assert letters["resume"] == {"T"}

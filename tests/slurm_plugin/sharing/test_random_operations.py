@@ -123,11 +123,11 @@ class Storm:
 
     def count_anew(self) -> None:
         """Repair as an admin does when a killed controller counts GPUs as used that no job has."""
-        if self.done[-1] != "counted anew":
+        if self.done[-1] != "counted again":
             print(self.rig.slurm.command("scontrol", "show", "nodes", "-d").stdout, flush=True)
             print(self.rig.slurm.command("squeue", "-a", "-o", "%i %j %T %r %b").stdout, flush=True)
             self.rig.slurm.command("scontrol", "reconfigure")
-            self.done.append("counted anew")
+            self.done.append("counted again")
 
     def plan(self) -> None:
         """A random plan: some jobs share GPUs, some of them packed; others have their own GPUs, or wait."""
@@ -233,8 +233,8 @@ class Storm:
         status = self.rig.status()
         if status is None or [each.shared for each in status.groups] != [group]:
             return False
-        turn = {(device, each.job) for each in status.jobs if each.state == "running" for device in each.devices}
-        return len(turn) <= group.gpus and self.running(self.jobs) <= turn
+        running = {(device, each.job) for each in status.jobs if each.state == "running" for device in each.devices}
+        return len(running) <= group.gpus and self.running(self.jobs) <= running
 
 
 @pytest.mark.parametrize(
