@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said_before_anything_runs(tmp_path, change, words):
     [
         (("--policy", "sia,fi"), "unknown policy 'fi'; the policies are antman, fifo.*sia, sia:artifact"),
         (("--policy", ","), "names no policy"),
-        (("--disturb", "mtbf=1"), "--disturb: unknown 'mtbf'; there are estimation_error, "),
+        (("--disturb", "mtbf=1"), "--disturb: unknown 'mtbf'; the faults are estimation_error, "),
         (("--prices", "t4:1"), "--prices: 't4:1' is not NAME=NUMBER"),
         (("--disturb", "interference=2"), "interference=2.0 is out of its range"),
     ],

@@ -60,7 +60,7 @@ def set_policy(
 ) -> None:
     """Choose the policy that decides from the next round on. For admins.
 
-    The choice outlives a restart of penstockd. Settings that are not given are those of the
+    The choice outlives a restart of penstockd. A setting that is not given has its value in the
     settings file.
     """
     for value in values or ():
@@ -108,7 +108,7 @@ def _pause(*, paused: bool, as_json: bool) -> None:
 
 def drain(
     kind: str | None = typer.Argument(None, help="What to drain: node, gpu-type or partition."),
-    name: str | None = typer.Argument(None, help="Its name. Without kind and name, show what is drained."),
+    name: str | None = typer.Argument(None, help="Name of what to drain. Without KIND and NAME, show what is drained."),
     why: str = typer.Option("", help="Reason to show to users."),
     end: bool = typer.Option(False, "--end", help="End the drain."),
     as_json: bool = JSON,

@@ -30,8 +30,8 @@ STATE = typer.Option("/var/lib/penstock", "--state", "--store", help="The daemon
 JSON = typer.Option(False, "--json", help="Print one JSON document and nothing else.")
 
 STILL_WORKS = (
-    "These work without penstockd: sbatch, squeue and scancel; `penstock submit`, whose jobs wait until penstockd is back; and "
-    "this command with --store, if you may read its store."
+    "These work without penstockd: sbatch, squeue and scancel; `penstock submit` (the job waits until penstockd is back); and "
+    "this command with --store, if you may read the store."
 )
 
 
@@ -79,7 +79,7 @@ def print_json(answer: BaseModel | Sequence[BaseModel]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
-    """Print a table as wide as the terminal. Its last column takes the space that is left, and wraps.
+    """Print a table as wide as the terminal. The last column takes the remaining space, and wraps.
 
     Args:
         empty: what to print if there are no rows.

@@ -99,7 +99,7 @@ def rounds(
 ) -> None:
     """Show the newest rounds.
 
-    PLACED and WAITING: number of jobs with and without GPUs. Gap: how far the plan is from the best plan, at most.
+    PLACED and WAITING: number of jobs with and without GPUs. Gap: upper bound of the distance to the best plan.
     """
     found: list[RoundSummary] = ask(
         lambda penstock: penstock.rounds(limit=last).rounds, lambda kept: kept.summaries(None, last), store
@@ -188,7 +188,7 @@ def budget(
 ) -> None:
     """Show the budgets and the ledger.
 
-    Budgets: what accounts may use and have used in this period. Ledger: what each job that has ended has used.
+    Budgets: what accounts may use, and have used, in this period. Ledger: what each ended job has used.
     """
 
     def read(penstock: Client) -> tuple[list[BudgetView], list[LedgerLine]]:

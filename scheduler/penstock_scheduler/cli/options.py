@@ -1,4 +1,4 @@
-"""Options whose value is a list."""
+"""Options that take a list."""
 
 from __future__ import annotations
 

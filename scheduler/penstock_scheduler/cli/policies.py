@@ -16,9 +16,9 @@ def choice_of(policy: str, stages: Sequence[str] = (), settings: Settings | None
     """The policy that `policy` names: either its name, or a settings file (`*.toml`) with a section [policy].
 
     Args:
-        policy: as on the command line.
-        stages: of a policy given by name.
-        settings: those of a policy given by name; None: its defaults.
+        policy: the value of the option.
+        stages: stages of a policy given by name.
+        settings: settings of a policy given by name; None: its defaults.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong. Names and settings are checked when the policy is made.

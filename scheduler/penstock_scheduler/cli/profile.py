@@ -349,7 +349,7 @@ def tail_of(output: Path) -> str:
 
 
 def name_of(command: list[str]) -> str:
-    """The script's or module's name, else the program's."""
+    """The name of the script or module, else of the program."""
     for before, word in zip(["", *command], command, strict=False):
         if word.endswith(".py") or before == "-m":
             return Path(word).name.removesuffix(".py")

@@ -1,4 +1,4 @@
-"""`penstock sensitivity`: measure with a job's own program what CPU and memory are worth to its model."""
+"""`penstock sensitivity`: measure, with a job's own program, how CPU and memory affect the speed of its model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock_scheduler.cli.profile import TICK_S, name_of, running, status_of, 
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.spool import Spool
 
-sensitivity = typer.Typer(no_args_is_help=True, help="Measure and show what CPU and memory are worth to a model.")
+sensitivity = typer.Typer(no_args_is_help=True, help="Measure and show how CPU and memory affect a model's speed.")
 
 JOB_ID = "1"
 """Job id of the program outside of a Slurm job."""

@@ -35,11 +35,11 @@ class SharingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a site has learned, in place of a table."""
+    """What a site has learned about pairs, instead of a table."""
 
     pairs: Colocation
     source: str
-    """Where that is from, as part of a sentence."""
+    """Its source, as part of a sentence."""
     like: Mapping[str, str] = field(default_factory=dict)
     """GPU type that the site lacks -> the GPU type whose pairs are used for it."""
     gpu_memory_mb: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Shared:
         gpu_types: GPU types of the cluster.
         settings: costs of sharing.
         drawn: whether kinds are drawn.
-        utilisation: utilisation of a job that runs alone, for jobs whose utilisation is unknown; None: not given.
+        utilisation: utilisation of a job that runs alone, for jobs of unknown utilisation; None: not given.
         gpu_memory_mb: memory of one GPU by GPU type, MB, as the site knows it.
     """
 

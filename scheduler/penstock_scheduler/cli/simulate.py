@@ -22,14 +22,14 @@ PAIR_TYPES = typer.Option(
 )
 DRAW_KINDS = typer.Option(
     False,
-    help="For --pairs: give a job whose kind is not in the table a random kind that runs on as many GPUs.",
+    help="For --pairs: give a job of a kind that is not in the table a random kind that runs on as many GPUs.",
 )
 AGENTS = typer.Option("", help="What sharing costs, such as switch_s=1,noise=0.03.")
 ASSUME_UTILISATION = typer.Option(
     None,
     min=0.0,
     max=1.0,
-    help="Share of a GPU that a job uses when it runs alone, for jobs whose share is unknown. Default: 1, all of it.",
+    help="Share of a GPU that a job uses when it runs alone, for jobs without a known share. Default: 1, all of it.",
 )
 
 

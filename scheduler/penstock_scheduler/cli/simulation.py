@@ -133,7 +133,7 @@ def tell(
     tables_as: str = "csv",
     aloud: Iterable[str] = (),
 ) -> None:
-    """Write and print the results, and the sentences of `aloud` on standard error.
+    """Write and print the results. The sentences of `aloud` go to standard error.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -236,7 +236,7 @@ def _disturbances(text: str) -> Disturbances:
     given = numbers("--disturb", text)
     known = {field.name for field in dataclasses.fields(Disturbances)} - {"seed"}
     if unknown := sorted(set(given) - known):
-        raise ConfigError(f"--disturb: unknown {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"--disturb: unknown {unknown[0]!r}; the faults are {', '.join(sorted(known))}")
     return Disturbances(**given)  # type: ignore[arg-type]
 
 
@@ -273,12 +273,12 @@ def progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, int], Callab
         def show(label: str, before: int) -> Callable[[Simulation], None]:
             shown.update(bar, description=label)
 
-            def look(simulation: Simulation) -> None:
+            def on_tick(simulation: Simulation) -> None:
                 if len(simulation.ticks) % 16 == 0:
                     ended = sum(job.finish_s is not None for job in simulation.jobs)
                     shown.update(bar, completed=before * len(simulation.jobs) + ended)
 
-            return look
+            return on_tick
 
         yield show
 

@@ -39,7 +39,7 @@ def solve(
     solver: SolverName = typer.Option(SolverName.AUTO, help="Solver to use."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Solve the problem of a round: objective, bound, gap, time and, except with milp, the price of a GPU of each type.
+    """Solve the problem of a round and show objective, bound, gap, time and (except with milp) a price for each GPU type.
 
     For a saved round, the recorded policy decides again with this solver, and the time is that of the whole decision.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def reflow(text: str) -> str:
-    """A help text with each paragraph on one line, so that it is wrapped at the width of the terminal."""
+    """A help text with each paragraph on one line, so that the terminal's width decides where it wraps."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 

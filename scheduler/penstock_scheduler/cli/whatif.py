@@ -50,7 +50,7 @@ def whatif(
     store: str = typer.Option(
         ...,
         envvar="PENSTOCK_STORE",
-        help="The daemon's store: its state_dir, or a database's URL. Put a URL with a password into the variable.",
+        help="The daemon's store: its state_dir, or a URL. Give a URL with a password in the environment variable.",
     ),
     add_nodes: str = typer.Option("", help="Nodes to add, such as h100:2x8."),
     remove_nodes: str = typer.Option(
@@ -132,7 +132,7 @@ def whatif(
 
 
 def _read(store: str, *, quiet: bool) -> RecordedHistory:
-    """The record in a store. Only this function opens a store."""
+    """The recorded history in a store. Only this function opens a store."""
     opened = open_store(store)
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as shown:
         rounds = shown.track(opened.round_numbers(), description="rounds of the record")

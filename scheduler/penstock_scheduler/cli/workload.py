@@ -34,7 +34,7 @@ TraceName = StrEnum("TraceName", {name: name for name in FORMATS})  # type: igno
 
 
 class Like(StrEnum):
-    """Clusters to generate jobs like."""
+    """Published clusters that a generated workload can resemble."""
 
     PHILLY = "philly"
     HELIOS = "helios"
@@ -75,7 +75,7 @@ def generate_(
     out: Path = _OUT,
     jobs: int = typer.Option(160, help="Number of jobs."),
     rate: float = typer.Option(20.0, help="Mean number of jobs per hour."),
-    like: Like = typer.Option(Like.PHILLY, help="Cluster whose sizes and durations the jobs have."),
+    like: Like = typer.Option(Like.PHILLY, help="Published cluster that gives the sizes and durations of jobs."),
     cv: float = typer.Option(1.0, help="Burstiness of arrivals: 1 is Poisson; with more, jobs come in bursts (gamma)."),
     models: bool = typer.Option(False, help="Adaptive trainings of known models instead of rigid jobs."),
     max_gpus: int = typer.Option(64, help="Maximum number of GPUs that a job asks for."),
@@ -83,7 +83,7 @@ def generate_(
     users: int = typer.Option(10, help="Number of users."),
     seed: int = typer.Option(0, help="Random seed. The same seed gives the same workload."),
 ) -> None:
-    """Generate a workload, without any download."""
+    """Generate a workload from the statistics of a published cluster."""
     settings = GeneratorSettings(jobs, rate, like.value, cv, max_gpus, max_hours * 3600, models, users, seed)
     _write(generate(settings), out)
 
@@ -110,7 +110,7 @@ def show(
     gpu_types: str = _TYPES,
     cluster: str = _CLUSTER,
     profiles: Path | None = _PROFILES,
-    as_json: bool = typer.Option(False, "--json", help="As one JSON object."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Show what is in a workload: jobs, span, GPUs, durations, load."""
     found = read_workload(file, trace, [*_split(gpu_types), *_node_gpus(cluster)])
@@ -146,7 +146,7 @@ def _table(found: Workload, summary: Summary, gpus: int | None) -> Table:
     table.add_column()
     hours = summary.span_s / 3600
     table.add_row("jobs", f"{summary.jobs} of {summary.users} users" + _left_out(summary.left_out))
-    table.add_row("come", f"within {hours:.1f} h" + (f", {summary.jobs / hours:.1f} per hour" if hours else ""))
+    table.add_row("arrive", f"within {hours:.1f} h" + (f", {summary.jobs / hours:.1f} per hour" if hours else ""))
     table.add_row("GPUs asked for", ", ".join(f"{size}: {count}" for size, count in summary.sizes.items()))
     if summary.models:
         table.add_row("models", ", ".join(f"{model}: {count}" for model, count in summary.models.items()))

@@ -12,17 +12,17 @@ instant:
 5. with `easy`, GPUs are reserved for the first job that does not fit, and others pass it if they end before;
 6. while the queue is longer than `max_queue`, its last job goes to the cloud.
 
-By default, this also does what is unexpected in the reference:
+By default, this also reproduces the unexpected behaviour of the reference:
 
-- a job that comes back from the cloud (star-wait) has its wait counted from its first arrival, so its first run is
-  taken off before `patience` multiplies; and if it then goes to the cloud for good, its first run there costs nothing;
-- a job that is to come back before anybody else arrives may be in the queue again at once, as if it had not run in the
-  cloud: where its first wait ended at the very instant of its arrival, that instant still is now;
-- EASY reserves nodes whose free GPUs are *just* as many as needed, and a reservation may not begin after the wait's
-  end.
+- The wait of a job that comes back from the cloud (star-wait) counts from its first arrival, so its first run is
+  subtracted before `patience` multiplies. If the job then goes to the cloud for good, its first run there costs nothing.
+- A job that comes back before any other job arrives may be in the queue again at once, as if it had not run in the
+  cloud, if its first wait ended at the instant of its arrival.
+- EASY reserves nodes with *exactly* as many free GPUs as needed, and a reservation may not begin after the end of the
+  wait.
 
-`corrected=True` counts the wait from the return, charges every cloud run, lets jobs go on from their last checkpoint,
-and reserves nodes with at least as many free GPUs as needed.
+`corrected=True` counts the wait from the return, charges every cloud run, lets jobs continue from their last
+checkpoint, and reserves nodes with at least as many free GPUs as needed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Order = Literal["fifo", "sjf"]
 
 @dataclass(frozen=True, slots=True)
 class RigidJob:
-    """A job of a trace. `arrival_h` and `runtime_h` in hours, `gpus` >= 0; `cpus` only weigh in what it costs."""
+    """A job of a trace. `arrival_h` and `runtime_h` in hours, `gpus` >= 0; `cpus` only affect its cost."""
 
     arrival_h: float
     runtime_h: float
@@ -67,10 +67,10 @@ class SiteSpec:
 
     Attributes:
         nodes: number of nodes, all equal.
-        gpus_per_node: GPUs of each.
+        gpus_per_node: GPUs of each node.
         fit: node for a part of a node: the first that has room, or the fullest one.
-        order: of the queue.
-        out_of_order: whether jobs behind one that does not fit are tried.
+        order: order of the queue.
+        out_of_order: whether jobs behind one that does not fit may start.
         easy: EASY backfill instead.
         max_queue: number of jobs that may wait; None: any number.
         gravity_h: hours by which the transfer of data makes each cloud run longer and more expensive.
@@ -101,7 +101,7 @@ class SiteSpec:
 
 @dataclass(slots=True)
 class _ReplayedJob:
-    """A job and what becomes of it."""
+    """A job and its state in the replay."""
 
     index: int
     job: RigidJob
@@ -133,12 +133,12 @@ class Outcomes:
 
     Attributes:
         jobs: the jobs.
-        start_h: when the last run of each began.
-        cloud: whether that was in the cloud.
-        returned: whether it had come back from there before.
-        allocation: node -> GPUs, empty for the cloud.
-        ran_h: how long the last run takes, data included.
-        cost_gpu_h: what each cost in the cloud.
+        start_h: when the last run of each job began.
+        cloud: whether that run was in the cloud.
+        returned: whether the job had come back from the cloud before.
+        allocation: node -> GPUs; empty for the cloud.
+        ran_h: duration of the last run, data transfer included.
+        cost_gpu_h: cost of each job in the cloud.
         spec: the site.
     """
 
@@ -181,7 +181,7 @@ class _Replay:
         self._begun = 0
         self._active: dict[int, _ReplayedJob] = {}
         self._reserved: dict[int, tuple[_ReplayedJob, int]] = {}
-        """Index -> the job that has GPUs reserved, and the index of the job for whose end it waits."""
+        """Index -> the job that has GPUs reserved, and the index of the job that must end first."""
         self._held: list[set[int]] = [set() for _ in range(spec.nodes)]
         """Reserved GPUs of each node."""
         self._first_run_gpu_h: dict[int, float] = {}
@@ -213,7 +213,7 @@ class _Replay:
 
     @staticmethod
     def _is_queued(entry: tuple[float, int, _ReplayedJob]) -> bool:
-        """Whether a wait is still on. A job that has started, left or returned since has another wait, or none."""
+        """Whether a wait still applies. A job that has started, left or returned since has another wait, or none."""
         return not entry[2].in_cloud and math.isnan(entry[2].start_h) and entry[2].expires_h == entry[0]
 
     # Ends, waits, arrivals.
@@ -450,7 +450,7 @@ class Figures:
     cluster_utilization: float
     system_utilization: float
     cloud_jobs: int
-    """Of all jobs, also those of warm-up and cool-down."""
+    """Of all jobs, including warm-up and cool-down."""
 
 
 def figures(outcomes: Outcomes, warmup_jobs: int = 0) -> Figures:

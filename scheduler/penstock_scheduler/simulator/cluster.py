@@ -1,17 +1,17 @@
 """A simulated cluster behind the `Cluster` port: jobs arrive, learn, progress as the truth says, restart, fail and end.
 
-Time comes from the clock that it is given. Whenever it is observed, it first lives through the events since the last
+The clock argument gives the time. At each observation, the cluster first processes the events since the last
 observation in their order: a job ends, a node fails, a node is repaired. Between two events every running job
 progresses by `truth.advance`. A job that starts, or continues elsewhere, first spends the `restart_s` of its truth
-without progress. Until then its phase is STARTING, and policies leave it alone. Stopping takes no time: that cost is a
-part of `restart_s`, as it was measured.
+without progress. Until then its phase is STARTING, and policies do not move it. Stopping takes no time: the measured
+`restart_s` includes that cost.
 
 At each observation a running job does what the executor does on a real cluster: it reports its step times and gradient
-noise to its `Learner`, and trains on with the batch size that is best by what is known now. A job without a learner
-reports nothing and is not touched until something happens to it.
+noise to its `Learner`, and continues with the batch size that is best by what is known now. A job without a learner
+reports nothing, and does not change until an event concerns it.
 
-The insides: `jobs` (the jobs), `events` (what will happen), `node_book` (what jobs hold), `queue_front` (jobs that come
-and wait) and `cluster_sharing` (jobs that share GPUs).
+Modules: `jobs` (the jobs), `events` (future events), `node_book` (what jobs hold), `queue_front` (arriving and waiting
+jobs) and `cluster_sharing` (jobs that share GPUs).
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from penstock_scheduler.simulator.queue_front import Arrivals, Queue
 
 
 class Totals(NamedTuple):
-    """The cluster in numbers."""
+    """Figures of the whole cluster."""
 
     jobs: int
-    """That have come and not ended."""
+    """Jobs that have arrived and not ended."""
     running: int
-    """That train."""
+    """Jobs that train."""
     restarting: int
     gpus_held: int
     cpus_held: int
@@ -71,7 +71,7 @@ class SimulatedCluster:
 
     Args:
         nodes: all nodes.
-        jobs: all jobs that will ever come.
+        jobs: all jobs that will ever arrive.
         clock: tells the time.
         disturbances: what goes wrong; None: nothing.
         checkpoint_s: seconds of training between two checkpoints; a job on a failed node continues from the last one.
@@ -106,7 +106,7 @@ class SimulatedCluster:
         self._arrivals = Arrivals(self.jobs.values())
         self._queue = Queue(front)
         self._active: dict[JobId, SimulatedJob] = {}
-        """Jobs that have come and not ended."""
+        """Jobs that have arrived and not ended."""
         self._held: dict[JobId, SimulatedJob] = {}
         """Jobs that hold GPUs."""
         self._learning: dict[JobId, SimulatedJob] = {}
@@ -124,12 +124,12 @@ class SimulatedCluster:
 
     @property
     def finished(self) -> bool:
-        """Whether every job has come and ended."""
+        """Whether every job has arrived and ended."""
         return self._arrivals.over and not self._active
 
     @property
     def expects_more(self) -> bool:
-        """Whether jobs are still to come, as of the last observation."""
+        """Whether more jobs will arrive, as of the last observation."""
         return not self._arrivals.over
 
     @property
@@ -139,8 +139,7 @@ class SimulatedCluster:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPUs held, times the time that they were held, until the last change or `close`. GPUs that jobs share count
-        once."""
+        """GPU-seconds that jobs held until the last change or `close`. GPUs that jobs share count once."""
         return self._book.gpu_seconds
 
     def totals(self) -> Totals:
@@ -156,7 +155,7 @@ class SimulatedCluster:
         return Totals(len(self._active), running, len(self._held) - running, *held, goodput_s)
 
     def pass_over(self, jobs: int) -> None:
-        """So many jobs of the front fit on no node as the cluster is: show as many others."""
+        """Note that this many jobs of the front fit on no node now, and show as many others."""
         self._queue.pass_over(jobs)
 
     def next_event_s(self) -> float:
@@ -181,7 +180,7 @@ class SimulatedCluster:
 
         def enough(event: Event) -> bool:
             nonlocal missing
-            if event.what == "end" and (held := self.jobs[event.whom].allocation) is not None:
+            if event.what == "end" and (held := self.jobs[event.subject].allocation) is not None:
                 missing -= held.gpus
             return event.what != "end" or missing <= 0
 
@@ -200,7 +199,7 @@ class SimulatedCluster:
         return ClusterState(tuple(self._book.nodes.values()), jobs)
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
-        """First all departing jobs leave, then the jobs that find free GPUs start."""
+        """Let all departing jobs leave, then start the jobs that find free GPUs."""
         now_s = self._clock.now_s()
         self._live_until(now_s)
         stays = {action.job for action in actions if not self._moves(action)}
@@ -216,7 +215,7 @@ class SimulatedCluster:
         return outcomes
 
     def reports(self) -> Sequence[Report]:
-        """None: what jobs measure goes straight to their learners."""
+        """None: jobs report what they measure directly to their learners."""
         return ()
 
     # Jobs that share GPUs: the port `Agents`.
@@ -235,19 +234,19 @@ class SimulatedCluster:
         assert self._sharing is not None, "only a cluster with agents is asked about sharing"
         return self._sharing
 
-    # What happens by itself.
+    # Events.
 
     def _live_until(self, now_s: float) -> None:
-        """Live through what has happened, in its order."""
+        """Process the events until now, in their order."""
         while (event := self._events.pop(now_s)) is not None:
             if event.what == "end":
-                self._end(self.jobs[event.whom], event.at_s)
+                self._end(self.jobs[event.subject], event.at_s)
             elif event.what == "leave":
-                self._leave(self.jobs[event.whom], event.at_s)
+                self._leave(self.jobs[event.subject], event.at_s)
             elif event.what == "slice":
                 self._with_sharing().end_slice(event)
             elif event.what == "fail":
-                self._fail(event.whom, event.at_s)
+                self._fail(event.subject, event.at_s)
             else:
                 self._book.set_may_start(event.whom, may_start=True)
                 self._next_failure(event.whom)
@@ -256,12 +255,12 @@ class SimulatedCluster:
             self._queue.add(job)
 
     def _is_stale(self, event: Event) -> bool:
-        """Whether things have changed since this was foreseen, so that it does not happen."""
+        """Whether changes since the event was foreseen prevent it."""
         if event.what == "leave":
-            return self.jobs[event.whom].leave_event != event.number
+            return self.jobs[event.subject].leave_event != event.number
         if event.what == "slice":
             return self._with_sharing().is_stale(event)
-        return event.what == "end" and self.jobs[event.whom].end_event != event.number
+        return event.what == "end" and self.jobs[event.subject].end_event != event.number
 
     def _drop(self, event: Event) -> None:
         if event.what == "slice":
@@ -290,7 +289,7 @@ class SimulatedCluster:
     # What jobs do.
 
     def _train(self, now_s: float) -> None:
-        """Bring all progress up to date; let jobs report, and choose their batch sizes anew where there is news."""
+        """Bring all progress up to date, let jobs report, and let jobs with new measurements choose their batch sizes."""
         training = []
         for job in self._learning.values():
             assert job.learner is not None, "they learn"
@@ -334,15 +333,15 @@ class SimulatedCluster:
             self._sharing.left(job, now_s)
         self._disturb(now_s)
 
-    # What actions do to them.
+    # What actions do to jobs.
 
     def _moves(self, action: Action) -> bool:
-        """Whether an action takes a job from where it is: it may have been done already."""
+        """Whether an action moves a job from where it is. The action may be complete already."""
         held = self.jobs[action.job].allocation
         return isinstance(action, Hold) or held is None or not action.placement.suits(held)
 
     def _stop(self, job: SimulatedJob, now_s: float) -> None:
-        """It begins to save and leave, unless it already does."""
+        """Let a job save a checkpoint and leave, unless it already does."""
         if job.leave_event >= 0:
             return
         if self._latencies.leave_s == 0:
@@ -355,7 +354,7 @@ class SimulatedCluster:
         self._foresee(job)
 
     def _leave(self, job: SimulatedJob, now_s: float) -> None:
-        """It has saved a checkpoint and leaves."""
+        """Let a job leave, after it has saved a checkpoint."""
         job.settle(now_s, self._checkpoint_s)
         self._release(job, now_s)
         self._queue.add(job)
@@ -417,7 +416,7 @@ class SimulatedCluster:
         self._foresee(job)
         self._disturb(now_s)
 
-    # What disturbs them.
+    # What disturbs jobs.
 
     def _speed(self, job: SimulatedJob) -> float:
         speed = self._share_speed(job) / self._disturbances.straggler(job.id, job.starts)
@@ -426,7 +425,7 @@ class SimulatedCluster:
         return speed * (1 - self._disturbances.interference) if self._interfered(job) else speed
 
     def _share_speed(self, job: SimulatedJob) -> float:
-        """Speed with the CPUs and memory that it has, relative to its GPUs' part of the node, which its truth is of."""
+        """Speed with its CPUs and memory, relative to the proportional share, for which its truth holds."""
         if job.sensitivity is None or job.allocation is None or len(job.allocation.shares) > 1:
             return 1.0
         share = job.allocation.shares[0]
@@ -450,14 +449,14 @@ class SimulatedCluster:
         )
 
     def _disturb(self, now_s: float) -> None:
-        """Jobs that have got or lost a neighbour have another speed from now on."""
+        """Change the speed of jobs that have gained or lost a neighbour."""
         if not self._disturbances.interference:
             return
         for job in self._held.values():
             self._change_speed(job, now_s)
 
     def _change_speed(self, job: SimulatedJob, now_s: float) -> None:
-        """Let it run on as fast as it is now."""
+        """Let a job continue at its present speed."""
         if (speed := self._speed(job)) == job.speed:
             return
         job.settle(now_s, self._checkpoint_s)
@@ -466,7 +465,7 @@ class SimulatedCluster:
             self._goodputs_s[job.id] = job.rate / job.work
         self._foresee(job)
 
-    # What the scheduler sees of them.
+    # What the scheduler sees of jobs.
 
     def _view(self, job: SimulatedJob, now_s: float) -> Job:
         phase = Phase.QUEUED
@@ -493,7 +492,7 @@ class SimulatedCluster:
         return job.view
 
     def close(self) -> None:
-        """Bring all jobs up to date, so that their figures are right before all have ended."""
+        """Bring all jobs up to date, so that their figures are right even if not all have ended."""
         now_s = self._clock.now_s()
         self._live_until(now_s)
         self._book.count(now_s)
@@ -503,8 +502,8 @@ class SimulatedCluster:
 
 
 def nodes_from_spec(spec: str) -> tuple[Node, ...]:
-    """Nodes from a spec such as `t4:6x4,rtx:3x8:48c:256g`, with 64 CPUs where it names none. Raises SpecError with the
-    bad part."""
+    """Nodes from a spec such as `t4:6x4,rtx:3x8:48c:256g`. A part that names no CPUs has 64. Raises SpecError, which
+    names the invalid part."""
     return tuple(
         Node(
             node.name,

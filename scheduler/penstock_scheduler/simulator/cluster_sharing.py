@@ -16,12 +16,12 @@ class ClusterSharing:
     """The groups of jobs that share GPUs, and the GPUs that these groups hold.
 
     Args:
-        agents: of all nodes.
+        agents: the agents of all nodes.
         jobs: all jobs.
-        held: those that hold GPUs.
+        held: the jobs that hold GPUs.
         book: the nodes.
-        events: where slices are foreseen.
-        change_speed: lets a job run on as fast as it is now.
+        events: future events, among them the ends of time slices.
+        change_speed: lets a job continue at its present speed.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class ClusterSharing:
         self._jobs, self._held, self._book, self._events = jobs, held, book, events
         self._change_speed = change_speed
         self._members: set[JobId] = set()
-        """Jobs whose GPUs are held by a group."""
+        """Jobs that use the GPUs of a group."""
         self._slices: dict[int, Group] = {}
         """Number of the event at which a slice ends -> its group."""
         self._reserved: dict[int, Group] = {}
-        """Groups whose GPUs are taken, by identity."""
+        """Groups that hold their GPUs, by identity."""
         self._wanted: tuple[SharedGpus, ...] = ()
         self._joins: dict[JobId, SharedGpus] = {}
         """The group that each job is to be in."""
@@ -51,7 +51,7 @@ class ClusterSharing:
         return job in self._members
 
     def state(self, active: Iterable[JobId], now_s: float) -> SharingState:
-        """What the agents tell: see `ports.Agents.sharing`."""
+        """What the agents report: see `ports.Agents.sharing`."""
         for job_id, since_s in self._alone_since_s.items():
             since_s = max(since_s, self._jobs[job_id].runs[-1].ready_s)
             if now_s > since_s:
@@ -72,19 +72,19 @@ class ClusterSharing:
         self._regroup(now_s)
 
     def acted(self, now_s: float) -> None:
-        """Actions were carried out: jobs may have come to the nodes of their groups."""
+        """Note that actions were carried out: jobs may have started on the nodes of their groups."""
         if self._wanted:
             self._regroup(now_s)
 
     def started(self, job: SimulatedJob, now_s: float) -> None:
-        """A job holds GPUs of its own from now on."""
+        """Note that a job holds GPUs of its own from now on."""
         self.agents.started(job.id, job.held.gpu_type, now_s)
         self._alone_since_s[job.id] = now_s
         if job.id in self._joins:
             self._regroup(now_s)  # so that the next job finds these GPUs reserved
 
     def left(self, job: SimulatedJob, now_s: float) -> None:
-        """A job of a group has left its GPUs."""
+        """Note that a job of a group has left its GPUs."""
         self._members.discard(job.id)
         group = self.agents.left(job.id, now_s, ended=job.finish_s is not None)
         self._reserve_gpus(now_s)
@@ -108,15 +108,15 @@ class ClusterSharing:
         return 0 if reserved else group.gpus
 
     def is_stale(self, event: Event) -> bool:
-        """Whether the slice whose end was foreseen has been cut short."""
+        """Whether the time slice has ended before this event."""
         return self._slices[event.number].event != event.number
 
     def drop(self, event: Event) -> None:
-        """The event of a slice is removed."""
+        """Forget the event of a time slice."""
         self._slices.pop(event.number, None)
 
     def end_slice(self, event: Event) -> None:
-        """The slice of a group is over."""
+        """End the time slice of a group."""
         group = self._slices.pop(event.number)
         self.agents.end_slice(group, event.at_s)
         self._next_slice(group, event.at_s)
@@ -156,7 +156,7 @@ class ClusterSharing:
         return job.allocation is not None and job.allocation.nodes == (node,)
 
     def _reserve_gpus(self, now_s: float) -> None:
-        """Take the GPUs of the groups that there are, and give back those of groups that there were."""
+        """Take the GPUs of the present groups, and give back those of former groups."""
         now = {id(group): group for group in self.agents.groups}
         for key, group in self._reserved.items():
             if key not in now:

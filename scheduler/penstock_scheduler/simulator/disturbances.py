@@ -1,4 +1,4 @@
-"""What goes wrong on a real cluster. Random numbers depend on the seed, and not on the order of the calls."""
+"""Faults of a real cluster. Random numbers depend on the seed, not on the order of the calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock_scheduler.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Disturbances:
-    """All are off by default. Raises ConfigError for a number out of its range."""
+    """Faults to simulate, all off by default. Raises ConfigError for a number out of its range."""
 
     interference: float = 0.0
     """Share of its speed that a job on several nodes loses while another such job shares one of them, in [0, 1).
@@ -74,7 +74,7 @@ class Disturbances:
             yield fails_s, now_s
 
     def measured(self, true: float, job: str, report: int) -> float:
-        """A job's `report`-th measurement of a time whose true value is `true`."""
+        """A job's `report`-th measurement of a time with the true value `true`."""
         if self.estimation_error == 0:
             return true
         return true * math.exp(self.estimation_error * draw(self.seed, "measured", job, report).standard_normal())

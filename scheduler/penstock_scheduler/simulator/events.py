@@ -1,4 +1,4 @@
-"""What will happen on the simulated cluster, in the order of time."""
+"""Future events of the simulated cluster, in the order of time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ What = Literal["end", "leave", "slice", "fail", "repair"]
 
 
 class Event(NamedTuple):
-    """Something that will happen. Events at the same time happen in the order in which they were foreseen."""
+    """A future event. Events at the same time happen in the order in which they were foreseen."""
 
     at_s: float
     number: int
     what: What
-    whom: str
+    subject: str
     """Job or node."""
 
 
 class Events:
-    """Events to come. An event that has become stale, because things have changed since it was foreseen, never happens.
+    """Future events. A stale event, which later changes prevent, never happens.
 
     Args:
-        is_stale: whether an event is.
+        is_stale: whether an event is stale.
         dropped: called with each stale event that is removed.
     """
 
@@ -35,10 +35,10 @@ class Events:
         self._numbers = itertools.count()
         self._heap: list[Event] = []
 
-    def push(self, at_s: float, what: What, whom: str) -> int:
+    def push(self, at_s: float, what: What, subject: str) -> int:
         """Foresee an event; returns its number."""
         number = next(self._numbers)
-        heapq.heappush(self._heap, Event(at_s, number, what, whom))
+        heapq.heappush(self._heap, Event(at_s, number, what, subject))
         return number
 
     def next_s(self) -> float:

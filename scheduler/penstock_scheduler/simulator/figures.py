@@ -95,7 +95,7 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All that is drawn."""
+    """All pictures of a report, as numbers."""
 
     heading: str
     colours: Mapping[str, str]

@@ -79,7 +79,7 @@ def frontier(
     budgets: Sequence[float] = BUDGETS,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> list[Point]:
-    """A point for each way to wait and each budget. The trace's averages turn a budget into waits.
+    """A point for each way to wait and each budget. The trace's averages convert a budget into waits.
 
     Raises:
         ConfigError: there are no jobs.
@@ -164,7 +164,7 @@ td:first-child,th:first-child{{text-align:left}} tr:nth-child(even){{background:
 span{{margin-right:1.5em}} i{{display:inline-block;width:12px;height:12px;margin-right:6px;border-radius:6px}}
 </style></head><body><h1>{escape(title)}</h1>
 <p>Each point is one waiting budget P: jobs may wait for GPUs on site P % of the mean running time, on average, before they go to
-the cloud. Lower is cheaper, further left is faster. P = 0 sends away at once what does not fit.</p>
+the cloud. Lower is cheaper, further left is faster. With P = 0, a job that does not fit goes there at once.</p>
 <p>{legend}</p><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Cloud cost against average completion time">
 {"".join(parts)}<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">average completion time of a job</text></svg>
 <table><tr><th>way to wait</th><th>P</th><th>cloud</th><th>against no-wait</th><th>average JCT</th><th>against no-wait</th>

@@ -1,4 +1,4 @@
-"""Simulated jobs: what each asks for, how fast it is, and what has become of it."""
+"""Simulated jobs: what each asks for, how fast it is, and what has happened to it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from penstock_scheduler.simulator.truth import JobTruth, Measurement, advance, r
 
 
 class Learner(Protocol):
-    """What is known of a job while it runs: to the job itself, and to the scheduler."""
+    """What is known about a job while it runs: to the job itself, and to the scheduler."""
 
     @property
     def estimator(self) -> AnyEstimator:
-        """What the scheduler knows. The same object until there is news."""
+        """What the scheduler knows. The same object until something new is measured."""
         ...
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """GPU types on which its rounds are to measure it: see `JobFacts.unmeasured_types`."""
+        """GPU types on which a policy may measure it: see `JobFacts.unmeasured_types`."""
         ...
 
     def saw(self, gpu_type: str, seen: Measurement | None, noise: GradientNoise | None) -> None:
@@ -55,13 +55,13 @@ class SimulatedRun:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPUs held, times the time that they were held."""
+        """GPU-seconds that it held."""
         return self.placement.gpus * (self.end_s - self.start_s)
 
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A job and what has become of it. The cluster sets the fields from `shape` on."""
+    """A job and what has happened to it. The cluster sets the fields from `shape` on."""
 
     id: JobId
     name: str
@@ -76,9 +76,9 @@ class SimulatedJob:
     user: str = "user"
     account: str = ""
     time_limit_s: float | None = None
-    """Time limit that its user gave, which backfill plans with; None: none. The simulator ends no job at it."""
+    """Time limit that its user gave, for backfill; None: none. The simulator does not end jobs at their time limit."""
     sensitivity: SensitivityProfile | None = None
-    """What CPU and memory are worth to it; None: nothing, or unknown."""
+    """How CPU and memory affect its speed; None: not at all, or unknown."""
     progress: float = 0.0
     """As of the last observation; for a job without a learner as of its last event, or `SimulatedCluster.close`."""
     allocation: Placement | None = None
@@ -86,7 +86,7 @@ class SimulatedJob:
     most_gpus: int = 0
     """Most GPUs that it has run on."""
     failures: int = 0
-    """Times that a node failed under it."""
+    """Number of failures of its nodes while it ran."""
     finish_s: float | None = None
     runs: list[SimulatedRun] = field(default_factory=list)
     """One for each time that it held GPUs; the end of the last one is not known while it runs."""
@@ -94,15 +94,15 @@ class SimulatedJob:
     shape: Shape = ()
     """GPUs on each node of its allocation."""
     speed: float = 1.0
-    """Factor on its rate, for what the truth does not know: neighbours, stragglers, CPUs and memory."""
+    """Factor on its rate, for effects outside the truth: neighbours, stragglers, CPUs and memory."""
     settled_s: float = 0.0
-    """The time of which `progress` is."""
+    """The time at which it had `progress`."""
     saved: float = 0.0
     """Progress in its last checkpoint."""
     end_event: int = -1
     """Number of the event at which it ends if nothing changes; -1: none."""
     known: tuple[AnyEstimator, str, Shape] | None = None
-    """What the present batch size was chosen by."""
+    """The estimator that chose the present batch size."""
     view: Job | None = None
     """The job as observed last."""
     leave_event: int = -1
@@ -135,7 +135,7 @@ class SimulatedJob:
         return self.allocation
 
     def settle(self, now_s: float, checkpoint_s: float) -> None:
-        """Bring its progress to `now_s`, and what is in its last checkpoint; it writes one every `checkpoint_s` of
+        """Bring its progress and its last checkpoint to `now_s`. It writes a checkpoint every `checkpoint_s` of
         training."""
         ready_s = self.runs[-1].ready_s
         saved_s = ready_s + (now_s - ready_s) // checkpoint_s * checkpoint_s
@@ -161,8 +161,8 @@ class SimulatedJob:
 
 
 def choose_batches(jobs: Iterable[SimulatedJob]) -> list[SimulatedJob]:
-    """Let jobs that hold GPUs choose the batch size that they think best there. Returns the jobs whose batch has
-    changed."""
+    """Let jobs that hold GPUs choose the batch size that is best by what they know. Returns the jobs that changed
+    it."""
     totals: list[tuple[SimulatedJob, int | None]] = []
     learning: list[tuple[SimulatedJob, AnyEstimator, str, Shape]] = []
     for job in jobs:
@@ -187,7 +187,7 @@ def choose_batches(jobs: Iterable[SimulatedJob]) -> list[SimulatedJob]:
 
 
 def _with_batches(totals: Iterable[tuple[SimulatedJob, int | None]]) -> list[SimulatedJob]:
-    """Let jobs train with these total batch sizes. Returns the jobs whose batch has changed."""
+    """Let jobs train with these total batch sizes. Returns the jobs with a new batch size."""
     changed = []
     for job, total in totals:
         before, job.batch = job.batch, job.truth.batch(job.held.gpu_type, job.shape, total)

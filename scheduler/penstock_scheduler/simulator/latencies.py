@@ -1,4 +1,4 @@
-"""Time that a resource manager takes for what the simulated cluster otherwise does at once."""
+"""Latencies of a resource manager. Without them, the simulated cluster acts at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler of a simulation knows of each job: the same as on a real cluster."""
+"""What the scheduler of a simulation knows about each job: the same as on a real cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "q
 
 
 class LearnedModels:
-    """The `ModelSource` of a simulation: what each job's learner knows, or else what its job spec says."""
+    """The `ModelSource` of a simulation: what each job's learner knows or, without a learner, what its job spec says."""
 
     def __init__(self, jobs: Mapping[JobId, SimulatedJob], restart_costs_s: Mapping[JobId, float], specs: SpecModels):
         self._jobs, self._restart_costs_s, self._specs = jobs, restart_costs_s, specs
@@ -33,7 +33,7 @@ class LearnedModels:
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`. How a job scales always counts as unknown, so that jobs grow step by step.
 
-        The work that is left of a training is known once it has begun: then it reports its progress.
+        The remaining work of a training is known once it has begun and reports its progress.
         """
         said = self._specs.facts([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
         known = {}
@@ -124,7 +124,7 @@ class FittedLearner:
 
 @dataclass(frozen=True, slots=True)
 class Donated:
-    """An estimator that knows some GPU types, and takes others for multiples of them, as Sia's artifact does."""
+    """An estimator that knows some GPU types, and assumes that others are multiples of them, as Sia's artifact does."""
 
     own: TrainingEstimator
     donors: Mapping[str, tuple[str, float, int]]
@@ -146,7 +146,7 @@ class Donated:
 
 
 class ArtifactLearner:
-    """What Sia's artifact knows of a job in its simulator; docs/measurements/simulator.md names the differences.
+    """What Sia's artifact knows about a job in its simulator; docs/measurements/simulator.md names the differences.
 
     Before a job runs, only the relative speed of one GPU of each type at its largest batch size is known. A type on
     which it has run has a fit of its own. For any other type, the donor is the first type in the order of

@@ -52,7 +52,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A simulation in numbers. Means over jobs are of the jobs that ended. None: there are none."""
+    """Figures of a simulation. Means are over the jobs that ended. None: no job ended."""
 
     jobs: int
     ended: int
@@ -72,10 +72,10 @@ class Summary:
     packs: int | None
     """Pairs of jobs that ran on the same GPUs at the same time. None as above."""
     packs_at_a_loss: int | None
-    """Such pairs whose jobs did less together than in time slices. None as above."""
+    """Number of these pairs that did less work together than in time slices. None as above."""
     worst_ftf: float | None
     unfair_share: float | None
-    """Share of the jobs whose `ftf_rho` is above 1."""
+    """Share of the jobs with an `ftf_rho` above 1."""
     utilisation: float
     """Share of all GPU-hours until the end that jobs held. A GPU that jobs share counts once."""
     contention: float
@@ -106,7 +106,7 @@ def job_rows(simulation: Simulation, prices: Mapping[str, float] | None = None) 
 
 
 def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
-    """The simulation in numbers, from the rows of its jobs."""
+    """Figures of the simulation, from the rows of its jobs."""
     jct_h = np.array([row.jct_s for row in rows if row.jct_s is not None]) / 3600
     rho = np.array([row.ftf_rho for row in rows if row.ftf_rho is not None])
     came = [row for row in rows if row.submit_s <= simulation.end_s] or rows

@@ -22,7 +22,7 @@ class NodeBook:
         self.total_gpus = sum(self.free.values())
         self.gpus_held = self.cpus_held = self.memory_held_mb = 0
         self.gpu_seconds = 0.0
-        """GPUs held, times the time that they were held, until the last `count`; GPUs that jobs share count once."""
+        """GPU-seconds that jobs held until the last `count`. GPUs that jobs share count once."""
         self._counted_s = now_s
         self._taken = dict.fromkeys(self.nodes, 0)
         """GPUs that jobs hold, by node."""

@@ -202,7 +202,7 @@ class Profiles:
         """A model on these types, by its name or that of its family; None if the folder has no such model.
 
         Raises:
-            BadInput: a table is malformed, or is of a pipeline, whose columns have another meaning.
+            BadInput: a table is malformed, or describes a pipeline: its columns have another meaning.
         """
         name = next(
             (

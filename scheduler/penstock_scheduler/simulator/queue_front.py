@@ -1,4 +1,4 @@
-"""Jobs that come, and jobs that wait: all of them, or the front of the queue.
+"""Jobs that arrive, and jobs that wait: all of them, or the front of the queue.
 
 A policy that keeps all running jobs and starts others strictly in the order of submission decides by the free GPUs and
 by the first waiting job alone. For such a policy the cluster can show just that: the GPUs of running jobs as held by
@@ -17,7 +17,7 @@ from penstock_scheduler.simulator.jobs import SimulatedJob
 
 
 class Arrivals:
-    """Jobs in the order in which they come."""
+    """Jobs in the order in which they arrive."""
 
     def __init__(self, jobs: Iterable[SimulatedJob]) -> None:
         self._jobs = sorted(jobs, key=lambda job: job.submit_s)
@@ -26,16 +26,16 @@ class Arrivals:
 
     @property
     def over(self) -> bool:
-        """Whether all jobs have come."""
+        """Whether all jobs have arrived."""
         return self._arrived == len(self._jobs)
 
     @property
     def next_s(self) -> float:
-        """When the next job comes; infinite: none will."""
+        """When the next job arrives; infinite: no more jobs will."""
         return math.inf if self.over else self._times_s[self._arrived]
 
     def until(self, now_s: float) -> list[SimulatedJob]:
-        """Jobs that come at or before `now_s` and have not been returned yet."""
+        """Jobs that arrive at or before `now_s` and have not been returned yet."""
         arrived = bisect_right(self._times_s, now_s)
         jobs = self._jobs[self._arrived : arrived]
         self._arrived = arrived
@@ -52,7 +52,7 @@ class Queue:
     def __init__(self, front: int) -> None:
         self.front = front
         self.passed_over = 0
-        """Jobs of the front that fit on no node as the cluster is. As many more are shown."""
+        """Number of jobs of the front that fit on no node now. As many more are shown."""
         self.observe_again = False
         """Whether the front has changed so that the policy must see it again at once."""
         self._waiting: list[tuple[float, JobId]] = []
@@ -68,16 +68,16 @@ class Queue:
         return self._waiting[0][1]
 
     def add(self, job: SimulatedJob) -> None:
-        """A job waits from now on."""
+        """Add a job that waits from now on."""
         insort(self._waiting, (job.submit_s, job.id))
 
     def remove(self, job: SimulatedJob) -> None:
-        """A job starts."""
+        """Remove a job that starts."""
         del self._waiting[bisect_left(self._waiting, (job.submit_s, job.id))]
         self._unstarted -= 1
 
     def pass_over(self, jobs: int) -> None:
-        """So many jobs of the front fit on no node."""
+        """Note that this many jobs of the front fit on no node."""
         self.observe_again |= jobs > self.passed_over
         self.passed_over = jobs
 
@@ -88,12 +88,12 @@ class Queue:
         return front
 
     def acted(self) -> None:
-        """Actions were carried out. If all jobs of the front that fit have started, the policy must see the next
-        ones."""
+        """Note that actions were carried out. If all jobs of the front that fit have started, the policy must see the
+        next ones."""
         if self.front and self._unstarted <= self.passed_over < len(self._waiting):
             self.observe_again = True
 
     @property
     def full(self) -> bool:
-        """Whether the front has so many jobs that one that comes now would not be shown."""
+        """Whether the front has so many jobs that a job which arrives now would not be shown."""
         return len(self._waiting) >= self.front + self.passed_over

@@ -1,16 +1,16 @@
-"""A daemon's own record as something to simulate: its jobs, what they asked for, what they did, and what was known of
+"""A daemon's recorded history as a workload: its jobs, what they asked for, what they did, and what was known about
 them.
 
-The models that the daemon had last count the work: what each says was done in the time and on the GPUs that the job
-really had. So the same job on the same GPUs takes the same time again, however wrong its model is about others. Work
-that was done twice, because a node failed, counts once. For a job that had not ended, its own reports say how much work
-was left.
+The daemon's last models count the work: a job's work is what its model predicts for the time and the GPUs that the job
+really had. So the same job on the same GPUs takes the same time again, even if its model is wrong about other GPUs.
+Work that was done twice, because a node failed, counts once. For a job that had not ended, its own reports say how much
+work was left.
 
-Where jobs shared GPUs, a job did no work while it was suspended, which the node's agent tells. In a pack it did its
+Where jobs shared GPUs, a job did no work while it was suspended, which the node's agent reports. In a pack it did its
 measured share. How fast an opportunistic job was beside a guaranteed job is not recorded: such a job is left out.
 
-What a job uses of a GPU, for a policy that lets jobs share, is what an agent has seen, or else what the job's reports
-told.
+For a policy that lets jobs share GPUs, a job's use of a GPU is what an agent observed or, without an agent, what the
+job reported.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from penstock_scheduler.simulator.truth import EstimatedJob
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob
 
 LEAST_UTILISATION = 0.001
-"""Utilisation of a job whose GPUs were observed to do nothing: 0 is not valid in a workload."""
+"""Utilisation of a job with GPUs that were observed to do nothing: 0 is not valid in a workload."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedHistory:
-    """What a record tells. Times are in seconds since `start_s`."""
+    """A daemon's recorded history. Times are in seconds since `start_s`."""
 
     start_s: float
     """When it begins, s since 1970."""
@@ -59,7 +59,7 @@ class RecordedHistory:
     nodes: tuple[Node, ...]
     """The cluster of the last round with all nodes in service, and the mean number of GPUs that other jobs held."""
     workload: Workload
-    """Its jobs. Their work is the time that it took; `truths` has the work itself."""
+    """Its jobs. Their work is the time that they took; `truths` has the work itself."""
     truths: Mapping[JobId, EstimatedJob]
     """Speed and work of each job, by the model that the daemon had last."""
     lived: tuple[SimulatedJob, ...]
@@ -68,13 +68,13 @@ class RecordedHistory:
     round_s: float
     """Median time between two rounds."""
     notes: tuple[str, ...]
-    """What the record cannot tell, in sentences."""
+    """What the recorded history does not tell, in sentences."""
     pairs: Colocation
-    """What was known last of pairs of jobs."""
+    """What was last known about pairs of jobs."""
     gpu_memory_mb: Mapping[str, int]
-    """Memory of one GPU by type, as agents told it."""
+    """Memory of one GPU by GPU type, MB, as agents reported it."""
     gpu_seconds: float | None
-    """GPUs that jobs held, times the time that they held them. A shared GPU counts once. None: no jobs shared."""
+    """GPU-seconds that jobs held. A shared GPU counts once. None: no jobs shared GPUs."""
 
     @property
     def ended(self) -> frozenset[JobId]:
@@ -89,7 +89,7 @@ class _Reading:
     lived: list[SimulatedJob] = field(default_factory=list)
     requested: dict[JobId, WorkloadJob] = field(default_factory=dict)
     left_out: int = 0
-    """Jobs that did not run, or whose rest is not known."""
+    """Jobs that did not run, or that had not ended and reported no remaining work."""
     unsure: int = 0
     """Jobs that ended without saying that they were complete."""
     cut: int = 0

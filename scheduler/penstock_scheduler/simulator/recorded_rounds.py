@@ -1,5 +1,5 @@
-"""What the recorded rounds of a daemon say of its jobs, its nodes and the GPUs that jobs shared. One round is held at a
-time."""
+"""What the recorded rounds of a daemon say about its jobs, its nodes and the GPUs that jobs shared. Only one round is in
+memory at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_scheduler.simulator.run import Tick
 
 @dataclass(slots=True)
 class RecordedJob:
-    """What the rounds say of a job."""
+    """What the rounds say about a job."""
 
     job: Job
     model: AnyEstimator
@@ -26,7 +26,7 @@ class RecordedJob:
     held: list[tuple[float, float, Placement]] = field(default_factory=list)
     """(from, until, where) for each time that it held GPUs."""
     use: JobUse | None = None
-    """What the agents said of it last; None: nothing."""
+    """What the agents last reported about it; None: nothing."""
     idle_s: float = 0.0
     """Time in which it held GPUs that it shared, and was suspended. Agents tell what ran at the end of a slice, which
     may make up for earlier rounds. Until then this may be below 0."""
@@ -46,7 +46,7 @@ class RecordedJob:
             self.held.append((now_s, now_s, job.allocation))
 
     def share(self, state: SharingState, last: Snapshot | None, now_s: float) -> None:
-        """Note what has become of the job since the last round if it shared its GPUs then and still does."""
+        """Note what the job did since the last round if it shared its GPUs then and still does."""
         job, use, before = self.job, state.uses[self.job.id], self.use
         self.use = (
             use if use.utilisation is not None or before is None else replace(use, utilisation=before.utilisation)
@@ -79,7 +79,7 @@ class RecordedRounds:
         """Time of each round, s since 1970."""
         self.ticks: list[Tick] = []
         self.gpu_memory_mb: dict[str, int] = {}
-        """GPU type -> memory of one GPU, as agents told it."""
+        """GPU type -> memory of one GPU, MB, as agents reported it."""
         self.gpu_seconds = 0.0
         self.shared = False
         """Whether any jobs shared GPUs."""
@@ -90,7 +90,7 @@ class RecordedRounds:
 
     @property
     def pairs(self) -> Colocation:
-        """What was known of pairs of jobs last."""
+        """What was last known about pairs of jobs."""
         return Colocation(self._pairs)
 
     def add(self, record: RoundRecord) -> None:

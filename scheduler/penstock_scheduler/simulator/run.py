@@ -40,7 +40,7 @@ RESTART_COST_S = 30.0
 
 
 REST_S = 300.0
-"""Rounds that would see nothing new are skipped for up to this long. On a window of 160 jobs
+"""Rounds without anything new in the snapshot are skipped for up to this long, s. On a window of 160 jobs
 (docs/measurements/simulator.md) that was every fifth round. One of 154 such rounds would have decided otherwise,
 because restart factors rise with time."""
 
@@ -57,7 +57,7 @@ class Driving:
     round_s: float | None = 60.0
     """Seconds from one round to the next; None: a round whenever something has happened."""
     as_requested: bool = False
-    """Whether every job gets exactly what its user asked for, as under a rigid policy."""
+    """Whether each job gets exactly the GPUs that its user asked for, as under a rigid policy."""
     learner: Literal["fitted", "unprofiled", "artifact"] = "fitted"
     """What jobs know of their speed. `unprofiled`: nothing before their first run. See `FittedLearner` and
     `ArtifactLearner`."""
@@ -72,7 +72,7 @@ DRIVINGS: Mapping[str, Driving] = {
     "antman": Driving(as_requested=True),
     **dict.fromkeys(("fifo", "srtf", "las", "ftf", "slurm-backfill"), Driving(round_s=None, as_requested=True)),
 }
-"""Policy or preset -> how it is driven; others are driven as `Driving()` says."""
+"""Policy or preset -> how it is driven. Other policies are driven by `Driving()`."""
 
 
 def driving_of(policy: PolicyChoice | str) -> Driving:
@@ -109,7 +109,7 @@ class Scenario:
     gpus: Gpus
     disturbances: Disturbances = field(default_factory=Disturbances)
     sensitivities: Mapping[str, SensitivityProfile] = field(default_factory=dict)
-    """What CPU and memory are worth, by the jobs' `sensitivity` or else their models."""
+    """How CPU and memory affect speed, by the jobs' `sensitivity` or, if they have none, their models."""
 
     def sensitivity_of(self, job: WorkloadJob) -> SensitivityProfile | None:
         """The profile of a job; None: unknown."""
@@ -174,8 +174,8 @@ def prepare(
         profiles: measured tables of their models; None: the catalogue.
         gpu_speeds: for jobs with recorded durations; see `TruthSettings`.
         disturbances: what goes wrong; None: nothing.
-        sensitivities: what CPU and memory are worth to jobs; None: unknown.
-        seed: of all random numbers. With a seed other than 0 jobs also come a little later (`jittered`).
+        sensitivities: how CPU and memory affect the speed of jobs; None: unknown.
+        seed: seed of all random numbers. With a seed other than 0, jobs also arrive a little later (`jittered`).
     """
     sizes: dict[str, int] = {}
     for node in nodes:
@@ -226,8 +226,7 @@ class Simulation:
     agents: SimulatedAgents | None = None
     """Agents by which jobs shared GPUs; None: no jobs shared."""
     gpu_seconds: float | None = None
-    """GPUs held, times the time that they were held. A GPU that jobs shared counts once. None: the sum of the jobs'
-    runs."""
+    """GPU-seconds that jobs held. A GPU that jobs shared counts once. None: the sum over the jobs' runs."""
 
 
 def simulate_policy(
@@ -240,21 +239,21 @@ def simulate_policy(
     agents: SimulatedAgents | None = None,
     pairs: Pairs | None = None,
 ) -> Simulation:
-    """Simulate a policy until all jobs have ended or the jobs that are left can never run. Ctrl-C keeps what there is
+    """Simulate a policy until all jobs have ended, or the remaining jobs can never run. Ctrl-C keeps what was simulated
     so far.
 
     Args:
         scenario: cluster, jobs and truth.
-        choice: the policy; or the name of one without stages.
-        settings: of that one policy; None: its defaults.
-        driving: None: as `DRIVINGS` says.
+        choice: the policy, or the name of a policy without stages.
+        settings: settings of that one policy; None: its defaults.
+        driving: how the policy is driven; None: see `DRIVINGS`.
         on_tick: called after each tick.
         models: what the scheduler knows of the jobs; None: what they have learned themselves.
         agents: agents by which jobs share GPUs; None: no jobs share, whatever the policy.
         pairs: what is known of pairs at the start; None: nothing.
 
     Raises:
-        ConfigError: no such policy, or a setting is wrong.
+        ConfigError: the policy is unknown, or a setting is invalid.
     """
     policy, in_full = make_policy(choice, settings)
     driving = driving or driving_of(choice)
@@ -375,12 +374,12 @@ def _tick(cluster: SimulatedCluster, now_s: float, decided: bool) -> Tick:
 
 
 def _stuck(tick: Tick, cluster: SimulatedCluster) -> bool:
-    """Whether all jobs that are left get no GPUs although the cluster is whole and empty."""
+    """Whether the remaining jobs get no GPUs although all nodes are usable and idle."""
     return tick.jobs > 0 and tick.gpus_held == 0 and cluster.whole and not cluster.expects_more
 
 
 class _NoStore:
-    """A store that keeps nothing: a simulation is never continued."""
+    """A store that keeps nothing, because a simulation is never continued."""
 
     def last_round(self) -> RoundRecord | None:
         return None

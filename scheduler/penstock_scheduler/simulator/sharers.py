@@ -2,8 +2,8 @@
 
 A table of pairs knows a job by its *kind*. That is the workload's column `kind`, or else the first of its family,
 model, `USER/NAME` and name that the table has, also in Gavel's notation `('ResNet-18 (batch size 16)', 1)` for the kind
-and its number of GPUs. A job whose kind is not in the table is a kind of its own: beside it, each job's utilisation
-alone decides. If that is unknown, it is assumed.
+and its number of GPUs. A job of a kind that is not in the table is a kind of its own: beside it, only each job's
+utilisation counts. If that is unknown, it is assumed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Sharers:
     Args:
         pairs: shares of pairs, by the cluster's names of GPU types.
         kinds: kinds of all jobs.
-        unknown: number of jobs whose kind is not in the table.
-        assumed: jobs whose utilisation alone is assumed.
+        unknown: number of jobs of kinds that are not in the table.
+        assumed: jobs for which the utilisation of a job that runs alone is assumed.
         settings: costs of sharing.
         gpu_memory_mb: memory of one GPU by GPU type, MB, as far as it is known.
     """
@@ -73,8 +73,8 @@ def sharers(
         gpu_types: GPU types of the cluster.
         pairs: shares of pairs. For other pairs, only the utilisation of each job counts.
         settings: costs of sharing. Their seed also draws the kinds.
-        drawn: whether a job whose kind is not in the table gets a random kind with as many GPUs.
-        assumed: utilisation alone, in [0, 1], of jobs of which it is unknown.
+        drawn: whether a job of a kind that is not in the table gets a random kind with as many GPUs.
+        assumed: utilisation of a job that runs alone, in [0, 1], for jobs of unknown utilisation.
         gpu_memory_mb: memory of one GPU by GPU type, MB, as the site knows it. For other types the catalogue's counts.
     """
     known = dict.fromkeys(kind for gpu_type in gpu_types for kind in pairs.kinds(gpu_type))

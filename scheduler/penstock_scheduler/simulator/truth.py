@@ -91,7 +91,7 @@ class JobTruth(Protocol):
 
 
 class ModelledJob:
-    """A job of a model whose speed is known."""
+    """A job of a model with known speed."""
 
     def __init__(self, model: ModelTruth, work: float) -> None:
         self.model, self.work, self.restart_s = model, work, model.restart_s
@@ -161,8 +161,7 @@ class ModelledJob:
         return float(max(self.work - progress, 0.0) * (1 + wasted))
 
     def profile(self, gpu_type: str) -> list[Measurement]:
-        """What a profile on one GPU of a type measures: a few batch sizes, the last of which is the largest that
-        fits."""
+        """What a profile on one GPU of a type measures: a few batch sizes, up to the largest that fits."""
         most = self.model.max_atomic_batch(gpu_type, (1,))
         batches = sorted({max(most >> halved, 1) for halved in range(PROFILED)}) if most else []
         seen = [self.seen(gpu_type, (1,), Batch(batch, 0)) for batch in batches]
@@ -184,7 +183,7 @@ class ModelledJob:
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """A job of which only the duration is known: its GPUs add up, on any type, at that type's speed."""
+    """A job with a known duration only. Its speed is its number of GPUs times the speed of their type."""
 
     gpu_type: str | None
     work: float

@@ -27,8 +27,8 @@ def test_events_happen_in_order_and_stale_ones_never():
     stale.add(early)
     assert events.next_s() == 5
     assert [event.number for event in dropped] == [early]
-    assert events.first_s(lambda event: event.whom == "b") == 5
-    assert events.first_s(lambda event: event.whom == "c") == math.inf
+    assert events.first_s(lambda event: event.subject == "b") == 5
+    assert events.first_s(lambda event: event.subject == "c") == math.inf
     assert events.pop(4.9) is None
     assert [event.number for event in (events.pop(5), events.pop(5)) if event is not None] == [late, same]
     assert (events.pop(math.inf), events.next_s()) == (None, math.inf)

@@ -120,8 +120,8 @@ def _from_json(entry: object) -> WorkloadJob:
             raise Wrong(f"the key {name!r}", f"only {', '.join(COLUMNS)}")
         kind = str if name in TEXTS else dict if name == "spec" else int if name in WHOLE else (int, float)
         if isinstance(value, bool) or not isinstance(value, kind):
-            word = {str: "a text", dict: "an object", int: "a whole number"}.get(kind, "a number")  # type: ignore[arg-type]
-            raise Wrong(f"{name}={value!r:.80}", word)
+            expected = {str: "a text", dict: "an object", int: "a whole number"}.get(kind, "a number")  # type: ignore[arg-type]
+            raise Wrong(f"{name}={value!r:.80}", expected)
     for name in REQUIRED:
         if name not in values:
             raise Wrong(f"no key {name!r}", "one in every job")

@@ -36,7 +36,7 @@ class Problem:
 
 
 class BadInput(ConfigError):
-    """A workload or a table of measurements cannot be used: tell its owner, and run nothing."""
+    """A workload or a table of measurements cannot be used. Nothing runs."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))

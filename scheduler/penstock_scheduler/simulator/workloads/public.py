@@ -85,7 +85,7 @@ def tiresias(rows: Rows) -> Columns:
 
 
 def starburst(rows: Rows) -> Columns:
-    """Starburst's lists, whose times are hours."""
+    """Starburst's lists. Their times are in hours."""
     gpus = rows.whole("gpus", least=1)
     return {
         "id": rows.text("job_id"),

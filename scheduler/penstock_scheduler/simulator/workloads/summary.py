@@ -26,11 +26,11 @@ class Summary:
     models: Mapping[str, int]
     """Model -> jobs that train it."""
     durations_s: Mapping[int, float]
-    """Percentile -> duration, over the jobs whose duration is known; empty if none is."""
+    """Percentile -> duration, over the jobs of known duration; empty if there are none."""
     timed: int
-    """Jobs whose duration is known."""
+    """Number of jobs of known duration."""
     gpu_hours: float
-    """GPU-hours of the jobs whose duration is known."""
+    """GPU-hours of the jobs of known duration."""
     left_out: Mapping[str, int]
     """Reason -> rows of the file that were left out."""
 

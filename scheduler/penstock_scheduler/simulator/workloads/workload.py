@@ -1,4 +1,4 @@
-"""A workload: jobs to simulate, when they come, what they ask for, and how much work they really are."""
+"""A workload: jobs to simulate, when they arrive, what they ask for, and how much work they have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock_scheduler.model import Adaptivity, JobSpec
 from penstock_scheduler.simulator.workloads.problems import Wrong
 
 AMOUNTS = ("duration_s", "samples", "epochs")
-"""Fields that tell how much work a job is. A job has one of them, or a model of which it is a whole training."""
+"""Fields that give a job's amount of work. A job has one of them, or it is one whole training of its model."""
 
 POSITIVE = (*AMOUNTS, "batch_size", "time_limit_s", "cpus", "mem_mb", "data_gb", "gpu_utilisation", "gpu_mem_mb")
 """Numbers that are above 0 where they are given; `data_gb` may be 0."""
@@ -103,7 +103,7 @@ class WorkloadJob:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in the order in which they come. Raises Wrong if two have the same id, or if they are in another order."""
+    """Jobs in the order in which they arrive. Raises Wrong if two have the same id, or if they are in another order."""
 
     name: str
     jobs: tuple[WorkloadJob, ...]
@@ -125,13 +125,13 @@ class Workload:
         return self.jobs[-1].submit_s - self.jobs[0].submit_s if self.jobs else 0.0
 
     def window(self, begin_s: float, length_s: float) -> Workload:
-        """The jobs that come within `length_s` from `begin_s` on; time 0 of the window is `begin_s`."""
+        """The jobs that arrive within `length_s` from `begin_s` on. Time 0 of the window is `begin_s`."""
         jobs = (job for job in self.jobs if begin_s <= job.submit_s < begin_s + length_s)
         return replace(self, jobs=tuple(replace(job, submit_s=job.submit_s - begin_s) for job in jobs))
 
 
 def jittered(workload: Workload, seed: int, most_s: float = 60.0) -> Workload:
-    """The same jobs, each of which comes up to `most_s` later at random. Seed 0 leaves the workload as it is."""
+    """The same jobs, each delayed at random by up to `most_s` seconds. Seed 0 leaves the workload as it is."""
     if seed == 0:
         return workload
     later_s = np.random.default_rng(seed).uniform(0, most_s, len(workload.jobs)).tolist()
@@ -140,7 +140,7 @@ def jittered(workload: Workload, seed: int, most_s: float = 60.0) -> Workload:
 
 
 def in_order(jobs: list[WorkloadJob]) -> tuple[WorkloadJob, ...]:
-    """Jobs sorted by submission; jobs that come at the same instant keep their order."""
+    """Jobs sorted by submission. Jobs that arrive at the same instant keep their order."""
     return tuple(sorted(jobs, key=lambda job: job.submit_s))
 
 
