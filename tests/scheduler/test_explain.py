@@ -34,7 +34,7 @@ def full_cluster(**spec: object) -> RoundRecord:
     return decided(snapshot("t4:1x4,a100:1x4", jobs, {"1": FAST, "2": FAST}, attained={"1": {"a100": 4 * 600.0}}))
 
 
-def test_a_waiting_job_hears_who_holds_its_gpus_and_what_would_help():
+def test_a_waiting_job_is_told_which_jobs_hold_its_gpus_and_what_would_help():
     said = explain(full_cluster(min_gpus=2, max_gpus=2, gpu_types=("a100",)), "2")
     assert said is not None
     assert said.assignment is None

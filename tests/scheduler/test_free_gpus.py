@@ -129,7 +129,7 @@ def test_a_limit_counts_the_gpus_of_the_jobs_that_it_covers():
     ],
     ids=str,
 )
-def test_whom_a_limit_covers(limit: GpuLimit, covered: bool):
+def test_which_jobs_a_limit_covers(limit: GpuLimit, covered: bool):
     """The partition is the first one that the job was submitted to."""
     one = dataclasses.replace(job("j"), user="ada", account="maths", qos="high", partitions=("gpu", "debug"))
     assert limit.covers(one) is covered
@@ -227,7 +227,7 @@ def test_a_node_that_jobs_have_overbooked_has_nothing_and_owes_nothing():
     assert (book.on("a"), book.by_type()) == (0, {"t4": 4})
 
 
-def test_gpus_of_a_node_that_is_gone_are_nobodys():
+def test_gpus_of_a_node_that_is_gone_are_not_free():
     book = FreeGpus([node("a")])
     book.take(job("j"), on("t4", a=1, gone=2))
     assert book.by_type() == {"t4": 3}

@@ -49,7 +49,7 @@ def test_gpu_seconds_follow_the_clusters_own_times():
 
     A run of 2 GPUs from 22 to 27 s is never seen running: 10. One of 4 GPUs starts at 4 s, is requeued at 17 s and starts anew
     at 19 s on 1 GPU, leaves its node at 26 s: 4 * 13 + 1 * 7 = 59. One of 8 GPUs from 5 s ends at 22 s: 136.
-    Of one that was requeued twice between two looks only what was seen counts: 1 s.
+    Of one that was requeued twice between two observations only what was seen counts: 1 s.
     """
     begun = SimulatedClock().now_s()
 
@@ -99,7 +99,7 @@ def test_gpu_seconds_follow_the_clusters_own_times():
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_run_that_has_been_counted_to_its_end_is_not_counted_again(gone):
-    """4 GPUs for 10 s, looks at 0, 20, 40 and 60 s, each by a new daemon: 40.
+    """4 GPUs for 10 s, observations at 0, 20, 40 and 60 s, each by a new daemon: 40.
 
     Its node cleans up for long; the plan has sent it elsewhere already.
     """
@@ -132,7 +132,7 @@ def test_a_run_that_has_been_counted_to_its_end_is_not_counted_again(gone):
     assert counted == [{"t4": 0.0}, *[{"t4": 40.0}] * 3]
 
 
-def test_a_run_that_ends_while_a_look_takes_long_is_counted_once():
+def test_a_run_that_ends_during_a_long_observation_is_counted_once():
     """2 GPUs from 0 s to 27 s, seen at 10 s; the look of 20 s takes until the job is gone, that of 30 s is told of it again."""
     clock, store = SimulatedClock(), MemoryStore()
     began, held = clock.now_s(), on("t4", t4_00=2)
@@ -182,7 +182,7 @@ def test_a_suspended_run_that_was_out_of_sight_is_not_suspended_twice():
     assert counted == [0.0, 10.0, 10.0, 20.0, 20.0]
 
 
-def test_an_end_that_nobody_saw_is_the_accounts_or_else_the_middle():
+def test_an_unobserved_end_is_that_of_the_accounts_or_else_the_middle():
     """4 GPUs from 0 s, seen at 10 s, requeued by its user, back in the queue at 20 s: to the middle, 15 s, 60 GPU-seconds.
 
     With the accounts, 4 * 12 for that run, and 2 * 3 for one that came and went in between: 54.
@@ -277,7 +277,7 @@ def test_gpu_seconds_of_an_absent_job_are_kept_for_five_minutes():
     assert counted(*seen, (319.0, job("j", restarts=1)), (400.0, None)) == 2 * 12.0, "it was back meanwhile"
 
 
-def test_accounts_are_asked_only_for_runs_whose_end_is_not_known():
+def test_accounts_are_asked_only_for_runs_of_unknown_end():
     book = GpuSeconds()
     book.count(ClusterState((), (runs(),)), 10.0)
     told = [

@@ -1,4 +1,4 @@
-"""Since when GPUs are idle, as looks at the cluster tell."""
+"""Since when GPUs are idle, by observations of the cluster."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_the_gpu_that_came_free_last_is_taken_first():
     known = idle_since({"t4-00": (10.0, 20.0, 30.0)}, nodes, [_grows(), _has(2)], (), 40.0)
     assert known == {"t4-00": (10.0,)}
     assert idle_since(known, nodes, [_grows()], (), 50.0) == {"t4-00": (10.0, 50.0, 50.0)}
-    assert idle_since(known, nodes, [_has(2)], (), 50.0) == {}, "who grows has gone"
+    assert idle_since(known, nodes, [_has(2)], (), 50.0) == {}, "the job that grows has gone"
 
 
-def test_gpus_to_which_somebody_is_on_the_way_are_not_idle():
+def test_gpus_to_which_a_job_is_on_its_way_are_not_idle():
     nodes = nodes_from_spec("t4:1x4")
     going = _has(1, Phase.STOPPING, target=on("t4", t4_00=2))
     assert idle_since({}, nodes, [_grows(), going], (), 10.0) == {"t4-00": (10.0,)}

@@ -67,7 +67,7 @@ class InMemoryCloud:
 
 
 def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
-    """Nobody knows how long: $24 are committed to each, and $70 are enough for two. The other four take turns on one GPU."""
+    """The length is unknown: $24 are committed to each, and $70 are enough for two. The others share one GPU in turn."""
     clock = SimulatedClock()
     spec = JobSpec(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
     jobs = [SimulatedJob(str(i), f"j{i}", spec, EstimatedJob(table(**RATES), 600.0), 0.0) for i in range(6)]

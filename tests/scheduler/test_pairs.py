@@ -35,7 +35,7 @@ def test_what_was_seen_is_learned_told_and_still_known_after_a_restart(tmp_path:
     later = open_pairs(tmp_path / "pairs.json").on(dataclasses.replace(state, sharing=SharingState(uses=uses)))
     assert later.sharing is not None
     assert later.sharing.pairs == told.sharing.pairs
-    assert open_pairs(tmp_path / "other.json").on(state) is state, "nobody shares"
+    assert open_pairs(tmp_path / "other.json").on(state) is state, "no jobs share GPUs"
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

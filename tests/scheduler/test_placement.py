@@ -26,13 +26,13 @@ def test_parts_of_nodes_are_filled_best_fit():
     assert found.placements == {"small": on("t4", t4_01=2), "large": on("t4", t4_00=4)}
 
 
-def test_who_keeps_its_configuration_keeps_its_nodes():
+def test_a_job_that_keeps_its_configuration_keeps_its_nodes():
     found = put("t4:3x4", {"a": t4(2), "b": t4(4)}, current={"a": on("t4", t4_02=2)})
     assert found.placements["a"] == on("t4", t4_02=2)
     assert found.made_room_for == {}
 
 
-def test_the_job_whose_work_is_worth_least_makes_room():
+def test_the_job_with_least_work_to_lose_makes_room():
     """Two nodes of 4, a 1-GPU job on each: a job of 4 needs one of them to move; b's restart costs less."""
     current = {"a": on("t4", t4_00=1), "b": on("t4", t4_01=1)}
     found = put("t4:2x4", {"a": t4(1), "b": t4(1), "big": t4(4)}, current, move_cost={"a": 30.0, "b": 20.0})
@@ -66,7 +66,7 @@ def test_nodes_of_one_switch_are_preferred_and_the_fullest_that_will_do():
     assert put(nodes, {"j": t4(16, 4)}).placements["j"].nodes == ("n0", "n3", "n4", "n5")
 
 
-def test_nodes_that_somebody_made_room_on_are_not_given_out_again():
+def test_nodes_on_which_jobs_made_room_are_not_allocated_again():
     """a takes n1, n2 and, from the job there, n3, all in p. b is in q, where n4 and n5 are idle, and n1 and n2 are too."""
     nodes = [
         Node(f"n{i}", "t4", 4, inside) for i, inside in enumerate([("p", "q")] * 2 + [("p",)] * 2 + [("q",)] * 2, 1)
@@ -93,7 +93,7 @@ def test_reserved_nodes_are_for_their_own_jobs():
     assert len(found.left_over) == 1
 
 
-def test_a_reservation_that_begins_moves_those_who_are_there():
+def test_a_reservation_that_begins_moves_the_jobs_on_its_nodes():
     nodes = (Node("x", "t4", 4, ("all",), reservation="exam"), Node("y", "t4", 4, ("all",)))
     held = {"j": Placement("t4", "all", (Share("x", 2),))}
     assert put(nodes, {"j": t4(2)}, held).placements["j"].nodes == ("y",)

@@ -198,7 +198,7 @@ def test_a_program_that_cannot_be_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize("options", [("--name", "a/b"), ("--gpu-type", "../t4")])
-def test_a_name_that_is_no_good_is_told_before_anything_runs(tmp_path: Path, options: tuple[str, str]):
+def test_an_invalid_name_is_reported_before_anything_runs(tmp_path: Path, options: tuple[str, str]):
     ran = tmp_path / "ran"
     with pytest.raises(PenstockError, match="cannot name a file"):
         penstock("--gpu-type", "cpu", *options, "touch", ran)

@@ -101,7 +101,7 @@ def test_a_daemon_that_starts_again_knows_them(tmp_path: Path):
     view = board.job("1")
     assert view is not None
     assert view.result == ResultView(metric=0.4, progress=0.0, ran_s=45.0)
-    assert view.version == 2, "who waits for news is told"
+    assert view.version == 2, "a client that waits for news is told"
     again = Board(store, None)
     again.take_reports(LIFE[-2:])  # the spool is read from its beginning
     assert judged(again.results) == judged(board.results)
@@ -111,7 +111,7 @@ def test_a_daemon_that_starts_again_knows_them(tmp_path: Path):
 
 
 def test_by_what_is_reported_the_policy_lets_the_hopeless_rest():
-    """Three trials that ran alike; the two worse rest, and the policy says so. Without results nobody does."""
+    """Three trials that ran alike; the two worse rest, and the policy says so. Without results no trial does."""
     trials = [
         job(str(i), submit_s=float(i), trial_group="night", phase=Phase.RUNNING, allocation=on("t4", t4_00=1))
         for i in range(3)

@@ -228,7 +228,7 @@ def test_adaptive_jobs_leave_what_is_drained(store, kind, name):
 
 
 @pytest.mark.parametrize("policy", sorted(REGISTRY))
-def test_who_leaves_what_is_drained_depends_on_the_policy(policy):
+def test_the_policy_decides_which_jobs_leave_drained_nodes(policy):
     """As docs/admin/operations.md says: three policies move jobs away, queues let them stay and give nothing more of it."""
     first, second = snapshot("t4:2x8", []).nodes
     state = seen(running("1"), job("2", max_gpus=2))

@@ -100,7 +100,7 @@ def test_an_elastic_program_begins_anew_and_reports_soon(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moons.json", "steps.jsonl"]
 
 
-def test_what_is_wrong_is_told(tmp_path: Path):
+def test_each_mistake_is_named(tmp_path: Path):
     silent = program(tmp_path, "print('epoch 1')")
     for arguments, error, said in (
         (

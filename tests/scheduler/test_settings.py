@@ -50,7 +50,7 @@ def test_a_wrong_file_is_an_error_that_says_where(text, words):
         ("[daemon]\nround_s = -1\ntick_s = -1 # tick_s = 1\n", "round_s=-1.*line 2.*tick_s=-1.*line 3"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line_and_unit(text, words):
+def test_a_mistake_is_named_with_its_line_and_unit(text, words):
     with pytest.raises(ConfigError, match=words):
         parse_settings(text, "here")
 
@@ -65,7 +65,7 @@ def test_the_reference_describes_every_key():
             assert "| any |" not in line, f"{line} has no type"
 
 
-def test_config_check_tells_what_is_wrong(tmp_path):
+def test_config_check_names_each_mistake(tmp_path):
     path = tmp_path / "penstock.toml"
     path.write_text("[daemon]\nround_s = 5\n")
     good = CliRunner().invoke(make_app(), ["config", "check", str(path)])
@@ -88,13 +88,13 @@ def test_a_section_without_defaults_is_missed_by_name():
         ("accounts = 4", "accounts"),
     ],
 )
-def test_limits_that_are_wrong_are_told_with_their_key(text, words):
+def test_invalid_limits_are_named_with_their_key(text, words):
     with pytest.raises(ConfigError, match=words) as error:
         parse_settings(f"[limits]\n{text}\n", "here")
     assert str(error.value).startswith("here: [limits] ")
 
 
-def test_the_daemon_tells_settings_that_are_wrong_and_exits_with_2(tmp_path, capsys, monkeypatch):
+def test_the_daemon_names_invalid_settings_and_exits_with_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(daemon, "configure_logging", lambda log_format: None)  # it is for a whole process
     path = tmp_path / "penstock.toml"
     assert daemon.main(["--config", str(path)]) == 2

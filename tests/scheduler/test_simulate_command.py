@@ -177,7 +177,7 @@ SHARING = "id,submit_s,gpus,duration_s,kind\na,0,1,6000,net\nb,0,1,6000,net\n"
 
 
 def pair_table(folder, share: float = 0.8) -> str:
-    """On a p100 two nets have this share of their speed each; on a k80 nobody runs."""
+    """On a p100 two nets have this share of their speed each; on a k80 no net runs."""
     table = {"p100": {"net": {"null": 10.0, "net": [10 * share, 10 * share]}}, "k80": {"net": {"null": 0.0}}}
     (folder / "pairs.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
     return str(folder / "pairs.json.gz")
@@ -212,10 +212,10 @@ def test_jobs_share_under_a_policy_that_lets_them(tmp_path):
     assert sum(resumes) == gandiva["suspends_per_job"] * 2
 
 
-def test_pairs_that_nobody_knows_gain_nothing(tmp_path):
+def test_unknown_pairs_gain_nothing(tmp_path):
     result = penstock_simulate(tmp_path, "--policy", "gandiva", "--json", cluster="t4:1x1", jobs=SHARING)
     figures = json.loads(result.stdout)["policies"]["gandiva"]["mean"]
-    assert (figures["packs"], figures["packs_at_a_loss"]) == (1, 0), "as much as in turns"
+    assert (figures["packs"], figures["packs_at_a_loss"]) == (1, 0), "as much as in time slices"
     assert "No pairs of jobs are known (--pairs)" in result.stderr
     assert "The utilisation of 2 of 2 jobs is unknown (net x2): they are assumed to use all of a GPU" in result.stderr
 

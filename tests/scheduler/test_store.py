@@ -224,7 +224,7 @@ def test_one_writer_only(store, where):
 
 
 @pytest.mark.parametrize("where", ["postgresql"], indirect=True)
-def test_who_has_just_gone_is_waited_for(where):
+def test_a_process_that_has_just_left_is_waited_for(where):
     """A server may notice late that a connection is closed."""
     first = open_store(where, writer=True)
     threading.Timer(1.0, first.close).start()
@@ -327,7 +327,7 @@ def test_a_locked_file_is_an_error_and_later_all_is_well(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="locked"):
         store.add_reports([report(0)])
     assert time.monotonic() - began_s < 10
-    assert store.last_round() is None, "who reads does not wait"
+    assert store.last_round() is None, "a reader does not wait"
     other.execute("ROLLBACK")
     other.close()
     assert store.add_reports([report(0)]) == [True]

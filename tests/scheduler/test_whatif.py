@@ -133,7 +133,7 @@ def test_more_nodes_help_and_fewer_do_not(recorded):
     assert more < 0.9 * same < same < fewer
 
 
-def test_a_type_that_nobody_ran_on_has_to_be_told(recorded):
+def test_a_type_on_which_no_job_ran_needs_like(recorded):
     store, _ = recorded
     with pytest.raises(ConfigError, match=r"no job of the record has run on h100; .* --like h100=t4:2"):
         whatif(store, "--add-nodes", "h100:2x8")
@@ -232,8 +232,8 @@ def shared_history(shared_record: tuple[Path, list[SimulatedJob]]) -> Path:
 
 
 @pytest.mark.parametrize("policy", ["gandiva", pytest.param(staged("fifo", "gandiva-share"), marks=pytest.mark.long)])
-def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, shared_record, policy):
-    """Two GPUs, six jobs in turns and in packs. The time that they held GPUs would say more."""
+def test_recorded_history_with_shared_gpus_counts_the_work_that_jobs_did(tmp_path, shared_record, policy):
+    """Two GPUs, six jobs in time slices and in packs. The time that they held GPUs would say more."""
     folder, jobs = shared_record if policy == "gandiva" else (tmp_path, on_two_gpus(tmp_path, policy))
     store = open_store(folder)
     found = recorded_history((store.round(number) for number in store.round_numbers()), ())
@@ -253,7 +253,7 @@ def test_a_past_in_which_jobs_shared_is_of_the_work_that_they_did(tmp_path, shar
     )
 
 
-def test_under_a_policy_that_shares_the_past_is_lived_through_again(tmp_path, shared_history):
+def test_a_sharing_policy_replays_the_recorded_history(tmp_path, shared_history):
     """By what the daemon has learned: kinds, utilisation, memory and pairs, of which two nets have 0.8 each."""
     document = told(shared_history, "--policy", "gandiva,fifo")
     recorded, again, fifo = (document["policies"][name]["mean"] for name in ("recorded", "gandiva", "fifo"))
@@ -269,7 +269,7 @@ def test_under_a_policy_that_shares_the_past_is_lived_through_again(tmp_path, sh
     assert without["policies"]["gandiva"]["mean"]["avg_jct_h"] == pytest.approx(again["avg_jct_h"], rel=0.03)
 
 
-def test_how_fast_guests_were_is_not_recorded(tmp_path):
+def test_how_fast_opportunistic_jobs_were_is_not_recorded(tmp_path):
     def spec(number: int) -> JobSpec:
         gpu_class = GpuClass.OPPORTUNISTIC if number % 2 else GpuClass.GUARANTEED
         return one_gpu(number).model_copy(update={"gpu_class": gpu_class})
@@ -277,25 +277,25 @@ def test_how_fast_guests_were_is_not_recorded(tmp_path):
     jobs = on_two_gpus(tmp_path, "antman", spec)
     store = open_store(tmp_path)
     found = recorded_history((store.round(number) for number in store.round_numbers()), ())
-    hosts = {job.id: pytest.approx(job.work, rel=0.06) for job in jobs if job.spec.gpu_class is GpuClass.GUARANTEED}
-    assert {job: found.truths[job].work for job in hosts} == hosts, "but for the tolerated 5 %"
+    residents = {job.id: pytest.approx(job.work, rel=0.06) for job in jobs if job.spec.gpu_class is GpuClass.GUARANTEED}
+    assert {job: found.truths[job].work for job in residents} == residents, "but for the tolerated 5 %"
     left_out = {job.id for job in jobs} - found.truths.keys()
     assert left_out
-    assert left_out.isdisjoint(hosts)
+    assert left_out.isdisjoint(residents)
     assert f"{len(left_out)} jobs shared GPUs, and it is not recorded how fast they were" in " ".join(found.notes)
 
 
-def in_turns(
+def in_time_slices(
     round_s: float, until_s: float, told_s: Callable[[float, str], float], **moved: Phase
 ) -> Iterator[RoundRecord]:
-    """Rounds in which a and b have one GPU in turns, from the second to the last but one.
+    """Rounds in which a and b have one GPU in time slices, from the second to the last but one.
 
     Args:
         told_s: (time, job) -> what the agent has told by then that it ran, s.
         moved: by id, jobs that have another GPU in the second round, and their phase from the third on.
     """
     times = [number * round_s for number in range(int(until_s / round_s) + 2)]
-    turns = SharingState((SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",)))),))
+    time_slices = SharingState((SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",)))),))
     for time_s in times:
         jobs: list[Job] = []
         if time_s == 0:
@@ -308,7 +308,9 @@ def in_turns(
             jobs = [job(each, phase=moved.get(each, Phase.RUNNING), allocation=on("t4", t4_00=1)) for each in "ab"]
         there = snapshot("t4:2x1", jobs, {each.id: table(t4={1: 1.0}) for each in jobs}, time_s=FIRST_S + time_s)
         uses = {each.id: JobUse("net", 1.0, ran_s=told_s(time_s, each.id)) for each in jobs}
-        yield RoundRecord(replace(there, sharing=replace(turns, uses=uses)), PolicyChoice(name="gandiva"), Plan(1))
+        yield RoundRecord(
+            replace(there, sharing=replace(time_slices, uses=uses)), PolicyChoice(name="gandiva"), Plan(1)
+        )
 
 
 @pytest.mark.parametrize(("slice_s", "round_s"), [(60, 60), (75, 60), (60, 30), (100, 60), (60, 200)])
@@ -319,7 +321,7 @@ def test_slices_may_be_longer_than_rounds(slice_s, round_s):
         slices = time_s // slice_s
         return slice_s * ((slices + 1) // 2 if job_id == "a" else slices // 2)
 
-    found = recorded_history(in_turns(round_s, 60_000.0, told_s), ())
+    found = recorded_history(in_time_slices(round_s, 60_000.0, told_s), ())
     assert {name: truth.work for name, truth in found.truths.items()} == {
         "a": pytest.approx(30_000, rel=0.01),
         "b": pytest.approx(30_000, rel=0.01),
@@ -327,10 +329,10 @@ def test_slices_may_be_longer_than_rounds(slice_s, round_s):
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
-def test_who_never_had_a_turn_is_left_out(phase):
+def test_a_job_that_never_had_a_time_slice_is_left_out(phase):
     """It ran 10 s elsewhere before."""
     found = recorded_history(
-        in_turns(60.0, 6000.0, lambda time_s, job_id: time_s if job_id == "a" else 10.0, b=phase), ()
+        in_time_slices(60.0, 6000.0, lambda time_s, job_id: time_s if job_id == "a" else 10.0, b=phase), ()
     )
     assert list(found.truths) == ["a"]
     notes = " ".join(found.notes)
@@ -338,7 +340,7 @@ def test_who_never_had_a_turn_is_left_out(phase):
     assert "how fast they were beside the others" not in notes
 
 
-def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
+def test_the_jobs_own_reports_say_what_they_lose(tmp_path):
     """No agents. Two were sampled to use 0.3 and 0.5 of a GPU, so that beside each other they have all their speed."""
 
     def trial(number: int) -> JobSpec:
@@ -347,7 +349,9 @@ def test_what_jobs_told_of_themselves_says_what_they_lose(tmp_path):
     record(tmp_path, 60_000.0, policy="fifo", nodes="t4:1x1", spec=trial)
     alone = told(tmp_path, "--policy", "gandiva", "--assume-utilisation", 1)
     mean = alone["policies"]["gandiva"]["mean"]
-    assert mean["makespan_h"] >= 0.99 * sum(range(1, 4)) * 2 * 4000 / 3600, "turns: the GPU does no more than before"
+    assert mean["makespan_h"] >= 0.99 * sum(range(1, 4)) * 2 * 4000 / 3600, (
+        "time slices: the GPU does no more than before"
+    )
     assert alone["assumed"]["utilisation"] == 1
     assert sorted(alone["assumed"]["utilisation_of"]) == [str(number) for number in range(JOBS)]
     assert (
@@ -415,7 +419,7 @@ def test_pairs_of_a_type_stand_for_one_that_is_like_it(shared_history):
 
 
 def test_the_memory_of_gpus_is_the_sites(shared_history):
-    """The agents told 15,000 MB of a t4; of one on which nobody ran the catalogue says it."""
+    """The agents told 15,000 MB of a t4; that of a type on which no job ran is from the catalogue."""
     store = open_store(shared_history)
     found = recorded_history((store.round(number) for number in store.round_numbers()), ())
     learned = Learned(found.pairs, "here", gpu_memory_mb=found.gpu_memory_mb)

@@ -58,7 +58,7 @@ def test_the_running_time_is_the_best_of_what_is_known():
     assert runtime(without_cloud.jobs[0], without_cloud).runtime_s == 99.0
 
 
-def test_only_nodes_with_gpus_tell_how_fast_the_job_is_on_site():
+def test_only_nodes_with_gpus_count_for_the_speed_on_site():
     """Without a T4 on site, work of 600 has no running time; nodes without GPUs do not count and do not divide by zero."""
     state = with_cloud(site("t4:1x4", remaining=600.0))
     empty = dataclasses.replace(state, nodes=tuple(dataclasses.replace(node, gpus=0) for node in state.nodes))
@@ -108,7 +108,7 @@ def test_a_job_is_recalled_when_nothing_at_all_is_left_of_a_budget(left_usd: flo
 
 
 @pytest.mark.parametrize(("beyond_s", "back"), [(0.0, False), (1.0, True)])
-def test_star_wait_takes_a_first_run_back_after_more_than_t_max(beyond_s: float, back: bool):
+def test_star_wait_recalls_a_first_run_after_more_than_t_max(beyond_s: float, back: bool):
     waiting = WaitingPolicy(Wait.STAR, 1.0, t_max_h=0.5)
     run = CloudRun("j", A10G, 1e6 - 1800 - beyond_s, 5.0)
     assert (recalls(with_cloud(site(), runs=(run,), waiting=waiting), {}, queue_empty=False) != {}) is back

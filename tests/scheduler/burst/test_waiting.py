@@ -28,12 +28,12 @@ def test_a_job_back_from_the_cloud_waits_by_its_gpus_times_patience():
     assert WaitingPolicy(Wait.STAR, 0.1, patience=3).wait_h(JOB, returned=True) == pytest.approx(1.2)
 
 
-def test_cpu_only_and_short_jobs_do_not_look_for_room():
+def test_cpu_only_and_short_jobs_do_not_wait_for_gpus():
     policy = WaitingPolicy(Wait.CONSTANT, 1.0, short_h=0.25)
     assert policy.wait_h(Ask(0, 5.0, cpus=32)) is None
     assert policy.wait_h(Ask(8, 0.2)) is None
     assert policy.wait_h(Ask(8, 0.25)) == 1.0
-    assert policy.wait_h(Ask(8, None)) == 1.0, "nobody knows that it is short"
+    assert policy.wait_h(Ask(8, None)) == 1.0, "its running time is unknown"
 
 
 def test_without_an_estimate_a_job_counts_as_one_of_an_hour():

@@ -25,7 +25,7 @@ def test_doctor_says_what_is_missing(api, monkeypatch):
     assert (told.exit_code, found["sbatch"], found["penstockd"]) == (1, False, True)
 
 
-def test_doctor_names_the_nodes_whose_agents_do_not_answer(api, monkeypatch, tmp_path):
+def test_doctor_names_the_nodes_without_an_answering_agent(api, monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_SPOOL", str(tmp_path))
     for node, late_s in (("n0", 0), ("n1", 60)):
         status_file(tmp_path, node).parent.mkdir(parents=True)

@@ -37,7 +37,7 @@ def test_antman_gives_guaranteed_jobs_gpus_under_opportunistic_ones_within_the_q
     assert "quota of account maths" in plan.waiting["over"].text
 
 
-def test_antman_prefers_gpus_that_nobody_has() -> None:
+def test_antman_prefers_gpus_that_no_job_has() -> None:
     low = running("low", "t4-00", gpu_class="opportunistic")
     plan = make_policy("antman")[0].decide(shared(snapshot("t4:2x1", [low, job("high", max_gpus=1)])))
     assert plan.assignments["high"].placement.nodes == ("t4-01",)
@@ -70,7 +70,7 @@ def test_antman_puts_no_job_beside_a_guaranteed_one_that_cannot_be_told_its_shar
 
 
 def test_a_joining_opportunistic_job_has_room_for_all_that_it_has_used() -> None:
-    """Of 16,000 MB `b` leaves 9,000 and `a` 10,000; a newcomer of whom nothing is known leaves the least, 1,024."""
+    """Of 16,000 MB `b` leaves 9,000 and `a` 10,000; a new job of unknown need leaves the least, 1,024."""
     jobs = [running("a", "t4-00"), running("b", "t4-01"), job("low", max_gpus=1, gpu_class="opportunistic")]
     used = {"a": JobUse("a", 0.9, 6000, 900.0), "b": JobUse("b", 0.3, 7000, 900.0)}
     for low_mb, nodes in ((9000, ("t4-01",)), (9001, ("t4-00",)), (10_001, None)):
@@ -86,7 +86,7 @@ def test_a_joining_opportunistic_job_has_room_for_all_that_it_has_used() -> None
 
 
 def _opportunists(totals: dict[tuple[str, str], float], running_: Iterable[str], waiting: Iterable[str]) -> Snapshot:
-    """One GPU for each of those that run, and what pairs of host and guest train together, relative to alone."""
+    """One GPU for each of those that run, and what pairs of resident and joining job train together, relative to alone."""
     jobs = [running(name, f"t4-{n:02d}", gpu_class="opportunistic") for n, name in enumerate(running_)]
     nodes = f"t4:{len(jobs)}x1"
     jobs += [job(name, max_gpus=1, gpu_class="opportunistic", submit_s=n + 1.0) for n, name in enumerate(waiting)]
@@ -103,30 +103,36 @@ def test_antman_pairs_opportunistic_jobs_so_that_all_together_train_most() -> No
     assert paired_jobs(plan) == {("a", "d"), ("b", "c")}
     assert plan.waiting == {}
     alone = make_policy("antman")[0].decide(_opportunists({("a", "c"): 1.0, ("a", "d"): 0.9}, "a", "cd"))
-    assert (paired_jobs(alone), set(alone.waiting)) == (set(), {"c", "d"}), "turns are as good"
+    assert (paired_jobs(alone), set(alone.waiting)) == (set(), {"c", "d"}), "time slices are as good"
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.data())
-def test_antman_finds_the_best_of_all_pairings(hosts: int, guests: int, data: st.DataObject) -> None:
+def test_antman_finds_the_best_of_all_pairings(residents: int, joiners: int, data: st.DataObject) -> None:
     """Up to six jobs, all pairings tried: none gains more than the plan's."""
-    names = "abc"[:hosts], "xyz"[:guests]
+    names = "abc"[:residents], "xyz"[:joiners]
     total = st.sampled_from([0.7, 1.0, 1.1, 1.25, 1.5, 1.6, 1.9])
-    totals = {(host, guest): data.draw(total) for host in names[0] for guest in names[1]}
+    totals = {(resident, joining): data.draw(total) for resident in names[0] for joining in names[1]}
     plan = make_policy("antman")[0].decide(_opportunists(totals, *names))
     assert all(totals[pair] > 1 for pair in paired_jobs(plan))  # type: ignore[index]
     gained = sum(totals[pair] - 1 for pair in paired_jobs(plan))  # type: ignore[index]
-    places = [*names[0], *[None] * guests]
+    places = [*names[0], *[None] * joiners]
     best = max(
-        sum(max(totals[host, guest] - 1, 0.0) for guest, host in zip(names[1], taken, strict=True) if host is not None)
-        for taken in itertools.permutations(places, guests)
+        sum(
+            max(totals[resident, joining] - 1, 0.0)
+            for joining, resident in zip(names[1], taken, strict=True)
+            if resident is not None
+        )
+        for taken in itertools.permutations(places, joiners)
     )
     assert gained == pytest.approx(best)
 
 
 def test_a_joining_opportunistic_job_on_its_way_keeps_its_gpus_when_its_resident_job_has_gone() -> None:
     where = on("t4", t4_01=1)
-    guest = job("guest", phase=Phase.STARTING, allocation=where, target=where, max_gpus=1, gpu_class="opportunistic")
-    packed = SharedGpus("t4-01", 1, (Pack(("host", "guest"), guaranteed="host"),))
-    plan = make_policy("antman")[0].decide(shared(snapshot("t4:2x1", [guest]), packed))
+    joining = job(
+        "joining", phase=Phase.STARTING, allocation=where, target=where, max_gpus=1, gpu_class="opportunistic"
+    )
+    packed = SharedGpus("t4-01", 1, (Pack(("resident", "joining"), guaranteed="resident"),))
+    plan = make_policy("antman")[0].decide(shared(snapshot("t4:2x1", [joining]), packed))
     assert plan.shared == ()
-    assert plan.assignments["guest"].placement == where
+    assert plan.assignments["joining"].placement == where

@@ -1,4 +1,4 @@
-"""The cloud beside the policies: compared in one place, within hard caps, and nobody in two places."""
+"""The cloud beside the policies: compared with the site's GPUs, within budgets, and no job in two places."""
 
 import dataclasses
 
@@ -45,13 +45,13 @@ def test_a_small_run_here_beats_four_a10g_for_5_dollars_where_a_dollar_weighs_mu
     assert "about $5.00, at most $5.00" in there.bursts["j"].reason.text
 
 
-def test_who_finds_no_room_here_leaves_however_dear_once_its_wait_is_over():
+def test_a_job_without_gpus_on_site_leaves_at_any_price_once_its_wait_is_over():
     base = one_job()
     full = dataclasses.replace(base, nodes=tuple(dataclasses.replace(n, gpus_others=1) for n in base.nodes))
     assert decide(full, cost_per_usd=10.0).bursts["j"].offer == A10G
 
 
-def test_nobody_leaves_before_the_wait_is_over():
+def test_no_job_leaves_before_its_wait_is_over():
     """Compute-wait, alpha 0.1: with no GPU here to tell its time on, 4 GPUs count for an hour: 0.4 h. It came 1000 s ago."""
     base = dataclasses.replace(one_job(), nodes=())
     waiting = WaitingPolicy(Wait.COMPUTE, 0.1)
@@ -59,7 +59,7 @@ def test_nobody_leaves_before_the_wait_is_over():
     assert decide(dataclasses.replace(base, time_s=1e5), waiting=waiting).bursts
 
 
-def test_the_spec_decides_who_may_leave():
+def test_the_spec_decides_whether_a_job_may_leave():
     full = "a100:1x8"  # no type that the job can use
     assert decide(one_job(full, gpu_types=["t4", "a10g"])).bursts
     assert not decide(one_job(full, gpu_types=["t4", "a10g"], burst="never")).bursts
@@ -78,7 +78,7 @@ def test_at_the_cap_nothing_starts_and_the_reason_says_so():
     assert decide(full, budgets=(BudgetLine("other", "total", 0.0, 0.0),)).bursts, "another account's cap"
 
 
-def test_who_needs_longer_than_the_cloud_lets_anybody_stay_does_not_leave():
+def test_a_job_that_needs_longer_than_the_cloud_allows_does_not_leave():
     """$5 pay for an hour of 4 A10G."""
     full = one_job("a100:1x8", gpu_types=["t4", "a10g"])
     assert decide(full, longest_s=3601.0).bursts
@@ -122,7 +122,7 @@ def run(**fields):
     return CloudRun(**({"job": "j", "offer": A10G, "since_s": 0.0, "usd": 5.0} | fields))
 
 
-def test_a_job_in_the_cloud_gets_nothing_here_and_nobody_sends_it_twice():
+def test_a_job_in_the_cloud_gets_nothing_on_site_and_is_not_sent_twice():
     base = with_cloud(one_job(burst="only"), runs=(run(),))
     plan = make_policy("sia")[0].decide(base)
     assert not plan.assignments
@@ -132,7 +132,7 @@ def test_a_job_in_the_cloud_gets_nothing_here_and_nobody_sends_it_twice():
     assert cloud_actions(plan, base.jobs, ()) == (), "its run is over meanwhile: only a new round sends it again"
 
 
-def test_star_wait_takes_long_first_runs_back_and_only_once():
+def test_star_wait_recalls_long_first_runs_and_only_once():
     waiting = WaitingPolicy(Wait.STAR, 1.0, t_max_h=0.25)
     full = dataclasses.replace(one_job(), nodes=())
     assert "j" in decide(full, runs=(run(),), waiting=waiting).recalls  # 1000 s > 900 s
@@ -140,7 +140,7 @@ def test_star_wait_takes_long_first_runs_back_and_only_once():
     assert "j" not in decide(full, runs=(run(),), waiting=waiting, returned={"j": 50.0}).recalls
 
 
-def test_an_idle_site_calls_back_who_has_more_to_pay_than_a_restart_loses():
+def test_an_idle_site_recalls_a_job_that_has_more_to_pay_than_a_restart_loses():
     def plan(work_s, **fields):
         base = snapshot("t4:1x4", [job("j", max_gpus=4, **fields)], {"j": table(**RATES)}, remaining={"j": work_s})
         return decide(base, runs=(run(),))
@@ -208,7 +208,7 @@ def situations(draw):
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 @settings(max_examples=12)
 @given(base=situations())
-def test_caps_hold_and_nobody_is_in_two_places(name, base):
+def test_budgets_hold_and_no_job_is_in_two_places(name, base):
     cloud = base.cloud
     plan = make_policy(name)[0].decide(base)
     away = {run.job for run in cloud.runs}

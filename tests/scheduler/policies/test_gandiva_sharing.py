@@ -25,8 +25,8 @@ from tests.scheduler.builders import job, on, snapshot
 from .sharing_cases import limits_mb, running, shared, with_memory
 
 
-def test_gandiva_gives_turns_when_all_gpus_are_taken() -> None:
-    """Six jobs of one GPU on one node of four: all of them are on it, in turns."""
+def test_gandiva_gives_time_slices_when_all_gpus_are_taken() -> None:
+    """Six jobs of one GPU on one node of four: all of them are on it, in time slices."""
     state = shared(snapshot("t4:1x4", [job(str(n), max_gpus=1, submit_s=n) for n in range(6)]))
     plan = make_policy("gandiva")[0].decide(state)
     (group,) = plan.shared
@@ -47,11 +47,11 @@ def test_gandiva_fills_by_size_and_queues_above_the_height() -> None:
 
 def test_gandiva_packs_what_has_been_profiled_and_undoes_what_does_not_pay() -> None:
     jobs = [running("a", "t4-00"), running("b", "t4-00")]
-    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
-    state = shared(snapshot("t4:1x1", jobs), turns)
+    time_slices = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    state = shared(snapshot("t4:1x1", jobs), time_slices)
     packed = make_policy("gandiva")[0].decide(state)
     assert [pack.jobs for group in packed.shared for pack in group.packs] == [("a", "b")]
-    new = shared(snapshot("t4:1x1", jobs), turns, b=JobUse("any"))
+    new = shared(snapshot("t4:1x1", jobs), time_slices, b=JobUse("any"))
     alone = make_policy("gandiva")[0].decide(new)
     assert [pack.jobs for group in alone.shared for pack in group.packs] == [("a",), ("b",)]
     for speeds, packs in (((0.6, 0.6), [("a", "b")]), ((0.6, 0.3), [("a",), ("b",)]), ((1.0, 0.0), [("a",), ("b",)])):
@@ -73,15 +73,15 @@ def test_gandiva_goes_by_the_last_of_several_slices() -> None:
 def test_gandiva_never_packs_more_than_the_memory() -> None:
     """1,000 MB and a tenth more of each are 2,200; what else there is they share."""
     jobs = [running("a", "t4-00"), running("b", "t4-00")]
-    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
-    state = shared(snapshot("t4:1x1", jobs), turns)
+    time_slices = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    state = shared(snapshot("t4:1x1", jobs), time_slices)
     for memory_mb, limits in ((2199, []), (2200, [(1100, 1100)]), (16_000, [(8000, 8000)])):
         plan = make_policy("gandiva")[0].decide(with_memory(state, memory_mb))
         assert limits_mb(plan) == limits
         assert len(plan.shared[0].packs) == (1 if limits else 2)
-    unknown = shared(snapshot("t4:1x1", jobs), turns, b=JobUse("any", 0.5, 0, 600.0, None))
+    unknown = shared(snapshot("t4:1x1", jobs), time_slices, b=JobUse("any", 0.5, 0, 600.0, None))
     assert limits_mb(make_policy("gandiva")[0].decide(with_memory(unknown, 16_000))) == []
-    assert limits_mb(make_policy("gandiva")[0].decide(unknown)) == [(0, 0)], "nobody knows what the GPU has either"
+    assert limits_mb(make_policy("gandiva")[0].decide(unknown)) == [(0, 0)], "the GPU's memory is unknown, too"
 
 
 def test_gandiva_takes_a_pack_apart_that_has_grown_beyond_the_memory() -> None:
@@ -99,15 +99,15 @@ def test_gandiva_takes_a_pack_apart_that_has_grown_beyond_the_memory() -> None:
             assert broken(state, plan) == ()
 
 
-def test_gandiva_migrates_off_nodes_with_turns_but_not_soon_after_a_move() -> None:
+def test_gandiva_migrates_off_nodes_with_time_slices_but_not_soon_after_a_move() -> None:
     jobs = [running("a", "t4-00"), running("b", "t4-00")]
-    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x1", jobs), turns))
+    time_slices = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x1", jobs), time_slices))
     assert {a.placement.nodes for a in plan.assignments.values()} == {("t4-00",), ("t4-01",)}
     assert plan.shared == ()
     rested = {name: JobUse("any", None, 0, 600.0, 700.0) for name in "ab"}
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x1", jobs), turns, **rested))
-    assert plan.shared == (turns,)
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x1", jobs), time_slices, **rested))
+    assert plan.shared == (time_slices,)
 
 
 def test_gandiva_takes_a_pack_apart_when_gpus_come_free() -> None:
@@ -131,7 +131,7 @@ def idle(state: Snapshot, *since_s: float, node: str = "t4-00") -> Snapshot:
     return dataclasses.replace(state, idle_since_s={node: since_s})
 
 
-def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
+def test_gandiva_grows_1_2_4_and_shrinks_when_a_job_arrives() -> None:
     grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
     state = idle(shared(snapshot("t4:1x4", [job("a", **grows)])), 0.0, 0.0, 0.0, 0.0)
     assert make_policy("gandiva")[0].decide(state).assignments["a"].placement.gpus == 1
@@ -146,7 +146,7 @@ def test_gandiva_grows_1_2_4_and_shrinks_when_somebody_comes() -> None:
     assert plan.shared == ()
 
 
-def test_who_is_between_two_runs_goes_on_to_where_gandiva_sent_it() -> None:
+def test_a_job_between_two_runs_goes_on_to_where_gandiva_sent_it() -> None:
     """A round may come when it has left its GPUs and not begun on others: it grows all the same, or makes room for
     another."""
     grows = {"min_gpus": 1, "max_gpus": 4, "grow_shrink": True}
@@ -245,14 +245,16 @@ def test_gandiva_never_migrates_a_job_to_a_size_that_its_spec_does_not_allow(few
     assert moved == (fewest == 1), "it makes room for job c only where it still runs as its spec says"
 
 
-def test_gandiva_never_lets_a_job_take_turns_that_may_not_be_stopped() -> None:
+def test_gandiva_never_lets_a_job_have_time_slices_that_may_not_be_stopped() -> None:
     """Not while it waits, nor with one that comes after it, nor while it starts."""
     firm = job("b", max_gpus=1, preemptible=False)
     plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [running("a", "t4-00"), firm])))
     assert (plan.shared, set(plan.assignments), set(plan.waiting)) == ((), {"a"}, {"b"})
     others = [running("a", "t4-00"), firm, job("c", max_gpus=1, submit_s=1.0)]
     plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", others)))
-    assert (plan.shared[0].jobs, set(plan.waiting)) == (("a", "c"), {"b"}), "who may be stopped does not wait with it"
+    assert (plan.shared[0].jobs, set(plan.waiting)) == (("a", "c"), {"b"}), (
+        "a job that may be stopped does not wait with it"
+    )
     where = on("t4", t4_00=1)
     starting = dataclasses.replace(firm, phase=Phase.STARTING, allocation=where, target=where)
     for each in (firm, starting):
@@ -267,14 +269,14 @@ def test_gandiva_lets_the_hopeless_trials_of_a_search_rest() -> None:
     told = {
         name: JobUse("t", ran_s=100.0 if name == "d" else 400.0, results=((60.0, m),)) for name, m in results.items()
     }
-    turns = SharedGpus("t4-00", 2, tuple(Pack((name,)) for name in "abcd"))
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x2", jobs), turns, **told))
+    time_slices = SharedGpus("t4-00", 2, tuple(Pack((name,)) for name in "abcd"))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x2", jobs), time_slices, **told))
     assert set(plan.assignments) == {"b", "d"}
     assert {reason.code for reason in plan.waiting.values()} == {ReasonCode.STOPPED_BY_GROUP}
     assert plan.shared == ()
 
 
-def test_gandiva_gives_turns_to_trials_by_what_they_have_shown() -> None:
+def test_gandiva_gives_time_slices_to_trials_by_what_they_have_shown() -> None:
     """Of six that reached the first rung the best two go on; a first slice comes before them, and who is not judged yet
     after."""
     names = ["new", "young", "other", *"abcdef"]
@@ -282,8 +284,8 @@ def test_gandiva_gives_turns_to_trials_by_what_they_have_shown() -> None:
     jobs = [running(name, "t4-00", trial_group=its) for name, its in zip(names, groups, strict=True)]
     told = {name: JobUse("t", ran_s=400.0, results=((60.0, n / 10),)) for n, name in enumerate("abcdef")}
     told |= {"new": JobUse("t", ran_s=30.0), "young": JobUse("t", ran_s=100.0, results=((60.0, 1.0),))}
-    turns = SharedGpus("t4-00", 2, tuple(Pack((name,)) for name in names))
-    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x2", jobs), turns, **told))
+    time_slices = SharedGpus("t4-00", 2, tuple(Pack((name,)) for name in names))
+    plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x2", jobs), time_slices, **told))
     (group,) = plan.shared
     assert {pack.jobs[0]: (pack.search, pack.rank) for pack in group.packs} == {
         "new": ("ada:search", 0),

@@ -102,7 +102,7 @@ def test_limits_hold():
     assert set(plan.chosen) == {"a", "c"}
 
 
-def test_who_stays_on_a_type_keeps_the_nodes():
+def test_a_job_that_stays_on_a_type_keeps_its_nodes():
     held = wants("held", 2, phase=Phase.RUNNING, allocation=on("t4", t4_02=2), submit_s=5)
     plan = decide(snapshot("t4:3x4", [held, wants("new", 4)]))
     assert plan.assignments["held"].placement == on("t4", t4_02=2)

@@ -44,7 +44,7 @@ def test_each_partition_has_its_nodes_and_its_policy():
     assert given(again.decide(seen)) == given(plan), "what is recorded decides the same again"
 
 
-def test_what_a_job_holds_outside_of_its_part_is_promised_to_nobody_else():
+def test_what_a_job_holds_outside_of_its_part_is_promised_to_no_other_job():
     """A job of `all` holds 3 GPUs of debug's node from before: one is left for debug."""
     held = {"phase": Phase.RUNNING, "allocation": on("t4", t4_01=3), "restarts": 0, "preemptible": False}
     seen = two_parts(

@@ -22,7 +22,7 @@ def decide(state: Snapshot, **settings: Any) -> Plan:
 
 
 def fitness(state: Snapshot, chosen: dict[str, Configuration], p: float) -> float:
-    """The power mean as it is written in the paper; jobs of `MODELS`, whose slowest way to run is 1.0, held by nobody."""
+    """The power mean as in the paper; jobs of `MODELS`, with 1.0 on their slowest configuration; no job holds it."""
     speedups = [
         FLOOR + (rate(MODELS[each.id], c.gpu_type, c.nodes, c.gpus) if (c := chosen.get(each.id)) else 0.0)
         for each in state.jobs
@@ -56,7 +56,7 @@ def test_on_a_tiny_cluster_the_search_finds_the_best_of_all(p):
         assert fitness(state, plan.chosen, p) == pytest.approx(best)
 
 
-def test_the_harmonic_mean_leaves_nobody_out_and_the_sum_does():
+def test_the_harmonic_mean_leaves_no_job_out_and_the_sum_does():
     """Two GPUs and two jobs: 1/(1/2 + 1/2) against nothing; but 3 alone is more than 1 + 1."""
     models = {"one": table(t4={1: 1.0, 2: 3.0}), "two": table(t4={1: 1.0, 2: 1.1})}
     state = snapshot("t4:1x2", [job("one"), job("two")], models)
@@ -82,13 +82,13 @@ def test_a_new_job_is_not_charged_for_its_first_start():
     assert decide(state).chosen == {"new": Configuration(1, 2, "t4")}
 
 
-def test_a_job_that_nobody_knows_at_most_doubles():
+def test_a_job_of_unknown_scaling_at_most_doubles():
     state = with_facts(snapshot("t4:1x8", [job("new"), job("ran", submit_s=1)]), largest_run_gpus={"new": 0, "ran": 2})
     assert {each: c.gpus for each, c in decide(state).chosen.items()} == {"new": 1, "ran": 4}
 
 
 def test_a_repaired_allocation_fits_and_gives_the_best_that_is_left():
-    """Three jobs that want four of five GPUs each: whoever comes first has four, and the next gets one, not none."""
+    """Three jobs that want four of five GPUs each: the first has four, and the next gets one, not none."""
     score_JC = np.array([[1.0, 4.0, 0.0]] * 3)
     gpus_C, type_C = np.array([1, 4, 0]), np.array([0, 0, 0])
     choice_J = search(
@@ -115,7 +115,7 @@ def test_rounds_differ_and_one_round_does_not():
     assert decide(state, **short, seed=1).chosen != decide(state, **short).chosen
 
 
-def test_who_keeps_a_configuration_keeps_the_nodes_and_limits_hold():
+def test_a_job_that_keeps_its_configuration_keeps_its_nodes_and_limits_hold():
     big = job("big", phase=Phase.RUNNING, allocation=on("t4", t4_01=4), min_gpus=4, max_gpus=4)
     state = snapshot("t4:2x4", [big, job("new", min_gpus=4, max_gpus=4, submit_s=1)])
     plan = decide(state)
@@ -131,7 +131,7 @@ def test_what_was_chosen_and_is_scattered_is_given_less():
     assert decide(dataclasses.replace(state, nodes=busy)).chosen == {"j": Configuration(1, 1, "t4")}
 
 
-def test_a_job_outside_its_spec_is_moved_and_one_without_a_way_to_run_is_told():
+def test_a_job_outside_its_spec_is_moved_and_one_that_cannot_run_has_a_reason():
     astray = job("astray", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), gpu_types=["a100"], max_gpus=1)
     lost = job("lost", gpu_types=["h100"])
     plan = decide(snapshot("t4:1x1,a100:1x1", [astray, lost]))
@@ -154,7 +154,7 @@ def test_the_unit_of_a_model_does_not_matter():
 
 
 def test_mutation_finds_what_no_parent_had():
-    """Ten configurations, of which the ninth is the best and the tenth, which all hold, impossible; four parents."""
+    """Ten configurations: the ninth is the best; the tenth, which all jobs hold, is impossible; four parents."""
     score_JC = np.tile([*range(1, 10), -np.inf, 0.0], (8, 1))
     gpus_C, type_C = np.array([*[1] * 10, 0]), np.zeros(11, dtype=np.int64)
     held_J, rng = np.full(8, 9), np.random.default_rng(0)

@@ -165,7 +165,7 @@ def check_places(name: str, state: Snapshot, plan: Plan) -> None:
     stay_put = may_only_stay(state)
     closed = {each.name for each in state.partitions if not each.may_start}
 
-    # no GPU given twice, none of unmanaged jobs; nodes that are out of service get nobody new
+    # no GPU is allocated twice, and none of unmanaged jobs; no job starts on a node out of service
     used: dict[str, int] = {}
     for job_id, assignment in plan.assignments.items():
         for share in assignment.placement.shares:
@@ -227,7 +227,7 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
         # gangs are whole: several nodes are taken whole, and no two jobs share them
         if len(placement.shares) > 1:
             assert all(share.gpus == nodes[share.node].gpus for share in placement.shares)
-        # bounds and types of the job spec; who may not be moved by the policy keeps what it has
+        # bounds and types of the job spec; a job that the policy may not move keeps what it has
         if name == "sia" or placement != each.allocation:
             assert each.spec.min_gpus <= placement.gpus <= each.spec.max_gpus
             assert each.spec.gpu_types is None or placement.gpu_type in each.spec.gpu_types
@@ -269,7 +269,7 @@ def test_what_runs_where_nothing_new_may_start_stays(name: str, chosen: dict[str
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
 @settings(max_examples=10)
 @given(state=snapshots(), seed=st.integers(0, 9))
-def test_the_order_of_jobs_does_not_change_who_is_served(
+def test_the_order_of_jobs_does_not_change_the_plan(
     name: str, chosen: dict[str, object], state: Snapshot, seed: int
 ) -> None:
     """With distinct ages and an exact solve the value of the plan is the same, whatever the order of the rows."""

@@ -57,7 +57,7 @@ def test_easy_backfill_does_not_delay_the_first_job():
     assert plan.assignments["D"].placement.nodes == ("t4-09",)
     assert plan.waiting["B"].estimated_start_s == 1100.0
     assert "would delay job B" in plan.waiting["E"].text
-    assert "would delay job B" in plan.waiting["F"].text, "nobody knows how long it takes"
+    assert "would delay job B" in plan.waiting["F"].text, "its duration is unknown"
 
 
 def test_no_job_passes_the_first_one_if_its_start_is_unknown():
@@ -118,7 +118,7 @@ def test_slurm_plans_a_day_ahead_and_a_year_where_there_is_no_limit():
     assert set(decide("slurm-backfill", state, default_time_limit_s=3600.0).chosen) == {"A"}
 
 
-def test_slurm_reserves_for_so_many_jobs_only():
+def test_slurm_reserves_gpus_for_max_jobs_only():
     jobs = [
         runs("A", 4, submit_s=0, time_limit_s=100.0),
         wants("B", 4, submit_s=1, time_limit_s=100.0),
@@ -128,7 +128,7 @@ def test_slurm_reserves_for_so_many_jobs_only():
     assert "D" in decide("slurm-backfill", snapshot("t4:6x1", jobs), max_jobs=1).chosen
 
 
-def test_las_serves_who_has_had_least_and_takes_from_who_has_had_most():
+def test_las_serves_the_job_with_least_service_and_stops_the_one_with_most():
     jobs = [runs("much", 2, submit_s=0), runs("some", 2, first=2, submit_s=0), wants("none", 2, submit_s=5)]
     attained = {"much": {"t4": 7300.0}, "some": {"t4": 3700.0}}
     plan = decide("las", snapshot("t4:4x1", jobs, attained=attained))
@@ -137,14 +137,14 @@ def test_las_serves_who_has_had_least_and_takes_from_who_has_had_most():
     assert "makes room for job none" in plan.waiting["much"].text
 
 
-def test_las_does_not_take_turns_within_a_step():
+def test_las_does_not_swap_jobs_within_a_step():
     jobs = [runs("runs", 4, submit_s=5), wants("waits", 4, submit_s=0)]
     state = snapshot("t4:4x1", jobs, attained={"runs": {"t4": 3000.0}, "waits": {"t4": 0.0}})
     assert set(decide("las", state).chosen) == {"runs"}
     assert set(decide("las", state, step_gpu_s=0).chosen) == {"waits"}
 
 
-def test_nobody_is_stopped_for_a_job_that_does_not_fit_even_so():
+def test_no_job_is_stopped_for_a_job_that_would_still_not_fit():
     jobs = [runs("runs", 2, submit_s=0), runs("kept", 2, first=2, submit_s=0), wants("big", 4, submit_s=5)]
     pinned = dataclasses.replace(jobs[1], spec=jobs[1].spec.model_copy(update={"preemptible": False}))
     state = snapshot("t4:4x1", [jobs[0], pinned, jobs[2]], attained={"runs": {"t4": 9999.0}})
@@ -152,7 +152,7 @@ def test_nobody_is_stopped_for_a_job_that_does_not_fit_even_so():
 
 
 def test_only_those_in_the_way_are_stopped():
-    """The job needs a whole node, and only the other one can be had: who is further behind keeps its own."""
+    """The job needs a whole node, and only the other one can be freed: the job further behind keeps its own."""
     last = wants("last", 1, phase=Phase.RUNNING, allocation=on("t4", t4_00=1), submit_s=0)
     other = wants("other", 2, phase=Phase.RUNNING, allocation=on("t4", t4_01=2), submit_s=0)
     state = snapshot(
@@ -206,7 +206,7 @@ def test_first_fit_and_best_fit():
     assert decide("fifo", state, fit="first").assignments["b"].placement == on("t4", t4_00=2)
 
 
-def test_a_job_over_its_limit_waits_and_holds_nobody_up():
+def test_a_job_over_its_limit_waits_and_delays_no_other_job():
     jobs = [runs("a", 2, submit_s=0), wants("b", 2, submit_s=1), wants("c", 1, submit_s=2)]
     state = dataclasses.replace(snapshot("t4:4x1", jobs), limits=(GpuLimit("user", "ada", 3),))
     plan = decide("fifo", state)
@@ -232,7 +232,7 @@ def test_a_job_gets_the_most_that_it_asks_for_or_waits():
     assert decide("fifo", snapshot("t4:2x4", [job("j", max_gpus=8)])).chosen == {"j": Configuration(2, 8, "t4")}
 
 
-def test_who_runs_on_a_node_that_drains_stays():
+def test_a_running_job_on_a_draining_node_stays():
     state = snapshot("t4:2x1", [runs("j", 1, submit_s=0)])
     drained = dataclasses.replace(state.nodes[0], may_start=False)
     for policy in ("fifo", "las"):

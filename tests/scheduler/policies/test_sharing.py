@@ -171,7 +171,7 @@ def _class(each: Job) -> int:
     st.integers(1, 4),
 )
 def test_a_higher_priority_is_never_suspended_for_a_lower(packs: list[tuple[int, int, float]], gpus: int) -> None:
-    """Nobody who waits would find room if all who are less important left."""
+    """No waiting job would fit if all less important jobs left."""
     line = [Pack((str(n),), wanted, priority) for n, (wanted, priority, _) in enumerate(packs)]
     served = {pack: packs[n][2] for n, pack in enumerate(line)}
     chosen = next_packs(line, served, gpus)
@@ -181,7 +181,7 @@ def test_a_higher_priority_is_never_suspended_for_a_lower(packs: list[tuple[int,
             assert sum(other.gpus for other in rest) + pack.gpus > gpus
 
 
-def test_without_agents_nobody_shares() -> None:
+def test_without_agents_no_jobs_share_gpus() -> None:
     jobs = [job(str(n), min_gpus=1, max_gpus=1) for n in range(6)]
     for name, _ in NAMES:
         plan = make_policy(name)[0].decide(snapshot("t4:1x4", jobs))
@@ -201,7 +201,7 @@ def test_parts_that_need_agents_are_known_by_name() -> None:
     }
 
 
-def test_rules_that_a_plan_may_break_are_told() -> None:
+def test_each_broken_rule_is_named() -> None:
     state = shared(snapshot("t4:1x1", [running("a", "t4-00"), running("b", "t4-00", preemptible=False)]))
     plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:1x1", [running("a", "t4-00")])))
     twice = dataclasses.replace(plan, shared=(SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("a",)), Pack(("b",)))),))
@@ -213,12 +213,12 @@ def test_rules_that_a_plan_may_break_are_told() -> None:
     assert broken(dataclasses.replace(state, sharing=None), twice) == ("jobs share GPUs, but no agent runs",)
 
 
-def test_packs_without_limits_of_memory_are_told() -> None:
+def test_packs_without_memory_limits_are_named() -> None:
     """4,000 MB were seen of `a` and 6,000 of `b`, on a GPU that has 16,000."""
     used = {"a": JobUse("a", 0.5, 4000, 600.0), "b": JobUse("b", 0.5, 6000, 600.0)}
     jobs = [running("a", "t4-00"), running("b", "t4-00")]
-    turns = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
-    state = with_memory(shared(snapshot("t4:1x1", jobs), turns, **used), 16_000)
+    time_slices = SharedGpus("t4-00", 1, (Pack(("a",)), Pack(("b",))))
+    state = with_memory(shared(snapshot("t4:1x1", jobs), time_slices, **used), 16_000)
     plan = make_policy("gandiva")[0].decide(state)
     assert limits_mb(plan) == [(6900, 9100)]
 

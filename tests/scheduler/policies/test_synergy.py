@@ -39,7 +39,7 @@ def profile(table: Sensitivity) -> SensitivityProfile:
 
 
 def test_a_demand_is_met_from_what_others_do_not_need():
-    """12 CPUs: the image model wants 12 and 120 GB, the language model 1: 13 > 12, so who asks first has them, and gives back."""
+    """12 CPUs: the image model wants 12 and 120 GB, the language model 1: 13 > 12, so the first has them, and gives back."""
     claims = [Claim("image", 1, IMAGE, (0,)), Claim("language", 1, LANGUAGE, (0,))]
     grants = tune(claims, [ROOM], TuneSettings.model_validate(PAPER))
     assert grants is not None
@@ -92,7 +92,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[Claim], list[NodeCapacity]]:
 
 @settings(max_examples=80)
 @given(rounds(), st.sampled_from([{}, PAPER, REFERENCE]))
-def test_nobody_is_below_its_proportional_speed_and_no_node_gives_more_than_it_has(
+def test_no_job_is_below_its_proportional_speed_and_no_node_gives_more_than_it_has(
     generated: tuple[list[Claim], list[NodeCapacity]], rules: dict[str, object]
 ):
     claims, rooms = generated
@@ -156,14 +156,14 @@ def share(plan: Plan, job_id: str) -> tuple[str, int, int]:
 NODES = nodes_from_spec("v100:2x4:12c:240g")
 
 
-def test_a_job_starts_with_its_demand_and_is_told_so():
+def test_a_job_starts_with_its_demand_and_the_reason_says_so():
     shot = known(
         snapshot(NODES, [job("i", max_gpus=1), job("l", max_gpus=1), job("x", max_gpus=1)]), i=IMAGE, l=LANGUAGE
     )
     plan = decide(shot)
     assert share(plan, "i")[1:] == (12, 120_000)
     assert share(plan, "l")[1:] == (1, 20_000)
-    assert share(plan, "x")[1:] == (3, 60_000), "nobody knows what it needs"
+    assert share(plan, "x")[1:] == (3, 60_000), "its need is unknown"
     assert share(plan, "i")[0] != share(plan, "l")[0], "the image model takes a node's CPUs"
     assert "12 CPUs and 120000 MB, 3.00 times as fast" in plan.assignments["i"].reason.text
     assert "no profile" in plan.assignments["x"].reason.text
@@ -184,7 +184,7 @@ def test_a_running_job_keeps_its_share():
     assert plan.assignments["l"].placement.suits(on("v100-00", 2, 30_000))
 
 
-def test_a_running_job_gives_back_what_a_newcomer_must_have():
+def test_a_running_job_gives_back_what_a_new_job_needs():
     """One node; the image model holds all 12 CPUs, and a job of 1 GPU comes, whose part is 3."""
     nodes = nodes_from_spec("v100:1x4:12c:240g")
     greedy = job("i", max_gpus=1, phase=Phase.RUNNING, allocation=on("v100-00", 12, 120_000))
@@ -195,7 +195,7 @@ def test_a_running_job_gives_back_what_a_newcomer_must_have():
     assert not plan.assignments["i"].placement.suits(greedy.allocation)  # type: ignore[arg-type]
 
 
-def test_who_may_not_be_restarted_gets_no_more_than_its_part():
+def test_a_job_that_may_not_be_restarted_gets_no_more_than_its_part():
     plan = decide(known(snapshot(NODES, [job("i", max_gpus=1, preemptible=False)]), i=IMAGE))
     assert share(plan, "i")[1:] == (3, 60_000)
 
@@ -208,7 +208,7 @@ def test_a_restart_for_more_must_pay():
         assert share(decide(shot), "i")[1] == expected
 
 
-def test_a_job_whose_share_nobody_knows_is_left_alone():
+def test_a_running_job_of_unknown_share_keeps_running():
     """It runs with what its user asked Slurm for, as before the stage was switched on."""
     running = job("i", max_gpus=1, phase=Phase.RUNNING, allocation=on("v100-00"))
     plan = decide(known(snapshot(NODES, [running]), i=IMAGE))

@@ -69,7 +69,7 @@ def test_explain_tells_configurations_and_prices(api):
     assert told.lines
 
 
-def test_events_reach_those_who_may_see_them(api):
+def test_events_reach_only_users_who_may_see_them(api):
     seen: list[tuple[str, str]] = []
 
     def listen() -> None:

@@ -1,4 +1,4 @@
-"""An Optuna study whose trials are jobs, against the real API; the cluster behind it is made up, and the test plays it."""
+"""An Optuna study with jobs as trials, against the real API; the cluster behind it is made up, and the test plays it."""
 
 from __future__ import annotations
 

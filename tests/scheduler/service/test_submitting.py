@@ -33,8 +33,8 @@ def test_a_key_is_one_job(api):
         assert [found.id for found in me.jobs(key="k")] == [first.id]
 
 
-def test_a_submission_whose_daemon_died_in_between_is_found(api):
-    """The key was noted and sbatch had run, but nobody noted the job."""
+def test_a_submission_is_found_after_the_daemon_died_in_between(api):
+    """The key was noted and sbatch had run, but the job was not noted."""
     order = Submission(key="k", command=("train",))
     lost = api.submitter.submit(order, ME, 0)
     api.board.store.begin_submission(ME, "k", hashlib.sha256(order.model_dump_json().encode()).hexdigest())

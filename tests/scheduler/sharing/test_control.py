@@ -1,4 +1,4 @@
-"""AntMan's control of one GPU, against jobs whose slow-down is a known function of the opportunistic share."""
+"""AntMan's control of one GPU, against jobs with a slowdown that is a known function of the opportunistic share."""
 
 from __future__ import annotations
 
@@ -79,8 +79,9 @@ LOOKED_AT = 4 * TURN
     ("count", "seed"), [(60, 7), *(pytest.param(1000, seed, marks=pytest.mark.long) for seed in (7, 8))]
 )
 def test_the_guaranteed_job_keeps_its_speed_and_little_is_left_unused(count: int, seed: int):
-    """Over random scenarios: within the tolerance in every settled period of four turns, and 90 % of what was feasible, looks
-    at share 0 and new searches included. Then the job becomes more sensitive, and has the GPU to itself a period later."""
+    """Over random scenarios: within the tolerance in every settled period of four cycles, and 90 % of
+    what was feasible, with periods at share 0 and new searches. Then the job becomes more sensitive, and has the GPU to itself a
+    period later."""
     settling, used, cut = [], [], 0
     for index, scenario in enumerate(scenarios(count, seed)):
         control, periods = settle(scenario)
@@ -121,7 +122,7 @@ class Queue:
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
         self.now_s = self.asks_s = 0.0
-        """When the guest next asks for the GPU."""
+        """When the opportunistic job next asks for the GPU."""
 
     def half(self, seconds: float) -> float:
         return seconds * max(1 + self.jitter * self.random.standard_normal(), 0.0)
@@ -138,7 +139,7 @@ class Queue:
         while self.now_s < end_s:
             began_s = self.now_s
             wants_s = began_s + self.half(0.02)
-            if self.asks_s < wants_s:  # the guest was first: its half, the rest of its step, and its pause
+            if self.asks_s < wants_s:  # the opportunistic job was first: its half, the rest of its step, and its pause
                 free_s = self.asks_s + self.half(0.04)
                 its_s = free_s - self.asks_s + 0.04
                 self.asks_s = free_s + its_s * (1 / share - 1) + self.half(0.04)
@@ -158,7 +159,7 @@ class Queue:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
 def test_it_is_sure_of_a_job_whose_steps_wait_or_do_not(seed: int):
-    """Single steps beside the guest vary by a fifth and more, and are not independent."""
+    """Single steps beside the opportunistic job vary by a fifth and more, and are not independent."""
     queue = Queue(seed)
     control, periods = settle(queue)
     shares = []
@@ -172,7 +173,7 @@ def test_it_is_sure_of_a_job_whose_steps_wait_or_do_not(seed: int):
 
 @dataclass
 class Collisions:
-    """Steps of half a second that take twice as long where they meet the guest's; some twenty in a period of 10 s."""
+    """Steps of half a second that take twice as long where they meet the opportunistic job's; some twenty in a period of 10 s."""
 
     seed: int
 
@@ -196,7 +197,7 @@ def test_a_cycle_that_happened_to_see_little_of_the_other_job_weighs_no_more_for
     assert max(0.3 * share for share in settled) <= SETTINGS.tolerance
 
 
-def test_while_it_makes_sure_the_guest_has_most_of_what_it_will_have():
+def test_while_it_makes_sure_the_opportunistic_job_has_most_of_what_it_will_have():
     """Turns become longer at a share that stays in doubt, so that few periods are at share 0."""
     queue, control, shares = Queue(3), ShareControl(), []
     for _ in range(200):
@@ -207,7 +208,7 @@ def test_while_it_makes_sure_the_guest_has_most_of_what_it_will_have():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_machine_that_drifts_is_not_charged_to_the_guest(seed: int):
+def test_a_machine_that_drifts_is_not_charged_to_the_opportunistic_job(seed: int):
     """All steps become a tenth longer and shorter again, over and over, in spells of some 80 periods."""
     random = np.random.default_rng(seed)
     scenario = Scenario(lambda share: 0.2 * share, seed)
@@ -254,7 +255,7 @@ def test_it_is_cut_within_one_period_when_the_job_becomes_more_sensitive():
 
 
 def beside(scenario: Scenario, control: ShareControl | None = None) -> ShareControl:
-    """Settled, and in a period in which the guest trains."""
+    """Settled, and in a period in which the opportunistic job trains."""
     control = control or settle(scenario)[0]
     return control if control.share else advance(control, scenario.period(0.0), SETTINGS)
 
@@ -275,11 +276,11 @@ def test_a_little_too_slow_is_found_out_within_some_turns():
 def test_it_rises_when_the_job_becomes_less_sensitive():
     control = beside(Scenario(lambda share: 0.5 * share))
     tolerant = Scenario(lambda share: 0.06 * share)
-    looks = control
+    control_now = control
     for _ in range(TURN):
-        looks = advance(looks, tolerant.period(looks.share), SETTINGS)
-    assert not looks.settled
-    again = beside(tolerant, settle(tolerant, looks)[0])
+        control_now = advance(control_now, tolerant.period(control_now.share), SETTINGS)
+    assert not control_now.settled
+    again = beside(tolerant, settle(tolerant, control_now)[0])
     assert again.share >= 0.9 * tolerant.feasible() > 5 * control.share
 
 
@@ -317,7 +318,7 @@ def test_a_share_that_a_bad_spell_made_bad_is_tried_again():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_machine_that_stands_still_now_and_then_does_not_cost_the_guest_its_part(seed: int):
+def test_a_machine_that_stands_still_now_and_then_does_not_cost_the_opportunistic_job_its_share(seed: int):
     """Half a second every five minutes, in some step, whoever runs: in a period of 2 s that is a fifth."""
     queue, stalls = Queue(seed), np.random.default_rng(seed)
     control, shares = ShareControl(), []
@@ -332,8 +333,8 @@ def test_a_machine_that_stands_still_now_and_then_does_not_cost_the_guest_its_pa
     )
 
 
-def test_who_could_have_no_guest_is_looked_at_again_in_the_end():
-    """The guest becomes harmless, and the job's own speed says nothing of it: few steps a period."""
+def test_a_job_beside_which_no_share_was_good_is_measured_again_in_the_end():
+    """The opportunistic job becomes harmless, and the job's own speed says nothing of it: few steps a period."""
     control, _ = settle(Scenario(lambda share: 0.5 if share > 0 else 0.0, steps=5))
     assert (control.share, control.trial and control.trial.share) == (0.0, 0.0)
     harmless = Scenario(lambda share: 0.0, steps=5)
@@ -347,7 +348,7 @@ def test_who_could_have_no_guest_is_looked_at_again_in_the_end():
     assert trial.share == 1.0
 
 
-def test_who_could_have_no_guest_is_looked_at_again_when_it_has_become_another_job():
+def test_a_job_beside_which_no_share_was_good_is_measured_again_when_it_has_become_another_job():
     scenario = Scenario(lambda share: 0.5 if share > 0 else 0.0)
     control, _ = settle(scenario)
     for _ in range(3):
@@ -363,15 +364,15 @@ def test_a_period_without_steps_tells_nothing():
     assert advance(control, Steps(), SETTINGS) == control
 
 
-def test_turns_that_differ_count_more_than_what_their_steps_would_explain():
+def test_cycles_that_differ_count_more_than_what_their_steps_would_explain():
     """Slow-downs of 4 and 6 %, by their steps known to 2 and 1 %, the second of four times as many steps.
 
     What was before weighs half: weights 0.5 and 4, mean (0.5 x 4 + 4 x 6) / 4.5 = 5.778, squares 0.5 x 1.778^2 + 4 x 0.222^2 =
-    1.778. By their steps a turn of weight 1 varies by 2^2 x 1 = 1^2 x 4 = 4. Of 1.5 turns, with 8 before: (1.778 + 8 x 4) /
+    1.778. By their steps a cycle of weight 1 varies by 2^2 x 1 = 1^2 x 4 = 4. Of 1.5 cycles, with 8 before: (1.778 + 8 x 4) /
     (0.5 + 8) = 3.974, over 4.5 = 0.940^2.
     """
     seen = Evidence().plus(0.04, 0.02, weight=1, periods=5)
-    assert seen.error == pytest.approx(0.02), "of one turn only its steps tell"
+    assert seen.error == pytest.approx(0.02), "of one cycle only its steps tell"
     assert seen.error_after(20) == pytest.approx(0.01)
     seen = seen.plus(0.06, 0.01, weight=4, periods=20, keep=0.5)
     assert (seen.cycles, seen.periods, seen.weight) == (1.5, 22.5, 4.5)
@@ -380,10 +381,10 @@ def test_turns_that_differ_count_more_than_what_their_steps_would_explain():
     assert seen.spread == pytest.approx(seen.error * 1.5**0.5)
 
 
-def test_many_turns_that_agree_are_taken_at_their_word():
+def test_many_cycles_that_agree_are_believed():
     """Each of slow-down 4 or 4.2 %, of which its steps would say that it is known to 1 %: late ones are made up for.
 
-    Nine turns, five of 4 %: squares 5 x 4 / 9 x 0.2^2 = 0.0889; of 8 degrees of freedom sqrt(0.0889 / 8 / 9) = 0.0351 %.
+    Nine cycles, five of 4 %: squares 5 x 4 / 9 x 0.2^2 = 0.0889; of 8 degrees of freedom sqrt(0.0889 / 8 / 9) = 0.0351 %.
     """
     seen = Evidence()
     for cycle in range(8):

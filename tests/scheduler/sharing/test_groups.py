@@ -30,7 +30,7 @@ def test_the_better_half_goes_on_and_goes_first() -> None:
     assert verdict.resting == ("a", "d")
 
 
-def test_who_is_alone_on_a_rung_waits_for_others_and_goes_on_when_there_are_none() -> None:
+def test_a_trial_alone_on_a_rung_waits_for_others_and_goes_on_when_there_are_none() -> None:
     assert judge([trial("a", 100.0, 0.5), trial("new", 0.0)], SETTINGS).order == ("new",)
     assert judge([trial("a", 100.0, 0.5)], SETTINGS).order == ("a",)
 
@@ -51,12 +51,12 @@ def test_with_eta_four_a_quarter_goes_on_and_rungs_are_four_times_as_far() -> No
     assert judge([late, *rest], settings).order == ("b",), "it is judged by the first rung still"
 
 
-def test_who_reports_nothing_is_not_judged() -> None:
+def test_a_trial_that_reports_nothing_is_not_judged() -> None:
     assert judge([trial("a", 9000.0), trial("b", 9000.0)], SETTINGS).resting == ()
 
 
 @given(st.lists(st.tuples(st.floats(0, 2000), st.floats(0, 1)), min_size=1, max_size=12))
-def test_somebody_always_goes_on_and_nobody_is_lost(seen: list[tuple[float, float]]) -> None:
+def test_a_trial_always_goes_on_and_none_is_lost(seen: list[tuple[float, float]]) -> None:
     trials = [TrialSeen(f"{n}", trained_s, ((0.0, metric),)) for n, (trained_s, metric) in enumerate(seen)]
     verdict = judge(trials, SETTINGS)
     assert verdict.order

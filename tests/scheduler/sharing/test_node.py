@@ -54,7 +54,7 @@ class Starts:
 
 
 def test_a_job_that_starts_has_its_gpus_and_does_not_run():
-    """b has its turn from 60 to 160 s and starts for 40 of them: served 100 s, of which it ran for 60, one slice."""
+    """b has its time slice from 60 to 160 s and starts for 40 of them: served 100 s, of which it ran for 60, one slice."""
     ground = Starts()
     ground.began_s["a"] = 0.0
     groups = Groups(ground, ControlSettings())
@@ -70,7 +70,7 @@ def test_a_job_that_starts_has_its_gpus_and_does_not_run():
     assert groups.pack_of("a") is not None, "its neighbour has the next turn"
 
 
-def test_who_is_slow_to_leave_is_charged_for_it_and_its_neighbour_is_not():
+def test_a_job_that_is_slow_to_leave_is_charged_for_it_and_its_neighbour_is_not():
     """a takes 25 s to leave; b comes at 0, counts as having had 60 s less, and has its GPU from 25 s on.
 
     At 85 s a has had 25 s and b 60 - 60 = 0: b goes on, and has 60 at 145. Then a has the GPU to 205 s, and 25 s more until it is
@@ -81,12 +81,12 @@ def test_who_is_slow_to_leave_is_charged_for_it_and_its_neighbour_is_not():
     groups = Groups(ground, ControlSettings())
     both = SharedGpus("n0", 1, (Pack(("a",)), Pack(("b",))), SLICE_S)
     (group,) = groups.order([both], 0.0, {"a": True, "b": False})
-    turns, account = [group.running], groups.account
+    time_slices, account = [group.running], groups.account
     for ends_s, came, left, at_s in [(85.0, "b", "a", 25.0), (145.0, "b", "a", 25.0), (205.0, "a", "b", 145.0)]:
         ground.came_s[came], ground.left_s[left] = at_s, at_s
         groups.end_slice(group, ends_s)
-        turns.append(group.running)
-    assert [pack.jobs for (pack,) in turns] == [("b",), ("b",), ("a",), ("b",)]
+        time_slices.append(group.running)
+    assert [pack.jobs for (pack,) in time_slices] == [("b",), ("b",), ("a",), ("b",)]
     assert account.served_s == {"a": 85.0, "b": 60.0}
     ground.came_s["b"], ground.left_s["a"] = 230.0, 230.0
     groups.end_slice(group, 290.0)
@@ -96,7 +96,7 @@ def test_who_is_slow_to_leave_is_charged_for_it_and_its_neighbour_is_not():
 
 
 def test_a_group_that_is_changed_while_one_leaves_goes_on_charging_it():
-    """a leaves from 0 to 25 s; at 10 s another job comes. Neither b, whose turn it was, nor c has had anything by 25 s."""
+    """a leaves from 0 to 25 s; at 10 s another job comes. Neither b, whose time slice it was, nor c has had anything by 25 s."""
     ground = Starts()
     ground.began_s["a"] = 0.0
     groups = Groups(ground, ControlSettings())
@@ -113,7 +113,7 @@ def test_a_group_that_is_changed_while_one_leaves_goes_on_charging_it():
     assert groups.account.ran_s["a"] == 25.0
 
 
-def test_a_pack_that_finds_no_room_has_its_turn_only_if_nobody_else_can():
+def test_a_pack_that_does_not_fit_has_its_time_slice_only_if_no_other_can():
     ground = Starts()
     ground.began_s |= {"a": 0.0, "b": 0.0}
     groups = Groups(ground, ControlSettings())
@@ -174,7 +174,8 @@ def test_what_fails_while_a_group_is_counted_or_made_drops_no_group(fails: str, 
 
 
 def test_a_guaranteed_job_that_comes_has_the_gpu_to_itself_at_first():
-    """The guest trained for a third of the time beside the one before it. The same jobs in a new order are no newcomers."""
+    """The opportunistic job trained for a third of the time beside the one before it. The same
+    jobs in a new order are not new jobs."""
     ground = Starts()
     ground.began_s |= dict.fromkeys("abg", 0.0)
     groups = Groups(ground, ControlSettings())
@@ -214,7 +215,7 @@ def together(gpus: int, *packs: Pack) -> tuple[Groups, Group]:
     return groups, group
 
 
-def test_a_better_trial_has_the_turns_of_a_worse_one_and_nobody_else_has_less():
+def test_a_better_trial_has_the_time_slices_of_a_worse_one_and_no_other_job_has_less():
     """Three jobs on one GPU: a third is other's. The two thirds of the search are better's, until worse is the better one.
 
     When what is known of them changes, the slice goes on: that counts from the next one on.

@@ -39,7 +39,7 @@ def test_what_was_measured_counts_more_than_utilisation():
     tenants = [_tenant(kind) for kind in "abc"]
     known = _known(a=0.1, b=0.1, c=0.5)
     learn(known, "t4", [Measured((tenants[0], tenants[1]), (0.4, 0.5))])
-    assert _chosen(tenants, 1, known) == ["ac"], "a and b were seen to be slower together than in turns"
+    assert _chosen(tenants, 1, known) == ["ac"], "a and b were seen to be slower together than in time slices"
 
 
 def test_the_last_resort_is_a_pair_that_promises_nothing_and_one_never_profiled_is_left_alone():
@@ -61,7 +61,7 @@ def test_the_last_resort_is_a_pair_that_promises_nothing_and_one_never_profiled_
         ({"moved_s": 880.0}, ["ab"]),
     ],
 )
-def test_who_does_not_go_with_whom(other: dict[str, float], packed: list[str]):
+def test_which_jobs_are_not_packed_together(other: dict[str, float], packed: list[str]):
     """8,000 and 6,500 MB and a tenth more are 15,950 of 16,000; 1,000 s - 900 s is less than the least interval of 120 s."""
     tenants = [_tenant("a", memory_mb=8000), _tenant("b", **{"memory_mb": 6500} | other)]
     assert _chosen(tenants, 2, _known(a=0.2, b=0.2), memory_mb=16000, now_s=1000.0) == packed
@@ -76,7 +76,7 @@ def test_jobs_of_a_pack_share_the_memory_that_neither_uses():
     assert memory_limits([4000, 6000], 16_000) == _limits(6900, 9100)
     assert memory_limits([4000, 6000], 11_000) == _limits(4400, 6600)
     assert memory_limits([4000, 6000], 10_999) is None
-    assert memory_limits([4000, 0], 16_000) is None, "nobody knows what the other needs"
+    assert memory_limits([4000, 0], 16_000) is None, "the other job's need is unknown"
     assert memory_limits([4000, 0], 0) == (), "nor what there is"
 
 
@@ -107,8 +107,8 @@ def _measured(name: str, *shares: float) -> Measured:
     return Measured((_tenant(name), _tenant(name + "'")), (shares[0], shares[1]))
 
 
-def test_a_pack_stays_only_if_it_beats_turns():
-    """0.5 + 0.5 is what turns give, so it is not worth its risk; of one that did not fit the other's speed does not count."""
+def test_a_pack_stays_only_if_it_beats_time_slices():
+    """0.5 + 0.5 is what time slices give, so such a pack does not pay. If one job does not fit, the other's does not count."""
     good, even, bad, burst = (
         _measured("good", 0.6, 0.5),
         _measured("even", 0.5, 0.5),

@@ -1,4 +1,4 @@
-"""Turns on a node, Algorithm 1, and what a plan says about sharing."""
+"""Time slices on a node, Algorithm 1, and what a plan says about sharing."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def _slices(packs: list[Pack], gpus: int, count: int) -> Counter[Pack]:
 
 
 def test_six_jobs_on_four_gpus_get_four_sixths_each():
-    """Three slices of four jobs are twelve turns, two for each of the six."""
+    """Three slices of four jobs are twelve time slices, two for each of the six."""
     assert set(_slices(_packs(1, 1, 1, 1, 1, 1), 4, 300).values()) == {200}
 
 
 def test_a_gang_is_not_kept_out_by_small_jobs():
-    """Of four GPUs the gang wants all: it and the four small ones take turns, half of the time each."""
+    """Of four GPUs the gang wants all: it and the four small ones have time slices, half of the time each."""
     assert set(_slices(_packs(4, 1, 1, 1, 1), 4, 100).values()) == {50}
 
 
-def test_among_equals_who_runs_stays():
+def test_among_equals_the_running_pack_stays():
     a, b = _packs(1, 1)
     assert next_packs([a, b], {a: 1.0, b: 1.0}, 1, [b]) == (b,)
 
@@ -52,7 +52,7 @@ def test_a_higher_priority_is_never_suspended_for_a_lower():
     assert next_packs([low, high], {low: 0.0, high: 9000.0}, 1, [high]) == (high,)
 
 
-def test_who_had_better_not_run_is_behind_all_others():
+def test_a_pack_that_should_not_run_now_is_behind_all_others():
     """Even if it has a higher priority, and has had less; where GPUs are left it runs."""
     a, b = Pack((JobId("a"),)), Pack((JobId("b"),), priority=1)
     served = {a: 60.0, b: 0.0}
@@ -87,7 +87,7 @@ def test_a_better_trial_takes_a_place_in_line_only_of_one_that_is_alike():
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8))
-def test_nobody_starves(sizes: list[int]):
+def test_no_job_starves(sizes: list[int]):
     """The first in line always runs: in as many slices as there are packs each has had one."""
     packs = _packs(*sizes)
     had = _slices(packs, 4, 10 * len(packs))
@@ -110,7 +110,7 @@ def test_algorithm_1_in_the_papers_order():
     assert height(_node("n", 2, 2, 2)) == 1.5
 
 
-def test_free_gpus_of_several_nodes_come_before_turns():
+def test_free_gpus_of_several_nodes_come_before_time_slices():
     """3 GPUs: 2 are free on one node and 1 on each of two more; a job for more than any node has is spread or waits."""
     nodes = [_node("a", 3), _node("b", 2), _node("c", 3)]
     assert land(3, nodes) == Landing((("b", 2), ("a", 1)))
@@ -127,7 +127,7 @@ def test_a_job_of_no_gpus_is_refused():
     st.integers(1, 8),
     st.sampled_from([1.0, 1.5, math.inf]),
 )
-def test_a_landing_has_room_or_turns(filled: list[list[int]], gpus: int, most: float):
+def test_a_landing_has_room_or_time_slices(filled: list[list[int]], gpus: int, most: float):
     nodes = {f"n{index}": _node(f"n{index}", *sizes) for index, sizes in enumerate(filled)}
     landing = land(gpus, list(nodes.values()), most)
     free = sum(max(4 - sum(sizes), 0) for sizes in filled)

@@ -53,7 +53,7 @@ def recorded(name: str, seconds: float, gpus: int = 1, submit_s: float = 0.0, **
 
 
 def test_six_jobs_on_four_gpus_get_four_sixths_each() -> None:
-    """36,000 s of work each: 54,000 s in turns, less than a fiftieth lost; all six begin within two slices."""
+    """36,000 s of work each: 54,000 s in time slices, less than a fiftieth lost; all six begin within two slices."""
     jobs = [recorded(f"j{n}", 36_000.0) for n in range(6)]
     kinds = {job.id: Kind("a", 1.0) for job in jobs}
     simulation, agents = run("gandiva", "v100:1x4", jobs, kinds, table(a_a=0.8), AgentSettings(switch_s=0.1))
@@ -76,7 +76,7 @@ def test_a_pack_that_pays_stays_and_both_end_sooner() -> None:
 @pytest.mark.parametrize(
     ("memory_mb", "packs"), [((0, 0), [1.6]), ((15_000, 0), []), ((9000, 5000), [1.6]), ((9000, 6000), [])]
 )
-def test_a_job_whose_memory_nobody_knows_fits_beside_others(memory_mb: tuple[int, int], packs: list[float]) -> None:
+def test_a_job_of_unknown_memory_fits_beside_others(memory_mb: tuple[int, int], packs: list[float]) -> None:
     """On 16,000 MB: 9,900 + 5,500 do, 9,900 + 6,600 do not; and 16,500 are more than there is for the one alone."""
     jobs = [recorded("a", 1500.0), recorded("b", 1500.0)]
     kinds = {name: Kind(name, 0.4, mb) for name, mb in zip("ab", memory_mb, strict=True)}
@@ -94,8 +94,8 @@ def test_a_pack_that_does_not_pay_is_undone_after_one_slice() -> None:
     assert [(trial.slices, trial.ended) for trial in agents.trials] == [(1, False)], "and is never tried again"
 
 
-def test_who_is_suspended_makes_no_progress_and_who_resumes_pays() -> None:
-    """Among equals who runs stays, so turns are two slices long: 120 s, 6 s of which the resume takes. 10,800 s / 0.95."""
+def test_a_suspended_job_makes_no_progress_and_a_resumed_job_pays_for_the_switch() -> None:
+    """Among equals the running job stays for two slices: 120 s. The resume takes 6 s of them. 10,800 s / 0.95."""
     jobs, kinds = [recorded("a", 5400.0), recorded("b", 5400.0)], {"a": Kind("a", 1.0), "b": Kind("b", 1.0)}
     simulation, agents = run(
         "gandiva", "v100:1x1", jobs, kinds, table(a_b=0.5), AgentSettings(switch_s=6.0), mode="reactive"
@@ -104,8 +104,11 @@ def test_who_is_suspended_makes_no_progress_and_who_resumes_pays() -> None:
     assert max(job.finish_s or math.inf for job in simulation.jobs) == pytest.approx(11_370, rel=0.02)
 
 
-def test_a_guaranteed_job_keeps_its_speed_and_its_guest_gets_what_is_left() -> None:
-    """Beside the guest it has half its speed, so it takes 5 % longer where the guest trains 2 - 2 / 1.05 = 9.52 % of the time."""
+def test_a_guaranteed_job_keeps_its_speed_and_its_opportunistic_job_gets_what_is_left() -> None:
+    """The guaranteed job has half its speed while the opportunistic job trains.
+
+    So it takes 5 % longer if the opportunistic job trains 2 - 2 / 1.05 = 9.52 % of the time.
+    """
     jobs = [
         recorded("low", 10_000.0, gpu_class="opportunistic"),
         recorded("high", 20_000.0, submit_s=600.0, gpu_class="guaranteed"),
@@ -118,8 +121,8 @@ def test_a_guaranteed_job_keeps_its_speed_and_its_guest_gets_what_is_left() -> N
     slower = (high.finish_s - 600 - START_S) / 20_000 - 1
     assert 0.04 < slower <= 0.05, "the search for the share included"
     alone_s = 600 - START_S
-    guest = (10_000 - alone_s - (low.finish_s - high.finish_s)) / (high.finish_s - 600)
-    assert 0.9 * 0.0952 / 2 <= guest <= 0.0952 / 2, "at half its speed"
+    joining = (10_000 - alone_s - (low.finish_s - high.finish_s)) / (high.finish_s - 600)
+    assert 0.9 * 0.0952 / 2 <= joining <= 0.0952 / 2, "at half its speed"
     assert low.restarts == 0, "it stays where it is"
 
 
@@ -172,7 +175,7 @@ def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: PolicyChoic
                 if job.id in group.order.jobs:
                     assert job.allocation is not None
                     assert job.allocation.nodes == (group.order.node,)
-                    assert job.rate == 0 or job.id in trains, "who is suspended makes no progress"
+                    assert job.rate == 0 or job.id in trains, "a suspended job makes no progress"
             for pack in group.running:
                 if len(pack.jobs) > 1 and pack.guaranteed is None:
                     assert sum(kinds[job].memory_mb for job in pack.jobs) <= 16_000
@@ -187,7 +190,7 @@ def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: PolicyChoic
     assert looked > 50
 
 
-def test_a_job_grows_into_gpus_that_stay_idle_and_shrinks_when_somebody_comes() -> None:
+def test_a_job_grows_into_gpus_that_stay_idle_and_shrinks_when_a_job_arrives() -> None:
     """On one node of four GPUs a job that grows has one, and another the other three until second 880.
 
     They are seen idle at 900, and at 1200, five minutes later, it grows: it has done 1170, and from 1230 on does four a second.

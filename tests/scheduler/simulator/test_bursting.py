@@ -47,7 +47,7 @@ def test_what_a_run_that_was_taken_back_costs():
     assert costs == pytest.approx([2.0, 2.5, 2.0])
 
 
-def test_data_makes_the_cloud_slower_and_dearer():
+def test_data_makes_the_cloud_slower_and_more_expensive():
     jobs = [RigidJob(0, 10, 4), RigidJob(1, 2, 3)]
     found = figures(replay(jobs, WaitingPolicy(Wait.NONE), SiteSpec(1, 4, gravity_h=0.5)))
     assert found.total_cloud_cost == pytest.approx(3 * 2.5)
@@ -78,7 +78,7 @@ def traces(draw):
     st.booleans(),
 )
 def test_whatever_the_policy(jobs, kind, factor, passing, corrected):
-    """No GPU twice; all jobs end; nobody on site waits longer than may be; CPU-only jobs leave at once; the queue is bounded."""
+    """No GPU twice; all jobs end; no job on site waits longer than allowed; CPU-only jobs leave at once; the queue is bounded."""
     policy = WaitingPolicy(kind, factor)
     out_of_order, easy = passing
     spec = SiteSpec(2, 8, out_of_order=out_of_order, easy=easy, corrected=corrected, max_queue=5)

@@ -27,7 +27,7 @@ def cluster(*jobs: SimulatedJob, **options: object) -> tuple[SimulatedCluster, S
     return SimulatedCluster(nodes_from_spec("t4:2x4"), jobs, clock, **options), clock  # type: ignore[arg-type]
 
 
-def test_a_job_comes_restarts_runs_and_ends_between_two_observations():
+def test_a_job_arrives_restarts_runs_and_ends_between_two_observations():
     """200 GPU-seconds on 4 GPUs are 50 s, after a start of 10 s: it ends at 5 + 10 + 50."""
     one = job("a", 200, submit_s=5)
     simulated, clock = cluster(one)

@@ -33,7 +33,7 @@ POLICIES = ("sia", "sia:artifact", "fifo")
 
 
 def window(jobs: int = 12) -> Workload:
-    """Trainings of the toy model, some longer than others, of which a few ask for more GPUs."""
+    """Trainings of the toy model, some longer than others, and a few ask for more GPUs."""
     spec = JobSpec(max_gpus=16, batch_size=8, max_batch_size=16)
     return Workload(
         "toys",
@@ -160,7 +160,7 @@ def test_backfill_knows_time_limits(tmp_path):
 
 
 def test_the_scheduler_hears_what_is_left_of_a_training_once_it_runs(tmp_path):
-    """In samples of the batch that its user asked for, 16: 200 samples at 8 are 250 of them. Before it runs nobody knows."""
+    """In samples of the batch that its user asked for, 16: 200 samples at 8 are 250 of them. Before it runs: unknown."""
     given = scenario(tmp_path, window(1))
     spec = window(1).jobs[0].as_requested
     truth = given.truth.of(given.workload.jobs[0])
@@ -220,13 +220,13 @@ def test_what_can_never_run_is_said_before_anything_runs(tmp_path):
 
 
 def test_a_policy_may_be_driven_otherwise(tmp_path):
-    """Rounds every 300 s: nobody starts in between."""
+    """Rounds every 300 s: no job starts in between."""
     simulation = simulate_policy(scenario(tmp_path), "sia", {"fairness_p": -1.0}, Driving(round_s=300.0))
     assert {run.start_s % 300 for job in simulation.jobs for run in job.runs} == {0}
 
 
 def test_an_adaptive_job_grows_step_by_step(tmp_path):
-    """Alone on the cluster, it doubles from round to round, for nobody knows how it scales."""
+    """Alone on the cluster, it doubles from round to round, because its scaling is unknown."""
     long = WorkloadJob("a", 0.0, 1, JobSpec(max_gpus=8, batch_size=8, max_batch_size=16), model="toy", samples=20_000.0)
     simulation = simulate_policy(scenario(tmp_path, Workload("w", (long,)), "t4:2x4"), "sia")
     gpus = [run.placement.gpus for run in simulation.jobs[0].runs]
@@ -302,12 +302,12 @@ def test_a_strict_queue_does_the_same_when_its_front_alone_is_shown(monkeypatch,
             for mine, whole in zip(shown, runs[0], strict=True):
                 assert [where for _, where in mine] == [where for _, where in whole]
                 assert [at_s for at_s, _ in mine] == pytest.approx([at_s for at_s, _ in whole])
-        assert looks[2] <= looks[0], "nothing is decided while nobody waits"
+        assert looks[2] <= looks[0], "nothing is decided while no job waits"
         assert max(queued[1:]) < queued[0], "the front alone is shown"
 
 
 def test_a_strict_queue_is_not_asked_before_its_first_may_fit():
-    """Four jobs of one GPU on four GPUs; the fifth wants three, and starts when the third has ended. Meanwhile nobody looks."""
+    """Four jobs of one GPU on four GPUs; the fifth wants three, and starts when the third has ended. No rounds until then."""
     sizes = [(0.0, 1, 10.0), (0.0, 1, 20.0), (0.0, 1, 30.0), (0.0, 1, 40.0), (1.0, 3, 5.0), (2.0, 1, 5.0)]
     jobs = [WorkloadJob(str(n), at_s, gpus, rigid_spec(gpus), duration_s=s) for n, (at_s, gpus, s) in enumerate(sizes)]
     simulation = simulate_policy(prepare(nodes_from_spec("t4:1x4"), Workload("q", tuple(jobs))), "fifo")
@@ -318,7 +318,7 @@ def test_a_strict_queue_is_not_asked_before_its_first_may_fit():
 
 
 def test_backfill_sees_all_jobs(monkeypatch):
-    """It looks past the first of the queue, and at when those who run will end."""
+    """It considers jobs behind the first of the queue, and the ends of running jobs."""
     seen: list[int] = []
     monkeypatch.setattr(run_module, "FRONT", 1)
     scenario = queue_of(1, mtbf_h=None)

@@ -80,7 +80,7 @@ def test_kinds_are_drawn_by_size_and_by_seed() -> None:
 
 def test_gpu_memory_is_the_catalogues() -> None:
     told = sharers(Workload("w", (job("a", gpu_mem_mb=5000.0),)), ("a100", "mine"), TABLE, AgentSettings())
-    assert told.gpu_memory_mb == {"a100": 38146}, "40 GB; of a type of the site's own nobody knows"
+    assert told.gpu_memory_mb == {"a100": 38146}, "40 GB; that of the site's own type is unknown"
     assert told.kinds["a"].memory_mb == 5000
 
 

@@ -157,7 +157,7 @@ def test_noise_makes_the_catalogue_wrong_in_the_same_way_each_time():
     assert step(1, (4,)) / step(0, (4,), noise=0.0) != pytest.approx(step(1, (2,)) / step(0, (2,), noise=0.0))
 
 
-def test_what_nobody_knows_is_said_before_anything_runs(tmp_path):
+def test_unknown_models_are_reported_before_anything_runs(tmp_path):
     truth = toy(tmp_path)
     for fields, words in (
         ({"model": "new"}, "job 'a': found the model 'new'; expected one of .*toy"),

@@ -151,7 +151,7 @@ def test_ten_thousand_jobs_that_are_alike():
 
 
 def test_ties_between_types_are_shared_out():
-    """Both types are as good for everybody; whoever is given one type only would leave half the cluster empty."""
+    """Both types are as good for every job; a choice of one type only would leave half the cluster empty."""
     given = problem([[1.0, 0.7, 1.0, 0.7]] * 5_000, [1, 2] * 2, [0, 0, 1, 1], [4_001, 5_999])
     mixed = reduce(given).left(relax(reduce(given), tolerance=1e-9).mixed_J)
     assert mixed.tolist() == pytest.approx([0, 0], abs=20), "the mixture itself is about right, before any repair"
@@ -283,7 +283,7 @@ def test_a_quota_of_a_thousand_jobs_is_met_by_prices():
     given = problem([[1.0, 0.9]] * 1000, [1, 2], [0, 0], [2000])
     given = Problem(given.cost_JC, given.gpus_C, given.type_C, given.capacity_T, 1.1, quotas=(quota,))
     solution = solve(given, "dual", EXACT)
-    # 0.1 for the first GPU and 0.1 for the second: singles and pairs are as good for who is limited.
+    # 0.1 for the first GPU and 0.1 for the second: singles and pairs are as good for limited jobs.
     assert solution.report.objective == pytest.approx(500 * 0.9 + 500 * 1.1 - 100 * 0.1)
     assert given.gpus_C[solution.choice_J[500:]].tolist() == [2] * 500
     relaxed = relax(reduce(given), tolerance=1e-9)

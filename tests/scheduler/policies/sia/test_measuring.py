@@ -74,7 +74,7 @@ def test_a_type_that_the_model_says_nothing_of_is_open_to_a_job_that_is_measured
         ({"attained": {"t4": 540.0}}, "it is not new: three times 180 s"),
     ],
 )
-def test_who_is_not_measured(unlike, why):
+def test_known_and_unmovable_jobs_are_not_measured(unlike, why):
     reasons = [given.reason for given in sia.decide(new(None, "a100", "rtx", **unlike)).assignments.values()]
     assert [reason.code for reason in reasons] == [ReasonCode.CHOSEN], why
     just_so = {"attained": {"rtx": 49.0}} if "rtx" in unlike.get("attained", {}) else {"attained": {"t4": 539.0}}
@@ -91,7 +91,7 @@ def test_measuring_takes_no_gpus_from_other_jobs():
     assert sia.decide(later).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 2, "t4")}
 
 
-def test_measuring_moves_and_shrinks_nobody_else():
+def test_measuring_moves_and_shrinks_no_other_job():
     """An old job has all A100, of which the last four bring it next to nothing; or the RTX, and would be as well on the A100."""
     flat = table(a100={1: 1.0, 2: 1.9, 4: 3.4, 8: 3.5})
     old = job("o", phase=Phase.RUNNING, allocation=on("a100", a100_00=8), gpu_types=("a100",))
@@ -105,7 +105,7 @@ def test_measuring_moves_and_shrinks_nobody_else():
     assert sia.decide(state).chosen == {"o": Configuration(1, 1, "rtx"), "j": Configuration(1, 1, "a100")}
 
 
-def test_who_is_being_measured_stays_until_it_has_reported():
+def test_a_job_that_is_being_measured_stays_until_it_has_reported():
     """Job 1 is known on its A100 and would be measured on the one RTX, on which the other has just begun."""
     other = job("o", phase=Phase.RUNNING, allocation=on("rtx", rtx_00=1), submit_s=5.0)
     state = new("a100", "rtx", nodes="a100:1x1,rtx:1x1", others=(other,))

@@ -108,7 +108,7 @@ def test_gpus_of_unmanaged_jobs_are_not_given_out():
         ({"scale_unit": 5}, "no count that jobs can have here is a multiple of scale_unit=5"),
     ],
 )
-def test_a_job_that_can_never_run_is_told_so(spec, words):
+def test_the_reason_says_that_a_job_can_never_run(spec, words):
     plan = sia.decide(snapshot("t4:2x4", [job("j", **spec)]))
     assert plan.waiting["j"].code is ReasonCode.NEVER_FITS
     assert words in plan.waiting["j"].text
@@ -127,7 +127,7 @@ def test_a_job_that_waits_knows_what_it_needs():
 
 
 def test_an_odd_allocation_is_kept_by_its_holder_only():
-    """Slurm itself started a job on 3 GPUs: it may keep them, but nobody else is offered 3 who could do with 2 or 4."""
+    """Slurm itself started a job on 3 GPUs: it may keep them, but no other job that could use 2 or 4 is offered 3."""
     holder = job("holder", phase=Phase.RUNNING, allocation=on("t4", t4_00=3), max_gpus=4)
     other = job("other", min_gpus=3, max_gpus=3, phase=Phase.RUNNING, allocation=on("t4", t4_01=2))
     flexible = job("flexible", min_gpus=3, max_gpus=5)
@@ -136,7 +136,7 @@ def test_an_odd_allocation_is_kept_by_its_holder_only():
     assert sia.decide(snapshot("t4:2x4", [holder, other])).chosen["other"] == Configuration(1, 3, "t4")
 
 
-def test_a_job_whose_goodput_is_not_a_number_waits_and_is_told_so_and_the_others_run():
+def test_a_job_with_a_goodput_that_is_not_a_number_waits_with_a_reason_and_the_others_run():
     broken = table(t4={1: 1.0})
     object.__setattr__(broken, "rates", {"t4": {1: float("nan")}})
     plan = sia.decide(snapshot("t4:1x1", [job("j"), job("sane")], {"j": broken}))
@@ -146,12 +146,12 @@ def test_a_job_whose_goodput_is_not_a_number_waits_and_is_told_so_and_the_others
 
 
 def test_a_job_that_slurm_started_outside_its_spec_is_moved():
-    """It asks for at least 2 GPUs and holds 1, and somebody else stands where it would stay."""
+    """It asks for at least 2 GPUs and holds 1, and another job has the node on which it would stay."""
     small = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), min_gpus=2, max_gpus=2)
     assert sia.decide(snapshot("t4:1x4", [small])).chosen == {"j": Configuration(1, 2, "t4")}
 
 
-def test_a_job_that_nobody_knows_grows_by_doubling():
+def test_a_job_of_unknown_scaling_grows_by_doubling():
     """Never run: 1 GPU. Having run on 2: at most 4. Known scaling: all that it may have."""
     for ran_on, gets in ((0, 1), (2, 4), (None, 8)):
         state = snapshot("t4:1x8", [job("j")])
@@ -162,14 +162,14 @@ def test_a_job_that_nobody_knows_grows_by_doubling():
     assert free.decide(with_facts(snapshot("t4:1x8", [job("j")]), largest_run_gpus={"j": 0})).chosen["j"].gpus == 8
 
 
-def test_prices_say_which_gpus_are_sought():
+def test_prices_show_which_gpus_are_scarce():
     jobs = [job(str(i), max_gpus=8) for i in range(4)]
     models = {str(i): table(t4={1: 1.0}, a100={1: 3.0, 8: 9.0}) for i in range(4)}
     plan = sia.decide(snapshot("t4:2x4,a100:1x1", jobs, models))
     assert plan.prices["a100"] > plan.prices["t4"] == 0
 
 
-def test_who_moves_for_another_is_told_for_whom():
+def test_the_reason_of_a_job_that_makes_room_names_the_other_job():
     one = job("one", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1)
     two = job("two", phase=Phase.RUNNING, allocation=on("t4", t4_01=1), max_gpus=1)
     big = job("big", min_gpus=4, max_gpus=4, submit_s=1.0)

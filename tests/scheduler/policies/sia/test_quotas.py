@@ -93,7 +93,7 @@ def test_a_limit_on_one_type_leaves_the_others_free():
     assert sum(p.gpus for p in held if p.gpu_type == "t4") == 8
 
 
-def test_whom_a_limit_covers():
+def test_which_jobs_a_limit_covers():
     """By the account with those below it, within a QOS by user or account, and never jobs with a limit of their own."""
     ada = job("j", user="ada", account="algebra", qos="short")
     assert GpuLimit("account", "maths", 1, below=("algebra",)).covers(ada)
@@ -106,7 +106,7 @@ def test_whom_a_limit_covers():
     assert words == "the limit of 1 a100 GPUs for qos short and jobs of user ada"
 
 
-def test_a_job_whose_reservation_has_not_begun_is_told_so():
+def test_the_reason_says_that_a_reservation_has_not_begun():
     plan = sia.decide(
         snapshot(nodes(("n", "t4", 4, ("all",), "exam, soon")), [job("in", reservation="exam"), job("out")])
     )
@@ -114,6 +114,6 @@ def test_a_job_whose_reservation_has_not_begun_is_told_so():
     assert "all nodes are reserved now" in plan.waiting["out"].text
 
 
-def test_a_job_beyond_its_limit_is_told_so():
+def test_the_reason_names_the_limit_that_a_job_exceeds():
     state = dataclasses.replace(snapshot("t4:2x4", [job("j", min_gpus=4)]), limits=(GpuLimit("user", "ada", 2),))
     assert "the limit of 2 GPUs for user ada does not allow that" in sia.decide(state).waiting["j"].text

@@ -163,7 +163,7 @@ def test_a_type_of_the_cluster_is_known_though_no_catalogue_has_it(tmp_path):
         ("id,submit_s,gpus,spec\na,0,1,{\n", "line 2: found spec='{', which is not JSON"),
         (
             'id,submit_s,gpus,model,spec\na,0,1,m,"{""gpu"": 1}"\n',
-            "line 2: found a bad job spec (unknown key 'gpu'",
+            "line 2: found a bad job spec \\(unknown key 'gpu'",
         ),
         (
             "id,submit_s,gpus,model,samples,epochs\na,0,1,m,5,5\n",
