@@ -248,8 +248,8 @@ class SimulatedCluster:
             elif event.what == "fail":
                 self._fail(event.subject, event.at_s)
             else:
-                self._book.set_may_start(event.whom, may_start=True)
-                self._next_failure(event.whom)
+                self._book.set_may_start(event.subject, may_start=True)
+                self._next_failure(event.subject)
         for job in self._arrivals.until(now_s):
             self._active[job.id] = job
             self._queue.add(job)
