@@ -393,6 +393,15 @@ def test_gpu_seconds_of_a_job_that_has_ended_stay_with_the_next_rounds():
     assert held["t4"] == pytest.approx(30.0), "2 GPUs for 10 s, and then to the middle of two observations"
 
 
+def test_a_run_that_nobody_saw_between_two_ticks_is_counted():
+    """Sent at 0 s and back in the queue at 40 s after a restart: about 10 s on 2 GPUs. Job 2 was not sent, and has none."""
+    site = Site(job("1"), job("2"), plan={"1": HERE}, period_s=10.0)
+    site.ticks(1, apart_s=40.0)
+    site.jobs = (job("1", restarts=1), job("2", restarts=1))
+    site.ticks(1)
+    assert site.snapshot.attained == {"1": {"t4": 20.0}}
+
+
 def test_a_site_that_gives_rules_decides_by_them():
     site = Site(job("1"), rules=lambda snapshot: snapshot.only(()))
     site.ticks(1)

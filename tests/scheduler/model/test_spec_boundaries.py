@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Adaptivity, Burst, JobSpec, parse_spec, validate_spec
@@ -91,6 +91,12 @@ def test_every_mistake_is_told_at_once():
     assert str(error.value).startswith("max_gpus=0: input should be greater than 0; unknown key 'gpus'; the keys are ")
 
 
+def test_a_contradiction_between_fields_is_told_in_its_own_words():
+    with pytest.raises(BadJobSpec) as error:
+        validate_spec({"batch_size": 2, "max_batch_size": 1})
+    assert str(error.value) == "max_batch_size=1 is less than batch_size=2"
+
+
 def test_a_long_comment_is_shown_by_its_beginning():
     text = '{"penstock": ' + "x" * 200
     with pytest.raises(BadJobSpec) as error:
@@ -144,6 +150,12 @@ class Inner(BaseModel):
     model_config = ConfigDict(extra="forbid")
     low: int = Field(default=1, ge=1)
 
+    @model_validator(mode="after")
+    def _check(self) -> Inner:
+        if self.low == 13:
+            raise ValueError("low=13 brings bad luck; choose 12")
+        return self
+
 
 class Outer(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -159,6 +171,7 @@ class Outer(BaseModel):
         ({"one": {"lower": 1}}, "unknown key 'one.lower'; the keys are low"),
         ({"many": {"a": {"lower": 1}}}, "unknown key 'many.a.lower'; the keys are low"),
         ({"one": {"low": 0}}, "one.low=0: input should be greater than or equal to 1"),
+        ({"one": {"low": 13}}, "one: low=13 brings bad luck; choose 12"),
         ({"other": "x"}, "other='x': input should be a valid integer, unable to parse string as an integer"),
         (4, "4: input should be a valid dictionary or instance of Outer"),
     ],
