@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from enum import Enum
 
 import pytest
+from pydantic import BaseModel
 
 from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
 from penstock_scheduler import model
 from penstock_scheduler.model import ClusterState, JobFacts, Snapshot
+from penstock_scheduler.model.flags import Flag
+from penstock_scheduler.model.waiting import Ask, Averages, WaitingPolicy
 from tests.scheduler.builders import job, snapshot, table
 
-VALUES = [each for name in model.__all__ if dataclasses.is_dataclass(each := getattr(model, name))]
+VALUES = [
+    *(Flag, Ask, Averages, WaitingPolicy),
+    *(
+        each
+        for name in model.__all__
+        if isinstance(each := getattr(model, name), type) and not issubclass(each, (BaseModel, Enum, str))
+    ),
+]
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)

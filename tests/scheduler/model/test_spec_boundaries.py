@@ -204,4 +204,5 @@ def test_an_error_names_the_key_its_value_and_the_keys_of_its_own_table(fields: 
 )
 def test_a_flag_shows_what_it_takes(flag: Flag, arginfo: str, form: str | None):
     assert flag.arginfo == arginfo
+    assert flag.has_arg == (1 if flag.bare_value is None else 2)
     assert form is None or flag.form == form
