@@ -72,11 +72,11 @@ def test_every_node_of_a_placement_must_suit():
     assert not on("a100", n1=4, n2=4, n3=4).suits(held)
 
 
-def test_a_node_offers_what_other_jobs_leave_and_nothing_when_it_is_unusable():
+def test_a_node_offers_what_other_jobs_leave_and_nothing_when_no_work_may_start():
     shared = dataclasses.replace(NODE, gpus_others=3, cpus_others=14, memory_others_mb=200_000)
     assert (NODE.gpus_for_us, NODE.cpus_for_us, NODE.memory_mb_for_us) == (8, 64, 500_000)
     assert (shared.gpus_for_us, shared.cpus_for_us, shared.memory_mb_for_us) == (5, 50, 300_000)
-    drained = dataclasses.replace(shared, usable=False)
+    drained = dataclasses.replace(shared, may_start=False)
     assert (drained.gpus_for_us, drained.cpus_for_us, drained.memory_mb_for_us) == (0, 0, 0)
 
 
@@ -85,7 +85,7 @@ def test_a_node_that_others_overcommit_offers_nothing_rather_than_less():
     assert (full.gpus_for_us, full.cpus_for_us, full.memory_mb_for_us) == (0, 0, 0)
 
 
-def test_a_node_that_says_no_more_is_usable_empty_and_open_to_all():
+def test_a_node_that_says_no_more_is_empty_and_open_to_all_and_asks_no_job_to_leave():
     node = Node("n1", "a100", 8, ("all",))
-    assert (node.usable, node.gpus_for_us, node.cpus_for_us) == (True, 8, 1)
-    assert (node.reservation, node.memory_mb_for_us) == ("", 0)
+    assert (node.may_start, node.gpus_for_us, node.cpus_for_us) == (True, 8, 1)
+    assert (node.reservation, node.leave, node.memory_mb_for_us) == ("", None, 0)
