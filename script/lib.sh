@@ -40,13 +40,16 @@ set_up() {
 }
 
 find_python() { # sets python and version
-  local remedy="PENSTOCK_PYTHON=/path/to/python3.12 $0"
+  local remedy="PENSTOCK_PYTHON=/path/to/python3.14 $0"
   python=${PENSTOCK_PYTHON:-python3}
   version=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
-    die "$python does not run; install Python 3.11, 3.12 or 3.13, or name one: $remedy"
+    die "$python does not run; install Python 3.11 or newer, or name one: $remedy"
   case $version in
-    3.11.* | 3.12.* | 3.13.*) ;;
-    *) die "$python is Python $version; Penstock needs 3.11, 3.12 or 3.13: $remedy" ;;
+    3.1[1-4].*) untested= ;;
+    [0-2].* | 3.[0-9].* | 3.10.*) die "$python is Python $version; Penstock needs Python 3.11 or newer. Name one: $remedy" ;;
+    *)
+      untested=", which Penstock has not been tested with (3.11 to 3.14 have). If it fails, name another: $remedy"
+      say "$python is Python $version$untested" ;;
   esac
 }
 
@@ -137,7 +140,7 @@ install_project() {
     return 0
   fi
   say "installing the project and its Python packages into .venv: about a minute ..."
-  pip_install -e ".[$1]" || die "could not install the project; above is the end of what pip said"
+  pip_install -e ".[$1]" || die "could not install the project; above is the end of what pip said${untested:+. $python is Python $version$untested}"
   echo "$stamp" >".venv/has-$1"
 }
 
