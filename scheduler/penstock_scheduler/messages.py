@@ -562,5 +562,7 @@ class Health(Body):
     round: int | None = None
     observed_age_s: NonNegativeFloat | None = None
     problems: list[str] = []
+    warnings: list[str] = []
+    """What an admin should look at although the daemon works."""
     counters: dict[str, int] = {}
     """Requests, accepted reports, refused reports and so on, since the daemon started."""

@@ -19,7 +19,8 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
     from penstock_scheduler.errors import ConfigError
     from penstock_scheduler.ports import ClusterParts
     from penstock_scheduler.spool import Spool
-    from penstock_slurm.agents import CLEARS_ON, SlurmAgents
+    from penstock_slurm import abilities
+    from penstock_slurm.agents import SlurmAgents
     from penstock_slurm.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.cluster import SlurmCluster
     from penstock_slurm.gateway import CliGateway, open_gateway
@@ -33,7 +34,7 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
             "[slurm] agents = true needs backend = 'cli': no other backend has the commands for shared GPUs"
         )
     gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
-    stand_in = section.agents and gateway.version() > CLEARS_ON
+    stand_in = section.agents and not abilities.release(gateway.version()).empty_tres_clears_gpus
     if stand_in:
         _expect_stand_in(gateway, section)
     commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # sbatch exists only as a command

@@ -43,9 +43,6 @@ log = logging.getLogger(__name__)
 EXCHANGE_S = 3.0
 """Shortest time between two exchanges of a placeholder job on one node."""
 
-CLEARS_ON = (22, 5)
-"""The newest release of Slurm that can remove all GRES of a pending job. For later ones, `STAND_IN` takes their place."""
-
 STAND_IN_REMEDY = (
     f"in slurm.conf, add {STAND_IN} to GresTypes, and ,{STAND_IN}:no_consume:1 to the Gres of the nodes; "
     "restart slurmctld and slurmd (docs/admin/sharing.md)"
@@ -66,8 +63,8 @@ class SlurmAgents:
         reservations: the placeholder jobs.
         spool: the folder that all nodes share.
         clock: tells which agents are away.
-        stand_in: whether jobs that share request the GRES `STAND_IN`, as releases after `CLEARS_ON` need it. Such jobs also
-            start on full nodes, and no jobs share on nodes without that GRES.
+        stand_in: whether jobs that share request the GRES `STAND_IN`, as releases of Slurm without
+            `empty_tres_clears_gpus` need it. Such jobs also start on full nodes, and no jobs share on nodes without that GRES.
     """
 
     def __init__(self, reservations: GpuReservations, spool: Path, clock: Clock, *, stand_in: bool = False) -> None:

@@ -39,7 +39,7 @@ from penstock_slurm.gateway import ControllerAway, Gateway, JobGone, SlurmError,
 from penstock_slurm.lost_gpus import LostGpus
 from penstock_slurm.messages import note_shares, say
 from penstock_slurm.pauses import measured
-from penstock_slurm.records import Records, expect_partitions, read
+from penstock_slurm.records import Records, expect_partitions, read, unknown_values
 from penstock_slurm.remembered import Remembered, StateLog
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.shrinking import Shrinking
@@ -157,6 +157,7 @@ class SlurmCluster:
             limits,
             tuple(run for run in ended if run),
             partition_views(records.partitions, scene.managed),
+            unknown_values(records),
         )
 
     def _see(self, records: Records, slurm_jobs: Sequence[SlurmJob]) -> Scene:

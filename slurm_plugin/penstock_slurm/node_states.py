@@ -54,6 +54,7 @@ NODE_STATES: Mapping[str, Meaning] = {
     "DRAINED": _DRAIN,
     "DRAINING": _DRAIN,
     "MAINT": Meaning("it is in a maintenance reservation; the reservation says which jobs leave, and when"),
+    "MAINTENANCE": Meaning("it is in a maintenance reservation; the reservation says which jobs leave, and when"),
     "FAIL": _FAILS,
     "FAILING": _FAILS,
     "REBOOT": _REBOOT,

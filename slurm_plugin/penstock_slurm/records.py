@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock_scheduler.errors import ClusterAway, RoundFailed
-from penstock_scheduler.model import JobId
+from penstock_scheduler.model import JobId, UnknownValue
 from penstock_scheduler.ports import Clock
 from penstock_slurm.gateway import (
     Gateway,
@@ -16,6 +16,7 @@ from penstock_slurm.gateway import (
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    Unknown,
 )
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.states import LEAVING
@@ -96,6 +97,23 @@ def _not_gone(gateway: Gateway, jobs: Sequence[JobId]) -> list[JobId]:
             log.info("cannot ask for a job", extra={"job": job_id, "text": str(error)})
         found += [job_id] if known else []
     return found
+
+
+def unknown_values(records: Records) -> tuple[UnknownValue, ...]:
+    """What Slurm's answers say that cannot be read: each field and value with all records that have it."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+
+    def take(kind: str, name: str, unknown: Iterable[Unknown]) -> None:
+        for each in unknown:
+            found.setdefault((kind, each.field, str(each)), []).append(name)
+
+    for partition in records.partitions.values():
+        take("partition", partition.name, partition.unknown)
+    for node in records.nodes:
+        take("node", node.name, node.unknown)
+    for job in records.jobs:
+        take("job", job.id, job.unknown)
+    return tuple(UnknownValue(*key, tuple(names)) for key, names in found.items())
 
 
 def expect_partitions(wanted: Collection[str], known: Collection[str]) -> None:

@@ -41,11 +41,12 @@ HOLDING = frozenset({"RUNNING", "CONFIGURING", "RESIZING", "SIGNALING", "SUSPEND
 
 STILL = frozenset({"SUSPENDED", "STOPPED"})
 
-LEAVING = frozenset({"COMPLETING", "STAGE_OUT"})
-"""Slurm's states of a job whose run has ended and is being cleaned up."""
+LEAVING = frozenset({"COMPLETING", "STAGE_OUT", "EXPEDITING"})
+"""Slurm's states of a job whose run has ended and is being cleaned up. In EXPEDITING (`--requeue=expedite`) Slurm keeps its
+nodes for it, and starts it there again at once."""
 
 SLURM_STATES = WAITING | HOLDING | LEAVING | ENDED
-"""Every state that `job_state_string` of Slurm 22.05 and 24.11 returns, except `?`."""
+"""Every state of `abilities.Release.job_states`. A job in another state has `SlurmJob.unknown`."""
 
 
 @dataclass(frozen=True, slots=True)

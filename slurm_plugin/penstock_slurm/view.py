@@ -115,7 +115,7 @@ def sort_jobs(
     """
     found, ours = SortedJobs(), set(partitions)
     for job in jobs:
-        if job.state not in WAITING | HOLDING | LEAVING or not set(job.partition) & ours:
+        if job.state in ENDED or not set(job.partition) & ours:
             continue
         try:
             spec = job_spec(job)
@@ -144,7 +144,13 @@ def job_spec(job: SlurmJob) -> JobSpec | None:
 
 
 def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
-    """Raise BadJobSpec if a job cannot be placed because of the way it was submitted."""
+    """Raise BadJobSpec if a job cannot be placed because of the way it was submitted, or of what Slurm says of it."""
+    if job.unknown:
+        said = ", ".join(map(str, job.unknown))
+        raise BadJobSpec(
+            f"Slurm says {said} of it, which this version of Penstock does not know, so Penstock leaves it alone; its admins run "
+            "`penstock slurm check`"
+        )
     if job.het_job_id is not None:
         raise BadJobSpec(
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"

@@ -10,11 +10,20 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Checkpointed, ControlMessage, Ended, Report, Started, reports_file
-from penstock_scheduler.model import Placement, Share, Start
+from penstock_scheduler.model import Placement, Share, Start, UnknownValue
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import SlurmError, SlurmFeatures, SlurmJob, SlurmNode, SlurmPartition, SlurmRun, Write
+from penstock_slurm.gateway import (
+    SlurmError,
+    SlurmFeatures,
+    SlurmJob,
+    SlurmNode,
+    SlurmPartition,
+    SlurmRun,
+    Unknown,
+    Write,
+)
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_site import slurm_job
 
@@ -58,6 +67,9 @@ class Told:
 
     def reservations(self) -> tuple[()]:
         return ()
+
+    def set_admin_comment(self, job_id: str, text: str) -> None:
+        del job_id, text
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
         self.written += writes
@@ -227,3 +239,16 @@ def test_the_accounts_of_a_run_without_gpus_of_slurms(
     told.runs = lambda jobs, since_s: (SlurmRun("7", 10.0, 20.0, ("n0",), 0),)  # type: ignore[attr-defined]
     Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=2, shares=shares), 0)
     assert [run.held.gpus for run in cluster.accounts(["7"], 0.0)] == [gpus]
+
+
+def test_what_slurm_says_in_unknown_words_concerns_that_one_job_alone(told: Told, cluster: SlurmCluster) -> None:
+    """It is refused with Slurm's text. Another job is placed as before, and the values are reported with their records."""
+    strange = pending("gpu", state="DREAMING", unknown=(Unknown("State", "DREAMING"),))
+    told.listed = [strange, dataclasses.replace(pending("gpu"), id="8", number=8)]
+    seen = cluster.observe()
+    (refusal,) = seen.refused
+    assert refusal.job == "7"
+    assert "Slurm says State=DREAMING of it" in refusal.text
+    assert "`penstock slurm check`" in refusal.text
+    assert [job.id for job in seen.jobs] == ["8"]
+    assert seen.unknown == (UnknownValue("job", "State", "State=DREAMING", ("7",)),)

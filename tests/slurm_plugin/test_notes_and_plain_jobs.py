@@ -9,12 +9,12 @@ import pytest
 
 from penstock_scheduler.model import Node
 from penstock_slurm.gateway import PlainShape, SlurmJob
-from penstock_slurm.gateway.parse import parse_jobs
+from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.notes import SAYS, SHARES, kept_by_begin, overdue, plain_shape, waits_for, with_message, with_note
 from penstock_slurm.plain_jobs import longest_waiting, set_aside
-from tests.slurm_plugin.gateway.test_parse import RUNNING, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_parse import OF_22_05, RUNNING, SEPARATOR, answer
 
-(SEEN,) = parse_jobs(answer(RUNNING), SEPARATOR)
+(SEEN,) = parse_jobs(answer(RUNNING), SEPARATOR, OF_22_05)
 NOW_S = 10_000.0
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from penstock_scheduler.model import GpuLimit
 from penstock_scheduler.simulator import SimulatedClock
+from penstock_slurm.abilities import RELEASES
 from penstock_slurm.gateway import AccountingAway, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReservation
-from penstock_slurm.gateway.parse import JOB_FIELDS, parse_jobs
+from penstock_slurm.gateway.parse_jobs import job_fields, parse_jobs
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import SlurmSite, gpu_limits, reserved
 
@@ -53,10 +54,11 @@ def site(told: Told, **settings: object) -> tuple[SlurmSite, SimulatedClock]:
 
 
 def slurm_job(job_id: str, user: str = "ada", account: str = "maths", qos: str = "normal", **gpus: int) -> SlurmJob:
-    fields = dict.fromkeys(JOB_FIELDS, "0") | {"JobID": job_id, "ArrayTaskID": "N/A", "NodeList": "", "ReqNodes": ""}
-    (job,) = parse_jobs("".join(f"{value}|" for value in fields.values()), "|")
+    release = RELEASES[0]
+    fields = dict.fromkeys(job_fields(release), "0") | {"JobID": job_id, "ArrayTaskID": "N/A", "NodeList": ""}
+    (job,) = parse_jobs("".join(f"{value}|" for value in fields.values()), "|", release)
     counted = {"" if name == "all_types" else name: count for name, count in gpus.items()}
-    return dataclasses.replace(job, user=user, account=account, qos=qos, gpus_counted=counted)
+    return dataclasses.replace(job, user=user, account=account, qos=qos, gpus_counted=counted, unknown=())
 
 
 def test_a_site_without_accounting_is_asked_for_nothing():

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock_slurm.abilities import RELEASES
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.states import HOLDING, LEAVING, SLURM_STATES, TRANSITIONS, WAITING, Facts, State, state
 
-# What job_state_string of Slurm 22.05 and 24.11 can return (src/common/slurm_protocol_defs.c): flags first, then base states.
+# What job_state_string of Slurm 22.05 to 26.05 can return (src/common/slurm_protocol_defs.c): flags first, then base states.
 KNOWN_STATES = {
     *("COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"),
-    *("SPECIAL_EXIT", "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING"),
+    *("SPECIAL_EXIT", "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING", "EXPEDITING"),
     *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"),
     *("PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"),
 }
@@ -57,7 +58,7 @@ def job(word: str, *, priority: int = 0) -> SlurmJob:
 
 
 def test_every_word_of_slurm_is_known_and_in_one_class():
-    assert SLURM_STATES == KNOWN_STATES
+    assert SLURM_STATES == KNOWN_STATES == frozenset.union(*(each.job_states for each in RELEASES))
     for one, other in itertools.combinations((WAITING, HOLDING, LEAVING, ENDED), 2):
         assert not one & other
 
@@ -68,7 +69,7 @@ def test_every_word_with_all_facts_has_the_state_that_the_words_mean(word):
         found = state(job(word, priority=priority), facts)
         if word in ENDED:
             wanted = State.DONE
-        elif word in ("COMPLETING", "STAGE_OUT"):
+        elif word in ("COMPLETING", "STAGE_OUT", "EXPEDITING"):
             wanted = State.STOPPING
         elif word in ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT") or (
             word in WAITING and (priority == 0 or facts.kept_back)
@@ -95,7 +96,7 @@ def test_a_job_that_slurm_does_not_know_is_done_if_it_said_so_and_lost_if_not(fa
 
 
 def test_an_unknown_state_is_no_reason_to_touch_the_job():
-    assert {state(job("EXPEDITING"), facts) for facts in FACTS} == {State.LOST}
+    assert {state(job("DREAMING"), facts) for facts in FACTS} == {State.LOST}
 
 
 def test_the_table_of_transitions_is_whole():

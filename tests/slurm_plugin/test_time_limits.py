@@ -8,11 +8,11 @@ import pytest
 
 from penstock_profiles.wire import ControlMessage
 from penstock_slurm import time_limits
-from penstock_slurm.gateway.parse import parse_jobs
+from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.time_limits import LimitedRun, left_s, next_limit_s
-from tests.slurm_plugin.gateway.test_parse import RUNNING, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_parse import OF_22_05, RUNNING, SEPARATOR, answer
 
-(JOB,) = parse_jobs(answer(RUNNING), SEPARATOR)
+(JOB,) = parse_jobs(answer(RUNNING), SEPARATOR, OF_22_05)
 FIRST = LimitedRun(restarts=0, start_s=1000, seen_s=1900, limit_s=3600)
 
 

@@ -78,4 +78,6 @@ def _daemon() -> Iterator[Check]:
         return
     text = "; ".join(health.problems) or f"version {health.version}, round {health.round}"
     yield "penstockd", health.status == "ok", text
+    for warning in health.warnings:
+        yield "Slurm's answers", False, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"

@@ -36,7 +36,7 @@ from penstock_scheduler.model.plan import (
     SolveStatus,
 )
 from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
-from penstock_scheduler.model.snapshot import ClusterState, Snapshot
+from penstock_scheduler.model.snapshot import ClusterState, Snapshot, UnknownValue
 from penstock_scheduler.model.spec import Adaptivity, Burst, GpuClass, JobSpec, parse_spec, validate_spec
 
 __all__ = [
@@ -91,6 +91,7 @@ __all__ = [
     "SolveReport",
     "SolveStatus",
     "Start",
+    "UnknownValue",
     "parse_spec",
     "validate_spec",
 ]

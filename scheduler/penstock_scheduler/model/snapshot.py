@@ -14,6 +14,19 @@ from penstock_scheduler.model.sharing import SharingState
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownValue:
+    """A value that the cluster reports and that this version of Penstock does not know, with all records that have it."""
+
+    kind: str
+    """What the records are, in the singular: job, node or partition."""
+    field: str
+    text: str
+    """Field and value as the cluster wrote them, such as `State=RESTING`."""
+    names: tuple[str, ...]
+    """Ids of the jobs, or names of the nodes or partitions."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterState:
     """What a cluster reports when it is observed."""
 
@@ -25,6 +38,8 @@ class ClusterState:
     """Last runs of ended jobs, as far as the cluster remembers: at least those that ended since the last observation."""
     partitions: tuple[Partition, ...] = ()
     """The managed partitions; one that is not here is open."""
+    unknown: tuple[UnknownValue, ...] = ()
+    """What cannot be read. Such jobs are refused and left alone; nothing starts on such nodes and in such partitions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from penstock_scheduler.messages import ClusterView, JobView
+from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.records import RoundRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,6 +24,7 @@ def metrics(
     live: Sequence[JobView],
     record: RoundRecord | None,
     counters: Counter[str],
+    unknown: Sequence[UnknownValue],
     spent_usd: float,
     now_s: float,
 ) -> bytes:
@@ -32,12 +34,14 @@ def metrics(
         live: the jobs that have not ended.
         record: the newest round.
         counters: what the API has counted since the daemon started.
+        unknown: what the newest observation of the cluster could not read.
         spent_usd: dollars spent in the cloud, by the ledger.
         now_s: s since 1970.
     """
     registry = CollectorRegistry()
     spent = _gauge("cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", {(): spent_usd})
-    families = [*_cluster(cluster, now_s), *_jobs(live, now_s), *_round(record, now_s), *_counts(counters), spent]
+    families = [*_cluster(cluster, now_s), *_jobs(live, now_s), *_round(record, now_s), *_counts(counters)]
+    families += [_unknown(unknown), spent]
     registry.register(_Fixed(families))
     return generate_latest(registry)
 
@@ -125,6 +129,14 @@ def _round(record: RoundRecord | None, now_s: float) -> list[Metric]:
             {(): goodput},
         ),
     ]
+
+
+def _unknown(unknown: Sequence[UnknownValue]) -> Metric:
+    values: _Values = {}
+    for each in unknown:
+        values[each.kind, each.field] = values.get((each.kind, each.field), 0.0) + len(each.names)
+    text = "Values in the newest answers of Slurm that Penstock does not know, by kind of record and field."
+    return _gauge("unknown_values", text, values, ("kind", "field"))
 
 
 def _counts(counters: Counter[str]) -> list[Metric]:

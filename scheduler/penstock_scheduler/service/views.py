@@ -43,6 +43,7 @@ from penstock_scheduler.units import duration
 OBSERVATIONS = 200
 """Newest observations of a job that its history shows."""
 RESULTS = MAX_PAGE
+NAMES_SHOWN = 8
 FORECAST = "forecast"
 """Id of the job that a forecast adds to the snapshot."""
 
@@ -81,6 +82,24 @@ def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
         )
         for node in (drained(node, drains) for node in state.nodes)
     ]
+
+
+def warnings(board: Board) -> list[str]:
+    """What an admin should look at: values of the cluster that cannot be read. They name no jobs."""
+    found = []
+    for each in board.state.unknown if board.state is not None else ():
+        count = len(each.names)
+        what = f"{count} {each.kind}{'' if count == 1 else 's'}" if each.kind == "job" else _some(each.kind, each.names)
+        found.append(
+            f"{each.text} of {what} is not known to Penstock, which leaves {'it' if count == 1 else 'them'} alone; run "
+            "`penstock slurm check`"
+        )
+    return found
+
+
+def _some(kind: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return f"{kind} {shown}" + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
 def cluster_view(board: Board, controls: Controls) -> ClusterView:

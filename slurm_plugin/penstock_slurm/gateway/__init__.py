@@ -20,6 +20,7 @@ from penstock_slurm.gateway.base import (
     SlurmPartition,
     SlurmReservation,
     SlurmRun,
+    Unknown,
     Write,
     slurm_minutes,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "SlurmRun",
     "TimedOut",
     "Transient",
+    "Unknown",
     "UnreadableAnswer",
     "Unregistered",
     "Write",

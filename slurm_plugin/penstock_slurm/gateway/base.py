@@ -11,16 +11,20 @@ from penstock_slurm.gateway.errors import SlurmError
 
 UNUSABLE = frozenset(
     {
+        "BLOCKED",
         "DOWN",
         "DRAIN",
         "DRAINED",
         "DRAINING",
+        "ERROR",
+        "EXTERNAL",
         "FAIL",
         "FAILING",
         "FUTURE",
         "INVAL",
         "INVALID_REG",
         "MAINT",
+        "MAINTENANCE",
         "NOT_RESPONDING",
         "POWERED_DOWN",
         "POWERING_DOWN",
@@ -51,7 +55,21 @@ ENDED = frozenset(
 
 
 STAND_IN = "penstock"
-"""A GRES that jobs request in place of GPUs. Since 23.02, a pending job's GPUs can only be removed by requesting another GRES."""
+"""A GRES that jobs request in place of GPUs, for releases of Slurm that can remove a pending job's GPUs in no other way
+(`abilities.Release.empty_tres_clears_gpus`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A value in an answer of Slurm that this version of Penstock does not know. It concerns one job, node or partition."""
+
+    field: str
+    """Slurm's name of the field."""
+    text: str | None
+    """What Slurm printed. None: the field is missing."""
+
+    def __str__(self) -> str:
+        return f"no {self.field}" if self.text is None else f"{self.field}={self.text[:100]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +90,13 @@ class SlurmNode:
     """Why an admin or Slurm took the node out of service."""
     stand_in: bool = False
     """Whether the node has the GRES `STAND_IN`."""
+    unknown: tuple[Unknown, ...] = ()
+    """What Slurm says of the node that cannot be read. Nothing may start on such a node; what runs there stays."""
 
     @property
     def usable(self) -> bool:
-        """Whether the node accepts new jobs."""
-        return not self.state & UNUSABLE
+        """Whether the node accepts new jobs, as far as its record can be read."""
+        return not self.state & UNUSABLE and not self.unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +108,8 @@ class SlurmPartition:
     up: bool
     default: bool
     max_time_s: float | None
+    unknown: tuple[Unknown, ...] = ()
+    """What Slurm says of the partition that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +175,8 @@ class SlurmJob:
     """When Slurm ends the job at the latest, if it is not held."""
     ran_s: float | None = None
     """How long the present run was not suspended, in whole seconds. None: unknown."""
+    unknown: tuple[Unknown, ...] = ()
+    """What Slurm says of the job that cannot be read. The attributes for these fields are empty. Such a job is left alone."""
 
     @property
     def held(self) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from penstock_slurm import abilities
+from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.accounts import (
     ASSOCIATION_FIELDS,
     QOS_FIELDS,
@@ -46,16 +48,17 @@ from penstock_slurm.gateway.parse import (
     parse_features,
     parse_gpu_indexes,
     parse_gpus_held,
-    parse_jobs,
     parse_nodes,
     parse_partitions,
     parse_reservations,
     parse_switches,
     parse_version,
-    squeue_format,
 )
+from penstock_slurm.gateway.parse_jobs import parse_jobs, squeue_format
 
+Given = TypeVar("Given")
 Answer = TypeVar("Answer")
+Records = TypeVar("Records", tuple[SlurmNode, ...], tuple[SlurmPartition, ...], tuple[SlurmJob, ...])
 
 LONGEST_TEXT = 100_000
 """Bytes of an admin comment. Linux takes 131,072 in one argument of a command."""
@@ -70,6 +73,8 @@ class CliGateway:
     def __init__(self, *, conf: Path | None, timeout_s: float) -> None:
         self._commands = SlurmCommandRunner(conf, timeout_s)
         self._batch = BatchWriter(self._commands)
+        self._release: Release | None = None
+        """What the installed commands say; None: their version has to be read."""
 
     def version(self) -> tuple[int, int]:
         """The version of the commands on this machine."""
@@ -77,17 +82,19 @@ class CliGateway:
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         """All nodes that slurmctld shows."""
-        return _read(
-            parse_nodes, self._commands.read("scontrol", "-a", "-o", "-d", "show", "node"), "scontrol show node"
-        )
+
+        def ask(release: Release) -> tuple[SlurmNode, ...]:
+            return parse_nodes(self._commands.read("scontrol", "-a", "-o", "-d", "show", "node"), release)
+
+        return self._records("scontrol show node", ask)
 
     def partitions(self) -> tuple[SlurmPartition, ...]:
         """All partitions, hidden ones too."""
-        return _read(
-            parse_partitions,
-            self._commands.read("scontrol", "-a", "-o", "show", "partition"),
-            "scontrol show partition",
-        )
+
+        def ask(release: Release) -> tuple[SlurmPartition, ...]:
+            return parse_partitions(self._commands.read("scontrol", "-a", "-o", "show", "partition"))
+
+        return self._records("scontrol show partition", ask)
 
     def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
         """All jobs, each array element as one.
@@ -97,9 +104,22 @@ class CliGateway:
         """
         separator = f"~{secrets.token_hex(8)}"
         states = ("-t", "all") if finished else ()
-        variables = {"SQUEUE_FORMAT2": squeue_format(separator), "SLURM_TIME_FORMAT": "%s"}
-        text = self._commands.read("squeue", "-a", "-h", "-r", "--local", *states, variables=variables)
-        return _read(lambda answer: parse_jobs(answer, separator), text, "squeue")
+
+        def ask(release: Release) -> tuple[SlurmJob, ...]:
+            variables = {"SQUEUE_FORMAT2": squeue_format(separator, release), "SLURM_TIME_FORMAT": "%s"}
+            text = self._commands.read("squeue", "-a", "-h", "-r", "--local", *states, variables=variables)
+            return parse_jobs(text, separator, release)
+
+        return self._records("squeue", ask)
+
+    def _records(self, command: str, ask: Callable[[Release], Records]) -> Records:
+        """The answer to `ask`. If it cannot be read in whole, the next call reads the version: Slurm may have been upgraded."""
+        release = self._release or abilities.release(self.version())
+        self._release = None
+        found = _read(ask, release, command)
+        if not any(record.unknown for record in found):
+            self._release = release
+        return found
 
     def describe(self, job_id: str) -> str:
         """The output of `scontrol show job`."""
@@ -314,8 +334,8 @@ class CliGateway:
             raise
 
 
-def _read(parse: Callable[[str], Answer], text: str, command: str) -> Answer:
+def _read(parse: Callable[[Given], Answer], given: Given, command: str) -> Answer:
     try:
-        return parse(text)
+        return parse(given)
     except (ValueError, KeyError, IndexError) as error:
-        raise UnreadableAnswer(f"{error!r} in an answer of {len(text)} characters", command=command) from error
+        raise UnreadableAnswer(f"the answer cannot be read: {error!r}", command=command) from error

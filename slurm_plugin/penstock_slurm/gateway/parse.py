@@ -1,60 +1,21 @@
-"""Parses what scontrol and squeue print. Starts no process."""
+"""Parses what scontrol prints. Starts no process."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from penstock_slurm.gateway.accounts import parse_tres
+from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.base import (
     STAND_IN,
     SlurmFeatures,
-    SlurmJob,
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
+    Unknown,
 )
-from penstock_slurm.gateway.hostlist import HostLists, expand
-
-JOB_FIELDS = (
-    "JobID",
-    "ArrayJobID",
-    "ArrayTaskID",
-    "HetJobID",
-    "State",
-    "Reason",
-    "Partition",
-    "Name",
-    "UserName",
-    "UserID",
-    "Account",
-    "QOS",
-    "NodeList",
-    "ReqNodes",
-    "NumNodes",
-    "tres-per-node",
-    "NumCPUs",
-    "cpus-per-task",
-    "NumTasks",
-    "comment",
-    "admin_comment",
-    "SubmitTime",
-    "EligibleTime",
-    "StartTime",
-    "EndTime",
-    "TimeLimit",
-    "RestartCnt",
-    "Requeue",
-    "PriorityLong",
-    "Reservation",
-    "tres-alloc",
-    "Dependency",
-    "Licenses",
-    "OverSubscribe",
-    "Deadline",
-    "TimeUsed",
-)
-"""The fields that squeue prints, in the order of `_job`."""
+from penstock_slurm.gateway.fields import NOTHING, Fields, duration_s
+from penstock_slurm.gateway.hostlist import expand
 
 NODE_KEYS = re.compile(
     r"(?:^|\s)(NodeName|Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime)"
@@ -63,9 +24,15 @@ NODE_KEYS = re.compile(
 POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"})
 """States of nodes whose slurmd need not have registered."""
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
+ANY_TEXT = re.compile(r"\s(?:Reason|Comment|Extra)=")
+"""Values that admins write; they come after all that is read here."""
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 GPU_INDEXES = re.compile(r"\sNodes=\S+ .*?\bGRES=\S*?gpu:(?:[^:(,]+:)?\d+\(IDX:([^)]*)\)")
 PARTITION_KEYS = re.compile(r"(?:^|\s)(PartitionName|Nodes|State|Default|MaxTime)=(\S*)")
+
+PARTITION_STATES = frozenset({"UP", "DOWN", "DRAIN", "INACTIVE"})
+RESERVATION_STATES = {"ACTIVE": True, "INACTIVE": False}
+YES_NO = {"YES": True, "NO": False}
 
 RESERVATION_KEYS = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|State)=(\S*)")
 CONFIG_KEYS = re.compile(r"^(\w+) += (.*?) *$", re.MULTILINE)
@@ -84,137 +51,14 @@ STATE_SUFFIXES = {
 }
 """One-letter suffixes of node states from sinfo's manual. scontrol prints names, but sometimes also `DOWN*`."""
 
-NOTHING = frozenset({"", "(null)", "N/A", "NONE", "None", "Unknown", "n/a"})
-
-
-def squeue_format(separator: str) -> str:
-    """Format for `squeue -O` that prints every field at its full length (size 0) and followed by `separator`."""
-    return ",".join(f"{field}:0{separator}" for field in JOB_FIELDS)
-
-
-def parse_jobs(text: str, separator: str) -> tuple[SlurmJob, ...]:
-    """Jobs from squeue's answer to `squeue_format(separator)`.
-
-    Names and comments can hold any text, also newlines. So records are found by counting fields, not by lines. That is safe
-    because users cannot know the separator beforehand.
-
-    Raises:
-        ValueError: the text has another form.
-    """
-    fields = text.split(separator)
-    width = len(JOB_FIELDS)
-    if (len(fields) - 1) % width or fields[-1].strip():
-        raise ValueError(f"{len(fields) - 1} fields are not whole records of {width}")
-    names = HostLists()
-    return tuple(_job(fields[at : at + width], names) for at in range(0, len(fields) - 1, width))
-
-
-def _job(fields: list[str], names: HostLists) -> SlurmJob:
-    (
-        job_id,
-        array_job,
-        array_task,
-        het_job,
-        state,
-        reason,
-        partition,
-        name,
-        user,
-        uid,
-        account,
-        qos,
-        nodes,
-        required_nodes,
-        node_count,
-        tres_per_node,
-        cpus,
-        cpus_per_task,
-        tasks,
-        comment,
-        admin_comment,
-        submit,
-        eligible,
-        start,
-        end,
-        time_limit,
-        restarts,
-        requeue,
-        priority,
-        reservation,
-        tres_alloc,
-        dependency,
-        licenses,
-        oversubscribe,
-        deadline,
-        time_used,
-    ) = fields
-    number = int(job_id)  # ignores the newline at the end of the previous record
-    element = int(array_task) if array_task.isdigit() else None
-    gpus_per_node, gpu_type = parse_tres_per_node(tres_per_node)
-    return SlurmJob(
-        id=str(number) if element is None else f"{int(array_job)}_{element}",
-        number=number,
-        name=_text(name),
-        user=user,
-        uid=int(uid),
-        account=_text(account),
-        partition=tuple(partition.split(",")),
-        state=state,
-        reason=_text(reason),
-        nodes=names[nodes],
-        required_nodes=names[required_nodes],
-        node_count=int(node_count),
-        gpus_per_node=gpus_per_node,
-        gpu_type=gpu_type,
-        cpus=int(cpus),
-        cpus_per_task=int(cpus_per_task) if cpus_per_task.isdigit() else 1,
-        tasks=int(tasks) if tasks.isdigit() else 1,
-        comment=_text(comment),
-        admin_comment=_text(admin_comment),
-        submit_s=float(submit),
-        eligible_s=_time(eligible),
-        start_s=None if state == "PENDING" else _time(start),
-        end_s=_time(end),
-        time_limit_s=duration_s(time_limit),
-        restarts=int(restarts),
-        requeue=requeue == "1",
-        priority=int(priority),
-        qos=_text(qos),
-        array_job_id=None if element is None else int(array_job),
-        array_task_id=element,
-        het_job_id=int(het_job) if het_job.isdigit() else None,
-        reservation=_text(reservation),
-        gpus_counted=parse_tres(tres_alloc),
-        dependency=_text(dependency),
-        licenses=_text(licenses),
-        exclusive=oversubscribe == "NO",
-        deadline_s=_time(deadline),
-        ran_s=duration_s(time_used),
-    )
-
-
-def _text(field: str) -> str:
-    return "" if field == "(null)" else field
-
-
-def _time(field: str) -> float | None:
-    """Seconds since the epoch, which squeue prints with SLURM_TIME_FORMAT=%s."""
-    return None if field in NOTHING else float(field)
-
-
-def duration_s(field: str) -> float | None:
-    """Seconds of `1-02:03:04`, `02:03:04` or `5:00` (minutes and seconds); None for other text, such as UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", field)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
 
 def parse_gres(text: str) -> dict[str, int]:
     """GPUs by type from GRES such as `gpu:t4:4(S:0-1),shard:8`, `gpu:4` or `gpu:t4:2(IDX:0,2)`.
 
     Ignores other GRES. Idle untyped GPUs are `gpu:(null):0(IDX:N/A)` in GresUsed.
+
+    Raises:
+        ValueError: GPUs are written in another form.
     """
     gpus: dict[str, int] = {}
     for kind, gpu_type, count in _gres_items(text):
@@ -248,7 +92,7 @@ def parse_gpu_indexes(text: str) -> tuple[int, ...]:
 def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:
     """GPUs per node and their type, from `gres:gpu:4`, `gres/gpu:t4:2`, `gpu:2`, several by commas.
 
-    (None, None) without GPUs. The type is None unless exactly one is named.
+    (None, None) without GPUs. The type is None unless exactly one is named. Raises ValueError as `parse_gres`.
     """
     if not text or text in NOTHING:
         return None, None
@@ -265,6 +109,8 @@ def _gres_items(text: str) -> Iterator[tuple[str, str, int]]:
         if parts[0] == "gres":
             parts = parts[1:]
         count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
+        if parts[0] == "gpu" and len(parts) > 2:
+            raise ValueError(f"{item!r} is not gpu:TYPE:COUNT")
         gpu_type = parts[1] if len(parts) > 1 else ""
         if parts:
             yield parts[0], "" if gpu_type == "(null)" else gpu_type, count
@@ -284,57 +130,61 @@ _HAS_STAND_IN = re.compile(rf"(?:^|,){STAND_IN}:no_consume(?::[1-9]\d*)?(?:,|$)"
 """The GRES must be `no_consume`, or only one job could have it."""
 
 
-def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
+def parse_nodes(text: str, release: Release) -> tuple[SlurmNode, ...]:
     """Nodes from `scontrol -o -d show node`: one a line, as `Key=value`. Only admins can write values with spaces.
 
-    Raises:
-        ValueError, KeyError: the text has another form.
+    Values that cannot be read are the node's `unknown`.
     """
-    return tuple(_node(line) for line in text.splitlines() if line.startswith("NodeName="))
+    return tuple(_node(line, release) for line in text.splitlines() if line.startswith("NodeName="))
 
 
-def _node(line: str) -> SlurmNode:
-    keys: dict[str, str] = {}
-    for key, value in NODE_KEYS.findall(line):
-        keys.setdefault(key, value)  # The first one counts: Reason and Comment, which can hold any text, come last.
-    reason = REASON.search(line)
-    state = parse_state(keys["State"])
-    if keys.get("SlurmdStartTime") in NOTHING and not state & POWERED:
+def _node(line: str, release: Release) -> SlurmNode:
+    values = dict(NODE_KEYS.findall(ANY_TEXT.split(line, maxsplit=1)[0]))
+    node, reason = Fields(values), REASON.search(line)
+    nothing: frozenset[str] = frozenset()
+    state = node.read("State", parse_state, nothing)
+    if state - release.node_states:
+        node.unknown.append(Unknown("State", values["State"]))
+    if values.get("SlurmdStartTime") in NOTHING and not state & POWERED:
         # slurmctld has restarted and the node has not registered. If jobs ran there, the state is MIXED or similar, and 22.05.8
         # was seen to start jobs there without their GPUs.
         state |= {"UNKNOWN"}
+    reserved_mb = int(values.get("MemSpecLimit", "0"))
     return SlurmNode(
-        name=keys["NodeName"],
-        gpus=parse_gres(keys["Gres"]) if keys["Gres"] not in NOTHING else {},
-        gpus_used=parse_gres(keys["GresUsed"]) if keys.get("GresUsed", "") not in NOTHING else {},
+        name=values["NodeName"],
+        gpus=node.read("Gres", _gpus, {}),
+        gpus_used=node.read("GresUsed", _gpus, {}),
         state=state,
-        partitions=tuple(name for name in keys.get("Partitions", "").split(",") if name),
-        cpus=int(keys.get("CPUEfctv", keys["CPUTot"])),
-        cpus_used=int(keys["CPUAlloc"]),
-        memory_mb=int(keys["RealMemory"]) - int(keys.get("MemSpecLimit", "0")),
-        memory_used_mb=int(keys["AllocMem"]),
+        partitions=tuple(name for name in values.get("Partitions", "").split(",") if name),
+        cpus=node.number("CPUEfctv" if "CPUEfctv" in values else "CPUTot"),
+        cpus_used=node.number("CPUAlloc"),
+        memory_mb=max(node.number("RealMemory") - reserved_mb, 0),
+        memory_used_mb=node.number("AllocMem"),
         reason=reason.group(1) if reason else "",
-        stand_in=_HAS_STAND_IN.search(keys["Gres"]) is not None,
+        stand_in=_HAS_STAND_IN.search(values.get("Gres", "")) is not None,
+        unknown=tuple(node.unknown),
     )
 
 
-def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
-    """Partitions from `scontrol -o show partition`.
+def _gpus(gres: str) -> dict[str, int]:
+    return {} if gres in NOTHING else parse_gres(gres)
 
-    Raises:
-        ValueError, KeyError: the text has another form.
-    """
+
+def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
+    """Partitions from `scontrol -o show partition`. Values that cannot be read are the partition's `unknown`."""
     return tuple(_partition(line) for line in text.splitlines() if line.startswith("PartitionName="))
 
 
 def _partition(line: str) -> SlurmPartition:
-    keys = dict(PARTITION_KEYS.findall(line))
+    values = dict(PARTITION_KEYS.findall(line))
+    partition = Fields(values)
     return SlurmPartition(
-        name=keys["PartitionName"],
-        nodes=expand(keys["Nodes"]),
-        up=keys["State"] == "UP",
-        default=keys["Default"] == "YES",
-        max_time_s=duration_s(keys["MaxTime"]),
+        name=values["PartitionName"],
+        nodes=partition.read("Nodes", expand, ()),
+        up=partition.word("State", PARTITION_STATES) == "UP",
+        default=partition.read("Default", YES_NO.__getitem__, False),
+        max_time_s=partition.read("MaxTime", duration_s, None),
+        unknown=tuple(partition.unknown),
     )
 
 
@@ -342,7 +192,7 @@ def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:
     """Reservations from `scontrol -o show reservation` with SLURM_TIME_FORMAT=%s.
 
     Raises:
-        ValueError, KeyError: the text has another form.
+        ValueError, KeyError: the text has another form. A reservation that cannot be read might be for any node.
     """
     found = (dict(RESERVATION_KEYS.findall(line)) for line in text.splitlines() if line.startswith("ReservationName="))
     return tuple(
@@ -351,7 +201,7 @@ def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:
             start_s=float(keys["StartTime"]),
             end_s=float(keys["EndTime"]),
             nodes=expand(keys["Nodes"]),
-            active=keys["State"] == "ACTIVE",
+            active=RESERVATION_STATES[keys["State"]],
             flags=frozenset(keys["Flags"].split(",")) - NOTHING,
         )
         for keys in found

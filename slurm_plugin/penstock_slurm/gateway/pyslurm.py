@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from penstock_slurm import abilities
+from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.base import (
     ENDED,
     JobPlacement,
@@ -27,6 +29,7 @@ from penstock_slurm.gateway.base import (
     SlurmPartition,
     SlurmReservation,
     SlurmRun,
+    Unknown,
     Write,
     slurm_minutes,
 )
@@ -39,6 +42,7 @@ from penstock_slurm.gateway.errors import (
     Transient,
     error_from,
 )
+from penstock_slurm.gateway.fields import Fields
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_state
 
@@ -94,7 +98,8 @@ class PyslurmGateway:
                     for gpu_type, count in _gres(layout.get("gres")).items():
                         on_node = used.setdefault(name, {})
                         on_node[gpu_type] = on_node.get(gpu_type, 0) + count
-        return tuple(_node(node, used.get(node.name, {})) for node in found.values())
+        release = abilities.release(self.version())
+        return tuple(_node(node, used.get(node.name, {}), release) for node in found.values())
 
     def partitions(self) -> tuple[SlurmPartition, ...]:
         """All partitions."""
@@ -113,7 +118,8 @@ class PyslurmGateway:
     def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
         """All jobs. Elements of an array that have not started are one record."""
         found = self._ask("load jobs", "", self._pyslurm.Jobs.load)
-        jobs = (_job(job) for job in found.values())
+        release = abilities.release(self.version())
+        jobs = (_job(job, release) for job in found.values())
         return tuple(job for job in jobs if finished or job.state not in ENDED)
 
     def reservations(self) -> tuple[SlurmReservation, ...]:
@@ -295,27 +301,29 @@ def _gres(counts: dict[str, Any] | None) -> dict[str, int]:
     return found
 
 
-def _node(node: Any, gpus_used: dict[str, int]) -> SlurmNode:
-    gpus = _gres(node.configured_gres)
+def _node(node: Any, gpus_used: dict[str, int], release: Release) -> SlurmNode:
+    gpus, state = _gres(node.configured_gres), parse_state(str(node.state))
     return SlurmNode(
         name=node.name,
         gpus=gpus,
         gpus_used=dict.fromkeys(gpus, 0) | gpus_used,
-        state=parse_state(str(node.state)),
+        state=state,
         partitions=tuple(node.partitions or ()),
         cpus=int(node.total_cpus or 0),
         cpus_used=int(node.allocated_cpus or 0),
         memory_mb=int(node.real_memory or 0),
         memory_used_mb=int(node.allocated_memory or 0),
         reason=node.reason or "",
+        unknown=(Unknown("State", str(node.state)),) if state - release.node_states else (),
     )
 
 
-def _job(job: Any) -> SlurmJob:
+def _job(job: Any, release: Release) -> SlurmJob:
     gpus = _gres(job.gres_per_node)
     types = [gpu_type for gpu_type in gpus if gpu_type]
     element = job.array_id is not None and job.array_task_id is not None
-    state = str(job.state).upper()
+    record = Fields({"State": str(job.state).upper(), release.whole_nodes_field: _whole_nodes(job, release)})
+    state = record.word("State", release.job_states)
     started = state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
     limit = job.time_limit
     return SlurmJob(
@@ -350,7 +358,15 @@ def _job(job: Any) -> SlurmJob:
         array_job_id=job.array_id,
         array_task_id=job.array_task_id,
         het_job_id=job.heterogeneous_id,
+        exclusive=record.read(release.whole_nodes_field, release.whole_nodes.__getitem__, False),
+        unknown=tuple(record.unknown),
     )
+
+
+def _whole_nodes(job: Any, release: Release) -> str:
+    """Slurm's word for whether the job has whole nodes: of `JobExclusive` from pyslurm 26.05 on, of `resource_sharing` before."""
+    word = job.exclusive if release.whole_nodes_field == "Exclusive" else job.resource_sharing
+    return str(getattr(word, "name", word)).upper()
 
 
 def _time(seconds: int | None) -> float | None:

@@ -14,7 +14,8 @@ from penstock_profiles.files import open_regular
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler import __version__
 from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
-from penstock_slurm.agents import CLEARS_ON, STAND_IN_REMEDY, without_stand_in
+from penstock_slurm import abilities
+from penstock_slurm.agents import STAND_IN_REMEDY, without_stand_in
 from penstock_slurm.gateway import SlurmNode, open_gateway
 from penstock_slurm.gpu_reservation import NAME as PLACEHOLDER
 from penstock_slurm.install.edits import our_libraries
@@ -155,7 +156,7 @@ def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
         return
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
     nodes = [node for node in gateway.nodes() if not set(section.partitions).isdisjoint(node.partitions)]
-    if gateway.version() > CLEARS_ON:
+    if not abilities.release(gateway.version()).empty_tres_clears_gpus:
         lacking = without_stand_in(nodes, section.partitions)
         remedy = f"{', '.join(lacking[:SHOWN])}{' and more' if len(lacking) > SHOWN else ''}: {STAND_IN_REMEDY}"
         yield Finding("the nodes have the GRES that jobs that share GPUs ask for", remedy if lacking else "")

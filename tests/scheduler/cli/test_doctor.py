@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 
 import pytest
 
+from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.sharing.messages import NodeStatus, status_file
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving
@@ -23,6 +25,16 @@ def test_doctor_says_what_is_missing(api, monkeypatch):
     told = penstock(api, "doctor", "--json")
     found = {line["check"]: line["ok"] for line in json.loads(told.stdout)}
     assert (told.exit_code, found["sbatch"], found["penstockd"]) == (1, False, True)
+
+
+def test_doctor_shows_what_slurm_says_in_unknown_words(api):
+    state = dataclasses.replace(api.board.state, unknown=(UnknownValue("node", "State", "State=IDLE+TIRED", ("n0",)),))
+    api.board.take_state(state, time.time())
+    told = penstock(api, "doctor", "--json")
+    found = {line["check"]: line for line in json.loads(told.stdout)}
+    assert told.exit_code == 1
+    assert found["penstockd"]["ok"]
+    assert "State=IDLE+TIRED of node n0" in found["Slurm's answers"]["text"]
 
 
 def test_doctor_names_the_nodes_without_an_answering_agent(api, monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from penstock_profiles.wire import Ended, Observation, Started
-from penstock_scheduler.model import Phase
+from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.ports import Fate
 from tests.scheduler.builders import job, on, with_facts
 from tests.scheduler.service.api import BOBS, OBSERVED, report, serving
@@ -62,6 +62,18 @@ def test_a_job_that_ends_while_it_is_adopted_has_ended(api):
         api.board.adopt(before.model_copy(update={"key": "night"}))
         assert (ada.job("1").state, ada.job("1").key) == ("ended", "night")
         assert "1" not in {view.id for view in api.board.live()}
+
+
+def test_a_running_job_that_cannot_be_read_has_not_ended(api):
+    """It is refused, for example because a new Slurm has a word for its state that Penstock does not know."""
+    nodes = api.board.state.nodes
+    api.board.take_state(ClusterState(nodes, (BOBS,), (Refusal("1", "j", "ada", "cannot be read"),)), 78.0)
+    with api.client("ada") as ada:
+        assert (ada.job("1").state, ada.job("1").ended) == ("running", "")
+        assert ada.ledger().lines == []
+    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 79.0)})
+    with api.client("ada") as ada:
+        assert ada.job("1").state == "ended"
 
 
 def test_progress_comes_from_reports(api):

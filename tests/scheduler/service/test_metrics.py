@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.model import UnknownValue
 from tests.scheduler.service.api import serving
 
 REPOSITORY = Path(__file__).parents[3]
@@ -47,6 +50,26 @@ def test_the_cluster_in_numbers(scraped):
     assert samples["penstock_cloud_spent_usd",] == 3.5
     assert samples["penstock_events_total", "requests"] >= 1
     assert "ada" not in scraped
+
+
+def test_what_slurm_says_in_unknown_words_is_counted_and_a_warning(tmp_path):
+    unknown = (
+        UnknownValue("job", "State", "State=DREAMING", ("1", "2")),
+        UnknownValue("job", "State", "State=WAKING", ("3",)),
+        UnknownValue("node", "State", "State=IDLE+TIRED", ("n0",)),
+    )
+    with serving(tmp_path) as api:
+        state = api.board.state
+        api.board.take_state(dataclasses.replace(state, unknown=unknown), time.time())
+        with api.client("ada") as ada:
+            health = ada.ready()
+            assert (health.status, len(health.warnings)) == ("ok", 3), "the daemon works; admins should look"
+            assert health.warnings[0].startswith("State=DREAMING of 2 jobs is not known to Penstock, which leaves them")
+            assert "node n0" in health.warnings[2]
+        headers = {"Authorization": f"Bearer {api.tokens['ada']}"}
+        lines = httpx.get(f"{api.url}/v1/metrics", headers=headers).text.splitlines()
+        assert 'penstock_unknown_values{field="State",kind="job"} 3.0' in lines
+        assert 'penstock_unknown_values{field="State",kind="node"} 1.0' in lines
 
 
 def test_dashboard_and_alerts_name_metrics_that_are_there(scraped):

@@ -13,14 +13,15 @@ from penstock_slurm.gateway.commands import COMMANDS
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """slurm(body): every command becomes this shell script. They log their arguments to `calls`."""
+    """slurm(body): every command becomes this shell script. They log their arguments to `calls`. `-V` prints `version`."""
 
-    def install(body: str) -> Path:
+    def install(body: str, version: str = "slurm-wlm 22.05.8") -> Path:
         calls = tmp_path / "calls"
         calls.unlink(missing_ok=True)
         for command in COMMANDS:
             path = tmp_path / command
-            path.write_text(f'#!/bin/sh\nprintf "%s\\n" "${{0##*/}} $*" >> {calls}\n{body}\n')
+            says = f'[ "$*" != -V ] || {{ echo "{version}"; exit 0; }}'
+            path.write_text(f'#!/bin/sh\n{says}\nprintf "%s\\n" "${{0##*/}} $*" >> {calls}\n{body}\n')
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
         return calls
 

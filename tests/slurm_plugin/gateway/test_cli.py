@@ -112,11 +112,22 @@ def test_a_comment_that_cannot_be_passed_on_is_refused(slurm, text):
     assert not calls.exists()
 
 
-@pytest.mark.parametrize("read", ["nodes", "partitions", "jobs", "version"])
+@pytest.mark.parametrize("read", ["reservations", "jobs", "version"])
 def test_an_answer_in_another_form_is_told(slurm, read):
-    slurm("echo 'NodeName=x State=IDLE'; echo PartitionName=y")
+    slurm("echo 'NodeName=x State=IDLE'; echo ReservationName=y", version="none")
     with pytest.raises(UnreadableAnswer):
         getattr(gateway(), read)()
+
+
+def test_after_an_answer_with_an_unknown_value_the_version_is_read_again(slurm):
+    """Slurm may have been upgraded while penstockd runs."""
+    ours = gateway()
+    slurm("echo NodeName=x State=IDLE+BLOCKED")
+    (node,) = ours.nodes()
+    assert "State=IDLE+BLOCKED" in map(str, node.unknown)
+    slurm("echo NodeName=x State=IDLE+BLOCKED", version="slurm 24.05.1")
+    (node,) = ours.nodes()
+    assert "State=IDLE+BLOCKED" not in map(str, node.unknown)
 
 
 def test_a_field_that_this_slurm_does_not_know_is_told(slurm):

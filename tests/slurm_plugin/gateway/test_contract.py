@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_scheduler.errors import ConfigError
+from penstock_slurm.abilities import RELEASES
 from penstock_slurm.gateway import (
     AccountingAway,
     BackendMissing,
@@ -32,7 +33,8 @@ from penstock_slurm.gateway import (
 from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import MESSAGES, error_from
 from penstock_slurm.gateway.hostlist import expand
-from penstock_slurm.gateway.parse import parse_jobs, parse_tres_per_node, squeue_format
+from penstock_slurm.gateway.parse import parse_tres_per_node
+from penstock_slurm.gateway.parse_jobs import parse_jobs, squeue_format
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.slurm_plugin.state import save_jobs
 
@@ -345,10 +347,10 @@ def test_gpus_per_node(text, found):
 @given(st.text())
 def test_an_answer_of_another_form_is_said_to_be_one(text):
     try:
-        assert parse_jobs(text, "%nonce%") == ()
+        assert parse_jobs(text, "%nonce%", RELEASES[0]) == ()
     except (UnreadableAnswer, ValueError):
         assert text
-    assert "%nonce%" in squeue_format("%nonce%")
+    assert "%nonce%" in squeue_format("%nonce%", RELEASES[0])
 
 
 @slurm

@@ -4,15 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_slurm.abilities import release
 from penstock_slurm.gateway.base import SlurmFeatures
+from penstock_slurm.gateway.fields import duration_s
 from penstock_slurm.gateway.parse import (
-    JOB_FIELDS,
-    duration_s,
     parse_features,
     parse_gpu_indexes,
     parse_gpus_held,
     parse_gres,
-    parse_jobs,
     parse_nodes,
     parse_partitions,
     parse_reservations,
@@ -20,8 +19,10 @@ from penstock_slurm.gateway.parse import (
     parse_switches,
     parse_tres_per_node,
     parse_version,
-    squeue_format,
 )
+from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, parse_jobs, squeue_format
+
+OF_22_05 = release((22, 5))
 
 NODE = (
     "NodeName=a100-00 Arch=x86_64 CoresPerSocket=32  CPUAlloc=3 CPUEfctv=60 CPUTot=64 CPULoad=1.15 AvailableFeatures=a100"
@@ -35,7 +36,7 @@ NODE = (
 
 
 def test_reads_a_node_of_22_05():
-    (node,) = parse_nodes(NODE + "\n")
+    (node,) = parse_nodes(NODE + "\n", OF_22_05)
     assert (node.name, node.gpus, node.gpus_used) == ("a100-00", {"a100": 8}, {"a100": 3})
     assert node.state == {"MIXED", "DRAIN"}
     assert node.partitions == ("a100", "all")
@@ -46,11 +47,13 @@ def test_reads_a_node_of_22_05():
 
 def test_reads_whether_a_node_has_what_jobs_ask_for_in_place_of_gpus():
     """As 24.11.5 prints it."""
-    assert not parse_nodes(NODE)[0].stand_in
+    assert not parse_nodes(NODE, OF_22_05)[0].stand_in
     line = NODE.replace("Gres=gpu:a100:8(S:0-1)", "Gres=gpu:a100:8(S:0-1),penstock:no_consume:1")
-    (node,) = parse_nodes(line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", "GresUsed=gpu:a100:3(IDX:0,2-3),penstock:0"))
+    (node,) = parse_nodes(
+        line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", "GresUsed=gpu:a100:3(IDX:0,2-3),penstock:0"), OF_22_05
+    )
     assert (node.stand_in, node.gpus, node.gpus_used) == (True, {"a100": 8}, {"a100": 3})
-    assert not parse_nodes(line.replace(":no_consume", ""))[0].stand_in, "the first job would have it alone"
+    assert not parse_nodes(line.replace(":no_consume", ""), OF_22_05)[0].stand_in, "the first job would have it alone"
 
 
 def test_a_node_that_has_not_registered_yet_is_not_known():
@@ -59,7 +62,7 @@ def test_a_node_that_has_not_registered_yet_is_not_known():
 
     def usable(state: str, started: str) -> bool:
         text = line.replace("State=MIXED", f"State={state}").replace(" CfgTRES", f" SlurmdStartTime={started} CfgTRES")
-        return parse_nodes(text)[0].usable
+        return parse_nodes(text, OF_22_05)[0].usable
 
     assert usable("MIXED", "2026-11-21T01:18:24")
     assert not usable("MIXED", "None")
@@ -82,7 +85,7 @@ def test_reads_what_a_job_was_really_given(text, gpus):
 
 def test_reads_a_node_without_gpus_and_in_good_health():
     line = NODE.split(" Reason=")[0].replace("Gres=gpu:a100:8(S:0-1)", "Gres=(null)").replace("MIXED+DRAIN", "MIXED")
-    (node,) = parse_nodes(line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", "GresUsed=(null)"))
+    (node,) = parse_nodes(line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", "GresUsed=(null)"), OF_22_05)
     assert (node.gpus, node.gpus_used, node.reason, node.usable) == ({}, {}, "", True)
 
 
@@ -100,12 +103,15 @@ def test_reads_a_node_without_gpus_and_in_good_health():
         ("IDLE+DRAIN+INVALID_REG", {"IDLE", "DRAIN", "INVALID_REG"}, False),
         ("UNKNOWN", {"UNKNOWN"}, False),
         ("IDLE$", {"IDLE", "MAINT"}, False),
+        ("IDLE+MAINTENANCE", {"IDLE", "MAINTENANCE"}, False),
+        ("MIXED+MAINTENANCE+RESERVED", {"MIXED", "MAINTENANCE", "RESERVED"}, False),
+        ("IDLE+TIRED", {"IDLE", "TIRED"}, False),
     ],
 )
 def test_reads_node_states(text, words, usable):
     line = NODE.split(" Reason=")[0].replace("State=MIXED+DRAIN", f"State={text}")
     assert parse_state(text) == words
-    assert parse_nodes(line)[0].usable is usable
+    assert parse_nodes(line, OF_22_05)[0].usable is usable
 
 
 @pytest.mark.parametrize(
@@ -179,14 +185,14 @@ RUNNING = (
     "6%q4%q2%qN/A%qRUNNING%qNone%qall%qwrap%qroot%q0%q(null)%q(null)%qt4-[00-01]%q%q2%qgres:gpu:1%q2%q1%q2%q(null)%q"
     "(null)%q1795225238%q1795225239%q1795225240%q1795225540%q5:00%q1%q1%q4294901758%qexam%q"
     "cpu=1,node=1,billing=1,gres/gpu=1,gres/gpu:t4=1%q"
-    "(null)%q(null)%qOK%q1795225999%q1-02:03:04%q"
+    "(null)%q(null)%q1795225999%q1-02:03:04%qOK%q"
 )
 
 
 HELD = (
     "9%q9%qN/A%qN/A%qPENDING%qJobHeldUser%qt4,all%qNAME%qann%q1001%qlab%qnormal%q%qt4-01%q1%qgres:gpu:t4:2%q3%q3%q1%q"
     'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q(null)%qcpu=1,mem=250G,node=1,billing=1%q'
-    "afterok:1(unfulfilled)%qmatlab:1%qNO%qN/A%q0:00%q"
+    "afterok:1(unfulfilled)%qmatlab:1%qN/A%q0:00%qNO%q"
 )
 
 
@@ -195,7 +201,7 @@ def answer(*records: str) -> str:
 
 
 def test_reads_jobs_of_22_05():
-    running, held = parse_jobs(answer(RUNNING, HELD), SEPARATOR)
+    running, held = parse_jobs(answer(RUNNING, HELD), SEPARATOR, OF_22_05)
     assert (running.id, running.number, running.array_job_id, running.array_task_id) == ("4_2", 6, 4, 2)
     assert (running.nodes, running.node_count, running.gpus_per_node) == (("t4-00", "t4-01"), 2, 1)
     assert (running.submit_s, running.eligible_s, running.start_s) == (1795225238.0, 1795225239.0, 1795225240.0)
@@ -217,7 +223,7 @@ def test_reads_jobs_of_22_05():
 @given(name=st.text(), comment=st.text(alphabet=st.sampled_from('~1c9f\n|"{} =:0,%q'), max_size=60))
 def test_what_users_write_stays_in_its_field(name, comment):
     record = HELD.replace("NAME", name.replace("%q", "")).replace("COMMENT", comment.replace("%q", ""))
-    jobs = parse_jobs(answer(RUNNING, record, RUNNING), SEPARATOR)
+    jobs = parse_jobs(answer(RUNNING, record, RUNNING), SEPARATOR, OF_22_05)
     assert [job.id for job in jobs] == ["4_2", "9", "4_2"]
     if "COMMENT" not in name and name not in ("", "(null)"):
         assert jobs[1].name == name.replace("%q", "")
@@ -241,15 +247,17 @@ def test_reads_which_gpus_a_job_has(text, indexes):
 @pytest.mark.parametrize("text", ["6~1~2", "hello", answer(RUNNING)[:-30], answer("x" + RUNNING)])
 def test_says_when_an_answer_is_not_jobs(text):
     with pytest.raises(ValueError, match=r"fields are not|invalid literal"):
-        parse_jobs(text, SEPARATOR)
+        parse_jobs(text, SEPARATOR, OF_22_05)
 
 
 def test_no_jobs_is_an_answer():
-    assert parse_jobs("", SEPARATOR) == ()
+    assert parse_jobs("", SEPARATOR, OF_22_05) == ()
 
 
 def test_the_format_asks_for_all_fields_uncut():
-    assert squeue_format("~ab").split(",") == [f"{field}:0~ab" for field in JOB_FIELDS]
+    fields = squeue_format("~ab", OF_22_05).split(",")
+    assert fields == [f"{field}:0~ab" for field in (*JOB_FIELDS, "OverSubscribe")]
+    assert squeue_format("~ab", release((26, 5))).endswith(",Exclusive:0~ab")
 
 
 RESERVATIONS = """\

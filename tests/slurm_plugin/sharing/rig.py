@@ -25,7 +25,8 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.sharing.messages import CarriedGroup, CarriedJob, NodeOrder, NodeStatus, order_file, status_file
 from penstock_scheduler.spool import Spool
-from penstock_slurm.agents import CLEARS_ON, SlurmAgents
+from penstock_slurm import abilities
+from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import CliGateway, SlurmJob
 from penstock_slurm.gpu_reservation import NAME, GpuReservations
@@ -60,7 +61,7 @@ class Rig:
             agents=True,
         )
         clock = WallClock()
-        stand_in = self.commands.version() > CLEARS_ON
+        stand_in = not abilities.release(self.commands.version()).empty_tres_clears_gpus
         self.agents = SlurmAgents(GpuReservations(self.commands), self.spool.folder, clock, stand_in=stand_in)
         self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda spec: None, sharing=self.agents)
 

@@ -54,7 +54,8 @@ def get_metrics(call: User) -> Response:
     spent_usd = sum(api.store.ledger_totals("usd").values())
     cluster = views.cluster_view(api.board, api.controls)
     live, counters = api.board.live(), api.board.counters
-    body = metrics.metrics(cluster, live, api.board.record, counters, spent_usd, time.time())
+    unknown = api.board.state.unknown if api.board.state is not None else ()
+    body = metrics.metrics(cluster, live, api.board.record, counters, unknown, spent_usd, time.time())
     return Response(body, media_type=metrics.CONTENT_TYPE)
 
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from penstock_scheduler import __version__
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import Health, Identity
+from penstock_scheduler.service import views
 from penstock_scheduler.service.api import User, api_of
 
 STALE_S = 120.0
@@ -43,6 +44,7 @@ def get_ready(request: Request, response: Response) -> Health:
         round=board.record.snapshot.round if board.record else None,
         observed_age_s=age_s,
         problems=problems,
+        warnings=views.warnings(board),
         counters=dict(board.counters),
     )
 
