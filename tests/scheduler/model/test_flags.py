@@ -16,6 +16,11 @@ def test_each_flag_and_each_variable_stands_for_one_field() -> None:
     assert "excluded_gpu_types" not in flags, "--gpu-types sets it too"
 
 
+def test_every_field_says_what_it_is_for() -> None:
+    without = [name for name, field in JobSpec.model_fields.items() if not (field.description or "").endswith(".")]
+    assert not without, "the documentation, the operator and --help show the description, whole sentences"
+
+
 def test_the_help_of_a_flag_is_its_own_or_the_first_sentence_of_the_field() -> None:
     flags = JobSpec.flags()
     assert flags["max_gpus"].help == "most GPUs that the job can use"

@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slurm
 ADAPTIVE = ("--adaptive", "--max-gpus=8")
 
 
-def test_help_shows_every_flag(flags: FlagSite) -> None:
-    text = flags.run("sbatch", "--help").stdout
+def test_help_shows_every_flag_among_the_plugins_and_none_is_slurms_own(flags: FlagSite) -> None:
     for command in ("sbatch", "salloc", "srun"):
-        text = flags.run(command, "--help").stdout
+        own, _, plugins = flags.run(command, "--help").stdout.partition("Options provided by plugins:")
         for flag in values.FORMS:
-            assert f"--{flag}" in text
+            assert f"--{flag}" in plugins
+            assert not re.search(rf"--{flag}\b(?!-)", own), f"{command} has an option --{flag} already"
 
 
 def test_a_job_with_flags_is_kept_for_the_daemon(flags: FlagSite) -> None:
