@@ -55,5 +55,6 @@ def test_a_job_that_changes_its_size_gets_the_new_one(gpus: int):
 
 
 def test_what_is_left_over_is_named_in_the_order_of_the_names():
-    found = put("t4:1x1", {"c": t4(1), "b": t4(4), "d": t4(2), "a": t4(8)})
+    """They were tried from the largest to the smallest: b, d, a."""
+    found = put("t4:1x1", {"c": t4(1), "b": t4(8), "d": t4(4), "a": t4(2)})
     assert found.left_over == ("a", "b", "d")
