@@ -39,12 +39,12 @@ def check_jobs(site: InstallTarget, user: int | None) -> Iterator[Finding]:
     """Checks that submit jobs which never start, and cancel them. Raises PenstockError."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
-    adaptive = _submit(site, user, "--adaptive", "--max-gpus=1", "--non-preemptible")
+    adaptive = submit_test_job(site, user, "--adaptive", "--max-gpus=1", "--non-preemptible")
     if isinstance(adaptive, Finding):
         yield adaptive
     else:
         yield _adaptive_finding(gateway, adaptive, waits=section.plain_after_s is None)
-    plain = _submit(site, user, "--hold", f"--partition={section.partitions[0]}")
+    plain = submit_test_job(site, user, "--hold", f"--partition={section.partitions[0]}")
     if isinstance(plain, Finding):
         yield plain
     else:
@@ -63,7 +63,7 @@ def waiting_jobs(site: InstallTarget) -> list[SlurmJob]:
     return [job for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
 
 
-def _submit(site: InstallTarget, user: int | None, *flags: str) -> str | Finding:
+def submit_test_job(site: InstallTarget, user: int | None, *flags: str) -> str | Finding:
     """The id of a test job, or why it could not be submitted."""
     fixed = (f"--job-name={TEST_JOB}", "--parsable", "--output=/dev/null", "--time=1", "--wrap=true")
     done = site.commands.run("sbatch", *fixed, *flags, user=user)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pwd
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,8 @@ from penstock_scheduler.settings import load_settings
 from penstock_slurm.install import changes as files
 from penstock_slurm.install import plan, units
 from penstock_slurm.install.agents import check_agents, to_do_on_nodes, to_undo_on_nodes
-from penstock_slurm.install.checks import check_files, check_jobs, waiting_jobs
+from penstock_slurm.install.answers import check_answers, check_test_jobs
+from penstock_slurm.install.checks import check_files, check_jobs, submit_test_job, waiting_jobs
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.sources import build_plugin, source
 
@@ -99,7 +101,10 @@ def check(
     user: User = None,
     jobs: Annotated[bool, typer.Option(help="Also submit test jobs, which never start.")] = True,
 ) -> None:
-    """Check sbatch's flags and the nodes' agents, and print a remedy for each failure. Exit status 1 if a check fails."""
+    """Check Slurm's answers, sbatch's flags and the nodes' agents, and print a remedy for each failure.
+
+    The exit status is 1 if a check fails.
+    """
     _report(plan.open_site(load_settings(config)), user, jobs=jobs, on_nodes=True)
 
 
@@ -181,6 +186,9 @@ def _report(site: plan.InstallTarget, user: str | None, *, jobs: bool, on_nodes:
                 typer.echo(f"        {finding.remedy}")
             findings.append(finding)
 
+    show(check_answers(site))
+    if jobs:
+        show(check_test_jobs(site, functools.partial(submit_test_job, site, uid)))
     show(check_files(site))
     if jobs and not any(finding.remedy for finding in findings):
         show(check_jobs(site, uid))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock_scheduler.sharing.messages import status_file
+from penstock_slurm import abilities
+from penstock_slurm.abilities import RELEASES, Release
 from penstock_slurm.install.sources import build_plugin
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.loopback.waiting import wait_for
@@ -61,7 +66,8 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
 
     made = bare.penstock("install", *options(bare, "--schedule", "systemd", "--apply"))
     assert made.exit_code == 0, made.output
-    assert "ok      a job with flags (1) gets its job spec" in made.output
+    assert re.search(r"^ok      a job with flags \(\d+\) gets its job spec$", made.output, re.M), made.output
+    assert bare.run("squeue", "-h").stdout == "", "the test jobs are cancelled"
     assert "FAILED" not in made.output
     assert (bare.folder / "timer" / "penstock-sync.timer").exists()
     assert "nothing to change" in bare.penstock("install", *options(bare, "--schedule", "systemd")).output
@@ -82,6 +88,38 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
     assert "unrecognized option" in bare.sbatch("--adaptive").stderr
     assert bare.sbatch("--hold").returncode == 0
     assert bare.penstock("uninstall").exit_code == 1  # nothing is installed any more
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (lambda each: {"whole_nodes": {}}, "FAILED  a held job without --exclusive"),
+        (
+            lambda each: {"whole_nodes": {word: not whole for word, whole in each.whole_nodes.items()}},
+            "FAILED  a held job with --exclusive",
+        ),
+        (lambda each: {"whole_nodes_field": "Contiguous"}, "says Contiguous=0"),
+        (lambda each: {"job_states": each.job_states - {"PENDING"}}, "unknown: State=PENDING of jobs 1"),
+        (lambda each: {"node_states": each.node_states - {"IDLE"}}, "unknown: State=IDLE of nodes t4-00"),
+    ],
+    ids=["words", "meaning", "field", "job state", "node state"],
+)
+def test_check_names_the_field_that_this_slurm_writes_otherwise(
+    bare: FlagSite, monkeypatch: pytest.MonkeyPatch, broken: Callable[[Release], dict[str, object]], words: str
+) -> None:
+    """The table is right for the Slurm here, and then broken in one place."""
+    bare.run("sbatch", "--hold", "--wrap=true")
+    right = bare.penstock("check").output
+    assert "among the tested versions: 22.05, 24.11, 26.05" in right
+    assert "ok      the commands have slurmctld's version" in right
+    assert "ok      all that Slurm says of its 1 jobs is known" in right
+    assert len(re.findall(r"^ok      a held job with(?:out)? --exclusive \(\d+\) is read as one$", right, re.M)) == 2
+    rows = [dataclasses.replace(each, **broken(each)) for each in RELEASES]
+    monkeypatch.setattr(abilities, "RELEASES", tuple(rows))
+    wrong = bare.penstock("check")
+    assert wrong.exit_code == 1
+    assert words in wrong.output
+    assert "use a version of Penstock that knows this Slurm" in wrong.output
 
 
 def test_agents_get_their_units_and_are_checked(tmp_path: Path, make_loopback: MakeLoopback) -> None:

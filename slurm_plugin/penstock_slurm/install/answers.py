@@ -1,0 +1,118 @@
+"""Checks whether Penstock knows what this Slurm answers: its version, every record now, and two test jobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock_slurm import abilities
+from penstock_slurm.abilities import Release, Version, shown, tested
+from penstock_slurm.gateway import Gateway, JobGone, SlurmError, SlurmJob, Unknown, open_gateway
+from penstock_slurm.gateway.parse import parse_version
+from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.plan import InstallTarget
+
+SHOWN = 8
+"""Most records that a finding names."""
+
+UPDATE = "use a version of Penstock that knows this Slurm, or report this line; until then Penstock leaves them alone"
+
+
+def check_answers(site: InstallTarget) -> Iterator[Finding]:
+    """Checks of Slurm's version and of all records that it has now. Submits no job."""
+    gateway = _gateway(site)
+    version = gateway.version()
+    known = ", ".join(map(shown, abilities.TESTED))
+    yield Finding(f"Slurm {shown(version)} {'is' if tested(version) else 'is not'} among the tested versions: {known}")
+    controller = parse_version(site.config.get("SLURM_VERSION", shown(version)))
+    remedy = f"slurmctld is Slurm {shown(controller)}; install the commands of the same release here"
+    yield Finding("the commands have slurmctld's version", "" if controller == version else remedy)
+    readings: tuple[tuple[str, Callable[[], Iterable[tuple[str, tuple[Unknown, ...]]]]], ...] = (
+        ("partitions", lambda: [(each.name, each.unknown) for each in gateway.partitions()]),
+        ("nodes", lambda: [(each.name, each.unknown) for each in gateway.nodes()]),
+        ("jobs", lambda: [(each.id, each.unknown) for each in gateway.jobs(finished=True)]),
+    )
+    for kind, read in readings:
+        try:
+            records = list(read())
+        except SlurmError as error:
+            yield Finding(f"Slurm's answers about {kind} can be read", str(error))
+            continue
+        yield Finding(f"all that Slurm says of its {len(records)} {kind} is known", _remedy(kind, records))
+
+
+def _remedy(kind: str, records: Iterable[tuple[str, tuple[Unknown, ...]]]) -> str:
+    """What is unknown, with the records that have it; empty if nothing is."""
+    found: dict[str, list[str]] = {}
+    for name, unknown in records:
+        for each in unknown:
+            found.setdefault(str(each), []).append(name)
+    texts = [
+        f"{text} of {kind} {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
+        for text, names in found.items()
+    ]
+    return f"unknown: {'; '.join(texts)}: {UPDATE}" if texts else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What Penstock should read of a test job."""
+
+    field: str
+    """squeue's field."""
+    read: Callable[[SlurmJob], object]
+    value: object
+
+
+def check_test_jobs(site: InstallTarget, submit: Callable[..., str | Finding]) -> Iterator[Finding]:
+    """Submits an ordinary job and one with --exclusive, both held, compares what is read of them, and cancels them.
+
+    Args:
+        site: the Slurm.
+        submit: submits a job with these flags of sbatch. Returns its id, or why it could not be submitted.
+    """
+    gateway = _gateway(site)
+    version = gateway.version()
+    release = abilities.release(version)
+    for flags, whole_nodes in (((), False), (("--exclusive",), True)):
+        job_id = submit("--hold", "--requeue", "--gres=gpu:1", f"--partition={site.slurm.partitions[0]}", *flags)
+        if isinstance(job_id, Finding):
+            yield job_id
+            continue
+        what = f"a held job {'with' if flags else 'without'} --exclusive ({job_id}) is read as one"
+        try:
+            yield Finding(what, _misread(site, gateway, job_id, release, version, whole_nodes=whole_nodes))
+        finally:
+            with contextlib.suppress(JobGone):
+                gateway.cancel(job_id)
+
+
+def _misread(
+    site: InstallTarget, gateway: Gateway, job_id: str, release: Release, version: Version, *, whole_nodes: bool
+) -> str:
+    """Which fields of a test job are read wrongly; empty: none."""
+    job = next((job for job in gateway.jobs() if job.id == job_id), None)
+    if job is None:
+        return "squeue does not list it"
+    wanted = (
+        _Wanted("State", lambda job: job.state, "PENDING"),
+        _Wanted("PriorityLong", lambda job: job.held, True),
+        _Wanted("tres-per-node", lambda job: (job.gpus_per_node, job.gpu_type), (1, None)),
+        _Wanted("Requeue", lambda job: job.requeue, True),
+        _Wanted("RestartCnt", lambda job: job.restarts, 0),
+        _Wanted("NodeList", lambda job: job.nodes, ()),
+        _Wanted(release.whole_nodes_field, lambda job: job.exclusive, whole_nodes),
+    )
+    wrong = {each.field for each in wanted if each.read(job) != each.value} | {each.field for each in job.unknown}
+    if not wrong:
+        return ""
+    said = [
+        site.commands.run("squeue", "-h", "-j", job_id, "-O", f"{field}:0").stdout.strip() for field in sorted(wrong)
+    ]
+    texts = [f"{field}={text}" for field, text in zip(sorted(wrong), said, strict=True)]
+    return f"Slurm {shown(version)} says {', '.join(texts)}, which Penstock takes for something else: {UPDATE}"
+
+
+def _gateway(site: InstallTarget) -> Gateway:
+    return open_gateway("cli", conf=site.slurm.conf, timeout_s=site.slurm.command_timeout_s)
