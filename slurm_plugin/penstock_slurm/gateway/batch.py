@@ -48,7 +48,7 @@ class BatchWriter:
         self._commands = commands
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
-        """The error of each write, in their order. Writes that Slurm could not do at the moment are repeated twice."""
+        """The error of each write, in their order. Writes that Slurm could not do at the moment are repeated."""
         errors: dict[str, SlurmError | None] = {}
         left = sorted(writes, key=lambda write: self._commands.order(write.job_id))
         assert len({write.job_id for write in writes}) == len(writes), "one command about each job"

@@ -30,9 +30,11 @@ COMMANDS = ("scontrol", "squeue", "scancel")
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 """Slurm's variables that name the cluster and the user. All others change what commands print or do."""
 
-RETRIES = 2
+RETRIES = 4
 RETRY_PAUSE_S = 0.2
-"""Slurm 24.11 refused 1 of 540 updates with `Resource temporarily unavailable`. The next try succeeded."""
+"""From 24.11 on, slurmctld without slurmdbd answers an update that names a partition with `Resource temporarily unavailable`
+if the thread that happens to serve it has that error left over (`_update_job`: error_code = errno). 1 of 540 updates failed on
+24.11.5, and on 26.05.5 with a busy machine two in a row."""
 
 JOB_ID = re.compile(r"\d+(_\d+)?")
 
@@ -75,7 +77,7 @@ class SlurmCommandRunner:
         return done.stdout
 
     def change(self, job_id: str, *argv: str) -> None:
-        """Run a command that changes a job. Repeats it twice if Slurm could not do it at the moment."""
+        """Run a command that changes a job. Repeats it up to `RETRIES` times if Slurm could not do it at the moment."""
         expect_id(job_id)
         self._retry(lambda: self.change_once(job_id, *argv))
 

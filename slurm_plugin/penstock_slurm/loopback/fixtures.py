@@ -16,6 +16,9 @@ __all__ = ["MakeLoopback", "loopback", "make_loopback", "skip_without_slurm", "w
 
 SMALL = "t4:2x4,rtx:2x8,a100:2x8"
 
+NO_DATABASE = "_check_mysql_concat_is_sane: null result"
+"""What slurmdbd logs before it ends if libmariadb gives it no rows, as in Debian sid in November 2026."""
+
 
 class MakeLoopback(Protocol):
     """The type of the fixture `make_loopback`."""
@@ -60,7 +63,13 @@ def make_loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLoop
 
         def make(nodes: str = "t4:1x4", **options: Any) -> LoopbackCluster:
             skip_without_slurm(accounting=bool(options.get("accounting")))
-            return clusters.enter_context(LoopbackCluster(tmp_path_factory.mktemp("loopback"), nodes, **options))
+            cluster = LoopbackCluster(tmp_path_factory.mktemp("loopback"), nodes, **options)
+            try:
+                return clusters.enter_context(cluster)
+            except LoopbackError as error:
+                if NO_DATABASE not in str(error):
+                    raise
+                pytest.skip("this slurmdbd cannot use this libmariadb (docs/developer/slurm-versions.md)")
 
         yield make
 

@@ -42,6 +42,10 @@ int main(int count, char **arguments)
 	}
 	if (answer->job_submit_user_msg)
 		fprintf(stderr, "%s\n", answer->job_submit_user_msg);
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(26, 5, 0)
+	printf("%u\n", answer->step_id.job_id);
+#else
 	printf("%u\n", answer->job_id);
+#endif
 	return 0;
 }
