@@ -26,6 +26,7 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.messages import (
+    ApprovalView,
     AuditPage,
     BudgetView,
     ClusterView,
@@ -253,6 +254,10 @@ class Client:
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
         return self._ask(PolicyChoice, "PUT", "/v1/policy", body=choice)
+
+    def approve(self, number: int) -> ApprovalView:
+        """Let plans stop the jobs that the refused plan of a round would have stopped. For admins."""
+        return self._ask(ApprovalView, "POST", f"/v1/rounds/{number}/approval")
 
     def pause(self, *, paused: bool) -> Pause:
         """Pause or resume the rounds. Running jobs keep running. For admins."""

@@ -28,6 +28,7 @@ from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
+from penstock_scheduler.plan_gate import Approval, SafetySettings
 from penstock_scheduler.plugins import open_cloud, open_cluster
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -185,6 +186,7 @@ def make_loop(
         choice=choice,
         rules=rules,
         cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
+        safety=settings.section(SafetySettings),
         overspent=overspent,
         on_round=on_round,
     )
@@ -201,13 +203,18 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
     models = LearnedModels(specs, store, sensitivities)
     observed = ObservedCluster(parts, board, clock.now_s, models.learn)
+
+    def decided(record: RoundRecord) -> None:
+        board.take_round(record)
+        watcher.round_decided(record)
+
     loop = make_loop(
         settings,
         clock,
         store,
         replace(parts, cluster=observed),
         models,
-        board.take_round,
+        decided,
         lambda snapshot: board.results.on(rules.on(snapshot)),
         rules.overspent,
     )
@@ -230,6 +237,8 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     if (kept := store.control("policy")) is not None:
         site.restore_policy(PolicyChoice.model_validate(kept))
     loop.paused = bool(store.control("paused"))
+    if loop.gate is not None and (approval := store.control("approval")) is not None:
+        loop.gate.approval = Approval.model_validate(approval)
     return site
 
 
@@ -248,6 +257,7 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
         site.set_paused,
         lambda: site.settings.as_dict(),
         site.rules,
+        site.approve,
     )
     app = make_app(
         api,

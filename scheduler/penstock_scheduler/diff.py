@@ -25,8 +25,9 @@ def actions(plan: Plan, jobs: Iterable[Job], away: Container[JobId] = ()) -> tup
     """What is left to do on the cluster, stops before starts so that GPUs come free.
 
     Each call derives it anew from what the cluster reports. So it does not matter how often, or by which process, it is
-    called: once the cluster matches the plan, nothing is left. A job that the plan does not know (it came after the
-    round) is left alone, and so is a job that is in the cloud or on its way there or back (`away`).
+    called: once the cluster matches the plan, nothing is left. A running job for whose stop the plan has no reason is left
+    alone: it came to run after the round was decided, or the plan should not have touched it. A job that the plan does not
+    know (it came after the round) is left alone, and so is a job that is in the cloud or on its way there or back (`away`).
     """
     todo = [action for job in jobs if job.id not in away and (action := _action(plan, job)) is not None]
     return tuple(sorted(todo, key=lambda action: (isinstance(action, Start), action.job)))
@@ -50,6 +51,8 @@ def cloud_actions(plan: Plan, jobs: Iterable[Job], runs: Iterable[CloudRun]) -> 
 
 
 def _action(plan: Plan, job: Job) -> Action | None:
+    if job.phase is Phase.RUNNING and job.id not in plan.stops:
+        return None  # no reason, no stop
     assignment = plan.assignments.get(job.id)
     if assignment is None:
         if job.id not in plan.waiting or job.phase is Phase.QUEUED:

@@ -26,6 +26,7 @@ from penstock_scheduler.model import (
     Reason,
     ReasonCode,
     Snapshot,
+    Stop,
 )
 from penstock_scheduler.policies import common, make_policy
 from penstock_scheduler.policies.wrapper import remarks
@@ -109,6 +110,8 @@ class Explanation:
     """Soonest first; only for a job that waits."""
     remedies: tuple[Remedy, ...] = ()
     """Only for a job that waits."""
+    stop: Stop | None = None
+    """Why the round stops the job's present run; None: it does not."""
     share: ShareUse | None = None
     """CPU and memory; None: the policy does not allocate them, or the job waits."""
 
@@ -144,6 +147,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         ),
         _endings(record, job) if waits else (),
         _remedies(record, policy, job, remedies) if waits and remedies > 0 else (),
+        plan.stops.get(job_id),
         None if assignment is None else share_use(snapshot, job_id, assignment.placement),
     )
 
@@ -162,6 +166,8 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
     """The explanation in sentences, the answer first. `now_s`: s since 1970."""
     said = explanation
     lines = [_headline(said)]
+    if said.stop is not None:
+        lines.append(f"Round {said.round} stops its run ({said.stop.code.value}): {said.stop.text}.")
     if said.reason.code in (ReasonCode.BURST, ReasonCode.RECALLED):
         return lines
     if said.assignment is None:

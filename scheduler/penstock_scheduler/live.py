@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
+from penstock_scheduler.plan_gate import Approval, SafetySettings
 from penstock_scheduler.policies import make_policy, sharing_parts
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Agents, ClusterParts, Policy, Trigger
@@ -34,6 +36,7 @@ LIVE = (
     "limits.",
     "budgets.",
     "notices.",
+    "safety.",
 )
 """Settings that change while the daemon runs: keys, or whole sections."""
 
@@ -93,6 +96,19 @@ class LiveScheduler:
                 Notice("protected", f"the policy {choice} is not in force", text[0].upper() + text[1:] + ".")
             )
 
+    def approve(self, number: int, by: str) -> Approval:
+        """Let plans stop the jobs that the refused plan of this round would have stopped; also after a restart.
+
+        Raises:
+            NothingToApprove: the round was not refused, or too long ago.
+            StoreError: the store does not have the round, or is away.
+        """
+        approval = Approval.of(self.store.round(number), by, time.time())
+        self.store.set_control("approval", approval.model_dump(mode="json"))
+        if self.loop.gate is not None:
+            self.loop.gate.approval = approval
+        return approval
+
     def set_paused(self, paused: bool) -> None:
         """Stop or resume deciding rounds, also after a restart."""
         self.store.set_control("paused", paused)
@@ -103,6 +119,7 @@ class LiveScheduler:
         try:
             new = load_settings(self.path)
             daemon, limits = new.section(DaemonSettings), new.section(LimitSettings)
+            safety = new.section(SafetySettings)
             budgets, notices = new.section(BudgetSettings), new.section(NoticeSettings)
             policy, full = make_decider(new.policy, self.parts.agents)
             changed, later = changes(self.settings, new)
@@ -119,6 +136,8 @@ class LiveScheduler:
         if any(key in ("daemon.rounds", "daemon.round_s", "daemon.tick_s") for key in changed):
             self.loop.pace(make_trigger(daemon), daemon.tick_s)
         self.rules.use(budgets, limits)
+        if self.loop.gate is not None:
+            self.loop.gate.settings = safety
         self.notifier.settings = notices
         self.settings = new
         log.info("settings reloaded", extra={"changed": ",".join(changed) or "nothing"})

@@ -37,9 +37,10 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_scheduler.outcomes import OutcomeLog
+from penstock_scheduler.plan_gate import PlanGate, SafetySettings
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Burst, Clock, ClusterParts, ModelSource, Policy, Store, Trigger
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.records import GateRecord, RoundRecord
 from penstock_scheduler.sharing.rules import broken
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class RoundLoop:
             plan still stands. 0: every round is decided.
         choice: the policy with its settings, for the record; None: its name alone.
         rules: applies the site's rules to a snapshot before it is decided: limits, budgets, drained nodes.
+        safety: how many running jobs a plan may stop; None: as many as it likes.
         cloud: where jobs may burst to; None: the site has no cloud.
         overspent: called before each order to the cloud with account, dollars and time. Returns the budget that the order would
             exceed by now, since the round may have seen an older state; None: the order may go out.
@@ -77,6 +79,7 @@ class RoundLoop:
         rest_s: float = 0.0,
         choice: PolicyChoice | None = None,
         rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+        safety: SafetySettings | None = None,
         cloud: Burst | None = None,
         overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
@@ -112,6 +115,11 @@ class RoundLoop:
         last = store.last_round()
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
+        self.gate: PlanGate | None = None
+        """Refuses plans that stop too much; None: none is refused."""
+        if safety is not None:
+            seen_before, noted = (last.snapshot, last.gate) if last else (None, None)
+            self.gate = PlanGate(safety, seen_before, noted, clock.now_s())
         self._gpu_seconds = GpuSeconds()
         if last is not None:
             seen = last.snapshot
@@ -143,6 +151,8 @@ class RoundLoop:
 
     def _failed(self, text: str) -> None:
         self.failure = text
+        if self.gate is not None:
+            self.gate.failed(self._clock.now_s(), text)
         if self._failing_since_s is None:
             self._failing_since_s = self._clock.now_s()
 
@@ -179,6 +189,8 @@ class RoundLoop:
         state = self._cluster.observe()
         observe_seconds = time.perf_counter() - started
         self._count(state, now_s)
+        if self.gate is not None:
+            self.gate.saw(state, now_s)
         self._store_reports()
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
         if not self.paused and self._trigger.due(now_s, state):
@@ -237,13 +249,13 @@ class RoundLoop:
         if self._only_time_has_changed(snapshot):
             return
         started = time.perf_counter()
-        plan = self._policy.decide(snapshot)
+        snapshot, plan, noted = self._accepted(snapshot, self._policy.decide(snapshot))
         if wrong := broken(snapshot, plan):
             raise RoundFailed(
                 f"policy {self._choice} made an invalid plan: {'; '.join(wrong)}; please report this as a bug"
             )
         seconds = {"observe": observe_seconds, "decide": time.perf_counter() - started}
-        record = RoundRecord(snapshot, self._choice, plan, seconds)
+        record = RoundRecord(snapshot, self._choice, plan, seconds, noted)
         self._store.save_round(record)
         self._round, self._plan, self._decided = snapshot.round, plan, snapshot
         if log.isEnabledFor(logging.INFO):
@@ -259,6 +271,21 @@ class RoundLoop:
                 | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
             )
         self._on_round(record)
+
+    def _accepted(self, snapshot: Snapshot, plan: Plan) -> tuple[Snapshot, Plan, GateRecord]:
+        """The plan if the gate lets it pass, or else one in which every running job keeps what it has; and its snapshot."""
+        if self.gate is None:
+            return snapshot, plan, GateRecord()
+        refused = self.gate.judge(snapshot, plan)
+        stops = self.gate.stops(snapshot, plan) if refused else {}
+        if refused:
+            log.error("plan refused", extra={"round": snapshot.round, "text": "; ".join(refused)})
+            snapshot = dataclasses.replace(snapshot, kept=self.gate.kept(refused))
+            plan = self._policy.decide(snapshot)
+        else:
+            plan = self.gate.approved(snapshot, plan)
+        self.gate.accepted(snapshot, plan)
+        return snapshot, plan, self.gate.note(refused, stops)
 
     def _snapshot(self, state: ClusterState, cloud: CloudState | None, now_s: float) -> Snapshot:
         """All that the policy may know, with the site's rules applied."""

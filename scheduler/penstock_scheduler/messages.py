@@ -151,6 +151,8 @@ class JobView(Body):
     allocation: AllocationView | None = None
     reason: str = ""
     """Code of the newest round's reason; `explain` has the reason as a sentence."""
+    stopped: str = ""
+    """Why a round last stopped a run of the job, as code and sentence; empty: none has."""
     progress: float | None = None
     """Samples so far, from the newest report."""
     total: float | None = None
@@ -332,6 +334,10 @@ class RoundView(Body):
 
     summary: RoundSummary
     decisions: list[Decision]
+    refused: list[str] = []
+    """Why the plan gate refused the round's first plan; empty: it did not."""
+    would_stop: dict[str, str] = {}
+    """Job -> why the refused plan would have stopped it, of the jobs that the caller may see."""
 
 
 class OutcomeView(Body):
@@ -343,6 +349,8 @@ class OutcomeView(Body):
     action: str
     progress: str
     text: str = ""
+    stop: str = ""
+    """Why the run is stopped, as code and sentence; empty: the action stops none."""
     allocation: AllocationView | None = None
 
 
@@ -400,6 +408,15 @@ class PolicyView(PolicyChoice):
     """A policy that is installed, or that decides, with its settings: those in force if it is active, else its defaults."""
 
     active: bool
+
+
+class ApprovalView(Body):
+    """An approval of the stops of a refused round."""
+
+    round: int
+    jobs: list[str]
+    by: str
+    until_s: float
 
 
 class Pause(Body):
@@ -552,6 +569,10 @@ class ProfileList(Body):
     """The stored profiles of a user's jobs. See `penstock_profiles.profiles.Profile` for the fields of each."""
 
     profiles: list[dict[str, Any]]
+
+
+REFUSED = "the plan gate refused the plan"
+"""How the warning of a refused plan begins."""
 
 
 class Health(Body):

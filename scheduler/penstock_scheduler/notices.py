@@ -25,7 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["job-ended", "gpu-idle", "job-silent", "job-contained", "gpu-error", "budget", "protected"]
+Kind = Literal[
+    "job-ended", "gpu-idle", "job-silent", "job-contained", "gpu-error", "budget", "protected", "plan-refused"
+]
 
 MOST_WAITING = 10_000
 """Notices that wait to be sent. Further ones are dropped."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
-from penstock_scheduler.model import ClusterState, JobId, Outcome, Phase, Placement, Plan, Progress
+from penstock_scheduler.model import BurstJob, ClusterState, JobId, Outcome, Phase, Placement, Plan, Progress, Start
 from penstock_scheduler.ports import Store
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,11 @@ class OutcomeLog:
         self._told = {_key(outcome): outcome for outcome in outcomes}
         if not news:
             return
+        stops = plan.stops
+        news = [
+            each if isinstance(each.action, Start | BurstJob) else replace(each, stop=stops.get(each.action.job))
+            for each in news
+        ]
         self._store.add_outcomes(now_s, news)
         held = {job.id: job.allocation for job in state.jobs}
         for outcome in news:
@@ -61,6 +67,7 @@ class OutcomeLog:
                     "cause": _cause(plan, outcome.action.job, held.get(outcome.action.job)),
                     "progress": outcome.progress.value,
                     "text": outcome.text,
+                    "stop": str(outcome.stop or ""),
                 },
             )
 

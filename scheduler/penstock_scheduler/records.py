@@ -7,11 +7,32 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter, ValidationError
 
 from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.model import Plan, Snapshot
+from penstock_scheduler.model import JobId, Plan, Snapshot, Stop
 from penstock_scheduler.policy_choice import PolicyChoice
 
 FORMAT = 2
 """Version of the JSON form. A reader refuses a newer one. 2: `Node.usable` is `Node.may_start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedThen:
+    """Stops of one round that nobody asked for."""
+
+    time_s: float
+    jobs: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateRecord:
+    """What the plan gate found in a round."""
+
+    recent: tuple[StoppedThen, ...] = ()
+    """Stops of the last minutes, this round's included, so that a restart does not forget them."""
+    refused: tuple[str, ...] = ()
+    """Why the first plan was refused, as sentences; empty: it was not."""
+    stops: dict[JobId, Stop] = field(default_factory=dict)
+    """The stops of the refused plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +45,7 @@ class RoundRecord:
     plan: Plan
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by step: observe, decide."""
+    gate: GateRecord = field(default_factory=GateRecord)
     format: int = FORMAT
 
 

@@ -6,15 +6,20 @@ rounds that fail. Budgets and ended jobs are told when they happen.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 
 from penstock_profiles.nvml import OF_PROGRAMS
+from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.notices import Kind, Notice, Notifier
 from penstock_scheduler.ports import NodeEvents
+from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.units import duration
+
+log = logging.getLogger(__name__)
 
 XID_AGAIN_S = 86_400.0
 """A repeated error of a GPU is told once in this time."""
@@ -26,7 +31,7 @@ class Watcher:
     def __init__(self, notifier: Notifier, board: Board, node_events: NodeEvents | None) -> None:
         self._notifier, self._board = notifier, board
         self.node_events = node_events
-        self._told_of_failing = False
+        self._told_of_failing = self._told_of_refusal = False
         self._xids_s: dict[tuple[str, int, int], float] = {}
         """Node, GPU, XID -> when it was last told, s since 1970."""
 
@@ -48,6 +53,28 @@ class Watcher:
             self._tell_of_contained(self.node_events)
             self._tell_of_xids(self.node_events)
         self._tell_of_failing(failing_s, failure, wanted.failing_s)
+
+    def round_decided(self, record: RoundRecord) -> None:
+        """Note each stop in the audit log, and tell admins when the plan gate begins or ceases to refuse plans."""
+        number, refused = record.snapshot.round, record.gate.refused
+        for job, stop in record.plan.stops.items():
+            self._note("stop", job, f"round {number}: {stop.code.value}: {stop.text}", allowed=True)
+        if refused and not self._told_of_refusal:
+            why = "; ".join(refused)
+            self._note("refuse plan", str(number), why, allowed=False)
+            text = (
+                f"The plan gate refused the plan of round {number}: {why}. Every running job keeps what it has, and jobs that "
+                f"wait start where GPUs are free. See penstock plan; to let the plan pass: penstock plan --approve {number}"
+            )
+            facts = {"round": number, "jobs": sorted(record.gate.stops)}
+            self._notifier.tell(Notice("plan-refused", f"the plan of round {number} was refused", text, facts=facts))
+        self._told_of_refusal = bool(refused)
+
+    def _note(self, action: str, target: str, text: str, *, allowed: bool) -> None:
+        try:
+            self._board.store.note("", "admin", action, target, allowed=allowed, text=text)
+        except StoreError as error:
+            log.error("audit log", extra={"text": str(error)})
 
     def budget_reached(self, budget: BudgetView, limit: str) -> None:
         """A budget has reached its soft or hard limit."""

@@ -44,7 +44,12 @@ def with_room(
             if not each.spec.preemptible or each.spec.adaptivity is Adaptivity.FIXED:
                 pinned[share.node] += share.gpus
     aside = set_aside(job, nodes, pinned, held)
-    return tuple(dataclasses.replace(node, gpus_others=node.gpus_others + aside.get(node.name, 0)) for node in nodes)
+    return tuple(
+        dataclasses.replace(node, gpus_others=node.gpus_others + aside[node.name], set_aside_for=job.id)
+        if node.name in aside
+        else node
+        for node in nodes
+    )
 
 
 def longest_waiting(

@@ -5,7 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 from penstock_scheduler.diff import actions
-from penstock_scheduler.model import Assignment, Hold, Migrate, Phase, Plan, Reason, ReasonCode, Resize, Start
+from penstock_scheduler.model import (
+    Assignment,
+    Hold,
+    Migrate,
+    Phase,
+    Plan,
+    Reason,
+    ReasonCode,
+    Resize,
+    Start,
+    Stop,
+    StopCode,
+)
 from tests.scheduler.builders import job, on
 
 
@@ -21,6 +33,8 @@ def test_actions_are_the_difference_between_plan_and_cluster():
     running = {"phase": Phase.RUNNING, "allocation": here}
     wanted = plan(a=here, b=here, c=bigger, d=other, e=None, f=None)
     jobs = [job("a"), *(job(name, **running) for name in "bcde"), job("f"), job("unknown", **running)]
+    assert {action.job for action in actions(wanted, jobs)} == {"a"}, "no reason, no stop"
+    wanted = dataclasses.replace(wanted, stops=dict.fromkeys("cde", Stop(StopCode.GAIN, "why")))
     found = {action.job: action for action in actions(wanted, jobs)}
     assert found == {
         "a": Start("a", 7, here),

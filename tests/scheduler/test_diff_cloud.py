@@ -20,11 +20,14 @@ from penstock_scheduler.model import (
     ReasonCode,
     Recall,
     Resize,
+    Stop,
+    StopCode,
 )
 from tests.scheduler.builders import job, on
 
 OFFER = Offer("g5.12xlarge@b", "a10g", 1, 4, 5.0)
 WHY = Reason(ReasonCode.CHOSEN, "why")
+GAIN = Stop(StopCode.GAIN, "why")
 HERE = on("t4", t4_00=2)
 
 
@@ -78,4 +81,6 @@ def test_a_job_that_is_recalled_does_not_leave_in_the_same_round():
 )
 def test_another_number_of_gpus_of_one_type_is_a_resize_and_all_else_a_move(wanted: Placement, action: type):
     running = job("a", phase=Phase.RUNNING, allocation=HERE)
-    assert actions(Plan(7, {"a": Assignment(wanted, WHY, 1.0)}, {}), [running]) == (action("a", 7, wanted),)
+    assert actions(Plan(7, {"a": Assignment(wanted, WHY, 1.0)}, stops={"a": GAIN}), [running]) == (
+        action("a", 7, wanted),
+    )

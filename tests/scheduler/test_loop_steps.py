@@ -30,6 +30,8 @@ from penstock_scheduler.model import (
     SharingState,
     Snapshot,
     Start,
+    Stop,
+    StopCode,
 )
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -88,9 +90,9 @@ class Site:
         self.snapshot = snapshot
         why = Reason(ReasonCode.CHOSEN, "by hand")
         given = {each: Assignment(where, why, 1.0) for each, where in self.plan.items()}
-        return Plan(
-            snapshot.round, given, {each.id: why for each in snapshot.jobs if each.id not in given}, shared=self.shared
-        )
+        waiting = {each.id: why for each in snapshot.jobs if each.id not in given}
+        asked = {each.id: Stop(StopCode.ASKED, "by hand") for each in snapshot.jobs}
+        return Plan(snapshot.round, given, waiting, stops=asked, shared=self.shared)
 
     def decided(self, record: RoundRecord) -> None:
         assert self.store.last_round() is record

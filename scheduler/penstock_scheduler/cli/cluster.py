@@ -133,14 +133,28 @@ def plan(
     name: str | None = typer.Option(None, help="With --dry-run: the job's name, which selects its stored profiles."),
     partition: str | None = typer.Option(None, help="With --dry-run: the job's partition in Slurm."),
     account: str | None = typer.Option(None, help="With --dry-run: the job's account in Slurm."),
+    approve: int | None = typer.Option(
+        None,
+        metavar="ROUND",
+        help="Let plans stop the jobs that the refused plan of this round would have stopped. For admins.",
+    ),
     as_json: bool = JSON,
 ) -> None:
-    """Show what the newest round, or an earlier one, gives each job, and why.
+    """Show what the newest round, or an earlier one, gives each job, and why; and whether the plan gate refused it.
 
-    With --dry-run, show what one more job would get.
+    With --dry-run, show what one more job would get. With --approve, allow the stops of a refused plan for 15 minutes.
 
     Examples: penstock plan --round 812; penstock plan --dry-run --spec '{"max_gpus": 8}'
     """
+    if approve is not None:
+        refused = approve
+        approval = ask(lambda penstock: penstock.approve(refused))
+        if as_json:
+            print_json(approval)
+        else:
+            jobs = f"{len(approval.jobs)} job{'s' if len(approval.jobs) != 1 else ''}: {', '.join(approval.jobs)}"
+            typer.echo(f"Approved: until {local_time(approval.until_s)}, plans may stop {jobs}.")
+        return
     if dry_run:
         if number is not None:
             raise ConfigError(
@@ -166,6 +180,11 @@ def plan(
         for each in view.decisions
     ]
     print_table(("JOB", "GPUS", "REASON"), rows, "The round had none of your jobs.")
+    if view.refused:
+        typer.echo(f"\nThe plan gate refused the first plan of this round: {'; '.join(view.refused)}.")
+        typer.echo("Every running job keeps what it has. Your jobs that the refused plan would have stopped:")
+        print_table(("JOB", "WHY"), list(view.would_stop.items()), "none")
+        typer.echo(f"An admin can let it pass: penstock plan --approve {summary.round}")
 
 
 def _forecast(spec: str, name: str | None, partition: str | None, account: str | None, *, as_json: bool) -> None:

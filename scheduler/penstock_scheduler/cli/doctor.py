@@ -13,6 +13,7 @@ import typer
 
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.messages import REFUSED
 from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
 
 Check = tuple[str, bool, str]
@@ -79,5 +80,5 @@ def _daemon() -> Iterator[Check]:
     text = "; ".join(health.problems) or f"version {health.version}, round {health.round}"
     yield "penstockd", health.status == "ok", text
     for warning in health.warnings:
-        yield "Slurm's answers", False, warning
+        yield "plan gate" if warning.startswith(REFUSED) else "Slurm's answers", False, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"

@@ -103,6 +103,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "restarts": str(view.restarts),
             "GPU-hours": _gpu_hours(view),
             "reason": view.reason,
+            "last stop": view.stopped,
             "key": view.key or "",
         }
     )

@@ -36,8 +36,9 @@ from penstock_scheduler.model.plan import (
     SolveStatus,
 )
 from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
-from penstock_scheduler.model.snapshot import ClusterState, Snapshot, UnknownValue
+from penstock_scheduler.model.snapshot import ClusterState, Kept, Snapshot, UnknownValue
 from penstock_scheduler.model.spec import Adaptivity, Burst, GpuClass, JobSpec, parse_spec, validate_spec
+from penstock_scheduler.model.stops import Stop, StopCode
 
 __all__ = [
     "Action",
@@ -63,6 +64,7 @@ __all__ = [
     "JobId",
     "JobSpec",
     "JobUse",
+    "Kept",
     "KnownPair",
     "LeaveCause",
     "LeaveRequest",
@@ -91,6 +93,8 @@ __all__ = [
     "SolveReport",
     "SolveStatus",
     "Start",
+    "Stop",
+    "StopCode",
     "UnknownValue",
     "parse_spec",
     "validate_spec",

@@ -8,6 +8,7 @@ from typing import Literal
 
 from penstock_scheduler.model.cluster import Placement
 from penstock_scheduler.model.job import JobId
+from penstock_scheduler.model.stops import Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,5 @@ class Outcome:
     action: Action | CloudAction
     progress: Progress
     text: str = ""
+    stop: Stop | None = None
+    """Why the action stops a run; None: it stops none, or an earlier outcome has the reason."""

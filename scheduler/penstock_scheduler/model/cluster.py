@@ -130,6 +130,8 @@ class Node:
     """Leaf switch of the cluster's topology; nodes of one switch are close to each other. Empty: not known."""
     cpus: int = 1
     cpus_others: int = 0
+    set_aside_for: str = ""
+    """The job, of those that Penstock does not manage, for which some of `gpus_others` are kept free; empty: none."""
     state: str = ""
     """The node's state as the cluster names it, for people."""
     memory_mb: int = 0

@@ -10,6 +10,7 @@ from penstock_scheduler.model.cloud import Offer
 from penstock_scheduler.model.cluster import Configuration, Placement
 from penstock_scheduler.model.job import JobId
 from penstock_scheduler.model.sharing import SharedGpus
+from penstock_scheduler.model.stops import Stop
 
 
 class ReasonCode(StrEnum):
@@ -141,6 +142,8 @@ class Plan:
     """Jobs that run in the cloud or are sent there."""
     recalls: dict[JobId, Reason] = field(default_factory=dict)
     """Jobs in the cloud that must come back."""
+    stops: dict[JobId, Stop] = field(default_factory=dict)
+    """Why running jobs are stopped. Nothing is done to a running job that is not here."""
     shared: tuple[SharedGpus, ...] = ()
     """GPUs that jobs share; empty: each job has its own GPUs."""
     solve: SolveReport | None = None

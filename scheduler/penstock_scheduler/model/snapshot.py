@@ -43,6 +43,16 @@ class ClusterState:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Running jobs keep what they have in this round, whatever the policy would decide."""
+
+    why: str
+    """As a sentence."""
+    everything: bool = True
+    """Whether that includes jobs that a drain or a reservation asks to leave."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One round's input. `Policy.decide` reads nothing else, so a saved snapshot decides again to the same plan."""
 
@@ -68,6 +78,8 @@ class Snapshot:
     job that grows into idle GPUs."""
     partitions: tuple[Partition, ...] = ()
     """The managed partitions; one that is not here is open."""
+    kept: Kept | None = None
+    """Set if the round is decided again because the plan gate refused the first plan."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """Configurations of a recorded plan that a time limit cut short. A replay takes them as they are."""
 

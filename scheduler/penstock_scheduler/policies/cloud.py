@@ -65,7 +65,7 @@ class WithCloud(Wrapper):
             idle[node.gpu_type] += node.gpus_for_us
         for assignment in plan.assignments.values():
             idle[assignment.placement.gpu_type] -= assignment.placement.gpus
-        back = recalls(snapshot, idle, queue_empty=not waiting)
+        back = {} if snapshot.kept is not None else recalls(snapshot, idle, queue_empty=not waiting)
         for job_id, run in away.items():
             if job_id in account:
                 bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run), stays=True)

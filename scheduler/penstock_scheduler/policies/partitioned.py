@@ -120,6 +120,7 @@ def _together(one: Plan, other: Plan) -> Plan:
         waiting=one.waiting | other.waiting,
         bursts=one.bursts | other.bursts,
         recalls=one.recalls | other.recalls,
+        stops=one.stops | other.stops,
         shared=(*one.shared, *other.shared),
         incumbent=one.incumbent | other.incumbent,
         solve=other.solve or one.solve,

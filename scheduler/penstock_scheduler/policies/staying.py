@@ -2,10 +2,12 @@
 
 A node that does not respond or has not registered yet, a partition that is down, a node that the cluster has not named: nothing
 new starts there, and what runs there stays. Such a job is taken out of the policy's snapshot before it decides, and put back into
-its plan as kept. The policy never sees the job, so it cannot stop, resize or move it.
+its plan as kept. The policy never sees the job, so it cannot stop, resize or move it. The plan then says why each job is stopped
+that it does stop; see `stops`.
 
 1. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
-2. A running job stays if nothing may start on one of its nodes or in its partition, unless one of its nodes asks it to leave.
+2. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions or its reservation no
+   longer have that node, unless one of its nodes asks it to leave.
    A group of jobs that share GPUs stays as a whole.
 3. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
 4. A job that waits and that no open partition takes gets a reason that says so.
@@ -16,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Iterable, Mapping
 
-from penstock_scheduler.free_gpus import Allowance
+from penstock_scheduler.free_gpus import Allowance, is_open
 from penstock_scheduler.model import (
     Job,
     JobId,
@@ -33,6 +35,7 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import common
+from penstock_scheduler.policies.stops import with_reasons
 from penstock_scheduler.policies.wrapper import Wrapper
 from penstock_scheduler.ports import Policy
 
@@ -55,8 +58,8 @@ class Staying(Wrapper):
         """The policy's plan, with the jobs that stay."""
         closed = {each.name: each for each in snapshot.partitions if not each.may_start}
         why = staying(snapshot, closed, self._missing)
-        if not closed and not why:
-            return self._policy.decide(snapshot)
+        if not closed and not why and snapshot.kept is None:
+            return with_reasons(snapshot, self._policy.decide(snapshot))
         groups = _groups(snapshot.sharing, snapshot.jobs, why)
         placements = {job.id: where for job in snapshot.jobs if job.id in why and (where := _place(job)) is not None}
         plan = self._policy.decide(_without(snapshot, closed, placements, groups))
@@ -76,12 +79,13 @@ class Staying(Wrapper):
             if job.id in placements
         }
         together = plan.assignments | kept
-        return dataclasses.replace(
+        whole = dataclasses.replace(
             plan,
             assignments={job.id: together[job.id] for job in snapshot.jobs if job.id in together},
             waiting=waiting,
             shared=(*groups, *plan.shared),
         )
+        return with_reasons(snapshot, whole)
 
 
 def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = MISSING) -> dict[JobId, str]:
@@ -100,13 +104,22 @@ def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = 
         if held is None or job.id in away:
             continue
         there = [nodes.get(name) for name in held.nodes]
-        if any(node is not None and node.leave_request(job.reservation) is not None for node in there):
+        asked = any(node is not None and node.leave_request(job.reservation) is not None for node in there)
+        if snapshot.kept is not None and (snapshot.kept.everything or not asked):
+            found[job.id] = snapshot.kept.why
+            continue
+        if asked:
             continue
         if held.partition in closed:
             found[job.id] = f"partition {held.partition} is {_state(closed[held.partition])}, and what runs in it stays"
-        for name, node in zip(held.nodes, there, strict=True):
+        for share, node in zip(held.shares, there, strict=True):
+            name = share.node
             if node is None:
                 found[job.id] = missing.format(name=name)
+            elif not is_open(node, job):
+                found[job.id] = f"node {name} is no longer open to the job, and what runs there stays"
+            elif node.gpus < share.gpus:
+                found[job.id] = f"node {name} shows only {node.gpus} GPUs now, and what runs there stays"
             elif not node.may_start:
                 found[job.id] = (
                     f"node {name} takes no new work ({node.state or 'not in service'}), and what runs there stays"
@@ -191,6 +204,7 @@ def _without(
         limits=allowance.left() if placements else snapshot.limits,
         sharing=sharing,
         partitions=(),
+        kept=None,
     )
 
 

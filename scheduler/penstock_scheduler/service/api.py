@@ -20,6 +20,7 @@ from fastapi import Depends, Request
 from penstock_profiles.wire import Report
 from penstock_scheduler.messages import Identity, JobView, Role
 from penstock_scheduler.model import JobSpec
+from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.rules import SchedulingRules
@@ -46,6 +47,8 @@ class Controls:
     settings: Callable[[], dict[str, Any]]
     """The settings by section, with secrets masked."""
     rules: SchedulingRules
+    approve: Callable[[int, str], Approval]
+    """Approve the stops of a refused round, in the name of a user. Raises PenstockError."""
 
 
 class Api:

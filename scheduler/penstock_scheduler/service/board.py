@@ -214,6 +214,7 @@ class Board:
         has = job.phase in (Phase.RUNNING, Phase.STOPPING)
         progress, total = self._progress.get(job.id, (None, None))
         record = self.record
+        stop = record.plan.stops.get(job.id) if record else None
         fields = JobView(
             id=job.id,
             version=before.version if before else 0,
@@ -228,6 +229,7 @@ class Board:
             key=before.key if before else None,
             allocation=allocation_view(job.allocation) if job.allocation and job.phase is not Phase.QUEUED else None,
             reason=reason,
+            stopped=str(stop) if stop is not None else before.stopped if before is not None else "",
             progress=before.progress if before else None,
             total=before.total if before else None,
             gpu_seconds=before.gpu_seconds if before else {},

@@ -122,6 +122,17 @@ def _round(record: RoundRecord | None, now_s: float) -> list[Metric]:
             ("phase",),
         ),
         _gauge("round_gap_ratio", "Bound on how far the newest plan is from the best plan, as a share.", gap),
+        _gauge(
+            "plan_refused",
+            "1 while the plan gate refuses the plans of the policy, else 0.",
+            {(): float(bool(record.gate.refused))},
+        ),
+        _gauge(
+            "round_stops",
+            "Running jobs that the newest round stops, by the code of the reason.",
+            {(code,): float(n) for code, n in Counter(stop.code.value for stop in plan.stops.values()).items()},
+            ("code",),
+        ),
         _gauge("round_waiting", "Jobs that wait after the newest round.", {(): float(len(plan.waiting))}),
         _gauge(
             "goodput",

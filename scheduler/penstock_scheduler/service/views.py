@@ -13,6 +13,7 @@ from penstock_scheduler.forecast import describe as describe_forecast
 from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.messages import (
     MAX_PAGE,
+    REFUSED,
     ClusterView,
     ConfigurationView,
     Decision,
@@ -85,7 +86,7 @@ def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
 
 
 def warnings(board: Board) -> list[str]:
-    """What an admin should look at: values of the cluster that cannot be read. They name no jobs."""
+    """What an admin should look at: values of the cluster that cannot be read, and a refused plan. They name no jobs."""
     found = []
     for each in board.state.unknown if board.state is not None else ():
         count = len(each.names)
@@ -94,6 +95,9 @@ def warnings(board: Board) -> list[str]:
             f"{each.text} of {what} is not known to Penstock, which leaves {'it' if count == 1 else 'them'} alone; run "
             "`penstock slurm check`"
         )
+    if board.record is not None and board.record.gate.refused:
+        number = board.record.snapshot.round
+        found.append(f"{REFUSED} of round {number}, and every running job keeps what it has; see `penstock plan`")
     return found
 
 
@@ -146,7 +150,12 @@ def round_view(record: RoundRecord, may_see: Callable[[str], bool]) -> RoundView
     decisions += [
         Decision(job=job, code=reason.code.value, text=reason.text) for job, reason in record.plan.waiting.items()
     ]
-    return RoundView(summary=summarise(record), decisions=[each for each in decisions if each.job in visible])
+    return RoundView(
+        summary=summarise(record),
+        decisions=[each for each in decisions if each.job in visible],
+        refused=list(record.gate.refused),
+        would_stop={job: str(stop) for job, stop in record.gate.stops.items() if job in visible},
+    )
 
 
 def history_view(store: SqlStore, job: str) -> History:
@@ -164,6 +173,7 @@ def history_view(store: SqlStore, job: str) -> History:
                 action=line.action.kind,
                 progress=line.progress.value,
                 text=line.text,
+                stop=str(line.stop or ""),
                 allocation=allocation_view(placement)
                 if (placement := getattr(line.action, "placement", None))
                 else None,

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.messages import RoundSummary
-from penstock_scheduler.model import Action, CloudAction, Outcome, Progress
+from penstock_scheduler.model import Action, CloudAction, Outcome, Progress, Stop
 from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round, load_round
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, NoSuchRow
@@ -29,6 +29,7 @@ class OutcomeLine(BaseModel):
     action: Action | CloudAction
     progress: Progress
     text: str = ""
+    stop: Stop | None = None
 
 
 def summarise(record: RoundRecord) -> RoundSummary:
@@ -123,7 +124,7 @@ class RoundStore(Database):
                 "time_s": time_s,
                 "job": each.action.job,
                 "line": OutcomeLine(
-                    time_s=time_s, action=each.action, progress=each.progress, text=each.text
+                    time_s=time_s, action=each.action, progress=each.progress, text=each.text, stop=each.stop
                 ).model_dump_json(),
             }
             for each in outcomes

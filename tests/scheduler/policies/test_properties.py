@@ -27,6 +27,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.policies import REGISTRY, common, make_policy, registered
 from penstock_scheduler.policies.sia import SiaSettings
+from penstock_scheduler.policies.stops import stopped
 from penstock_scheduler.policy_choice import PolicyChoice
 from tests.scheduler.builders import job, snapshot, staged, table, with_facts
 from tests.scheduler.policies.documented import NAME, documented
@@ -153,6 +154,8 @@ def may_only_stay(state: Snapshot) -> set[str]:
         if each.phase is Phase.RUNNING and each.allocation is not None:
             there = [nodes[name] for name in each.allocation.nodes]
             shut = each.allocation.partition in closed or not all(node.may_start for node in there)
+            shut |= any(node.reservation != each.reservation for node in there)
+            shut |= any(set(node.partitions).isdisjoint(each.partitions) for node in there)
             if shut and all(node.leave is None and node.reservation in ("", each.reservation) for node in there):
                 found.add(each.id)
     return found
@@ -255,11 +258,12 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
 
 
 @pytest.mark.parametrize(("name", "chosen"), VARIANTS)
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(state=snapshots())
-def test_what_runs_where_nothing_new_may_start_stays(name: str, chosen: dict[str, object], state: Snapshot) -> None:
-    """Unless a node asks it to leave: it keeps exactly what it has, and the reason says why."""
+def test_running_jobs_stay_or_are_stopped_for_a_reason(name: str, chosen: dict[str, object], state: Snapshot) -> None:
+    """Where nothing new may start and nobody asks it to leave, a job keeps exactly what it has, and the reason says why."""
     plan = make_policy(name, chosen)[0].decide(state)
+    assert set(plan.stops) == {each.id for each in stopped(state, plan)}
     for each in state.jobs:
         if each.id in may_only_stay(state):
             assert plan.assignments[each.id].placement == each.allocation

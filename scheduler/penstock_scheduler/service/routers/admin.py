@@ -6,10 +6,11 @@ import asyncio
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from penstock_scheduler.messages import (
     MAX_PAGE,
+    ApprovalView,
     AuditPage,
     Drain,
     Drained,
@@ -20,6 +21,7 @@ from penstock_scheduler.messages import (
     TokenOrder,
     TokenView,
 )
+from penstock_scheduler.plan_gate import NothingToApprove
 from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.api import Admin, Operator, User
@@ -43,6 +45,17 @@ async def put_policy(choice: PolicyChoice, call: Admin) -> PolicyChoice:
     full = await asyncio.to_thread(call.api.controls.set_policy, choice)
     await call.audit(allowed=True, text=choice.model_dump_json())
     return full
+
+
+@router.post("/rounds/{number}/approval")
+async def post_approval(number: Annotated[int, Path(ge=0, le=2**62)], call: Admin) -> ApprovalView:
+    """Let plans stop the jobs that the refused plan of this round would have stopped, for 15 minutes."""
+    try:
+        approval = await asyncio.to_thread(call.api.controls.approve, number, call.identity.user)
+    except NothingToApprove as error:
+        raise Refusal(409, "nothing-to-approve", str(error)) from None
+    await call.audit(allowed=True, text=f"jobs {', '.join(sorted(approval.jobs))}")
+    return ApprovalView(round=approval.round, jobs=sorted(approval.jobs), by=approval.by, until_s=approval.until_s)
 
 
 @router.put("/pause")

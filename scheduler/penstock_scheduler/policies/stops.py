@@ -1,0 +1,188 @@
+"""Which running jobs a plan stops, and why. No reason, no stop: nothing acts on a stop that the plan gives no reason for.
+
+A plan *stops* a job if the job runs in the snapshot, and the plan gives it nothing, another number of GPUs or another place, or
+recalls it from the cloud. A policy puts the reasons that only it knows into `Plan.stops`. The other reasons follow from the
+snapshot and the plan: `with_reasons` finds the first of these that applies.
+
+1. A node asks the job to leave: a drain or a reservation.
+2. A budget is used up; the trials of its search are ranked lower; it is measured on another type.
+3. Its job spec, or the rules of its partition, no longer allow what it has.
+4. It leaves GPUs that it shares with other jobs.
+5. It trains faster on what it gets.
+6. It holds more than a limit allows.
+7. Another job gets its GPUs: on one of its nodes, or else of its GPU type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from penstock_scheduler.model import (
+    Configuration,
+    GpuLimit,
+    Job,
+    JobId,
+    Node,
+    Phase,
+    Placement,
+    Plan,
+    ReasonCode,
+    Snapshot,
+    Stop,
+    StopCode,
+)
+from penstock_scheduler.policies import common
+from penstock_scheduler.units import times
+
+BY_REASON = {
+    ReasonCode.GPU_BUDGET: StopCode.LIMIT,
+    ReasonCode.STOPPED_BY_GROUP: StopCode.TRIALS,
+    ReasonCode.MEASURING: StopCode.MEASURING,
+}
+"""Reasons of a plan that are also reasons to stop a job."""
+
+
+def stopped(snapshot: Snapshot, plan: Plan) -> tuple[Job, ...]:
+    """The running jobs that this plan stops, in the order of the snapshot."""
+    away = {run.job: run for run in snapshot.cloud.runs} if snapshot.cloud is not None else {}
+    found = []
+    for job in snapshot.jobs:
+        held, given = job.running_on, plan.assignments.get(job.id)
+        if job.id in away:
+            if job.id in plan.recalls and not away[job.id].ending:
+                found.append(job)
+        elif held is not None and (job.id in plan.waiting if given is None else not given.placement.suits(held)):
+            found.append(job)
+    return tuple(found)
+
+
+def with_reasons(snapshot: Snapshot, plan: Plan) -> Plan:
+    """The plan with a reason for each stop as far as there is one, and with no other reasons."""
+    jobs = stopped(snapshot, plan)
+    if not jobs and not plan.stops:
+        return plan
+    finder = _Reasons(snapshot, plan)
+    found = {job.id: plan.stops.get(job.id) or finder.of(job) for job in jobs}
+    return dataclasses.replace(plan, stops={job: stop for job, stop in found.items() if stop is not None})
+
+
+class _Reasons:
+    """Finds the reasons for the stops of one plan."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self._snapshot = snapshot
+        self._plan = plan
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._gains: dict[str, list[tuple[bool, JobId]]] = {}
+        """Node -> jobs that get more of its GPUs; first those that start."""
+        self._type_gains: dict[str, list[tuple[bool, JobId]]] = {}
+        """GPU type -> jobs that get more GPUs of it."""
+        self._over = [limit for limit in snapshot.limits if _held(snapshot.jobs, limit) > limit.gpus]
+        self._sharing = {
+            job: group.node for group in (snapshot.sharing.groups if snapshot.sharing else ()) for job in group.jobs
+        }
+        for job in snapshot.jobs:
+            self._count(job)
+
+    def _count(self, job: Job) -> None:
+        given = self._plan.assignments.get(job.id)
+        if given is None:
+            return
+        held = job.allocation if job.phase is not Phase.QUEUED else None
+        before = {share.node: share.gpus for share in held.shares} if held is not None else {}
+        entry = (held is not None, job.id)
+        for share in given.placement.shares:
+            if share.gpus > before.get(share.node, 0):
+                self._gains.setdefault(share.node, []).append(entry)
+        gpu_type = given.placement.gpu_type
+        if given.placement.gpus > (held.gpus if held is not None and held.gpu_type == gpu_type else 0):
+            self._type_gains.setdefault(gpu_type, []).append(entry)
+
+    def of(self, job: Job) -> Stop | None:
+        """Why the plan stops this job; None: nothing tells."""
+        if job.id in self._plan.recalls:
+            return Stop(StopCode.RECALL, self._plan.recalls[job.id].text)
+        held = job.running_on
+        assert held is not None, "a stopped job runs"
+        return (
+            self._asked_to_leave(job, held)
+            or self._by_reason(job)
+            or self._not_allowed(job, held)
+            or self._leaves_sharing(job, held)
+            or self._gain(job, held)
+            or self._over_limit(job, held)
+            or self._preempted(job, held)
+        )
+
+    def _asked_to_leave(self, job: Job, held: Placement) -> Stop | None:
+        for node in self._there(held):
+            if (request := node.leave_request(job.reservation)) is not None:
+                code = StopCode(request.cause.value)
+                who = f" ({request.text})" if request.text else ""
+                return Stop(code, f"node {node.name} asks its jobs to leave: {code.value}{who}", by_s=request.by_s)
+        return None
+
+    def _by_reason(self, job: Job) -> Stop | None:
+        given = self._plan.assignments.get(job.id)
+        reason = self._plan.waiting[job.id] if given is None else given.reason
+        code = BY_REASON.get(reason.code)
+        return None if code is None else Stop(code, reason.text)
+
+    def _not_allowed(self, job: Job, held: Placement) -> Stop | None:
+        if common.allowed(job, held.configuration):
+            return None
+        return Stop(StopCode.ASKED, f"its job spec, or a rule of its partition, no longer allows {held.configuration}")
+
+    def _leaves_sharing(self, job: Job, held: Placement) -> Stop | None:
+        if job.id not in self._sharing or job.id not in self._plan.assignments:
+            return None
+        return Stop(StopCode.SHARING, f"it leaves the GPUs that it shares on node {held.nodes[0]}")
+
+    def _gain(self, job: Job, held: Placement) -> Stop | None:
+        given = self._plan.assignments.get(job.id)
+        before = self._rate(job, held.configuration)
+        if given is None or not given.goodput > before:
+            return None
+        faster = f"about {times(given.goodput / before)} as fast" if before > 0 else "it makes progress there"
+        text = f"from {held.configuration} to {given.configuration}: {faster}"
+        return Stop(StopCode.GAIN, text, before, given.goodput)
+
+    def _over_limit(self, job: Job, held: Placement) -> Stop | None:
+        limit = next((each for each in self._over if each.covers(job) and each.counts(held.gpu_type)), None)
+        return None if limit is None else Stop(StopCode.LIMIT, f"{limit} does not allow the GPUs that it has")
+
+    def _preempted(self, job: Job, held: Placement) -> Stop | None:
+        before = self._rate(job, held.configuration)
+        given = self._plan.assignments.get(job.id)
+        after = given.goodput if given is not None else 0.0
+        for name in held.nodes:
+            if (other := _first(self._gains.get(name, ()), job.id)) is not None:
+                return Stop(StopCode.PREEMPTED, f"makes room for job {other} on node {name}", before, after, other)
+        for node in self._there(held):
+            if node.set_aside_for:
+                text = f"makes room for job {node.set_aside_for}, which Penstock does not manage"
+                return Stop(StopCode.PREEMPTED, f"{text}, on node {node.name}", before, after)
+        if (other := _first(self._type_gains.get(held.gpu_type, ()), job.id)) is not None:
+            text = f"makes room for job {other}, which gets more {held.gpu_type} GPUs"
+            return Stop(StopCode.PREEMPTED, text, before, after, other)
+        return None
+
+    def _there(self, held: Placement) -> list[Node]:
+        return [self._nodes[name] for name in held.nodes if name in self._nodes]
+
+    def _rate(self, job: Job, configuration: Configuration) -> float:
+        goodput = common.rate(self._snapshot.facts[job.id].model, configuration)
+        return goodput if math.isfinite(goodput) else 0.0
+
+
+def _first(gains: Iterable[tuple[bool, JobId]], but: JobId) -> JobId | None:
+    """The first of these jobs, those that start before those that run already."""
+    return min((entry for entry in gains if entry[1] != but), default=(False, None))[1]
+
+
+def _held(jobs: Iterable[Job], limit: GpuLimit) -> int:
+    """GPUs that running jobs hold and that count against the limit."""
+    running = ((job, held) for job in jobs if (held := job.running_on) is not None)
+    return sum(held.gpus for job, held in running if limit.covers(job) and limit.counts(held.gpu_type))
