@@ -16,6 +16,7 @@ from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.messages import Role, Submission, TokenOrder
 from penstock_scheduler.model import ClusterState, Phase
 from penstock_scheduler.models import SpecModels
+from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate, Output
 from penstock_scheduler.records import RoundRecord
@@ -102,6 +103,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
         lambda paused: changes.update(paused=paused),
         lambda: {"daemon": {}},
         SchedulingRules(BudgetSettings(), LimitSettings(), store),
+        lambda number, by: Approval.of(store.round(number), by, time.time()),
     )
     models = SpecModels(load_families(None), 30.0)
     api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0"} | settings)

@@ -64,6 +64,7 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("GET", "/v1/prices"): (USERS, None),
     ("GET", "/v1/policies"): (USERS, None),
     ("PUT", "/v1/policy"): (ADMINS, {"name": "sia"}),
+    ("POST", "/v1/rounds/{number}/approval"): (ADMINS, None),
     ("PUT", "/v1/pause"): (ADMINS, {"paused": False}),
     ("GET", "/v1/drains"): (USERS, None),
     ("POST", "/v1/drains"): (OPERATORS, {"kind": "node", "name": "t4-01"}),
