@@ -144,7 +144,14 @@ def history(job: str = JOB, as_json: bool = JSON) -> None:
         print_json(found)
         return
     rows = [
-        (local_time(each.time_s), str(each.round), each.action, _gpus(each.allocation), each.progress, each.text)
+        (
+            local_time(each.time_s),
+            str(each.round),
+            each.action,
+            _gpus(each.allocation),
+            each.progress,
+            "; ".join(filter(None, (each.stop, each.text))),
+        )
         for each in found.outcomes
     ]
     columns = ("TIME", "ROUND", "ACTION", "GPUS", "PROGRESS", "TEXT")

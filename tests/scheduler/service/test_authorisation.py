@@ -133,7 +133,7 @@ def test_every_change_of_state_is_audited(api, endpoint):
         path = path.replace("{token}", token)
     who = "me" if path == "/v1/jobs" else "ada" if "{job}" in path else "boss"
     before = len(api.board.store.audit(limit=500))
-    asked = path.replace("{job}", "1").replace("{kind}/{name}", "node/t4-01")
+    asked = path.replace("{job}", "1").replace("{number}", "1").replace("{kind}/{name}", "node/t4-01")
     assert 200 <= ask(api, who, method, asked, body) < 300
     lines = api.board.store.audit(limit=500)
     if path in ("/v1/jobs/plan", "/v1/jobs/{job}/reports"):
