@@ -1,9 +1,7 @@
-import tomllib
 from pathlib import Path
 
+from penstock_scheduler import __version__
 from penstock_scheduler.settings import reference
-
-_project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # The page on the settings is written from the settings themselves; git ignores it.
 (Path(__file__).parent / "admin" / "settings.md").write_text(reference(), encoding="utf-8")
@@ -11,7 +9,7 @@ _project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_
 project = "Penstock"
 author = "The Penstock developers"
 copyright = author
-version = release = _project["version"]
+version = release = __version__
 
 extensions = ["myst_parser"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]

@@ -5,6 +5,7 @@ same table in Lua, the parameters of Airflow's operator, and the tables of docs/
 `policies/__init__.py` registers each policy once. From it comes the list in docs/admin/policies.md.
 `penstock_slurm/node_states.py` and `states.py` have the tables of Slurm's states that docs/admin/node-states.md and
 docs/developer/control.md print.
+The version in `scheduler/penstock_scheduler/__init__.py` is also the SPANK plugin's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from penstock_scheduler import __version__
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.flags import Flag, Syntax
 from penstock_scheduler.policies import REGISTRY
@@ -35,6 +37,7 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
     """The files and their text as it should be, by path under `root`. Text outside the marked parts is as it is."""
     whole: dict[str, Callable[[], str]] = {
         "slurm_plugin/spank/flags.def": spank_table,
+        "slurm_plugin/spank/version.h": spank_version,
         "airflow_provider/airflow_provider_penstock/operators/job_spec.py": airflow_parameters,
     }
     parts: dict[str, Callable[[], str]] = {
@@ -63,6 +66,12 @@ def replace_part(text: str, part: str, path: str) -> str:
     if len(begins) != 1 or len(ends) != 1 or begins[0] > ends[0]:
         raise ValueError(f'{path} needs one line with "{BEGIN}" and after it one with "{END}"')
     return "".join(lines[: begins[0] + 1]) + part + "".join(lines[ends[0] :])
+
+
+def spank_version() -> str:
+    """The version of Penstock, for the SPANK plugin."""
+    where = "scheduler/penstock_scheduler/__init__.py"
+    return f'/* {BEGIN} from {where}: do not edit */\n#define PENSTOCK_VERSION "{__version__}"\n'
 
 
 def policies_page() -> str:

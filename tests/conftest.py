@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["penstock_slurm.loopback.fixtures"]
+pytest_plugins = ["penstock_slurm.loopback.fixtures", "tests.skips"]
 
 settings.register_profile("penstock", deadline=None)  # no test is timed: machines are noisy
 settings.load_profile("penstock")

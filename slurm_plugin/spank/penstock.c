@@ -16,6 +16,7 @@
  */
 #include "devices.h"
 #include "flags.h"
+#include "version.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -30,8 +31,8 @@ SPANK_PLUGIN(penstock, 1)
 
 enum { NAME_SIZE = 80, PATH_SIZE = 1024 };
 
-/* The agent finds this text to learn the plugin's version, which equals penstock_scheduler.__version__. */
-__attribute__((used)) static const char release[] = "penstock.so of Penstock 0.1.0";
+/* The agent finds this text to learn the plugin's version. */
+__attribute__((used)) static const char release[] = "penstock.so of Penstock " PENSTOCK_VERSION;
 
 /* Tenths of a second that a task waits for its first time slice. The signals that end the job end the waiting
  * process too. */

@@ -1,0 +1,147 @@
+"""The wheel, installed into an empty environment without the checkout: a Slurm, a job, and nothing left after the removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler import __version__
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import skip_without_slurm
+
+ROOT = Path(__file__).parent.parent.parent
+
+# About two minutes, and 150 MB from the package index: `.ci/run` runs them as a part of its own.
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """The wheel of the committed HEAD, which `script/package` builds."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: script/package builds the committed HEAD")
+    done = subprocess.run([ROOT / "script/package"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ROOT / f"dist/penstock-{__version__}-py3-none-any.whl"
+
+
+class Machine:
+    """A home folder whose only Penstock is the installed wheel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.packages = Path()
+        inherited = ("PIP_", "SSL_", "REQUESTS_", "LANG")
+        self.environment = {name: value for name, value in os.environ.items() if name.startswith(inherited)}
+        self.environment |= {"HOME": str(folder), "PATH": f"{folder}/env/bin:/usr/local/sbin:/usr/local/bin:"}
+        self.environment["PATH"] += "/usr/sbin:/usr/bin:/sbin:/bin"
+
+    def command(self, *words: str | Path) -> str:
+        """A command's output. It fails the test if the command fails."""
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=900
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    def source(self, lines: str) -> None:
+        """Do what a shell would do with lines such as `export NAME=VALUE`."""
+        for line in lines.splitlines():
+            name, _, value = line.removeprefix("export ").partition("=")
+            self.environment[name] = value
+
+
+@pytest.fixture(scope="module")
+def machine(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    skip_without_slurm(accounting=False)
+    machine = Machine(tmp_path_factory.mktemp("machine"))
+    subprocess.run([sys.executable, "-m", "venv", machine.folder / "env"], check=True)
+    machine.command("pip", "install", "-q", "--disable-pip-version-check", f"{wheel}[slurm]")
+    machine.packages = Path(machine.command("python", "-c", "import penstock_slurm; print(penstock_slurm.__file__)"))
+    machine.packages = machine.packages.parent.parent
+    return machine
+
+
+@pytest.fixture
+def slurm(machine: Machine) -> Iterator[Path]:
+    """The folder of a Slurm that `penstock loopback` starts."""
+    machine.command("penstock", "loopback", "up", "--dir", "slurm", "--nodes", "t4:1x4", "--no-agents")
+    try:
+        machine.source(machine.command("penstock", "loopback", "env", "--dir", "slurm"))
+        yield machine.folder / "slurm"
+    finally:
+        print(machine.command("penstock", "loopback", "down", "--dir", "slurm"))
+
+
+@pytest.fixture
+def settings(machine: Machine) -> Path:
+    path = machine.folder / "penstock.toml"
+    path.write_text(
+        f'[daemon]\nround_s = 1.0\nstate_dir = "{machine.folder}/state"\n'
+        f'[slurm]\npartitions = ["all"]\nspool_dir = "{machine.folder}/spool"\n'
+    )
+    return path
+
+
+def test_the_environment_is_the_wheels_and_has_no_large_solver(machine: Machine) -> None:
+    assert machine.command("penstock", "--version").strip() == f"penstock {__version__}"
+    assert machine.packages.is_relative_to(machine.folder)
+    assert not list(machine.packages.glob("cbcbox*"))
+    for name in ("spank/penstock.c", "spank/version.h", "lua/penstock.lua", "systemd/penstockd.service"):
+        assert (machine.packages / "penstock_slurm" / name).is_file()
+
+
+def test_a_job_runs_with_the_flags_and_nothing_is_left_in_slurm(machine: Machine, slurm: Path, settings: Path) -> None:
+    before = {path: path.read_bytes() for path in (slurm / "etc").iterdir() if path.is_file()}
+    options = ("--config", str(settings), "--apply")
+    cron = ("--schedule", "cron", "--schedule-dir", str(machine.folder))
+    print(machine.command("penstock", "slurm", "install", *options, "--prefix", f"{machine.folder}/lib", *cron))
+
+    log = (machine.folder / "penstockd.log").open("w")
+    daemon = subprocess.Popen(
+        ["penstockd", "--config", settings], cwd=machine.folder, env=machine.environment, stderr=log
+    )
+    try:
+        train = f"{machine.folder}/env/bin/penstock-emulated-trainer --family bert-squad --work 2e3 --checkpoint-dir ."
+        machine.environment["PENSTOCK_SPOOL"] = f"{machine.folder}/spool"
+        flags = ("--adaptive", "--max-gpus=4", "--model-family=bert-squad", "--output=job.out")
+        job = machine.command("sbatch", "--parsable", *flags, f"--wrap=exec {train}").strip()
+        wait_for(
+            lambda: "JobState=COMPLETED" in machine.command("scontrol", "show", "job", job),
+            120,
+            "the job to end",
+            details=lambda: (machine.folder / "penstockd.log").read_text()[-3000:],
+        )
+    finally:
+        daemon.terminate()
+        assert daemon.wait(60) == 0
+        log.close()
+    assert "progress=2000 ends status=0" in (machine.folder / "job.out").read_text()
+
+    machine.command("penstock", "slurm", "uninstall", *options)
+    after = {path: path.read_bytes() for path in (slurm / "etc").iterdir() if path.is_file()}
+    assert {path.name for path in after if path not in before} <= {"penstock-install.json"}
+    assert {path: after.get(path) for path in before} == before
+
+
+def test_pip_removes_every_file_of_ours(machine: Machine, wheel: Path) -> None:
+    machine.command("pip", "uninstall", "-q", "-y", "penstock")
+    try:
+        left = [path for path in machine.packages.glob("*penstock*") if any(each.is_file() for each in path.rglob("*"))]
+        assert left == []
+        assert list((machine.folder / "env/bin").glob("penstock*")) == []
+    finally:
+        machine.command("pip", "install", "-q", "--disable-pip-version-check", "--no-deps", wheel)
+
+
+def test_the_sdist_has_what_the_wheel_is_built_from(wheel: Path) -> None:
+    with tarfile.open(wheel.with_name(f"penstock-{__version__}.tar.gz")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "slurm_plugin/spank/penstock.c", "script/test", "tests/conftest.py"} <= names
