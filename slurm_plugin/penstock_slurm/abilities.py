@@ -44,6 +44,8 @@ class Release:
     `--exclusive=user`, `mcs` and `topo` jobs apart; such jobs share nodes with some other jobs."""
     empty_tres_clears_gpus: bool
     """Whether an empty `TresPerNode` removes the GPUs of a pending job. Otherwise the job must request another GRES."""
+    cgroups_have_job_ids: bool
+    """Whether the cgroup (v2) of a job is always named by its number. Otherwise only with CgroupJobIdPaths=yes."""
 
 
 _FIRST = Release(
@@ -78,6 +80,7 @@ _FIRST = Release(
     whole_nodes_field="OverSubscribe",
     whole_nodes={"NO": True, "YES": False, "OK": False, "USER": False, "MCS": False},
     empty_tres_clears_gpus=True,
+    cgroups_have_job_ids=True,
 )
 _23_02 = dataclasses.replace(_FIRST, since=(23, 2), empty_tres_clears_gpus=False)
 _24_05 = dataclasses.replace(
@@ -93,6 +96,7 @@ _26_05 = dataclasses.replace(
     since=(26, 5),
     whole_nodes_field="Exclusive",
     whole_nodes={"NODE": True, "NO": False, "USER": False, "MCS": False, "TOPO": False},
+    cgroups_have_job_ids=False,
 )
 
 RELEASES = (_FIRST, _23_02, _24_05, _25_05, _25_11, _26_05)

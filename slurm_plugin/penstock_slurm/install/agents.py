@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,12 +15,14 @@ from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler import __version__
 from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
 from penstock_slurm import abilities
+from penstock_slurm.abilities import Release
 from penstock_slurm.agents import STAND_IN_REMEDY, without_stand_in
 from penstock_slurm.gateway import SlurmNode, open_gateway
 from penstock_slurm.gpu_reservation import NAME as PLACEHOLDER
 from penstock_slurm.install.edits import our_libraries
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget
+from penstock_slurm.install.slurm import constrains_devices
 from penstock_slurm.install.units import AGENT, MOUNT
 
 AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "UNKNOWN"})
@@ -149,6 +151,17 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join([*names[:SHOWN], *more])
 
 
+def check_cgroups(config: Mapping[str, str], release: Release) -> Iterator[Finding]:
+    """Check that agents find the cgroups in which Slurm constrains the devices of jobs, if it does."""
+    if not constrains_devices(config):
+        return
+    found = release.cgroups_have_job_ids or config.get("CgroupJobIdPaths", "no").lower() == "yes"
+    remedy = (
+        "set CgroupJobIdPaths=yes in cgroup.conf (Slurm 26.05.2 or later); it counts for jobs that start afterwards"
+    )
+    yield Finding("agents find the cgroups of jobs", "" if found else remedy)
+
+
 def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
     """Check what jobs that share GPUs need, if `[slurm] agents` is on; with `on_nodes` also the nodes. Raises PenstockError."""
     section = site.slurm
@@ -156,7 +169,9 @@ def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
         return
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
     nodes = [node for node in gateway.nodes() if not set(section.partitions).isdisjoint(node.partitions)]
-    if not abilities.release(gateway.version()).empty_tres_clears_gpus:
+    release = abilities.release(gateway.version())
+    yield from check_cgroups(site.config, release)
+    if not release.empty_tres_clears_gpus:
         lacking = without_stand_in(nodes, section.partitions)
         remedy = f"{', '.join(lacking[:SHOWN])}{' and more' if len(lacking) > SHOWN else ''}: {STAND_IN_REMEDY}"
         yield Finding("the nodes have the GRES that jobs that share GPUs ask for", remedy if lacking else "")

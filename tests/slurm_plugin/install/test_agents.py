@@ -11,8 +11,9 @@ import pytest
 from penstock_scheduler import __version__
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.sharing.messages import Lack, NodeStatus, XidSeen, agent_folder, status_file
+from penstock_slurm.abilities import release
 from penstock_slurm.gateway import SlurmNode
-from penstock_slurm.install.agents import judge
+from penstock_slurm.install.agents import check_cgroups, judge
 from penstock_slurm.install.units import AGENT, MOUNT, agent_units, daemon_unit
 
 NOW_S = 1e9
@@ -157,3 +158,22 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path):
             ["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True, timeout=60, check=False
         )
         assert (done.returncode, done.stderr) == (0, ""), name
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "findings"),
+    [
+        ((24, 11), {"ConstrainDevices": "yes"}, [True]),
+        ((26, 5), {"ConstrainDevices": "yes"}, [False]),
+        ((26, 5), {"ConstrainDevices": "yes", "CgroupJobIdPaths": "yes"}, [True]),
+        ((26, 5), {"ConstrainDevices": "no"}, []),
+    ],
+)
+def test_agents_have_to_find_the_cgroups_of_jobs(
+    version: tuple[int, int], config: dict[str, str], findings: list[bool]
+):
+    """From 26.05 on, Slurm names them by another id of the job unless it is told not to."""
+    config["TaskPlugin"] = "task/cgroup"
+    found = list(check_cgroups(config, release(version)))
+    assert [not finding.remedy for finding in found] == findings
+    assert all("CgroupJobIdPaths=yes" in finding.remedy for finding in found if finding.remedy)
