@@ -58,3 +58,20 @@ def test_what_is_left_over_is_named_in_the_order_of_the_names():
     """They were tried from the largest to the smallest: b, d, a."""
     found = put("t4:1x1", {"c": t4(1), "b": t4(8), "d": t4(4), "a": t4(2)})
     assert found.left_over == ("a", "b", "d")
+
+
+def test_of_jobs_that_made_room_the_one_on_more_nodes_finds_new_nodes_first():
+    """The new job needs two whole nodes. One GPU is left on each of two others: room for b, which runs on two nodes."""
+    current = {"a": on("t4", t4_01=2), "b": on("t4", t4_00=1, t4_03=1)}
+    wanted = {"a": t4(2), "b": t4(2, 2), "new": t4(4, 2)}
+    found = put("t4:4x2", wanted, current, {"p": on("t4", t4_02=1)})
+    assert found.placements == {"new": on("t4", t4_00=2, t4_01=2), "b": on("t4", t4_02=1, t4_03=1)}
+    assert found.left_over == ("a",)
+
+
+def test_jobs_that_made_room_are_named_in_the_order_of_their_names():
+    """Not in the order of their nodes, nor of a set, which differs from one process to the next."""
+    names = "hfdbgeca"
+    current = {name: on("t4", t4_00=1) for name in names}
+    found = put("t4:1x8,t4:1x4,t4:1x4", dict.fromkeys(names, t4(1)) | {"new": t4(8)}, current)
+    assert list(found.made_room_for) == sorted(names)
