@@ -84,7 +84,7 @@ class Board:
             self._take_state(state, now_s, frozenset(elsewhere))
 
     def _take_state(self, state: ClusterState, now_s: float, elsewhere: frozenset[str]) -> None:
-        there = {job.id for job in state.jobs} | {refusal.job for refusal in state.refused}
+        there = {job.id: job for job in state.jobs}
         views = [self._view(job, self._live.get(job.id), now_s) for job in state.jobs]
         gone = [job for job in self._live if job not in there]
         if gone:
