@@ -276,6 +276,9 @@ class ControlMessage(Message):
     """What is left of the job's time limit, for the run after `time_limit_restarts` restarts; None: the submitted
     limit."""
     time_limit_restarts: NonNegativeInt | None = None
+    holds: NonNegativeInt | None = None
+    """The job's restarts in Slurm up to which its holds are the daemon's own, between its runs. Later holds, and those of
+    a job without this number, are somebody else's."""
     shares: bool = False
     """Whether the job may hold no GPUs in Slurm. Then the agent of its node binds it to shared GPUs, or did so before,
     and Slurm may not have allocated GPUs of its own to it again."""

@@ -199,6 +199,14 @@ class Client:
         """Ask Slurm to end a job. A job that has ended stays as it is."""
         return self._ask(JobView, "POST", f"/v1/jobs/{job}/cancel", again=True)
 
+    def hold(self, job: str) -> JobView:
+        """Keep a job from being started until it is released. A running job continues."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job}/hold", again=True)
+
+    def release(self, job: str) -> JobView:
+        """Let a held job start again."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job}/release", again=True)
+
     def explain(self, job: str) -> ExplanationView:
         """Why a job has what it has."""
         return self._ask(ExplanationView, "GET", f"/v1/jobs/{job}/explain", again=True)

@@ -177,7 +177,7 @@ class GpuSeconds:
 
 def _present_and_ended(state: ClusterState) -> tuple[dict[JobId, Job], dict[JobId, EndedRun]]:
     """The jobs that are there, and the last runs of jobs that are gone."""
-    present = {job.id: job for job in state.jobs}
+    present = {job.id: job for job in (*state.jobs, *(each.job for each in state.waiting))}
     return present, {run.job: run for run in state.ended if run.job not in present}
 
 

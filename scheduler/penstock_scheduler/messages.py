@@ -153,6 +153,8 @@ class JobView(Body):
     """Code of the newest round's reason; `explain` has the reason as a sentence."""
     stopped: str = ""
     """Why a round last stopped a run of the job, as code and sentence; empty: none has."""
+    note: str = ""
+    """What keeps the job from being placed besides GPUs, such as a hold, with the remedy; empty: nothing."""
     progress: float | None = None
     """Samples so far, from the newest report."""
     total: float | None = None

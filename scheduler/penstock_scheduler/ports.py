@@ -295,6 +295,23 @@ class Submitter(Protocol):
         """End a job. A job that has ended already stays as it is."""
         ...
 
+    def hold(self, job: JobId, by: str, *, admin: bool) -> None:
+        """Keep a job from being started until it is released. A job that runs goes on until it is stopped otherwise.
+
+        Args:
+            by: the user that asks for it.
+            admin: whether only an admin may release it.
+        """
+        ...
+
+    def release(self, job: JobId, *, admin: bool) -> None:
+        """Let a held job start again, whether it was held by `hold` or in the cluster itself.
+
+        Raises:
+            BadJobSpec: it is held by an admin, and `admin` is false; or nobody holds it.
+        """
+        ...
+
     def fates(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
         """How these jobs ended; None: not yet. Jobs that the cluster has forgotten are left out."""
         ...

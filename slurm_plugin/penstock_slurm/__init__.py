@@ -39,7 +39,7 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
         _expect_stand_in(gateway, section)
     commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # sbatch exists only as a command
     spool = Spool(section.spool_dir)
-    nodes = SlurmCloudNodes(section.cloud_partition, commands) if section.cloud_partition else None
+    nodes = SlurmCloudNodes(section.cloud_partition, commands, spool) if section.cloud_partition else None
     submitter = SlurmSubmitter(commands, spool, section)
     sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock, stand_in=stand_in)
     cluster = SlurmCluster(gateway, spool, clock, section, check, nodes, sharing)

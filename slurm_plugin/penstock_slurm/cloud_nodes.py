@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import CloudNode
+from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob, SlurmNode
+from penstock_slurm.holds import mark
 from penstock_slurm.notes import with_message
 from penstock_slurm.states import HOLDING
 
@@ -32,9 +34,10 @@ BUSY = frozenset(
 class SlurmCloudNodes:
     """The nodes of one partition, as of the last observation; see `ports.CloudNodes`."""
 
-    def __init__(self, partition: str, gateway: CliGateway) -> None:
+    def __init__(self, partition: str, gateway: CliGateway, spool: Spool) -> None:
         self._partition = partition
         self._gateway = gateway
+        self._spool = spool
         self._nodes: dict[str, SlurmNode] = {}
         self._jobs: dict[JobId, SlurmJob] = {}
 
@@ -98,6 +101,8 @@ class SlurmCloudNodes:
         """See `ports.CloudNodes`. A job that cannot be requeued (srun, --no-requeue) is cancelled."""
         log.warning("job sent back to the queue", extra={"job": job, "text": text})
         try:
+            if (known := self._jobs.get(job)) is not None:
+                mark(self._spool, known, known.restarts + 1)
             self._gateway.requeue_hold(job)
             self._gateway.hold(job)
             self._say(job, text)

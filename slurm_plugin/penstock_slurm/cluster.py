@@ -8,10 +8,12 @@ spool before the job is released.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ClusterAway
@@ -27,6 +29,7 @@ from penstock_scheduler.model import (
     Phase,
     Progress,
     Resize,
+    WaitingJob,
 )
 from penstock_scheduler.ports import Clock, SpecCheck
 from penstock_scheduler.spool import Spool
@@ -36,8 +39,10 @@ from penstock_slurm.begin_times import BeginTimes, let_deadlines_count
 from penstock_slurm.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.endings import Endings
 from penstock_slurm.gateway import ControllerAway, Gateway, JobGone, SlurmError, SlurmJob, SlurmNode, Transient
+from penstock_slurm.holds import ADMIN, BY_SLURM, Asked, HoldFiles, held_text, is_held, mark
 from penstock_slurm.lost_gpus import LostGpus
 from penstock_slurm.messages import note_shares, say
+from penstock_slurm.notes import waits_for
 from penstock_slurm.pauses import measured
 from penstock_slurm.records import Records, expect_partitions, read, unknown_values
 from penstock_slurm.remembered import Remembered, StateLog
@@ -88,11 +93,12 @@ class SlurmCluster:
         self._gateway, self._spool, self._clock = gateway, spool, clock
         self._settings, self._check = settings, check
         self._site = SlurmSite(gateway, clock, settings)
-        self._lost_gpus = LostGpus(gateway)
+        self._lost_gpus = LostGpus(gateway, spool)
         self._shrinking = Shrinking(gateway, spool)
         self._begin_times = BeginTimes(gateway, settings.plain_after_s)
         self._endings = Endings(spool.control)
         self._states = StateLog()
+        self._holds = HoldFiles(spool.folder)
         self._remembered = Remembered()
         self._has_observed = False
         self._scene = Scene(clock.now_s(), clock.now_s(), settings.partitions, (), {})
@@ -100,6 +106,11 @@ class SlurmCluster:
         self._slurm_jobs: dict[JobId, SlurmJob] = {}
         self._jobs: dict[JobId, Job] = {}
         self._not_yet: dict[JobId, SlurmJob] = {}
+        """Jobs that wait for what their user requested."""
+        self._held: dict[JobId, SlurmJob] = {}
+        """Pending jobs that somebody holds."""
+        self._waiting: tuple[WaitingJob, ...] = ()
+        """Both of these, for people."""
         self._one_record: set[int] = set()
         """Numbers of job records that several elements of an array share."""
         self._free: dict[str, int] = {}
@@ -124,7 +135,7 @@ class SlurmCluster:
         expect_partitions(ours, records.partitions)
         slurm_jobs = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         self._has_observed, self._gone = True, dict(records.gone)
-        found = sort_jobs(slurm_jobs, ours, self._clock.now_s(), cleared=self._cleared, check=self._check)
+        found = sort_jobs(slurm_jobs, ours, cleared=self._cleared, check=self._check)
         for refusal in found.refused:
             say(self._gateway, next(job for job in slurm_jobs if job.id == refusal.job), refusal.text)
         managed = (slurm_job for slurm_job, _ in found.managed.values())
@@ -158,6 +169,7 @@ class SlurmCluster:
             tuple(run for run in ended if run),
             partition_views(records.partitions, scene.managed),
             unknown_values(records),
+            self._waiting,
         )
 
     def _see(self, records: Records, slurm_jobs: Sequence[SlurmJob]) -> Scene:
@@ -181,18 +193,59 @@ class SlurmCluster:
 
     def _take_over(self, found: SortedJobs, slurm_jobs: Sequence[SlurmJob]) -> None:
         """Take over the managed jobs of this observation."""
-        self._slurm_jobs, self._jobs, self._not_yet = {}, {}, found.not_yet
+        self._slurm_jobs, self._jobs, self._not_yet, self._held = {}, {}, {}, {}
+        waiting, asked = [], self._holds.read()
         for job_id, (slurm_job, spec) in found.managed.items():
-            now, job = job_view(slurm_job, spec, self._spooled(slurm_job), self._scene)
+            spooled = self._noted(slurm_job, asked)
+            now, job = job_view(slurm_job, spec, spooled, self._scene)
             self._states.saw(job_id, now)
-            if job is not None:
+            if job is None:
+                continue
+            pending = slurm_job.state in WAITING
+            text = held_text(slurm_job, spooled.control, asked.held.get(job_id)) if pending else ""
+            other = waits_for(slurm_job, self._scene.now_s) if pending and not text else ""
+            if text or other:
+                (self._held if text else self._not_yet)[job_id] = slurm_job
+                queued = dataclasses.replace(job, phase=Phase.QUEUED, allocation=None)
+                code: Literal["held", "waiting-cluster"] = "held" if text else "waiting-cluster"
+                waiting.append(WaitingJob(queued, code, text or f"waits for {other}"))
+            else:
                 self._slurm_jobs[job_id], self._jobs[job_id] = slurm_job, job
+        self._waiting = tuple(waiting)
+        for job_id in (asked.held.keys() | asked.released) & self._gone.keys():
+            self._holds.forget(job_id)
         self._owners |= {job_id: job.uid for job_id, job in self._slurm_jobs.items()}
         runs = self._remembered.saw(self._slurm_jobs, self._jobs, slurm_jobs, self._scene.now_s)
         self._lost_gpus.forget(runs)
         self._shrinking.forget(runs)
         numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
         self._one_record = {number for number, count in numbers.items() if count > 1}
+
+    def _noted(self, slurm_job: SlurmJob, asked: Asked) -> Spooled:
+        """What the spool has of a job, once it notes whose the holds of a pending job are."""
+        spooled, pending = self._spooled(slurm_job), slurm_job.state in WAITING
+        if slurm_job.id in asked.released:
+            self._release(slurm_job)
+            return self._spooled(slurm_job)
+        released = pending and not is_held(slurm_job)
+        if released and spooled.control is not None and spooled.control.holds == slurm_job.restarts:
+            mark(self._spool, slurm_job, None)  # what holds it from now on is not Penstock's
+            return self._spooled(slurm_job)
+        return spooled
+
+    def _release(self, job: SlurmJob) -> None:
+        """Carry out `penstock release`: what holds the job from now on is Penstock's own, so that a round may start it."""
+        try:
+            if job.state in WAITING:
+                mark(self._spool, job, job.restarts)
+            if is_held(job) and job.reason == ADMIN:
+                self._gateway.hold(job.id)  # a user hold in its place; a release in Slurm might start it
+            elif is_held(job) and job.state in BY_SLURM:
+                self._gateway.release(job.id)
+        except SlurmError as error:
+            log.warning("cannot release the job", extra={"job": job.id, "text": str(error)})
+            return
+        self._holds.forget(job.id)
 
     def _nodes(
         self, records: Records, slurm_nodes: Sequence[SlurmNode], slurm_jobs: Iterable[SlurmJob]
@@ -205,7 +258,7 @@ class SlurmCluster:
         kept_for = reserved(records.reservations, scene.now_s, self._settings.reservation_lead_s)
         jobs = {job_id: (self._slurm_jobs[job_id], job) for job_id, job in self._jobs.items()}
         nodes = node_views(slurm_nodes, jobs, scene, kept_for=kept_for, placeholders=placeholders)
-        ours = self._slurm_jobs.keys() | self._not_yet.keys()
+        ours = self._slurm_jobs.keys() | self._not_yet.keys() | self._held.keys()
         plain = (job for job in slurm_jobs if job.id not in ours)
         patience_s = self._settings.plain_patience_s
         return plain_jobs.with_room(
@@ -247,12 +300,23 @@ class SlurmCluster:
         self._lost_gpus.stop(self._slurm_jobs.values(), self._scene.silent)
         steps = [self._take_step(action) for action in actions]
         failed = self._write(steps)
+        self._hold_as_asked()
         now_s, waiting = self._clock.now_s(), (*self._slurm_jobs.values(), *self._not_yet.values())
         self._begin_times.renew(waiting, {action.job for action in actions}, now_s)
         let_deadlines_count(self._gateway, self._not_yet.values(), now_s)
         return tuple(
             each.outcome if each.job not in failed else _failed(each.outcome, failed[each.job]) for each in steps
         )
+
+    def _hold_as_asked(self) -> None:
+        """Hold jobs in Slurm that `penstock hold` holds and that Slurm might start."""
+        for job in self._held.values():
+            if not is_held(job):
+                try:
+                    mark(self._spool, job, job.restarts)
+                    self._gateway.hold(job.id)
+                except SlurmError as error:
+                    log.warning("cannot hold the job", extra={"job": job.id, "text": str(error)})
 
     def _write(self, steps: Sequence[Step]) -> dict[JobId, SlurmError]:
         """Run the steps' commands. Returns the jobs whose commands failed. Raises ClusterAway."""
@@ -295,7 +359,7 @@ class SlurmCluster:
     def _scope(self, action: Action, slurm_job: SlurmJob, job: Job) -> Scope:
         """What is known of an action's job. A job that only waits costs no reading of the spool."""
         waits, now_s, remembered = slurm_job.state in WAITING, self._clock.now_s(), self._remembered
-        if waits and isinstance(action, Hold):
+        if waits and isinstance(action, Hold) and slurm_job.held:
             return Scope(slurm_job, job, Spooled(), now_s)
         spooled = self._spooled(slurm_job)
         misplaced = self._sharing is not None and job.id in self._sharing.misplaced  # since this round, perhaps

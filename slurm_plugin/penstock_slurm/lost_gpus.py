@@ -11,7 +11,9 @@ import logging
 from collections.abc import Collection, Iterable
 
 from penstock_scheduler.model import JobId
+from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.holds import mark
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +30,8 @@ Run = tuple[JobId, int]
 class LostGpus:
     """Remembers which runs were checked, so that each one is checked once."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, spool: Spool) -> None:
+        self._gateway, self._spool = gateway, spool
         self._lacks: dict[Run, bool] = {}
         """Whether Slurm has started a run without its GPUs, as far as that was checked."""
 
@@ -73,6 +75,7 @@ class LostGpus:
             if not self.lacks(job) or not set(silent).isdisjoint(job.nodes):
                 continue
             try:
+                mark(self._spool, job, job.restarts + 1)
                 self._gateway.requeue_hold(job.id)
             except SlurmError as error:
                 log.warning("cannot stop a job without its GPUs", extra={"job": job.id, "text": str(error)})
@@ -88,6 +91,7 @@ class LostGpus:
         if not job.requeue or job.restarts >= MOST_RESTARTS:
             return
         try:
+            mark(self._spool, job, job.restarts + 1)
             self._gateway.bring_back(job.id)
         except SlurmError as error:
             log.warning("cannot requeue a job that failed without its GPUs", extra={"job": job.id, "text": str(error)})

@@ -120,7 +120,7 @@ def step(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
         return under_way(action, "Slurm started it without its GPUs: it is stopped first")
     if slurm.state in WAITING:
         if isinstance(action, Hold):
-            return Step(Outcome(action, Progress.DONE), _hold(slurm))
+            return Step(Outcome(action, Progress.DONE), _hold(slurm), _holding(action, scope))
         return _start(action, scope, settings)
     if stays(action, scope.job, misplaced=scope.misplaced):
         return _stay(action, scope)
@@ -174,7 +174,7 @@ def _await(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
     if waited_s < settings.start_patience_s or action.placement.partition == settings.cloud_partition:
         return under_way(action, "waits for Slurm to start it")
     text = f"Slurm did not start it in {waited_s:.0f} s: {scope.slurm.reason}"
-    return Step(Outcome(action, Progress.FAILED, text), _hold(scope.slurm))
+    return Step(Outcome(action, Progress.FAILED, text), _hold(scope.slurm), _holding(action, scope))
 
 
 def _own_gpus(scope: Scope) -> dict[str, int]:
@@ -202,6 +202,7 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
         slurm_job=None if slurm.array_job_id is None else str(slurm.number),
         time_limit_s=scope.limit_s,
         time_limit_restarts=None if scope.limit_s is None else slurm.restarts,
+        holds=slurm.restarts,
         moved_s=before.moved_s if before is not None else None,
         pauses_s=before.pauses_s if before is not None else (),
         # A cleared job has no GPUs until Slurm has given them back; the daemon may die before that.
@@ -265,31 +266,43 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
     if scope.leaves_a_gap:
         text = "waits until its GPUs are reserved for the jobs that share them"
         return Step(Outcome(action, Progress.UNDER_WAY, text), (), told, signal=signal, message=message)
+    # In the spool before the job is stopped, because the daemon may die meanwhile. Somebody may have held the running job.
+    kept: dict[str, float | None] = {"holds": None if slurm.priority == 0 else slurm.restarts + 1}
     if scope.left_s is not None:
-        # In the spool before the job is stopped, because the daemon may die meanwhile.
-        kept = {"time_limit_s": scope.left_s, "time_limit_restarts": slurm.restarts + 1}
-        told = control.model_copy(update=kept)
+        kept |= {"time_limit_s": scope.left_s, "time_limit_restarts": slurm.restarts + 1}
+    told = control.model_copy(update=kept)
     how = "has saved" if saved else "gets Slurm's signals to save"
     left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
     return Step(left, (Write(slurm.id, "requeue_hold"),), told, signal=signal, message=message)
 
 
+def _control(action: Action, scope: Scope) -> ControlMessage:
+    """The job's control message; a first one if there is none."""
+    slurm = scope.slurm
+    return scope.spooled.control or ControlMessage(
+        job_id=slurm.id,
+        epoch=scope.spooled.epoch,
+        round=action.round,
+        submitted_s=slurm.submit_s,
+        submitted_to=slurm.partition[0],
+    )
+
+
 def _asked(action: Action, scope: Scope) -> ControlMessage:
     """The job's control message with a request to save."""
-    slurm, control = scope.slurm, scope.spooled.control
-    if control is None:
-        control = ControlMessage(
-            job_id=slurm.id,
-            epoch=scope.spooled.epoch,
-            round=action.round,
-            submitted_s=slurm.submit_s,
-            submitted_to=slurm.partition[0],
-        )
+    control = _control(action, scope)
     if control.request is not None:
         return control
     request = Request(id=f"{action.round}-{control.epoch}", asked_s=scope.now_s)
     moved_s = None if isinstance(action, Hold) else scope.now_s
     return control.model_copy(update={"request": request, "moved_s": moved_s, "round": action.round})
+
+
+def _holding(action: Action, scope: Scope) -> ControlMessage | None:
+    """The control message that notes that Penstock is about to hold a pending job; None: it is held already."""
+    if scope.slurm.held:
+        return None
+    return _control(action, scope).model_copy(update={"holds": scope.slurm.restarts})
 
 
 def _hold(job: SlurmJob) -> tuple[Write, ...]:

@@ -30,6 +30,7 @@ from penstock_scheduler.spool import Spool
 from penstock_slurm.endings import exceeded_memory
 from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.holds import ADMIN, HoldFiles, foreign_hold
 from penstock_slurm.settings import SlurmSettings
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class SlurmSubmitter:
 
     def __init__(self, gateway: CliGateway, spool: Spool, settings: SlurmSettings) -> None:
         self._gateway, self._spool, self._settings = gateway, spool, settings
+        self._holds = HoldFiles(spool.folder)
 
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
         """See `ports.Submitter`: `sbatch --hold`, the script on its standard input."""
@@ -110,6 +112,22 @@ class SlurmSubmitter:
             return
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
+
+    def hold(self, job: JobId, by: str, *, admin: bool) -> None:
+        """See `ports.Submitter`. The round loop holds it in Slurm if Slurm might start it."""
+        self._holds.hold(job, by, admin=admin)
+
+    def release(self, job: JobId, *, admin: bool) -> None:
+        """See `ports.Submitter`. The round loop carries it out."""
+        asked = self._holds.asked(job)
+        record = next((each for each in self._jobs() if each.id == job), None)
+        foreign = record is not None and foreign_hold(record, self._spool.control(job))
+        if asked is None and not foreign:
+            raise BadJobSpec(f"nobody holds job {job}; `penstock explain {job}` says what it waits for")
+        by_admin = (asked is not None and asked.admin) or (foreign and record is not None and record.reason == ADMIN)
+        if by_admin and not admin:
+            raise BadJobSpec(f"an admin holds job {job}; ask an admin to release it")
+        self._holds.release(job)
 
     def fates(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
         """See `ports.Submitter`."""

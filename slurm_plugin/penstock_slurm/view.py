@@ -34,7 +34,7 @@ from penstock_scheduler.ports import SpecCheck
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.node_states import UNLISTED, node_facts
-from penstock_slurm.notes import kept_by_begin, notes, waits_for
+from penstock_slurm.notes import kept_by_begin, notes
 from penstock_slurm.site import SlurmRules
 from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
 
@@ -90,8 +90,6 @@ class SortedJobs:
     """Slurm's jobs, sorted into those that Penstock manages and others."""
 
     managed: dict[JobId, tuple[SlurmJob, JobSpec]] = field(default_factory=dict)
-    not_yet: dict[JobId, SlurmJob] = field(default_factory=dict)
-    """Jobs that wait for something else than GPUs."""
     refused: list[Refusal] = field(default_factory=list)
     """Jobs that ask for Penstock and cannot be managed."""
 
@@ -99,7 +97,6 @@ class SortedJobs:
 def sort_jobs(
     jobs: Iterable[SlurmJob],
     partitions: Collection[str],
-    now_s: float,
     *,
     cleared: Callable[[SlurmJob], bool],
     check: SpecCheck,
@@ -109,7 +106,6 @@ def sort_jobs(
     Args:
         jobs: Slurm's jobs.
         partitions: the managed partitions, that of the cloud included.
-        now_s: the time.
         cleared: tells whether Penstock has cleared the GRES of a job.
         check: raises BadJobSpec if a job spec can never be served.
     """
@@ -126,10 +122,7 @@ def sort_jobs(
         except BadJobSpec as error:
             found.refused.append(Refusal(job.id, job.name, job.user, str(error)))
             continue
-        if job.state in WAITING and waits_for(job, now_s):
-            found.not_yet[job.id] = job
-        else:
-            found.managed[job.id] = job, spec
+        found.managed[job.id] = job, spec
     return found
 
 

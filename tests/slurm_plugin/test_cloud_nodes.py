@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from penstock_scheduler.errors import ClusterAway
+from penstock_scheduler.spool import Spool
 from penstock_slurm.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.gateway import CliGateway, ControllerAway, Refused, SlurmError, SlurmNode
 from tests.slurm_plugin.test_notes_and_plain_jobs import SEEN, noted
@@ -32,8 +35,13 @@ class OneJob:
         return ask
 
 
-def refuse(slurm: OneJob) -> None:
-    nodes = SlurmCloudNodes("burst", cast(CliGateway, slurm))
+def refuse(slurm: OneJob, folder: Path | None = None) -> None:
+    with tempfile.TemporaryDirectory() as spool:
+        _refuse(slurm, Spool(folder or Path(spool)))
+
+
+def _refuse(slurm: OneJob, spool: Spool) -> None:
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, slurm), spool)
     nodes.saw((), [JOB])
     nodes.refuse(JOB.id, "it asks for cloud nodes itself")
 
@@ -68,9 +76,9 @@ def node(name: str, *state: str) -> SlurmNode:
     return SlurmNode(name, {"a10g": 1}, {}, frozenset(state), ("burst",), 4, 0, 8000, 0)
 
 
-def test_what_may_be_filled_and_what_is_up() -> None:
+def test_what_may_be_filled_and_what_is_up(tmp_path: Path) -> None:
     """Cloud nodes exist once an instance has joined. Gateways always exist, and are free unless they have a cloud runner."""
-    nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()))
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()), Spool(tmp_path))
     seen = {
         "down": ("IDLE", "CLOUD", "POWERED_DOWN"),
         "boots": ("ALLOCATED", "CLOUD", "POWERING_UP"),
@@ -85,9 +93,9 @@ def test_what_may_be_filled_and_what_is_up() -> None:
     assert [each.name for each in nodes.nodes() if each.up] == ["joined", "gateway", "gateway-used", "gateway-drained"]
 
 
-def test_gateways_stay_and_a_refusal_to_power_down_is_not_slurms_absence() -> None:
+def test_gateways_stay_and_a_refusal_to_power_down_is_not_slurms_absence(tmp_path: Path) -> None:
     slurm = OneJob(power_down=DISABLED)
-    nodes = SlurmCloudNodes("burst", cast(CliGateway, slurm))
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, slurm), Spool(tmp_path))
     nodes.saw([node("cloud", "IDLE", "CLOUD"), node("gateway", "IDLE")], [JOB])
     nodes.power_down(["gateway"])
     assert slurm.asked == []
@@ -98,7 +106,7 @@ def test_gateways_stay_and_a_refusal_to_power_down_is_not_slurms_absence() -> No
         nodes.power_down(["cloud"])
 
 
-def test_slurms_number_of_an_array_element_names_its_job() -> None:
-    nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()))
+def test_slurms_number_of_an_array_element_names_its_job(tmp_path: Path) -> None:
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()), Spool(tmp_path))
     nodes.saw((), [dataclasses.replace(JOB, id="12_3", number=14)])
     assert [nodes.job_of("14"), nodes.job_of("99")] == ["12_3", "99"]

@@ -75,6 +75,9 @@ class Told:
         self.written += writes
         return (None,) * len(writes)
 
+    def gpus_held(self, job_id: str) -> int | None:
+        return None
+
     def knows(self, job_id: str) -> bool:
         self.checked.append(job_id)
         found = self.known.get(job_id, False)
@@ -145,7 +148,9 @@ def test_a_job_that_exceeded_its_memory_is_logged_once_and_one_that_is_queued_ag
     told: Told, cluster: SlurmCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An observation asks for ended jobs at most once, and not at all once nothing is left to learn about them."""
-    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500), 0)
+    Spool(tmp_path / "spool").tell(
+        ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500, holds=0), 0
+    )
     ending, killed = pending("gpu", state="COMPLETING"), pending("gpu", state="OUT_OF_MEMORY")
     for listed, ended, logged in (([pending("gpu")], [], 0), ([], [killed], 1)):
         told.listed, told.ended = [pending("gpu")], []
@@ -165,7 +170,9 @@ def test_a_job_that_exceeded_its_memory_is_logged_once_and_one_that_is_queued_ag
 def test_a_job_that_no_observation_has_shown_running_may_have_exceeded_its_memory(
     told: Told, cluster: SlurmCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500), 0)
+    Spool(tmp_path / "spool").tell(
+        ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, memory_mb=500, holds=0), 0
+    )
     told.listed = [pending("gpu")]
     cluster.observe()
     told.listed, told.ended = [], [pending("gpu", state="OUT_OF_MEMORY")]
@@ -219,7 +226,7 @@ def test_a_job_that_is_to_have_gpus_of_its_own_again_is_ours_until_slurm_has_giv
     """It ran without GPUs of Slurm's. The daemon dies when the spool has the new start and Slurm has not."""
     spool = Spool(tmp_path / "spool")
     told.listed = [pending("gpu", gpus_per_node=None)]
-    spool.tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, shares=True), 0)
+    spool.tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, shares=True, holds=0), 0)
     cluster.observe()
     cluster.apply([Start("7", 2, Placement("t4", "gpu", (Share("n0", 2),)))])
     control = Spool(tmp_path / "spool").control("7")

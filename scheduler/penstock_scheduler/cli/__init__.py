@@ -28,7 +28,8 @@ COMMANDS = "penstock.commands"
 
 OWN = {
     "list": "jobs:list_",
-    **{name: f"jobs:{name}" for name in ("show", "explain", "history", "logs", "wait", "cancel", "efficiency", "cost")},
+    **{name: f"jobs:{name}" for name in ("show", "explain", "history", "logs", "wait", "cancel", "hold", "release")},
+    **{name: f"jobs:{name}" for name in ("efficiency", "cost")},
     **{name: f"cluster:{name}" for name in ("queue", "nodes", "rounds", "plan", "budget")},
     "top": "top:top",
     **{name: f"admin:{name}" for name in ("pause", "resume", "drain", "policy", "token")},
@@ -48,7 +49,10 @@ OWN = {
 """Command -> its module in this package, and the function or the group of commands in it."""
 
 PANELS = {
-    "Jobs": ("submit", "list", "show", "explain", "history", "logs", "wait", "cancel", "efficiency", "cost"),
+    "Jobs": (
+        *("submit", "list", "show", "explain", "history", "logs", "wait", "cancel", "hold", "release"),
+        *("efficiency", "cost"),
+    ),
     "Cluster": ("queue", "nodes", "rounds", "plan", "top", "budget"),
     "Administration": ("doctor", "pause", "resume", "drain", "policy", "token", "config", "db", "slurm", "cloud"),
     "Measurements": ("profile", "sensitivity"),

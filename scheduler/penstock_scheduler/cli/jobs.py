@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -104,6 +104,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "GPU-hours": _gpu_hours(view),
             "reason": view.reason,
             "last stop": view.stopped,
+            "waits": f"it {view.note}" if view.note else "",
             "key": view.key or "",
         }
     )
@@ -125,6 +126,8 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
         found = explain_round(record, job) if record else None
         if found is None:
             view = _kept(kept, job)
+            if view.note:
+                return [f"Job {job} {view.note}."], view.model_dump_json()
             cause = f" It {view.ended_text}." if view.ended_text else ""
             return [f"Job {job}: {_state(view)}. The newest round did not consider it.{cause}"], view.model_dump_json()
         lines = [f"By round {found.round}, at {local_time(found.decided_s)}:", *words(found, now_s=time.time())]
@@ -200,33 +203,55 @@ def wait(
         raise typer.Exit(FAILED)
 
 
-def cancel(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_json: bool = JSON) -> None:
-    """Cancel jobs.
+def hold(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_json: bool = JSON) -> None:
+    """Keep jobs from being started until they are released.
 
-    All jobs are tried. The exit status is 1 if one could not be cancelled.
+    A job that runs continues, and is not started again after a stop. All jobs are tried. The exit status is 1 if one could not
+    be held.
     """
+    _each(jobs, lambda penstock, job: penstock.hold(job), "is held; `penstock release` lets it start", as_json)
 
-    def end(penstock: Client) -> tuple[list[JobView], list[str]]:
+
+def release(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_json: bool = JSON) -> None:
+    """Let held jobs start again.
+
+    Releases holds of `penstock hold` and of Slurm. Only admins release a job that an admin holds. All jobs are tried. The exit
+    status is 1 if one could not be released.
+    """
+    _each(jobs, lambda penstock, job: penstock.release(job), "is released; the next round considers it", as_json)
+
+
+def _each(jobs: list[str], order: Callable[[Client, str], JobView], done: str, as_json: bool) -> None:
+    """Give an order about each job. Exits with status 1 if one was refused."""
+
+    def give(penstock: Client) -> tuple[list[JobView], list[str]]:
         asked, refused = [], []
         for job in jobs:
             try:
-                asked.append(penstock.cancel(job))
+                asked.append(order(penstock, job))
             except PenstockError as error:
                 if error.exit_status != 1:
                     raise
                 refused.append(f"job {job}: {error}")
         return asked, refused
 
-    asked, refused = ask(end)
+    asked, refused = ask(give)
     if as_json:
         print_json(asked)
     for view in asked if not as_json else ():
-        ended = view.state == "ended"
-        typer.echo(f"Job {view.id} " + (f"had ended before: {view.ended}." if ended else "is being cancelled."))
+        typer.echo(f"Job {view.id} " + (f"had ended before: {view.ended}." if view.state == "ended" else f"{done}."))
     for text in refused:
         typer.echo(f"penstock: {text}", err=True)
     if refused:
         raise typer.Exit(1)
+
+
+def cancel(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_json: bool = JSON) -> None:
+    """Cancel jobs.
+
+    All jobs are tried. The exit status is 1 if one could not be cancelled.
+    """
+    _each(jobs, lambda penstock, job: penstock.cancel(job), "is being cancelled", as_json)
 
 
 def efficiency(job: str = JOB, as_json: bool = JSON) -> None:

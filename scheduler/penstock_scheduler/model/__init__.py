@@ -24,7 +24,7 @@ from penstock_scheduler.model.cluster import (
     Share,
 )
 from penstock_scheduler.model.facts import JobFacts
-from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, WaitingJob
 from penstock_scheduler.model.plan import (
     Assignment,
     Batch,
@@ -96,6 +96,7 @@ __all__ = [
     "Stop",
     "StopCode",
     "UnknownValue",
+    "WaitingJob",
     "parse_spec",
     "validate_spec",
 ]

@@ -169,6 +169,17 @@ class GpuLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job with a job spec that waits for something else than GPUs, such as a release. No policy sees it."""
+
+    job: Job
+    code: Literal["held", "waiting-cluster"]
+    """`held`: somebody holds it. `waiting-cluster`: it waits for what its user requested, such as a dependency."""
+    text: str
+    """What it waits for, as a sentence without its subject, with the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A job that asks for Penstock but cannot be managed, and why."""
 

@@ -9,7 +9,7 @@ from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node, Partition
 from penstock_scheduler.model.facts import JobFacts
-from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal, WaitingJob
 from penstock_scheduler.model.sharing import SharingState
 
 
@@ -40,6 +40,8 @@ class ClusterState:
     """The managed partitions; one that is not here is open."""
     unknown: tuple[UnknownValue, ...] = ()
     """What cannot be read. Such jobs are refused and left alone; nothing starts on such nodes and in such partitions."""
+    waiting: tuple[WaitingJob, ...] = ()
+    """Jobs that are held, or wait for something else than GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

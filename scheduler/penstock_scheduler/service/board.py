@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
@@ -84,8 +84,11 @@ class Board:
             self._take_state(state, now_s, frozenset(elsewhere))
 
     def _take_state(self, state: ClusterState, now_s: float, elsewhere: frozenset[str]) -> None:
-        there = {job.id: job for job in state.jobs}
-        views = [self._view(job, self._live.get(job.id), now_s) for job in state.jobs]
+        jobs = (*state.jobs, *(each.job for each in state.waiting))
+        notes = {each.job.id: (each.code, each.text) for each in state.waiting}
+        there = {job.id for job in jobs}
+        views = [self._view(job, self._live.get(job.id), now_s, *notes.get(job.id, ("", ""))) for job in jobs]
+        views += self._left_alone(state.refused)
         gone = [job for job in self._live if job not in there]
         if gone:
             last_runs = {run.job: run for run in state.ended if elsewhere.isdisjoint(run.held.nodes)}
@@ -97,8 +100,8 @@ class Board:
         with self._lock:
             self.state, self.observed_s = state, now_s
             self._shown = {
-                job.id: (job, self._reason(job.id), view.result, view)
-                for job, view in zip(state.jobs, views, strict=False)
+                job.id: (job, view.note or self._reason(job.id), view.result, view)
+                for job, view in zip(jobs, views, strict=False)
             }
             for view in changed:
                 if view.state == "ended":
@@ -202,12 +205,31 @@ class Board:
         reason = assignment.reason if assignment else plan.waiting.get(job)
         return reason.code.value if reason else ""
 
-    def _view(self, job: Job, before: JobView | None, now_s: float) -> JobView:
-        """The job for clients. Returns `before` itself, the very object, if nothing has changed."""
-        reason = self._reason(job.id)
+    def _left_alone(self, refused: Iterable[Refusal]) -> list[JobView]:
+        """Live jobs that are not managed any more, for example because somebody overwrote their AdminComment."""
+        found = []
+        for each in refused:
+            view = self._live.get(each.job)
+            if view is not None and view.note != each.text:
+                found.append(
+                    view.model_copy(update={"version": view.version + 1, "reason": "refused", "note": each.text})
+                )
+        return found
+
+    def _view(self, job: Job, before: JobView | None, now_s: float, code: str = "", note: str = "") -> JobView:
+        """The job for clients. Returns `before` itself, the very object, if nothing has changed.
+
+        Args:
+            job: the job as observed.
+            before: its last view.
+            now_s: the time.
+            code: why the job waits for something else than GPUs; empty: the newest round's reason counts.
+            note: the same as a sentence.
+        """
+        reason = code or self._reason(job.id)
         # Most jobs have not changed since the last tick, and a view costs a hundred times what this comparison does.
         shown, result = self._shown.get(job.id), self.results.newest(job.id)
-        if shown is not None and shown[3] is before and shown[:3] == (job, reason, result):
+        if shown is not None and shown[3] is before and shown[:3] == (job, note or reason, result):
             return before
         if before is None:
             before = self.store.job(job.id)
@@ -230,6 +252,7 @@ class Board:
             allocation=allocation_view(job.allocation) if job.allocation and job.phase is not Phase.QUEUED else None,
             reason=reason,
             stopped=str(stop) if stop is not None else before.stopped if before is not None else "",
+            note=note,
             progress=before.progress if before else None,
             total=before.total if before else None,
             gpu_seconds=before.gpu_seconds if before else {},

@@ -192,6 +192,9 @@ def explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationVi
         text = f"it has ended: {view.ended}" + (f": it {view.ended_text}" if view.ended_text else "")
         lines = [f"Job {view.id} has ended: {view.ended}.", *cause, *describe_result(view)]
         return ExplanationView(job=view, code="ended", text=text, lines=lines)
+    if view.note:
+        lines = [f"Job {view.id} {view.note}.", *describe_result(view)]
+        return ExplanationView(job=view, code=view.reason, text=view.note, lines=lines)
     found = explain(record, view.id) if record else None
     if record is None or found is None:
         refusal = next((each for each in record.snapshot.refused if each.job == view.id), None) if record else None

@@ -370,7 +370,7 @@ class Gateway(Protocol):
         ...
 
     def hold(self, job_id: str) -> None:
-        """Keep a pending job from starting until an admin releases it. A running job continues."""
+        """Keep a pending job from starting until it is released, by a user hold (JobHeldUser). A running job continues."""
         ...
 
     def release(self, job_id: str) -> None:

@@ -152,7 +152,7 @@ def arguments(write: Write) -> tuple[str, ...]:
     if write.kind == "split":  # any update gives an array's element a record of its own; this one changes nothing else
         return "update", f"JobId={write.job_id}", "Requeue=1"
     if placement is None:
-        commands = {"hold": ("hold",), "release": ("release",), "requeue_hold": ("requeuehold", "Incomplete")}
+        commands = {"hold": ("uhold",), "release": ("release",), "requeue_hold": ("requeuehold", "Incomplete")}
         return (*commands[write.kind], write.job_id)
     count = len(placement.nodes)
     without = f"gres:{STAND_IN}:1" if placement.stand_in else ""

@@ -232,7 +232,7 @@ class CliGateway:
         return found
 
     def hold(self, job_id: str) -> None:
-        """`scontrol hold`. The priority is 0 until an admin releases the job."""
+        """`scontrol uhold`. The priority is 0 until the job is released, and the reason differs from that of an admin's hold."""
         self._one(Write(job_id, "hold"))
 
     def release(self, job_id: str) -> None:

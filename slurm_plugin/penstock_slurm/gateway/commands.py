@@ -38,7 +38,7 @@ if the thread that happens to serve it has that error left over (`_update_job`: 
 
 JOB_ID = re.compile(r"\d+(_\d+)?")
 
-UPDATES = frozenset({"update", "hold", "release"})
+UPDATES = frozenset({"update", "uhold", "release"})
 """scontrol's commands that Slurm does not carry out for a job that slurmdbd has not registered."""
 
 UNREGISTERED = re.compile(r"the DB index is being set.* for job (\S+)$", re.MULTILINE)

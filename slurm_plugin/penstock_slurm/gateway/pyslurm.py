@@ -163,7 +163,7 @@ class PyslurmGateway:
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job from starting."""
-        self._write("hold", job_id, lambda job: job.hold())
+        self._write("hold", job_id, lambda job: job.hold("user"))
 
     def release(self, job_id: str) -> None:
         """Let a held job start."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.client import Client
+from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.messages import Role, Submission, TokenOrder
 from penstock_scheduler.model import ClusterState, Phase
@@ -38,6 +39,7 @@ class MadeUp:
     folder: Path
     jobs: dict[str, tuple[str, Submission]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
+    held: dict[str, tuple[str, bool]] = field(default_factory=dict)
     ended: dict[str, Fate] = field(default_factory=dict)
     given_epoch: int | None = None
 
@@ -51,6 +53,16 @@ class MadeUp:
 
     def cancel(self, name: str) -> None:
         self.cancelled.append(name)
+
+    def hold(self, name: str, by: str, *, admin: bool) -> None:
+        self.held[name] = by, admin
+
+    def release(self, name: str, *, admin: bool) -> None:
+        if name not in self.held:
+            raise BadJobSpec("nobody holds it")
+        if self.held[name][1] and not admin:
+            raise BadJobSpec("an admin holds it")
+        del self.held[name]
 
     def fates(self, jobs):
         return {name: self.ended.get(name) for name in jobs}

@@ -50,6 +50,8 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("GET", "/v1/jobs"): (USERS, None),
     ("GET", "/v1/jobs/{job}"): (OF_JOB, None),
     ("POST", "/v1/jobs/{job}/cancel"): (OF_JOB, None),
+    ("POST", "/v1/jobs/{job}/hold"): (OF_JOB, None),
+    ("POST", "/v1/jobs/{job}/release"): (OF_JOB, None),
     ("GET", "/v1/jobs/{job}/explain"): (OF_JOB, None),
     ("GET", "/v1/jobs/{job}/history"): (OF_JOB, None),
     ("GET", "/v1/jobs/{job}/log"): (OF_JOB, None),

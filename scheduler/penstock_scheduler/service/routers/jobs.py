@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from typing import Annotated, Literal
 
@@ -98,6 +99,27 @@ async def cancel(job: str, call: User) -> JobView:
     if view.state != "ended":
         await call.audit(allowed=True)
         await submitting.ask_cluster(call.api.submitter.cancel, job)
+    return view
+
+
+@router.post("/jobs/{job}/hold")
+async def hold(job: str, call: User) -> JobView:
+    """Keep a job from being started until it is released. A running job continues."""
+    view = await call.job(job)
+    if view.state != "ended":
+        await call.audit(allowed=True)
+        ask = functools.partial(call.api.submitter.hold, job, call.identity.user, admin=call.sees_all)
+        await submitting.ask_cluster(ask)
+    return view
+
+
+@router.post("/jobs/{job}/release")
+async def release(job: str, call: User) -> JobView:
+    """Let a held job start again. Only operators release a job that an admin holds."""
+    view = await call.job(job)
+    if view.state != "ended":
+        await call.audit(allowed=True)
+        await submitting.ask_cluster(functools.partial(call.api.submitter.release, job, admin=call.sees_all))
     return view
 
 

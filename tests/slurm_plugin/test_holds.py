@@ -1,0 +1,192 @@
+"""Holds in Slurm and of `penstock hold`: what is Penstock's own, what stays held, and who may release it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from penstock_profiles.wire import ControlMessage
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import Hold, Placement, Share, Start
+from penstock_scheduler.spool import Spool
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.gateway import CliGateway
+from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.submitter import SlurmSubmitter
+from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
+
+__all__ = ["cluster", "told"]
+
+REQUEUED = "job requeued in held state"
+ADMIN, USER = {"reason": "JobHeldAdmin"}, {"reason": "JobHeldUser"}
+START = Start("7", 1, Placement("t4", "gpu", (Share("n0", 1),)))
+
+
+@pytest.fixture
+def submitter(told: Told, tmp_path: Path) -> SlurmSubmitter:
+    settings = SlurmSettings(partitions=("gpu", "debug"))
+    return SlurmSubmitter(cast(CliGateway, told), Spool(tmp_path / "spool"), settings)
+
+
+def look(cluster: SlurmCluster) -> tuple[list[str], list[tuple[str, str]]]:
+    """The jobs that a policy may start, and those that wait for something else, with why."""
+    state = cluster.observe()
+    return [job.id for job in state.jobs], [(each.job.id, each.text) for each in state.waiting]
+
+
+def noted(tmp_path: Path, **fields: Any) -> None:
+    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, **fields), 0)
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "None", "Dependency"])
+def test_a_job_that_its_submission_holds_is_penstocks_to_start(told: Told, cluster: SlurmCluster, reason: str) -> None:
+    told.listed = [pending("gpu", reason=reason)]
+    assert look(cluster) == (["7"], [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (ADMIN, "an admin in Slurm (JobHeldAdmin)"),
+        ({"reason": REQUEUED, "restarts": 1}, "held in Slurm (job requeued in held state)"),
+        ({"reason": "launch_failed_requeued_held", "restarts": 1}, "held in Slurm (launch failed requeued held)"),
+        ({"state": "SPECIAL_EXIT", "reason": ""}, "held in Slurm (SPECIAL_EXIT)"),
+    ],
+)
+def test_a_hold_that_is_not_penstocks_stays_and_says_whose_it_is(
+    told: Told, cluster: SlurmCluster, fields: dict[str, object], words: str
+) -> None:
+    """A job that has never been Penstock's to stop."""
+    told.listed = [pending("gpu", **fields)]
+    jobs, ((job, text),) = look(cluster)
+    assert (jobs, job) == ([], "7")
+    assert words in text
+    assert "penstock release 7" in text
+    cluster.apply(())
+    assert told.written == []
+
+
+@pytest.mark.parametrize(
+    ("holds", "restarts", "reason", "ours"),
+    [
+        (1, 1, REQUEUED, True),
+        (2, 1, REQUEUED, True),
+        (0, 1, "launch_failed_requeued_held", False),
+        (None, 1, REQUEUED, False),
+        (None, 1, "JobHeldUser", False),
+        (1, 1, "JobHeldAdmin", False),
+    ],
+    ids=["stopped", "slurmctld forgot a restart", "launch failed", "requeuehold", "hold", "an admin's on top"],
+)
+def test_a_hold_between_runs_is_penstocks_if_it_noted_it_before(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, holds: int | None, restarts: int, reason: str, ours: bool
+) -> None:
+    noted(tmp_path, holds=holds)
+    told.listed = [pending("gpu", restarts=restarts, reason=reason)]
+    jobs, waiting = look(cluster)
+    assert jobs == (["7"] if ours else [])
+    assert len(waiting) == (not ours)
+
+
+def test_each_hold_of_penstocks_is_noted_before_slurm_is_asked(
+    told: Told, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """A start, a hold before the start, and a stop: the daemon may die after any of them."""
+    spool = Spool(tmp_path / "spool")
+
+    def holds() -> int | None:
+        control = spool.control("7")
+        return None if control is None else control.holds
+
+    told.listed = [pending("gpu", restarts=1, reason="None")]
+    noted(tmp_path, holds=1)
+    cluster.observe()
+    cluster.apply([START])
+    assert holds() == 1
+    told.listed = [pending("gpu", restarts=1, priority=9, required_nodes=("n0",))]
+    cluster.observe()
+    assert holds() is None, "Slurm has released it: who holds it now is somebody else"
+    cluster.apply([Hold("7", 2)])
+    assert holds() == 1
+    running = {"state": "RUNNING", "nodes": ("n0",), "restarts": 1}
+    for priority, noted_as in ((9, 2), (0, None)):
+        told.listed = [pending("gpu", priority=priority, **running)]
+        cluster.observe()
+        cluster.apply([Hold("7", 3)])
+        assert told.written[-1].kind == "requeue_hold"
+        assert holds() == noted_as, "who holds a running job wants it held after the stop"
+
+
+def test_an_asked_hold_keeps_a_job_until_it_is_released(
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter
+) -> None:
+    """Also one that Slurm might start now: then it is held there, too."""
+    held = list[str]()
+    told.hold = held.append  # type: ignore[attr-defined]
+    told.listed = [pending("gpu", priority=9, required_nodes=("n0",))]
+    submitter.hold("7", "ada", admin=False)
+    jobs, waiting = look(cluster)
+    assert (jobs, waiting) == (
+        [],
+        [("7", "is held by ada (its user) with `penstock hold`; release it with `penstock release 7`")],
+    )
+    cluster.apply(())
+    assert held == ["7"]
+    told.listed = [pending("gpu", reason="JobHeldUser")]
+    assert look(cluster)[0] == []
+    submitter.release("7", admin=False)
+    assert look(cluster) == (["7"], [])
+    assert look(cluster) == (["7"], []), "and stays released"
+
+
+def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter
+) -> None:
+    told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9)]
+    submitter.hold("7", "ada", admin=False)
+    assert look(cluster) == (["7"], [])
+    cluster.apply([Hold("7", 1)])
+    told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
+    assert look(cluster)[0] == []
+
+
+@pytest.mark.parametrize("fields", [ADMIN, USER | {"restarts": 1}])
+def test_a_release_lets_penstock_start_what_somebody_held_in_slurm(
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    """Slurm is not asked to release it: it would start the job by itself."""
+    noted(tmp_path, holds=None)
+    told.listed = [pending("gpu", **fields)]
+    assert look(cluster)[0] == []
+    if fields is ADMIN:
+        with pytest.raises(BadJobSpec, match="an admin holds job 7"):
+            submitter.release("7", admin=False)
+    held = list[str]()
+    told.hold = held.append  # type: ignore[attr-defined]
+    submitter.release("7", admin=True)
+    look(cluster)
+    assert held == (["7"] if fields is ADMIN else []), "a user hold takes the place of an admin's"
+    told.listed = [pending("gpu", **fields | USER)]
+    assert look(cluster) == (["7"], [])
+    assert told.written == []
+
+
+def test_an_admins_hold_is_released_by_admins_only_and_what_nobody_holds_is_not(
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter
+) -> None:
+    told.listed = [pending("gpu", reason="JobHeldUser")]
+    with pytest.raises(BadJobSpec, match="nobody holds job 7"):
+        submitter.release("7", admin=True)
+    submitter.hold("7", "root", admin=True)
+    assert "root (an admin)" in look(cluster)[1][0][1]
+    with pytest.raises(BadJobSpec, match="an admin holds job 7"):
+        submitter.release("7", admin=False)
+    submitter.release("7", admin=True)
+    assert look(cluster)[0] == ["7"]
+
+
+def test_a_job_that_waits_for_what_its_user_requested_is_known(told: Told, cluster: SlurmCluster) -> None:
+    told.listed = [pending("gpu", dependency="afterok:3(unfulfilled)")]
+    assert look(cluster) == ([], [("7", "waits for its dependency afterok:3(unfulfilled)")])
