@@ -280,6 +280,15 @@ class Output:
     uid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unmanaged:
+    """A job of the cluster that Penstock does not manage."""
+
+    user: str
+    text: str
+    """What it is, as a sentence without its subject, such as `is a plain job: ...`."""
+
+
 class Submitter(Protocol):
     """Submits jobs for users and answers questions about single jobs. Every method raises ClusterAway."""
 
@@ -314,6 +323,10 @@ class Submitter(Protocol):
 
     def fates(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
         """How these jobs ended; None: not yet. Jobs that the cluster has forgotten are left out."""
+        ...
+
+    def unmanaged(self, job: JobId) -> Unmanaged | None:
+        """What this id is to the cluster if it is no managed job's: a plain job, an array; None: the cluster has no such job."""
         ...
 
     def output(self, job: JobId) -> Output | None:

@@ -107,8 +107,12 @@ class SlurmCluster:
         self._jobs: dict[JobId, Job] = {}
         self._not_yet: dict[JobId, SlurmJob] = {}
         """Jobs that wait for what their user requested."""
+        self._plain: dict[JobId, bool] = {}
+        """Jobs without a job spec -> whether they had one before."""
         self._held: dict[JobId, SlurmJob] = {}
         """Pending jobs that somebody holds."""
+        self._to_hold: list[SlurmJob] = []
+        """Jobs that `penstock hold` holds, and Slurm does not hold yet."""
         self._waiting: tuple[WaitingJob, ...] = ()
         """Both of these, for people."""
         self._one_record: set[int] = set()
@@ -135,9 +139,10 @@ class SlurmCluster:
         expect_partitions(ours, records.partitions)
         slurm_jobs = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         self._has_observed, self._gone = True, dict(records.gone)
-        found = sort_jobs(slurm_jobs, ours, cleared=self._cleared, check=self._check)
+        found = sort_jobs(slurm_jobs, ours, cleared=self._cleared, was_managed=self._was_managed, check=self._check)
         for refusal in found.refused:
             say(self._gateway, next(job for job in slurm_jobs if job.id == refusal.job), refusal.text)
+        self._plain = {job.id: self._plain[job.id] for job in slurm_jobs if job.id in self._plain}
         managed = (slurm_job for slurm_job, _ in found.managed.values())
         every_node = (*records.nodes, *unlisted_nodes(managed, records.nodes, self._slurm_nodes))
         self._slurm_nodes = {node.name: node for node in every_node}
@@ -193,7 +198,7 @@ class SlurmCluster:
 
     def _take_over(self, found: SortedJobs, slurm_jobs: Sequence[SlurmJob]) -> None:
         """Take over the managed jobs of this observation."""
-        self._slurm_jobs, self._jobs, self._not_yet, self._held = {}, {}, {}, {}
+        self._slurm_jobs, self._jobs, self._not_yet, self._held, self._to_hold = {}, {}, {}, {}, []
         waiting, asked = [], self._holds.read()
         for job_id, (slurm_job, spec) in found.managed.items():
             spooled = self._noted(slurm_job, asked)
@@ -211,6 +216,8 @@ class SlurmCluster:
                 waiting.append(WaitingJob(queued, code, text or f"waits for {other}"))
             else:
                 self._slurm_jobs[job_id], self._jobs[job_id] = slurm_job, job
+            if job_id in asked.held and slurm_job.priority != 0 and slurm_job.state in WAITING | HOLDING:
+                self._to_hold.append(slurm_job)
         self._waiting = tuple(waiting)
         for job_id in (asked.held.keys() | asked.released) & self._gone.keys():
             self._holds.forget(job_id)
@@ -240,7 +247,7 @@ class SlurmCluster:
                 mark(self._spool, job, job.restarts)
             if is_held(job) and job.reason == ADMIN:
                 self._gateway.hold(job.id)  # a user hold in its place; a release in Slurm might start it
-            elif is_held(job) and job.state in BY_SLURM:
+            elif job.state in HOLDING | BY_SLURM and job.priority == 0:
                 self._gateway.release(job.id)
         except SlurmError as error:
             log.warning("cannot release the job", extra={"job": job.id, "text": str(error)})
@@ -264,6 +271,13 @@ class SlurmCluster:
         return plain_jobs.with_room(
             nodes, plain, self._jobs.values(), scene.managed, now_s=scene.now_s, patience_s=patience_s
         )
+
+    def _was_managed(self, job: SlurmJob) -> bool:
+        """Whether a job without a job spec had one before. The spool is asked once a job."""
+        before = self._slurm_jobs.keys() | self._held.keys() | self._not_yet.keys()
+        if job.id not in self._plain or job.id in before:
+            self._plain[job.id] = job.id in before or self._spool.control(job.id) is not None
+        return self._plain[job.id]
 
     def _cleared(self, job: SlurmJob) -> bool:
         """Whether Penstock has cleared the job's GRES, because it shares GPUs that the GPU reservation holds."""
@@ -309,14 +323,14 @@ class SlurmCluster:
         )
 
     def _hold_as_asked(self) -> None:
-        """Hold jobs in Slurm that `penstock hold` holds and that Slurm might start."""
-        for job in self._held.values():
-            if not is_held(job):
-                try:
+        """Hold jobs in Slurm that `penstock hold` holds and that Slurm might start: also a running one, if Slurm requeues it."""
+        for job in self._to_hold:
+            try:
+                if job.state in WAITING:
                     mark(self._spool, job, job.restarts)
-                    self._gateway.hold(job.id)
-                except SlurmError as error:
-                    log.warning("cannot hold the job", extra={"job": job.id, "text": str(error)})
+                self._gateway.hold(job.id)
+            except SlurmError as error:
+                log.warning("cannot hold the job", extra={"job": job.id, "text": str(error)})
 
     def _write(self, steps: Sequence[Step]) -> dict[JobId, SlurmError]:
         """Run the steps' commands. Returns the jobs whose commands failed. Raises ClusterAway."""

@@ -25,7 +25,7 @@ from penstock_scheduler.errors import BadJobSpec, ClusterAway
 from penstock_scheduler.messages import Submission
 from penstock_scheduler.model import JobId
 from penstock_scheduler.model.spec import SPEC_KEY
-from penstock_scheduler.ports import Fate, Output
+from penstock_scheduler.ports import Fate, Output, Unmanaged
 from penstock_scheduler.spool import Spool
 from penstock_slurm.endings import exceeded_memory
 from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 KEY = "penstock_key"
 """Key in a comment's JSON object: the idempotency key."""
 
-_FIELD = re.compile(r"(?:^| )(ExitCode|StdOut|UserId|JobState|EndTime)=(\S*)")
+_FIELD = re.compile(r"(?:^| )(ExitCode|StdOut|UserId|JobState|EndTime|ArrayJobId|ArrayTaskId)=(\S*)")
 
 
 class SlurmSubmitter:
@@ -142,6 +142,23 @@ class SlurmSubmitter:
         control = self._spool.control(job.id)
         text = exceeded_memory(job, control.memory_mb) if control is not None else ""
         return Fate(job.state, self._exit_code(job.id), job.end_s, text)
+
+    def unmanaged(self, job: JobId) -> Unmanaged | None:
+        """See `ports.Submitter`: one call of scontrol."""
+        told = self._told(job)
+        if not told:
+            return None
+        user = told.get("UserId", "").partition("(")[0]
+        array, element = told.get("ArrayJobId", ""), told.get("ArrayTaskId", "")
+        if array and job == array:
+            text = f"is an array: ask for its elements, such as {array}_{element.split(',')[0].split('-')[0]}"
+            return Unmanaged(user, f"{text}; `scancel {array}` cancels them all")
+        if array and element.isdigit() and job != f"{array}_{element}":
+            return Unmanaged(user, f"is element {element} of array {array}: ask for {array}_{element}")
+        if told.get("JobState") in ENDED:
+            return Unmanaged(user, f"has ended ({told['JobState']}) and was not managed by Penstock")
+        text = "has no job spec, so it is a plain job, which Penstock leaves to Slurm"
+        return Unmanaged(user, f"{text}; `scontrol show job {job}` shows it")
 
     def output(self, job: JobId) -> Output | None:
         """See `ports.Submitter`."""

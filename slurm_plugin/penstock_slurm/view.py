@@ -99,6 +99,7 @@ def sort_jobs(
     partitions: Collection[str],
     *,
     cleared: Callable[[SlurmJob], bool],
+    was_managed: Callable[[SlurmJob], bool],
     check: SpecCheck,
 ) -> SortedJobs:
     """Which jobs Penstock manages.
@@ -107,6 +108,7 @@ def sort_jobs(
         jobs: Slurm's jobs.
         partitions: the managed partitions, that of the cloud included.
         cleared: tells whether Penstock has cleared the GRES of a job.
+        was_managed: tells whether Penstock has managed a job without a job spec before.
         check: raises BadJobSpec if a job spec can never be served.
     """
     found, ours = SortedJobs(), set(partitions)
@@ -116,6 +118,7 @@ def sort_jobs(
         try:
             spec = job_spec(job)
             if spec is None:
+                expect_never_managed(job, managed=was_managed(job))
                 continue
             expect_manageable(job, cleared=cleared(job))
             check(spec)
@@ -134,6 +137,16 @@ def job_spec(job: SlurmJob) -> JobSpec | None:
     if spec is not None and spec.trial_group == "array" and job.array_job_id is not None:
         return spec.model_copy(update={"trial_group": f"array {job.array_job_id}"})
     return spec
+
+
+def expect_never_managed(job: SlurmJob, *, managed: bool) -> None:
+    """Raise BadJobSpec if a job without a job spec had one before."""
+    if managed:
+        stays = "it stays pending until then" if job.state in WAITING else "it continues as a plain job"
+        raise BadJobSpec(
+            "its AdminComment or comment no longer has the job spec, so Penstock leaves it to Slurm; ask an admin to write the "
+            f"job spec back (scontrol update AdminComment), or submit the job again; {stays}"
+        )
 
 
 def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:

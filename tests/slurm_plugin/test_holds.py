@@ -144,12 +144,22 @@ def test_an_asked_hold_keeps_a_job_until_it_is_released(
 def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
     told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter
 ) -> None:
+    held, released = list[str](), list[str]()
+    told.hold, told.release = held.append, released.append  # type: ignore[attr-defined]
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9)]
     submitter.hold("7", "ada", admin=False)
     assert look(cluster) == (["7"], [])
+    cluster.apply([])
+    assert held == ["7"], "Slurm may requeue it while no daemon runs"
+    told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=0)]
+    assert look(cluster) == (["7"], [])
     cluster.apply([Hold("7", 1)])
+    assert held == ["7"]
     told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
     assert look(cluster)[0] == []
+    submitter.release("7", admin=False)
+    assert look(cluster) == (["7"], [])
+    assert released == []
 
 
 @pytest.mark.parametrize("fields", [ADMIN, USER | {"restarts": 1}])
@@ -190,3 +200,19 @@ def test_an_admins_hold_is_released_by_admins_only_and_what_nobody_holds_is_not(
 def test_a_job_that_waits_for_what_its_user_requested_is_known(told: Told, cluster: SlurmCluster) -> None:
     told.listed = [pending("gpu", dependency="afterok:3(unfulfilled)")]
     assert look(cluster) == ([], [("7", "waits for its dependency afterok:3(unfulfilled)")])
+
+
+def test_a_job_whose_spec_somebody_overwrote_goes_on_as_a_plain_job_and_says_so(
+    told: Told, cluster: SlurmCluster
+) -> None:
+    runs = {"state": "RUNNING", "nodes": ("n0",), "priority": 9}
+    told.listed = [pending("gpu", **runs), pending("gpu", id="8", number=8, comment="", **runs)]
+    cluster.observe()
+    told.listed[0] = pending("gpu", comment="", admin_comment="ticket 12", **runs)
+    for _ in range(2):
+        state = cluster.observe()
+        assert state.jobs == ()
+        ((job, text),) = ((each.job, each.text) for each in state.refused)
+        assert job == "7", "8 never had one"
+        assert "no longer has the job spec" in text
+    assert told.written == []

@@ -169,6 +169,10 @@ class Call:
         refusal = self.api.board.refusal(job)
         if refusal is not None and self.may_see(refusal.user):
             raise Refusal(404, "not-managed", f"Penstock does not manage job {job}: {refusal.text}")
+        if self.api.board.submitter is not None and storable(job):
+            found = await asyncio.to_thread(self.api.board.submitter.unmanaged, job)
+            if found is not None and self.may_see(found.user):
+                raise Refusal(404, "not-managed", f"job {job[:50]} {found.text}")
         raise no_such_job(job[:50])
 
 

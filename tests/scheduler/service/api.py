@@ -19,7 +19,7 @@ from penstock_scheduler.model import ClusterState, Phase
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Fate, Output
+from penstock_scheduler.ports import Fate, Output, Unmanaged
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.service.app import Controls, make_app
@@ -39,6 +39,7 @@ class MadeUp:
     folder: Path
     jobs: dict[str, tuple[str, Submission]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
+    others: dict[str, Unmanaged] = field(default_factory=dict)
     held: dict[str, tuple[str, bool]] = field(default_factory=dict)
     ended: dict[str, Fate] = field(default_factory=dict)
     given_epoch: int | None = None
@@ -66,6 +67,9 @@ class MadeUp:
 
     def fates(self, jobs):
         return {name: self.ended.get(name) for name in jobs}
+
+    def unmanaged(self, name: str) -> Unmanaged | None:
+        return self.others.get(name)
 
     def output(self, name: str) -> Output | None:
         return Output(self.folder / f"{name}.out", (self.folder).stat().st_uid)

@@ -1,0 +1,51 @@
+"""Holds on a real Slurm: what an admin or a user holds is not started, and nobody else's job is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock_scheduler.spool import Spool
+from penstock_slurm.gateway import CliGateway
+from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.submitter import SlurmSubmitter
+from tests.end_to_end.site import Site, pause
+
+pytestmark = pytest.mark.slurm
+
+ROUNDS = 4.0
+"""Seconds in which several rounds are decided."""
+
+
+def test_a_job_that_somebody_holds_stays_held_until_it_is_released(
+    loopback: LoopbackCluster, make_site: Callable[..., Site]
+) -> None:
+    """An admin holds one before its first start and requeues and holds another; a user holds a third one that runs on."""
+    site = make_site(loopback, round_s=1.0, tick_s=0.2)
+    first, second, third, bystander = (site.submit(600) for _ in range(4))
+    site.slurm.command("scontrol", "hold", first)
+    site.start()
+    site.wait_states("RUNNING", second, third, bystander)
+    wait_for(lambda: all(map(site.starts, (second, third, bystander))), 120, "first reports", details=site.tail)
+    submitter = SlurmSubmitter(
+        CliGateway(conf=site.slurm.slurm_conf, timeout_s=20), Spool(site.spool), SlurmSettings(partitions=("all",))
+    )
+    submitter.hold(third, "ada", admin=False)
+    site.slurm.command("scontrol", "requeuehold", second)
+    wait_for(lambda: site.job(third).priority == 0, 60, "Slurm to hold the running job, too", details=site.tail)
+    pause(ROUNDS)
+    assert site.states(first, second, third) == {first: "PENDING", second: "PENDING", third: "RUNNING"}
+    assert site.job(third).restarts == 0, "a hold does not stop a running job"
+    site.slurm.command("scontrol", "requeue", third)
+    site.wait_states("PENDING", third)
+    site.kill()
+    site.start()  # what is held stays held for the next daemon
+    pause(ROUNDS)
+    assert site.states(first, second, third) == dict.fromkeys((first, second, third), "PENDING")
+    for job in (first, second, third):
+        submitter.release(job, admin=True)
+    site.wait_states("RUNNING", first, second, third)
+    assert site.job(bystander).restarts == 0
+    assert site.states(bystander) == {bystander: "RUNNING"}
