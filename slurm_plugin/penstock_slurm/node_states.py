@@ -33,6 +33,7 @@ _DRAIN = Meaning("an admin drains it", leave=True)
 _REBOOT = Meaning("an admin wants it rebooted once its jobs have ended")
 _POWER = Meaning("powered down, or about to be")
 _BOOTS = Meaning("it boots")
+_MAINT = Meaning("it is in a maintenance reservation; the reservation says which jobs leave, and when")
 _FAILS = Meaning("an admin expects it to fail soon")
 _BAD = Meaning("it registered with less than slurm.conf says, and Slurm drained it by itself")
 _BUSY = Meaning("Slurm keeps it for something else")
@@ -53,8 +54,8 @@ NODE_STATES: Mapping[str, Meaning] = {
     "DRAIN": _DRAIN,
     "DRAINED": _DRAIN,
     "DRAINING": _DRAIN,
-    "MAINT": Meaning("it is in a maintenance reservation; the reservation says which jobs leave, and when"),
-    "MAINTENANCE": Meaning("it is in a maintenance reservation; the reservation says which jobs leave, and when"),
+    "MAINT": _MAINT,
+    "MAINTENANCE": _MAINT,
     "FAIL": _FAILS,
     "FAILING": _FAILS,
     "REBOOT": _REBOOT,

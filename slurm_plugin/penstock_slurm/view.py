@@ -33,7 +33,7 @@ from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.ports import SpecCheck
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED
-from penstock_slurm.node_states import UNLISTED, node_facts
+from penstock_slurm.node_states import UNLISTED, node_facts, partition_facts
 from penstock_slurm.notes import kept_by_begin, notes
 from penstock_slurm.site import SlurmRules
 from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
@@ -330,7 +330,7 @@ def leave_request(node: SlurmNode) -> LeaveRequest | None:
 def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[str]) -> tuple[Partition, ...]:
     """The managed partitions."""
     return tuple(
-        Partition(name, may_start=partitions[name].up, state="UP" if partitions[name].up else "DOWN")
+        Partition(name, may_start=partition_facts(partitions[name].state)[0], state=partitions[name].state)
         for name in managed
     )
 
@@ -383,7 +383,7 @@ def node_views(
             gpu_type=scene.types[node.name],
             gpus=sum(node.gpus.values()),
             partitions=tuple(name for name in node.partitions if name in managed),
-            may_start=node_facts(node.state).may_start,
+            may_start=node_facts(node.state).may_start and not node.unknown,
             leave=leave_request(node),
             # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
             gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - gpus[node.name], 0),

@@ -51,7 +51,9 @@ class Told:
 
     def partitions(self) -> tuple[SlurmPartition, ...]:
         return tuple(
-            SlurmPartition(name, (node,), name not in self.down, name == "gpu", None)
+            SlurmPartition(
+                name, (node,), name not in self.down, name == "gpu", None, state="DOWN" if name in self.down else "UP"
+            )
             for name, node in (("gpu", "n0"), ("debug", "n1"))
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from penstock_scheduler.model import Hold, Phase, Progress
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import SlurmNode, TimedOut
+from penstock_slurm.gateway.base import Unknown
 from penstock_slurm.records import CHECKS
 from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
 
@@ -98,3 +100,18 @@ def test_a_node_that_slurm_does_not_list_and_on_which_nothing_runs_is_gone(told:
     told.nodes = lambda: whole[1:]  # type: ignore[method-assign]
     told.listed = [pending("gpu")]
     assert [node.name for node in cluster.observe().nodes] == ["n1"]
+
+
+def test_nothing_starts_on_a_node_that_cannot_be_read_and_what_runs_there_stays(
+    told: Told, cluster: SlurmCluster
+) -> None:
+    told.listed = [pending("gpu", **RUNS)]
+    first, other = told.nodes()
+    odd = dataclasses.replace(first, unknown=(Unknown("Gres", "gpu:t4:many"),))
+    told.nodes = lambda: (odd, other)  # type: ignore[method-assign]
+    state = cluster.observe()
+    assert [job.phase for job in state.jobs] == [Phase.RUNNING]
+    assert {node.name: (node.may_start, node.leave) for node in state.nodes} == {
+        "n0": (False, None),
+        "n1": (True, None),
+    }

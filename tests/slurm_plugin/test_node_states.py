@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from penstock_slurm.abilities import RELEASES
 from penstock_slurm.node_states import NODE_STATES, PARTITION_STATES, node_facts, partition_facts
 
 OPEN = {
@@ -46,6 +47,7 @@ PRINTED = {
 
 def test_every_word_of_slurm_is_in_the_table():
     assert NODE_STATES.keys() >= PRINTED
+    assert NODE_STATES.keys() >= RELEASES[-1].node_states
 
 
 @pytest.mark.parametrize("word", sorted(NODE_STATES))

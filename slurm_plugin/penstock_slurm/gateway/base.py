@@ -9,34 +9,6 @@ from typing import Literal, Protocol
 
 from penstock_slurm.gateway.errors import SlurmError
 
-UNUSABLE = frozenset(
-    {
-        "BLOCKED",
-        "DOWN",
-        "DRAIN",
-        "DRAINED",
-        "DRAINING",
-        "ERROR",
-        "EXTERNAL",
-        "FAIL",
-        "FAILING",
-        "FUTURE",
-        "INVAL",
-        "INVALID_REG",
-        "MAINT",
-        "MAINTENANCE",
-        "NOT_RESPONDING",
-        "POWERED_DOWN",
-        "POWERING_DOWN",
-        "POWER_DOWN",
-        "REBOOT",
-        "REBOOT_ISSUED",
-        "REBOOT_REQUESTED",
-        "UNKNOWN",
-    }
-)
-"""States in which a node accepts no new job. PLANNED, POWERING_UP and COMPLETING are not among them."""
-
 ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -93,11 +65,6 @@ class SlurmNode:
     unknown: tuple[Unknown, ...] = ()
     """What Slurm says of the node that cannot be read. Nothing may start on such a node; what runs there stays."""
 
-    @property
-    def usable(self) -> bool:
-        """Whether the node accepts new jobs, as far as its record can be read."""
-        return not self.state & UNUSABLE and not self.unknown
-
 
 @dataclass(frozen=True, slots=True)
 class SlurmPartition:
@@ -110,6 +77,8 @@ class SlurmPartition:
     max_time_s: float | None
     unknown: tuple[Unknown, ...] = ()
     """What Slurm says of the partition that cannot be read."""
+    state: str = ""
+    """Slurm's name, such as UP or INACTIVE."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,13 +178,15 @@ def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
 def _partition(line: str) -> SlurmPartition:
     values = dict(PARTITION_KEYS.findall(line))
     partition = Fields(values)
+    state = partition.word("State", PARTITION_STATES)
     return SlurmPartition(
         name=values["PartitionName"],
         nodes=partition.read("Nodes", expand, ()),
-        up=partition.word("State", PARTITION_STATES) == "UP",
+        up=state == "UP",
         default=partition.read("Default", YES_NO.__getitem__, False),
         max_time_s=partition.read("MaxTime", duration_s, None),
         unknown=tuple(partition.unknown),
+        state=state,
     )
 
 

@@ -109,6 +109,7 @@ class PyslurmGateway:
                 name=partition.name,
                 nodes=expand(partition.nodes or ""),
                 up=str(partition.state).upper() == "UP",
+                state=str(partition.state).upper(),
                 default=bool(partition.is_default),
                 max_time_s=None if isinstance(partition.max_time, str | None) else float(partition.max_time) * 60,
             )

@@ -36,6 +36,7 @@ from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_tres_per_node
 from penstock_slurm.gateway.parse_jobs import parse_jobs, squeue_format
 from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_slurm.node_states import node_facts
 from tests.slurm_plugin.state import save_jobs
 
 slurm = pytest.mark.slurm
@@ -80,14 +81,14 @@ def test_readings(gateway, loopback):
     assert set(nodes) == {node.name for node in loopback.nodes}
     assert nodes["rtx-01"].gpus == {"rtx": 8}
     assert nodes["rtx-01"].gpus_used == {"rtx": 0}
-    assert nodes["rtx-01"].usable
+    assert node_facts(nodes["rtx-01"].state).may_start
     assert set(nodes["rtx-01"].partitions) == {"all", "rtx"}
     partitions = {partition.name: partition for partition in gateway.partitions()}
     assert partitions["t4"].nodes == ("t4-00", "t4-01")
     assert partitions["all"].default
     assert gateway.version() >= (22, 5)
     loopback.command("scontrol", "update", "NodeName=rtx-01", "State=DRAIN", "Reason=fan = broken")
-    assert not {node.name: node for node in gateway.nodes()}["rtx-01"].usable
+    assert node_facts({node.name: node for node in gateway.nodes()}["rtx-01"].state).leave
 
 
 @slurm

@@ -21,6 +21,7 @@ from penstock_slurm.gateway.parse import (
     parse_version,
 )
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, parse_jobs, squeue_format
+from penstock_slurm.node_states import node_facts
 
 OF_22_05 = release((22, 5))
 
@@ -42,7 +43,7 @@ def test_reads_a_node_of_22_05():
     assert node.partitions == ("a100", "all")
     assert (node.cpus, node.cpus_used, node.memory_mb, node.memory_used_mb) == (60, 3, 255000, 512)
     assert node.reason == "a b State=IDLE x"
-    assert not node.usable
+    assert not node_facts(node.state).may_start
 
 
 def test_reads_whether_a_node_has_what_jobs_ask_for_in_place_of_gpus():
@@ -60,14 +61,14 @@ def test_a_node_that_has_not_registered_yet_is_not_known():
     """As right after slurmctld's restart, whatever ran there before; not so one that is powered down or up."""
     line = NODE.split(" Reason=")[0].replace("MIXED+DRAIN", "MIXED")
 
-    def usable(state: str, started: str) -> bool:
+    def registered(state: str, started: str) -> bool:
         text = line.replace("State=MIXED", f"State={state}").replace(" CfgTRES", f" SlurmdStartTime={started} CfgTRES")
-        return parse_nodes(text, OF_22_05)[0].usable
+        return "UNKNOWN" not in parse_nodes(text, OF_22_05)[0].state
 
-    assert usable("MIXED", "2026-11-21T01:18:24")
-    assert not usable("MIXED", "None")
-    assert not usable("IDLE+COMPLETING", "None")
-    assert usable("MIXED+CLOUD+POWERING_UP", "None")
+    assert registered("MIXED", "2026-11-21T01:18:24")
+    assert not registered("MIXED", "None")
+    assert not registered("IDLE+COMPLETING", "None")
+    assert registered("MIXED+CLOUD+POWERING_UP", "None")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_reads_what_a_job_was_really_given(text, gpus):
 def test_reads_a_node_without_gpus_and_in_good_health():
     line = NODE.split(" Reason=")[0].replace("Gres=gpu:a100:8(S:0-1)", "Gres=(null)").replace("MIXED+DRAIN", "MIXED")
     (node,) = parse_nodes(line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", "GresUsed=(null)"), OF_22_05)
-    assert (node.gpus, node.gpus_used, node.reason, node.usable) == ({}, {}, "", True)
+    assert (node.gpus, node.gpus_used, node.reason, node_facts(node.state).may_start) == ({}, {}, "", True)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,8 @@ def test_reads_a_node_without_gpus_and_in_good_health():
 def test_reads_node_states(text, words, usable):
     line = NODE.split(" Reason=")[0].replace("State=MIXED+DRAIN", f"State={text}")
     assert parse_state(text) == words
-    assert parse_nodes(line, OF_22_05)[0].usable is usable
+    assert parse_nodes(line, OF_22_05)[0].state == words
+    assert node_facts(words).may_start is usable
 
 
 @pytest.mark.parametrize(
