@@ -221,12 +221,12 @@ class PlanGate:
             self._back_s, self._cause = now_s, f"Slurm or the store was away ({error})"
 
     def saw(self, state: ClusterState, now_s: float) -> None:
-        """Take in an observation. Jobs that the cluster says have ended are not missing."""
+        """Take in an observation. Jobs that have ended or are held, as the cluster says, are not missing."""
         view = View.of(state)
         if self._view is None:
             self._view = view
             return
-        ended = frozenset(run.job for run in state.ended)
+        ended = frozenset(run.job for run in state.ended) | {each.job.id for each in state.waiting}
         self._view = dataclasses.replace(self._view, running=self._view.running - ended)
         if self._back_s is None and much_lacks(self._view, view, self.settings):
             self._back_s, self._cause = now_s, "a large part of the cluster vanished at once"
