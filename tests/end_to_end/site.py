@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -58,6 +59,8 @@ class Site:
         self.partitions = ["all"]
         self.policy: dict[str, object] = {"name": policy, "stages": stages}
         self.settings: dict[str, object] = {"round_s": 2.0, "tick_s": 0.2, "restart_cost_s": 1.0} | daemon
+        self.safety: dict[str, object] = {"stop_share": 1.0, "grace_s": 10.0}
+        """A round takes seconds here, so ten minutes of moves pass in one."""
         self.extra = ""
         """Further sections of the settings file."""
         self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
@@ -71,7 +74,10 @@ class Site:
             "spool_dir": str(self.spool),
         } | self.slurm_settings
         text = ""
-        for name, table in {"daemon": daemon, "slurm": slurm, "policy": self.policy}.items():
+        tables = {"daemon": daemon, "slurm": slurm, "policy": self.policy}
+        if "safety" in entry_points(group="penstock.settings").names:
+            tables["safety"] = self.safety
+        for name, table in tables.items():
             text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         self.config.write_text(text + self.extra)
         before = self._started()
