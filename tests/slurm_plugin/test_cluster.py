@@ -13,6 +13,7 @@ from penstock_profiles.wire import Checkpointed, ControlMessage, Ended, Report, 
 from penstock_scheduler.model import Placement, Share, Start, UnknownValue
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
+from penstock_slurm.abilities import RELEASES, Release, shown
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import (
     SlurmError,
@@ -24,7 +25,10 @@ from penstock_slurm.gateway import (
     Unknown,
     Write,
 )
+from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.settings import SlurmSettings
+from tests.slurm_plugin.gateway.test_parse import HELD, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_unknown_values import with_field
 from tests.slurm_plugin.test_site import slurm_job
 
 SPEC = '{"penstock": {"max_gpus": 4}}'
@@ -261,3 +265,17 @@ def test_what_slurm_says_in_unknown_words_concerns_that_one_job_alone(told: Told
     assert "`penstock slurm check`" in refusal.text
     assert [job.id for job in seen.jobs] == ["8"]
     assert seen.unknown == (UnknownValue("job", "State", "State=DREAMING", ("7",)),)
+
+
+@pytest.mark.parametrize("each", RELEASES, ids=lambda each: shown(each.since))
+def test_only_a_job_with_exclusive_is_refused_for_it_in_the_words_of_every_release(
+    told: Told, cluster: SlurmCluster, each: Release
+) -> None:
+    """On 26.05 the field that meant --exclusive before says the same of every ordinary job."""
+    for word, whole_nodes in each.whole_nodes.items():
+        (job,) = parse_jobs(answer(with_field(HELD, each.whole_nodes_field, word, each)), SEPARATOR, each)
+        told.listed = [pending("gpu", exclusive=job.exclusive, unknown=job.unknown)]
+        seen = cluster.observe()
+        assert [job.id for job in seen.jobs] == ([] if whole_nodes else ["7"]), word
+        text = "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
+        assert [refusal.text for refusal in seen.refused] == ([text] if whole_nodes else []), word
