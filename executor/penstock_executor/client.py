@@ -161,6 +161,11 @@ class Client:
             # A run that does not see the spool may have the epoch of an earlier run; its sequence numbers must differ.
             self._sequence = time.time_ns() // 1_000_000 % 2**31
 
+    @property
+    def has_daemon(self) -> bool:
+        """Whether reports go to a daemon: in a job of a site with Penstock."""
+        return self._job is not None or self._post is not None
+
     def reported(self) -> list[Body]:
         """What this run has reported so far, read from the spool; empty without a spool."""
         if self._job is None:

@@ -39,6 +39,9 @@ MOST_REMEDIES = 3
 """Job specs that are tried for a job that waits. Each decides the round once more."""
 
 
+SAVING_PAGE = "The page docs/user/saving.md"
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """A configuration that the job's spec and the cluster allow."""
@@ -102,6 +105,8 @@ class Explanation:
     """Best goodput first."""
     uses: tuple[TypeUse, ...]
     restart_cost_s: float
+    saves: bool = True
+    """Whether it may be moved as far as saving goes: see `JobFacts.saves`."""
     remarks: tuple[str, ...] = ()
     """Sentences of the policy, about a job that has GPUs."""
     limits: tuple[str, ...] = ()
@@ -140,6 +145,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         _options(record, job, assignment),
         _uses(record, job),
         snapshot.facts[job_id].restart_cost_s,
+        snapshot.facts[job_id].saves,
         tuple(remarks(policy, snapshot, plan, job)) if assignment is not None else (),
         (
             *(str(limit) for limit in snapshot.limits if limit.covers(job)),
@@ -173,9 +179,12 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
     if said.assignment is None:
         lines += _waiting_words(said, now_s)
     else:
-        cost = f"A restart costs it about {duration(said.restart_cost_s)} of training"
-        lines.append(f"{cost}; so far {_moved(said.job.restarts)}.")
-        lines += said.remarks
+        if said.saves or not said.job.movable:
+            cost = f"A restart costs it about {duration(said.restart_cost_s)} of training"
+            lines.append(f"{cost}; so far {_moved(said.job.restarts)}.")
+            lines += said.remarks
+        else:
+            lines.append(_unsaved(said.job, said.decided_s))
         lines += describe_share(said.share) if said.share is not None else []
     lines += [f"It is under {limit}." for limit in said.limits]
     if len(said.options) > 1:
@@ -319,6 +328,15 @@ def _with_spec(snapshot: Snapshot, job_id: JobId, spec: JobSpec) -> Snapshot:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
+
+
+def _unsaved(job: Job, now_s: float) -> str:
+    """What a stop would cost a job that has not shown that it can save."""
+    ran = duration(now_s - job.started_s) if job.started_s is not None and now_s > job.started_s else "all"
+    return (
+        f"It has not shown that it can save its state, so a restart would cost it {ran} of training: Penstock neither moves nor "
+        f"resizes it before it has saved once. {SAVING_PAGE} says how to save; --checkpointable says that a job does."
+    )
 
 
 def _moved(restarts: int) -> str:

@@ -80,7 +80,7 @@ def by_partition(
             changes["max_gpus"] = max(min(spec.max_gpus, rule.max_gpus), spec.min_gpus)
         if rule.preemptible is not None:
             changes["preemptible"] = rule.preemptible
-        if rule.restart_cost_s is not None and spec.restart_cost_s is None and not job.pauses_s:
+        if rule.restart_cost_s is not None and spec.restart_cost_s is None and not known[job.id].cost_measured:
             known[job.id] = dataclasses.replace(known[job.id], restart_cost_s=rule.restart_cost_s)
         found.append(dataclasses.replace(job, spec=spec.model_copy(update=changes), weight=job.weight * rule.weight))
     return tuple(found), known

@@ -20,9 +20,10 @@ from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.sensitivity import SensitivityProfile
-from penstock_profiles.wire import Observation, Report, Started
+from penstock_profiles.wire import Checkpointed, Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
+from penstock_scheduler.saving import NO_COSTS, ReportHistory, RestartCosts, Saving
 from penstock_scheduler.sensitivities import Sensitivities, profile_name
 
 log = logging.getLogger(__name__)
@@ -71,10 +72,13 @@ class SpecModels:
             # It must fail this job, and not the round.
             raise BadJobSpec(f"no model of the job's speed can be made of its job spec: {error}") from error
 
-    def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
+    def facts(
+        self, jobs: Sequence[Job], gpu_types: Iterable[str], measured: RestartCosts = NO_COSTS
+    ) -> dict[JobId, JobFacts]:
         """What is known of these jobs, whose job specs have passed `check`, on the GPU types of the site.
 
-        A job's estimator stays the same object while its job spec and the GPU types are the same.
+        `measured` are restart costs that are known without a move. A job's estimator stays the same object while its job
+        spec and the GPU types are the same.
         """
         if (types := frozenset(gpu_types)) != self._gpu_types:
             self._gpu_types, self._families, self._known = types, self._catalogue.on(sorted(types), self._gpus), {}
@@ -86,7 +90,7 @@ class SpecModels:
             else self._of(job.spec)
             for job in jobs
         }
-        costs_s, found = self._costs_s(jobs), {}
+        costs_s, found = self._costs_s(jobs, measured), {}
         for job in jobs:
             _, estimator = self._known[job.id]
             held = 0 if job.allocation is None else job.allocation.gpus
@@ -96,6 +100,7 @@ class SpecModels:
                 largest_run_gpus=held if isinstance(estimator, LinearEstimator) else None,
                 unmeasured_types=_unknown_types(estimator, types),
                 sensitivity=self._sensitivities.get(profile_name(job.spec)),
+                cost_measured=bool(job.pauses_s) or job.id in measured.own_s,
             )
         return found
 
@@ -107,8 +112,15 @@ class SpecModels:
             self._of_spec[id(spec)] = spec, _estimator(spec, self._families)
         return self._of_spec[id(spec)]
 
-    def _costs_s(self, jobs: Sequence[Job]) -> dict[JobId, float]:
-        """Restart costs, seconds: measured on the job itself, else of its job spec, else measured on its family, else the site's.
+    def _costs_s(self, jobs: Sequence[Job], measured: RestartCosts) -> dict[JobId, float]:
+        """Restart costs, seconds. The first that is known counts:
+
+        1. the pauses of the job's own moves;
+        2. the time that the job itself takes to save and to start;
+        3. its job spec;
+        4. the pauses of jobs of its family;
+        5. the time that jobs of its family, or on its nodes, take to save and to start;
+        6. the site's constant.
 
         Of several measurements the median counts, because a single move may have waited for a slow disk.
         """
@@ -118,11 +130,16 @@ class SpecModels:
                 of_family.setdefault(job.spec.model_family, []).extend(job.pauses_s)
         costs_s = {}
         for job in jobs:
-            measured = job.pauses_s or (
-                of_family.get(job.spec.model_family or "") if job.spec.restart_cost_s is None else ()
-            )
-            declared_s = self._restart_cost_s if job.spec.restart_cost_s is None else job.spec.restart_cost_s
-            costs_s[job.id] = median(measured) if measured else declared_s
+            if job.pauses_s:
+                costs_s[job.id] = median(job.pauses_s)
+            elif job.id in measured.own_s:
+                costs_s[job.id] = measured.own_s[job.id]
+            elif job.spec.restart_cost_s is not None:
+                costs_s[job.id] = job.spec.restart_cost_s
+            elif pauses_s := of_family.get(job.spec.model_family or ""):
+                costs_s[job.id] = median(pauses_s)
+            else:
+                costs_s[job.id] = measured.alike_s.get(job.id, self._restart_cost_s)
         return costs_s
 
     def learner(self, spec: JobSpec, prior: AnyEstimator, first: Observation) -> JobModel:
@@ -144,7 +161,7 @@ class SpecModels:
         )
 
 
-class History(Protocol):
+class History(ReportHistory, Protocol):
     """The store of measurements: the daemon's store."""
 
     def observations(self, job: str, newest: int) -> list[Report]:
@@ -170,6 +187,7 @@ class LearnedModels:
     def __init__(self, specs: SpecModels, history: History, sensitivities: Sensitivities | None = None) -> None:
         self._specs, self._history = specs, history
         self._sensitivities = Sensitivities() if sensitivities is None else sensitivities
+        self._saving = Saving(history)
         self._models: dict[JobId, tuple[JobSpec, JobModel]] = {}
         self._fresh: dict[JobId, list[Report]] = {}
         self._kept: dict[JobId, AnyEstimator] = {}
@@ -183,8 +201,9 @@ class LearnedModels:
         with self._lock:
             for report in reports:
                 body = report.body
-                if isinstance(body, Observation):
+                if isinstance(body, Observation | Started | Checkpointed):
                     self._fresh.setdefault(report.job_id, []).append(report)
+                if isinstance(body, Observation):
                     total = self._progress.get(report.job_id, (0.0, None))[1]
                     self._progress[report.job_id] = body.progress, total
                 elif isinstance(body, Started):
@@ -196,7 +215,9 @@ class LearnedModels:
             news, self._fresh = self._fresh, {}
         self._sensitivities.refresh()
         self._sensitivities.learn(jobs, news)
-        known = self._specs.facts(jobs, gpu_types)
+        self._saving.refresh(jobs, news)
+        known = self._specs.facts(jobs, gpu_types, self._saving.costs(jobs))
+        known |= {job.id: replace(known[job.id], saves=False) for job in jobs if not self._saving.saves(job)}
         fresh = {
             job: [report.body for report in reports if isinstance(report.body, Observation)]
             for job, reports in news.items()

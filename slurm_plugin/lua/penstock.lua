@@ -165,6 +165,8 @@ local FLAGS = {
    form = "a whole number and K, M, G or T"},
   {name = "checkpoint-every", field = "checkpoint_every_s", syntax = "time", example = "30",
    form = "a time as --time takes it: minutes, hours:minutes:seconds or days-hours"},
+  {name = "checkpointable", field = "checkpointable", syntax = "switch", example = "yes",
+   form = "yes or no", choices = {"yes", "no"}, yes = "true"},
   {name = "grow-shrink", field = "grow_shrink", syntax = "switch", example = "yes",
    form = "yes or no", choices = {"yes", "no"}, yes = "true"},
   {name = "trial-group", field = "trial_group", syntax = "name", example = "lr-search",
@@ -413,6 +415,9 @@ local function partitions_for(job, visible, site)
   return found
 end
 
+local UNSAVED = "penstock: the job will not be moved or resized before it has saved a checkpoint. If it saves when it is "
+  .. "asked to, submit it with --checkpointable; see docs/user/saving.md"
+
 local function adapt(job, visible, given)
   local read, site = pcall(dofile, SITE)
   if not read or type(site) ~= "table" then
@@ -440,6 +445,9 @@ local function adapt(job, visible, given)
         job.priority = 0
       end
       job.admin_comment = json:sub(1, -2) .. notes .. "}"
+      if spec["non-preemptible"] ~= "yes" and spec.checkpointable ~= "yes" and not spec["checkpoint-every"] then
+        slurm.log_user("%s", UNSAVED)
+      end
       return
     end
   end

@@ -142,7 +142,7 @@ class Site:
         `options` are further ones of the trainer's.
         """
         rates = rates or RATES
-        comment = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": rates} | spec})
+        comment = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": rates, "checkpointable": True} | spec})
         held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={self.folder}/%j.out")
         return self.sbatch(*held, *flags, f"--wrap={self.trainer(work_s, rates)} {options}")
 
@@ -150,7 +150,7 @@ class Site:
         """The same by sbatch's flags, of whose speed nothing is known beforehand."""
         output = f"--output={self.folder}/%j.out"
         mode = [] if any(flag.startswith("--adaptive") for flag in flags) else ["--adaptive"]
-        return self.sbatch(*mode, output, *flags, f"--wrap={self.trainer(work_s)}")
+        return self.sbatch(*mode, "--checkpointable", output, *flags, f"--wrap={self.trainer(work_s)}")
 
     def trainer(self, work_s: float, rates: dict[str, dict[str, float]] = RATES) -> str:
         """The command of an emulated trainer."""

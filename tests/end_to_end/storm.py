@@ -103,7 +103,7 @@ class Storm:
             job = self.site.submit(work_s, **spec)
             self.trainers.append(job)
         else:
-            fields = spec | {"goodput_table": RATES}
+            fields = spec | {"goodput_table": RATES, "checkpointable": True}
             comment = json.dumps({"penstock": fields})
             # The job that ignores signals ends by KILL, after KillWait. A plain sleep would end at once.
             script = (

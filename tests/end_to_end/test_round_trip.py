@@ -154,7 +154,9 @@ def test_a_job_that_does_not_answer_is_stopped_all_the_same_and_told(make_site, 
         "import time; from penstock_executor import connect; from penstock_profiles.wire import Started; "
         "connect().report(Started(gpu_type='t4', gpu_ids={'t4-00': (0,)})); time.sleep(600)"
     )
-    comment = json.dumps({"penstock": {"goodput_table": {"t4": {"1": 1.0}, "a100": {"1": 9.0}}}})
+    comment = json.dumps(
+        {"penstock": {"goodput_table": {"t4": {"1": 1.0}, "a100": {"1": 9.0}}, "checkpointable": True}}
+    )
     options = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", f"--output={site.folder}/%j.out")
     job = site.sbatch(*options, f'--wrap=exec {sys.executable} -c "{program}"')
     wait_for(lambda: len(site.starts(job)) == 1, 120, "the first run", details=site.tail)

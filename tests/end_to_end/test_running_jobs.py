@@ -36,7 +36,7 @@ while :; do sleep 0.2; done
 
 
 def submit(site: Site, script: str, **spec: object) -> str:
-    comment = json.dumps({"penstock": {"goodput_table": T4} | spec})
+    comment = json.dumps({"penstock": {"goodput_table": T4, "checkpointable": True} | spec})
     held = ("--hold", "--requeue", "--gres=gpu:1", "--open-mode=append", f"--output={site.folder}/%j.out")
     return site.sbatch(*held, f"--comment={comment}", f"--wrap={script}")
 

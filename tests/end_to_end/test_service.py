@@ -48,7 +48,7 @@ def trainer(site: Site, work_s: float) -> tuple[str, ...]:
 def order(site: Site, key: str, work_s: float, **more: object) -> Submission:
     import os
 
-    spec = {"max_gpus": 2, "goodput_table": RATES}
+    spec = {"max_gpus": 2, "goodput_table": RATES, "checkpointable": True}
     environment = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     fields = {"command": trainer(site, work_s), "spec": spec, "output": f"{site.folder}/%j.out"} | more
     return Submission(key=key, environment=environment, partition="all", **fields)

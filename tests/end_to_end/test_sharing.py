@@ -224,7 +224,7 @@ def test_a_pack_whose_jobs_hinder_one_another_is_undone(sharing_site: Callable[.
     run_dir = "$(echo $PENSTOCK_RUN_DIR | sed s/%n/$SLURMD_NODENAME/)"
     options = f"--gpu={shlex.quote(str(site.folder))}/gpu --gpu-part=0.9 --step=0.1"
     steps = f"exec {shlex.quote(sys.executable)} {script} {run_dir} $SLURM_JOB_ID {options}"
-    spec = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": FAST}})
+    spec = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": FAST, "checkpointable": True}})
     held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={spec}", "--output=/dev/null")
     pair = {site.sbatch(*held, f"--wrap={steps}") for _ in range(2)}
     until(site, lambda: any(set(each.seen.jobs) == pair for each in status(site).packs), "a slice of both")

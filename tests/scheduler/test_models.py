@@ -92,6 +92,9 @@ class NoHistory:
     def observations(self, job, newest):
         return [report for report in self.seen if report.job_id == job][-newest:]
 
+    def newest_reports(self, job, kinds, newest=None):
+        return [report for report in self.seen if report.job_id == job and report.body.kind in kinds][-(newest or 0) :]
+
     def profiles(self, user, job_name=None):
         return [profile for profile in self.stored if profile.job == job_name and user == "ada"]
 

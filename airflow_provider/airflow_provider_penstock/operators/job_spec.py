@@ -29,6 +29,7 @@ JOB_SPEC_FIELDS = (
     "burst_budget_usd",
     "data_size_bytes",
     "checkpoint_every_s",
+    "checkpointable",
     "grow_shrink",
     "trial_group",
     "runtime_s",
@@ -65,6 +66,8 @@ class JobSpecOperator(BaseOperator):
         data_size_bytes: Size of the job's input in bytes, which must reach the cloud if the job runs there.
         checkpoint_every_s: Seconds between two checkpoints that the job makes by itself: what it can lose when the
             cloud takes its instance back.
+        checkpointable: Whether the job saves its state when Penstock or Slurm asks it to, so that it may be moved
+            before it has shown that.
         grow_shrink: Whether the policy gandiva may lend the job idle GPUs of its node, which the job gives back at
             once.
         trial_group: Name that the trials of one search share. In a job array, `array` makes its elements the
@@ -94,6 +97,7 @@ class JobSpecOperator(BaseOperator):
         burst_budget_usd: float | str | None = None,
         data_size_bytes: int | str | None = None,
         checkpoint_every_s: float | str | None = None,
+        checkpointable: bool | str | None = None,
         grow_shrink: bool | str | None = None,
         trial_group: str | None = None,
         runtime_s: float | str | None = None,
@@ -118,6 +122,7 @@ class JobSpecOperator(BaseOperator):
         self.burst_budget_usd = burst_budget_usd
         self.data_size_bytes = data_size_bytes
         self.checkpoint_every_s = checkpoint_every_s
+        self.checkpointable = checkpointable
         self.grow_shrink = grow_shrink
         self.trial_group = trial_group
         self.runtime_s = runtime_s

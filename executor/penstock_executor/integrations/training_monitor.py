@@ -57,6 +57,7 @@ class TrainingMonitor:
         self._samples, self._atomic, self._device = samples_per_step, atomic_batch, device
         self._stop = False
         self._request: str | None = None
+        self._has_saved = steps > 0
         self._steps = self._reported_steps = steps
         self._reported_s = self._save_began_s = time.monotonic()
         environment = read_environment()
@@ -108,10 +109,12 @@ class TrainingMonitor:
             asked, superseded = self._reporter.request is not None, self._reporter.superseded
             if self._reports.due(now):
                 self._observe(now)
+                asked |= self._reporter.has_daemon and not self._has_saved  # Penstock moves no job that has not saved
         flags = torch.tensor([float(asked), float(self._stop), float(superseded)], device=self._device)
         if self._world > 1:
             dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         asked, stop, superseded = (bool(flag) for flag in flags.tolist())
+        self._has_saved |= asked
         if asked and self._reporter is not None and self._reporter.request is not None:
             self._request, self._reporter.request = self._reporter.request.id, None
         if superseded:

@@ -39,6 +39,7 @@ class Reporter:
 
     def __init__(self, client: Client, on_report: Callable[[Body], None], *, suspends: bool = False) -> None:
         self._client, self._suspends = client, suspends
+        self.has_daemon = client.has_daemon
         self._on_report = on_report
         self._waiting: deque[Body] = deque(maxlen=WAITING)
         self._wake = threading.Event()

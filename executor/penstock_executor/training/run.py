@@ -107,6 +107,8 @@ class TrainingRun:
         self._stop = False
         self._new_batch: BatchSize | None = None
         self._saved_s = time.monotonic()
+        self._has_saved = False
+        """Whether the job has a checkpoint."""
         self._reports = ReportSchedule(settings.report_every_s, self._saved_s)
         self._closed = False
         self._between_steps = True
@@ -311,7 +313,7 @@ class TrainingRun:
                 log.info("step=%d checkpoint written pause_s=%.3f write_s=%.3f", steps, pause_s, seconds)
 
             self._saver.save(state, self.steps, self._meta(), saved, piece)
-        self._saved_s = time.monotonic()
+        self._saved_s, self._has_saved = time.monotonic(), True
         self._measurements.restart_clock()  # saving is no part of the next step
 
     def learn(self, body: Body) -> None:
@@ -432,11 +434,13 @@ class TrainingRun:
             asked = "suspend"
         saver = self._saver
         due = now_s - self._saved_s >= self._settings.checkpoint_every_s and saver is not None and not saver.busy
+        reports = self._reports.due(now_s)
+        due |= reports and self._owes_a_checkpoint
         superseded = (saver is not None and saver.superseded) or (
             self.reporter is not None and self.reporter.superseded
         )
         vote = vote._replace(save=asked == "checkpoint" or due, move_out=asked == "suspend", superseded=superseded)
-        if self._reports.due(now_s):
+        if reports:
             self._report()
         batch, self._new_batch = self._new_batch, None
         if batch is not None and batch != self._batch:
@@ -564,6 +568,12 @@ class TrainingRun:
         }
 
     @property
+    def _owes_a_checkpoint(self) -> bool:
+        """Whether the run has to show that it can save: Penstock moves no job that has not."""
+        has_daemon = self.reporter is not None and self.reporter.has_daemon
+        return has_daemon and not self._has_saved and self._saver is not None
+
+    @property
     def _configuration(self) -> list[Any]:
         return [self._gpus.gpu_type, self._gpus.nodes, self.world]
 
@@ -578,6 +588,7 @@ class TrainingRun:
         if saver is None or found is None:
             return 0, None
         self._state.restore(found, saver.group)
+        self._has_saved = True
         meta = found.meta
         self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
         self._optimizer_step.scheduled = meta["scheduled"]

@@ -26,6 +26,10 @@ class JobFacts:
     """GPU-seconds that it has held so far, by GPU type."""
     sensitivity: SensitivityProfile | None = None
     """How its speed depends on CPU and memory; None: not known."""
+    saves: bool = True
+    """Whether it has shown, or its job spec says, that it can save its state. Stopping another job loses all its work."""
+    cost_measured: bool = False
+    """Whether `restart_cost_s` was measured on the job itself."""
 
     def with_attained(self, gpu_s: dict[str, float]) -> JobFacts:
         """The same facts with these GPU-seconds. Written out because `replace` takes three times as long."""
@@ -37,6 +41,8 @@ class JobFacts:
             self.remaining_work,
             gpu_s,
             self.sensitivity,
+            self.saves,
+            self.cost_measured,
         )
 
     def differs_by_time_only(self, other: JobFacts) -> bool:

@@ -220,6 +220,20 @@ class JobSpec(BaseModel):
         description="Seconds between two checkpoints that the job makes by itself: what it can lose when the cloud takes its "
         "instance back.",
     )
+    checkpointable: Annotated[
+        bool,
+        Flag(
+            "checkpointable",
+            Syntax.SWITCH,
+            example="yes",
+            help="the job saves its state when Penstock asks, so it may be moved before it has shown that",
+            notes="See [saving](saving.md).",
+        ),
+    ] = Field(
+        default=False,
+        description="Whether the job saves its state when Penstock or Slurm asks it to, so that it may be moved before it has "
+        "shown that.",
+    )
     grow_shrink: Annotated[
         bool,
         Flag(
@@ -283,6 +297,11 @@ class JobSpec(BaseModel):
                     f"scale_unit={self.scale_unit}; make max_gpus a multiple of it"
                 )
         return self
+
+    @property
+    def says_it_saves(self) -> bool:
+        """Whether the user says that a stop does not lose all of the job's work."""
+        return self.checkpointable or self.checkpoint_every_s is not None
 
     def unit(self, gpu_type: str) -> int:
         """GPUs of one replica of the model on `gpu_type`."""

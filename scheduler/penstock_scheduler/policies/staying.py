@@ -1,16 +1,18 @@
-"""Running jobs that stay although nothing new may start where they run; every policy is wrapped in this.
+"""Running jobs that stay whatever the policy would do; every policy is wrapped in this.
 
-A node that does not respond or has not registered yet, a partition that is down, a node that the cluster has not named: nothing
-new starts there, and what runs there stays. Such a job is taken out of the policy's snapshot before it decides, and put back into
-its plan as kept. The policy never sees the job, so it cannot stop, resize or move it. The plan then says why each job is stopped
-that it does stop; see `stops`.
+A job that has not shown that it can save its state stays, because a stop would lose all its work. A node that does not respond
+or has not registered yet, a partition that is down, a node that the cluster has not named: nothing new starts there, and what
+runs there stays. Such a job is taken out of the policy's snapshot before it decides, and put back into its plan as kept. The
+policy never sees the job, so it cannot stop, resize or move it. The plan then says why each job is stopped that it does stop;
+see `stops`.
 
-1. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
-2. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions or its reservation no
+1. A running job that has not shown that it can save stays, also on a node that asks it to leave.
+2. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
+3. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions or its reservation no
    longer have that node, unless one of its nodes asks it to leave.
    A group of jobs that share GPUs stays as a whole.
-3. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
-4. A job that waits and that no open partition takes gets a reason that says so.
+4. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
+5. A job that waits and that no open partition takes gets a reason that says so.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from penstock_scheduler.policies import common
 from penstock_scheduler.policies.stops import with_reasons
 from penstock_scheduler.policies.wrapper import Wrapper
 from penstock_scheduler.ports import Policy
+
+CANNOT_SAVE = "it has not shown that it can save, so that a stop would lose all its work"
 
 MISSING = "the cluster does not tell about node {name} now, and what runs there stays"
 
@@ -89,7 +93,7 @@ class Staying(Wrapper):
 
 
 def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = MISSING) -> dict[JobId, str]:
-    """Job -> why it stays although nothing new may start where it is.
+    """Job -> why it stays.
 
     Args:
         snapshot: the round's.
@@ -102,6 +106,9 @@ def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = 
     for job in snapshot.jobs:
         held = job.running_on
         if held is None or job.id in away:
+            continue
+        if job.movable and not snapshot.facts[job.id].saves:
+            found[job.id] = CANNOT_SAVE
             continue
         there = [nodes.get(name) for name in held.nodes]
         asked = any(node is not None and node.leave_request(job.reservation) is not None for node in there)
@@ -129,7 +136,8 @@ def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = 
         if first is not None:
             ids = set(group.jobs)
             together = (job.id for job in snapshot.jobs if job.id in ids and _place(job) is not None)
-            found |= {job: found.get(job, first) for job in together}
+            why = "it shares GPUs with a job that stays: " + first if first == CANNOT_SAVE else first
+            found |= {job: found.get(job, why) for job in together}
     return found
 
 

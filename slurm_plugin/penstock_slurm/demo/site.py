@@ -122,7 +122,7 @@ class DemoSite:
                 "--hold",
                 "--requeue",
                 "--gres=gpu:1",
-                f"--comment={json.dumps({'penstock': job.spec_fields()})}",
+                f"--comment={json.dumps({'penstock': job.spec_fields() | {'checkpointable': True}})}",
             ]
         else:
             gpu_type, nodes, gpus = job.plain

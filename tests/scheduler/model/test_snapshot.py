@@ -63,7 +63,15 @@ def test_a_site_without_cloud_sharing_and_budgets_has_none():
 
 MEASURED = Sensitivity(1, (1.0,), (1000.0,), ((1.0,),))
 FACTS = JobFacts(
-    table(t4={1: 1.0}), 30.0, 4, ("a100",), 1000.0, {"t4": 60.0}, SensitivityProfile("resnet18", (MEASURED,))
+    table(t4={1: 1.0}),
+    30.0,
+    4,
+    ("a100",),
+    1000.0,
+    {"t4": 60.0},
+    SensitivityProfile("resnet18", (MEASURED,)),
+    False,
+    True,
 )
 
 
@@ -82,6 +90,8 @@ def test_new_gpu_seconds_change_nothing_else_that_is_known():
         ({"unmeasured_types": ()}, False),
         ({"model": LinearEstimator()}, False),
         ({"sensitivity": None}, False),
+        ({"saves": True}, False),
+        ({"cost_measured": False}, False),
         ({"sensitivity": None, "remaining_work": 900.0}, False),
     ],
 )
