@@ -26,6 +26,7 @@ from pathlib import Path
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.limits import LimitSettings
+from penstock_scheduler.messages import Health
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
@@ -53,6 +54,7 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
         lambda p: None,
         dict,
         SchedulingRules(BudgetSettings(), LimitSettings(), store),
+        lambda now_s: Health(status="ok", version=""),
     )
     settings = ApiSettings(requests_per_s=1e9, burst=10**9)
     app = make_app(settings, board, controls, models, models.check)

@@ -1,3 +1,6 @@
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,3 +24,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((place for place, folder in enumerate(slow) if folder in path.parents), len(slow))
 
     items.sort(key=lambda item: rank(item.path))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=False, capture_output=True
+        ).returncode
+        == 0
+    )
+    if not mounted:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -19,7 +19,9 @@ from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
 from penstock_scheduler import __version__
 from penstock_scheduler.clock import WallClock
+from penstock_scheduler.disks import spool_check, store_check
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
@@ -38,6 +40,7 @@ from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.board import Board, ObservedCluster
 from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.watcher import Watcher
@@ -112,6 +115,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     service = make_service(site, clock) if api.enabled else None
     if service is not None:
         service.start()
+    site.vitals.start()
 
     def on_tick() -> None:
         sd_notify("WATCHDOG=1")
@@ -128,6 +132,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     sd_notify("STOPPING=1")
     if service is not None:
         service.stop()
+    site.vitals.stop()
     site.notifier.stop()
     store.close()
     log.info("stopped", extra={"why": "asked to"})
@@ -219,6 +224,18 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         rules.overspent,
     )
     chosen = make_policy(settings.policy)[1]
+    disks = [store_check(store, clock.now_s)]
+    if parts.spool is not None:
+        disks.append(spool_check(parts.spool, clock.now_s))
+    vitals = Vitals(
+        settings.section(HealthSettings),
+        loop.health,
+        disks,
+        board,
+        lambda: site.loop.paused,
+        lambda: site.settings.section(DaemonSettings).round_s,
+        lambda: site.loop.gate.incomplete if site.loop.gate is not None else "",
+    )
     site = LiveScheduler(
         path,
         settings,
@@ -233,6 +250,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         chosen,
         parts,
         watcher,
+        vitals,
     )
     if (kept := store.control("policy")) is not None:
         site.restore_policy(PolicyChoice.model_validate(kept))
@@ -258,6 +276,7 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
         lambda: site.settings.as_dict(),
         site.rules,
         site.approve,
+        site.vitals.health,
     )
     app = make_app(
         api,

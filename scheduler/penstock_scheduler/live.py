@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, StoreError
+from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.models import SpecModels
@@ -21,6 +22,7 @@ from penstock_scheduler.ports import Agents, ClusterParts, Policy, Trigger
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import Sensitivities
 from penstock_scheduler.service.board import Board
+from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore
 from penstock_scheduler.triggers import OnEvent, Period
@@ -37,6 +39,7 @@ LIVE = (
     "budgets.",
     "notices.",
     "safety.",
+    "health.",
 )
 """Settings that change while the daemon runs: keys, or whole sections."""
 
@@ -59,6 +62,7 @@ class LiveScheduler:
     """The policy that decides, with all settings."""
     parts: ClusterParts
     watcher: Watcher
+    vitals: Vitals
 
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Decide by this policy from the next round on, also after a restart.
@@ -139,6 +143,7 @@ class LiveScheduler:
         if self.loop.gate is not None:
             self.loop.gate.settings = safety
         self.notifier.settings = notices
+        self.vitals.settings = new.section(HealthSettings)
         self.settings = new
         log.info("settings reloaded", extra={"changed": ",".join(changed) or "nothing"})
         if later:

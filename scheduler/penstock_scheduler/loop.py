@@ -19,6 +19,7 @@ from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions, cloud_actions
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.gpu_seconds import GpuSeconds
+from penstock_scheduler.health import LoopHealth, StepName
 from penstock_scheduler.idle import idle_since
 from penstock_scheduler.model import (
     BudgetLine,
@@ -102,6 +103,8 @@ class RoundLoop:
         self._rest_s = rest_s
         self.paused = False
         """While true, no round is decided; actions that are under way go on."""
+        self.health = LoopHealth(clock.now_s)
+        """What each step of a tick did last."""
         self.failure = ""
         """Why the newest tick that failed did so."""
         self._failing_since_s: float | None = None
@@ -186,20 +189,24 @@ class RoundLoop:
         """
         started = time.perf_counter()
         now_s = self._clock.now_s()  # before the observation, which may take long and miss what ends meanwhile
-        state = self._cluster.observe()
+        with self.health.step(StepName.OBSERVE):
+            state = self._cluster.observe()
         observe_seconds = time.perf_counter() - started
         self._count(state, now_s)
         if self.gate is not None:
             self.gate.saw(state, now_s)
-        self._store_reports()
+        with self.health.step(StepName.REPORTS):
+            self._store_reports()
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
         if not self.paused and self._trigger.due(now_s, state):
-            self._decide(state, cloud, now_s, observe_seconds)
+            with self.health.step(StepName.DECIDE, self._round + 1):
+                self._decide(state, cloud, now_s, observe_seconds)
             self._trigger.decided(now_s, state)
         if self._plan is None:
             return ()
-        outcomes = self._act(self._plan, state, cloud)
-        self._outcomes.record(self._plan, state, outcomes, self._clock.now_s())
+        with self.health.step(StepName.APPLY, self._plan.round):
+            outcomes = self._act(self._plan, state, cloud)
+            self._outcomes.record(self._plan, state, outcomes, self._clock.now_s())
         self._gpu_seconds.sent(state.jobs, _starts_under_way(outcomes), now_s)
         return outcomes
 

@@ -353,3 +353,5 @@ class ClusterParts:
     """None: jobs cannot be submitted through the API."""
     cloud_nodes: CloudNodes | None = None
     """None: the cluster has no nodes that a cloud could fill."""
+    spool: Path | None = None
+    """The folder through which jobs report; None: they do not report through a folder."""

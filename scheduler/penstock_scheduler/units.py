@@ -15,3 +15,12 @@ def duration(seconds: float) -> str:
 def times(ratio: float) -> str:
     """A ratio with sensible digits: "8 times", "1.4 times"."""
     return f"{ratio:.0f} times" if ratio >= 2.95 else f"{ratio:.1f} times"
+
+
+def data_size(count: float) -> str:
+    """A number of bytes in the unit that fits it best."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

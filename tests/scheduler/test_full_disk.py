@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -23,25 +22,6 @@ from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store import SqlStore, open_store, schema
 from penstock_scheduler.triggers import Period
 from tests.scheduler.loops import simulated
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = os.geteuid() == 0 and (
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=False, capture_output=True
-        ).returncode
-        == 0
-    )
-    if not mounted:
-        pytest.skip("needs the right to mount a small tmpfs")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 class Reporting:

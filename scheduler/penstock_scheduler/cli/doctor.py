@@ -13,8 +13,10 @@ import typer
 
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.messages import REFUSED
+from penstock_scheduler.health import INCOMPLETE, SILENT
+from penstock_scheduler.messages import REFUSED, DiskHealth, StepHealth
 from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
+from penstock_scheduler.units import data_size, duration
 
 Check = tuple[str, bool, str]
 """What was checked, whether it is good, and a text for people."""
@@ -79,6 +81,56 @@ def _daemon() -> Iterator[Check]:
         return
     text = "; ".join(health.problems) or f"version {health.version}, round {health.round}"
     yield "penstockd", health.status == "ok", text
+    for step in health.steps:
+        yield step.step, not step.problem, _step(step, health.report_age_s)
+    for disk in health.disks:
+        yield disk.what, not disk.problem and not disk.warning, _disk(disk)
     for warning in health.warnings:
-        yield "plan gate" if warning.startswith(REFUSED) else "Slurm's answers", False, warning
+        if warning not in {disk.warning for disk in health.disks}:
+            yield _about(warning), False, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
+
+
+def _about(warning: str) -> str:
+    """What a warning of the daemon is about."""
+    begins = {REFUSED: "plan gate", INCOMPLETE: "view of the cluster", SILENT: "job reports"}
+    return next((what for text, what in begins.items() if warning.startswith(text)), "Slurm's answers")
+
+
+def _step(step: StepHealth, report_age_s: float | None) -> str:
+    """What a step of the round loop did last, such as `round 8 decided 3 s ago`."""
+    what = DID[step.step].format(round=step.round)
+    parts = [f"{what} {duration(step.age_s)} ago" if step.age_s is not None else "not yet since penstockd started"]
+    if step.problem:
+        parts.append(step.problem)
+    elif step.error and step.error_age_s is not None:
+        parts.append(f"last error {duration(step.error_age_s)} ago: {step.error}")
+    if step.step == "reports":
+        parts.append("newest report: " + ("none yet" if report_age_s is None else f"{duration(report_age_s)} ago"))
+    return "; ".join(parts)
+
+
+DID = {
+    "observe": "the cluster was observed",
+    "reports": "reports were read and stored",
+    "decide": "round {round} was decided",
+    "apply": "round {round} was applied",
+}
+"""Step of the round loop -> what it has done."""
+
+
+def _disk(disk: DiskHealth) -> str:
+    """What is known of a disk, such as `/var/lib/penstock/penstock.db: 41 GiB free`."""
+    parts = [disk.problem or disk.warning or disk.where]
+    if not disk.problem and not disk.warning and disk.free_bytes is not None:
+        left = (
+            ""
+            if disk.days_left is None
+            else f", full in about {duration(disk.days_left * 86400)} at its present growth"
+        )
+        parts.append(f"{data_size(disk.free_bytes)} free{left}")
+    if disk.used_bytes is not None:
+        parts.append(f"it takes {data_size(disk.used_bytes)}")
+    if disk.error and disk.error_age_s is not None and not disk.problem:
+        parts.append(f"last error {duration(disk.error_age_s)} ago: {disk.error}")
+    return "; ".join(parts)

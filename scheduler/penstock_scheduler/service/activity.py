@@ -19,13 +19,15 @@ class Activity:
         """Job -> when its newest report came."""
         self._idle_s: dict[str, tuple[float, float]] = {}
         """Job whose reports say that its GPUs are idle -> since when they say so, and when the newest of them came."""
+        self.newest_s: float | None = None
+        """When the newest report of any job came; None: none has come."""
         self._found: set[tuple[str, str, int]] = set()
         """("idle" or "silent", job, its restarts) that were found before."""
 
     def take(self, report: Report, now_s: float) -> None:
         """Take in a report that came now."""
         job, body = report.job_id, report.body
-        self._reported_s[job] = now_s
+        self._reported_s[job] = self.newest_s = now_s
         busy = isinstance(body, Started | Suspended | Resumed)  # the run starts or was suspended: forget its idle time
         if isinstance(body, Observation):
             busy = (body.utilisation or 0.0) >= IDLE_BELOW
@@ -39,6 +41,12 @@ class Activity:
         """Drop what is known of a job that is not running."""
         self._reported_s.pop(job, None)
         self._idle_s.pop(job, None)
+
+    def reporting(self, live: Mapping[str, JobView]) -> int:
+        """How many of the running jobs have reported."""
+        return sum(
+            1 for job in list(self._reported_s) if (view := live.get(job)) is not None and view.state == "running"
+        )
 
     def idle(self, live: Mapping[str, JobView], after_s: float) -> list[tuple[JobView, float]]:
         """(job, seconds) of running jobs whose reports have said for longer than `after_s` that their GPUs are idle."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 from fastapi import Depends, Request
 
 from penstock_profiles.wire import Report
-from penstock_scheduler.messages import Identity, JobView, Role
+from penstock_scheduler.messages import Health, Identity, JobView, Role
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -49,6 +49,8 @@ class Controls:
     rules: SchedulingRules
     approve: Callable[[int, str], Approval]
     """Approve the stops of a refused round, in the name of a user. Raises PenstockError."""
+    health: Callable[[float], Health]
+    """The daemon's health at a time, in seconds since 1970."""
 
 
 class Api:

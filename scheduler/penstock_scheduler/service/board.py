@@ -143,6 +143,11 @@ class Board:
 
     # --- for the API
 
+    @property
+    def newest_report(self) -> tuple[float | None, int]:
+        """When the newest report came, in s since 1970 (None: none has come), and how many running jobs have reported."""
+        return self._activity.newest_s, self._activity.reporting(self._live)
+
     def job(self, job: str) -> JobView | None:
         """A job, live or ended; None: there is none. Raises StoreError."""
         return self._live.get(job) or self.store.job(job)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock_scheduler.messages import ClusterView, JobView
+from penstock_scheduler.messages import ClusterView, Health, JobView
 from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.records import RoundRecord
 
@@ -25,7 +25,8 @@ def metrics(
     record: RoundRecord | None,
     counters: Counter[str],
     unknown: Sequence[UnknownValue],
-    spent_usd: float,
+    spent_usd: float | None,
+    health: Health,
     now_s: float,
 ) -> bytes:
     """All metrics in Prometheus' text format.
@@ -35,13 +36,16 @@ def metrics(
         record: the newest round.
         counters: what the API has counted since the daemon started.
         unknown: what the newest observation of the cluster could not read.
-        spent_usd: dollars spent in the cloud, by the ledger.
+        spent_usd: dollars spent in the cloud, by the ledger; None: the store is away.
+        health: the daemon's.
         now_s: s since 1970.
     """
     registry = CollectorRegistry()
-    spent = _gauge("cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", {(): spent_usd})
+    spent = _gauge(
+        "cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", {} if spent_usd is None else {(): spent_usd}
+    )
     families = [*_cluster(cluster, now_s), *_jobs(live, now_s), *_round(record, now_s), *_counts(counters)]
-    families += [_unknown(unknown), spent]
+    families += [_unknown(unknown), spent, *_health(health)]
     registry.register(_Fixed(families))
     return generate_latest(registry)
 
@@ -148,6 +152,61 @@ def _unknown(unknown: Sequence[UnknownValue]) -> Metric:
         values[each.kind, each.field] = values.get((each.kind, each.field), 0.0) + len(each.names)
     text = "Values in the newest answers of Slurm that Penstock does not know, by kind of record and field."
     return _gauge("unknown_values", text, values, ("kind", "field"))
+
+
+def _health(health: Health) -> list[Metric]:
+    steps, disks = health.steps, health.disks
+    return [
+        _gauge("ready", "1 if the daemon can do its work, else 0.", {(): float(health.status == "ok")}),
+        _gauge("warnings", "Warnings of penstock doctor about the daemon.", {(): float(len(health.warnings))}),
+        _gauge(
+            "step_age_seconds",
+            "Seconds since a step of the round loop last succeeded.",
+            {(step.step,): step.age_s for step in steps if step.age_s is not None},
+            ("step",),
+        ),
+        _gauge(
+            "step_failing",
+            "1 if a step of the round loop hangs or fails for longer than [health] allows, else 0.",
+            {(step.step,): float(bool(step.problem)) for step in steps},
+            ("step",),
+        ),
+        _gauge(
+            "report_age_seconds",
+            "Seconds since the newest report of a job.",
+            {} if health.report_age_s is None else {(): health.report_age_s},
+        ),
+        _gauge(
+            "disk_writable",
+            "1 if the newest check could write to the store or the spool, else 0.",
+            {(disk.what,): float(not disk.problem) for disk in disks},
+            ("disk",),
+        ),
+        _gauge(
+            "disk_free_bytes",
+            "Free space of the file system of the store or the spool.",
+            {(disk.what,): float(disk.free_bytes) for disk in disks if disk.free_bytes is not None},
+            ("disk",),
+        ),
+        _gauge(
+            "disk_used_bytes",
+            "What the store takes.",
+            {(disk.what,): float(disk.used_bytes) for disk in disks if disk.used_bytes is not None},
+            ("disk",),
+        ),
+        _gauge(
+            "disk_days_left",
+            "Days until that file system is full at its present growth; absent: it does not grow.",
+            {(disk.what,): disk.days_left for disk in disks if disk.days_left is not None},
+            ("disk",),
+        ),
+        _gauge(
+            "disk_low",
+            "1 if that file system will be full soon by [health], else 0.",
+            {(disk.what,): float(bool(disk.warning)) for disk in disks},
+            ("disk",),
+        ),
+    ]
 
 
 def _counts(counters: Counter[str]) -> list[Metric]:

@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 import sqlalchemy as sa
@@ -49,10 +50,17 @@ class Database:
             self._lock.close()
         self.engine.dispose()
 
-    def ping(self) -> None:
-        """Raises StoreError if the store cannot be read or written."""
-        with self.write() as db:
-            db.execute(sa.select(sa.literal(1)))
+    @property
+    def file(self) -> Path | None:
+        """The database's file; None: the database is on a server."""
+        return Path(self.name) if self.engine.dialect.name == "sqlite" else None
+
+    def used_bytes(self) -> int:
+        """What the database takes on its disk."""
+        if (file := self.file) is None:
+            with self.read() as db:
+                return int(db.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0)
+        return sum(part.stat().st_size for part in (file, file.with_name(file.name + "-wal")) if part.exists())
 
     def export(self) -> Iterator[dict[str, Any]]:
         """Every row of every table, as JSON objects with the key `table`; secrets' digests are left out."""

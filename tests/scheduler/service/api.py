@@ -12,7 +12,9 @@ from pathlib import Path
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.client import Client
+from penstock_scheduler.disks import store_check
 from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.health import HealthSettings, LoopHealth, StepName
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.messages import Role, Submission, TokenOrder
 from penstock_scheduler.model import ClusterState, Phase
@@ -26,6 +28,7 @@ from penstock_scheduler.service.app import Controls, make_app
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.server import Service
 from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.store import open_store
 from tests.scheduler.builders import job, on, snapshot
 
@@ -87,6 +90,7 @@ class Api:
     tokens: dict[str, str]
     changes: dict[str, object]
     app: object
+    vitals: Vitals
 
     def client(self, who: str) -> Client:
         return Client(self.url, token=self.tokens[who])
@@ -112,6 +116,13 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
         changes["policy"] = make_policy(choice)[1]
         return changes["policy"]
 
+    loop = LoopHealth(time.time)
+    for step in StepName:
+        with loop.step(step, 1):
+            pass
+    checks = [store_check(store, time.time)]
+    checks[0].check()
+    vitals = Vitals(HealthSettings(), loop, checks, board, lambda: bool(changes["paused"]), lambda: 60.0)
     controls = Controls(
         lambda: changes["policy"],
         set_policy,
@@ -120,6 +131,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
         lambda: {"daemon": {}},
         SchedulingRules(BudgetSettings(), LimitSettings(), store),
         lambda number, by: Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900),
+        vitals.health,
     )
     models = SpecModels(load_families(None), 30.0)
     api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
@@ -127,7 +139,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
     service = Service(api_settings, folder / "api.sock", app, board)
     service.start()
     url = f"http://127.0.0.1:{service.port}"
-    api = Api(url, f"unix:{folder / 'api.sock'}", board, submitter, {}, changes, app)
+    api = Api(url, f"unix:{folder / 'api.sock'}", board, submitter, {}, changes, app, vitals)
     try:
         state = snapshot("t4:2x4", [ADAS, BOBS])
         policy, full = make_policy("sia")

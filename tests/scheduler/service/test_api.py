@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -9,6 +10,8 @@ import httpx
 import pytest
 
 from penstock_scheduler.client import ApiError, Client, DaemonAway
+from penstock_scheduler.errors import ClusterAway
+from penstock_scheduler.health import HealthSettings, StepName
 from penstock_scheduler.messages import Submission
 from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -109,6 +112,16 @@ def test_the_client_says_that_the_daemon_does_not_answer(tmp_path, monkeypatch):
 def test_health_is_open_and_honest(api):
     assert httpx.get(f"{api.url}/v1/health").json()["status"] == "ok"
     with api.client("ada") as ada:
-        assert ada.ready().status == "ok"
-        api.board.observed_s = time.time() - 1000
-        assert ada.ready().problems == ["the cluster was not observed in the last 120 s; see the daemon's log"]
+        ready = ada.ready()
+        assert (ready.status, ready.problems) == ("ok", [])
+        assert {step.step: step.round for step in ready.steps}["decide"] == 1
+        (store,) = ready.disks
+        assert store.writable
+        assert store.used_bytes
+        with contextlib.suppress(ClusterAway), api.vitals.loop.step(StepName.OBSERVE):
+            raise ClusterAway("no answer")
+        assert ada.ready().status == "ok", "one failure is not the end"
+        api.vitals.settings = HealthSettings(late_s=1e-6)
+        ready = ada.ready()
+        assert ready.status == "not-ready"
+        assert ": no answer. Running jobs continue" in ready.problems[0]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
+from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import MAX_PAGE, ClusterView, NodeView, RoundPage, RoundView
 from penstock_scheduler.service import metrics, views
 from penstock_scheduler.service.api import Operator, User
@@ -50,12 +51,16 @@ def get_cluster(call: User) -> ClusterView:
 @router.get("/metrics", response_class=Response)
 def get_metrics(call: User) -> Response:
     """Show the cluster and the daemon in numbers, in Prometheus' text format."""
-    api = call.api
-    spent_usd = sum(api.store.ledger_totals("usd").values())
+    api, now_s = call.api, time.time()
+    try:
+        spent_usd = sum(api.store.ledger_totals("usd").values())
+    except StoreError:
+        spent_usd = None  # the other numbers say that the store is away
     cluster = views.cluster_view(api.board, api.controls)
     live, counters = api.board.live(), api.board.counters
     unknown = api.board.state.unknown if api.board.state is not None else ()
-    body = metrics.metrics(cluster, live, api.board.record, counters, unknown, spent_usd, time.time())
+    health = api.controls.health(now_s)
+    body = metrics.metrics(cluster, live, api.board.record, counters, unknown, spent_usd, health, now_s)
     return Response(body, media_type=metrics.CONTENT_TYPE)
 
 
