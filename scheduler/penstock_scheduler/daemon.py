@@ -121,6 +121,8 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
         sd_notify("WATCHDOG=1")
         try:
             site.watcher.check(site.loop.failing_s, site.loop.failure)
+            for disk in site.vitals.disk_states(clock.now_s()):
+                site.watcher.check_disk(*disk)
         except Exception:  # a notice that cannot be sent must not end the rounds
             log.exception("notices failed unexpectedly; please report this as a bug")
         if signals.take_reload():

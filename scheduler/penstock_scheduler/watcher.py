@@ -34,6 +34,8 @@ class Watcher:
         self._told_of_failing = self._told_of_refusal = False
         self._xids_s: dict[tuple[str, int, int], float] = {}
         """Node, GPU, XID -> when it was last told, s since 1970."""
+        self._disks: dict[str, str] = {}
+        """"store" or "spool" -> "problem", "warning" or "", as last told."""
 
     def check(self, failing_s: float | None, failure: str) -> None:
         """Tell what is new.
@@ -53,6 +55,26 @@ class Watcher:
             self._tell_of_contained(self.node_events)
             self._tell_of_xids(self.node_events)
         self._tell_of_failing(failing_s, failure, wanted.failing_s)
+
+    def check_disk(self, what: str, problem: str, warning: str) -> None:
+        """Tell that a disk has become full, will be full soon, or is good again.
+
+        Args:
+            what: whose disk: "store" or "spool".
+            problem: why nothing can be written; empty: something can.
+            warning: that it will be full soon; empty: it will not.
+        """
+        state = "problem" if problem else "warning" if warning else ""
+        if state == self._disks.get(what, ""):
+            return
+        self._disks[what] = state
+        subjects = {"problem": f"the {what} cannot be written", "warning": f"the disk of the {what} will be full soon"}
+        text = (problem or warning or f"The disk of the {what} has room again.") + (
+            ". Running jobs continue." if state else ""
+        )
+        facts = {"disk": what, "state": state or "ok"}
+        subject = subjects.get(state, f"the disk of the {what} has room again")
+        self._notifier.tell(Notice("disk", subject, text[0].upper() + text[1:], facts=facts))
 
     def round_decided(self, record: RoundRecord) -> None:
         """Note each stop in the audit log, and tell admins when the plan gate begins or ceases to refuse plans."""

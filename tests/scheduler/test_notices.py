@@ -250,6 +250,19 @@ def test_a_site_sends_one_notice_that_rounds_fail(servers, site, monkeypatch):
     assert kinds(hook).count("protected") == 1
 
 
+def test_a_site_sends_a_notice_before_a_disk_is_full_when_it_is_and_when_it_has_room_again(servers, site):
+    for problem, warning in (("", ""), ("", "9 GiB free"), ("", "8 GiB free"), ("No space", "8 GiB free"), ("", "")):
+        site.watcher.check_disk("store", problem, warning)
+    wait_for(lambda: kinds(servers[1]).count("disk") >= 3, 120, "the notices of the disk")
+    site.notifier.stop()
+    told = [(each["facts"]["state"], each["text"]) for each in servers[1].bodies if each["kind"] == "disk"]
+    assert told == [
+        ("warning", "9 GiB free. Running jobs continue."),
+        ("problem", "No space. Running jobs continue."),
+        ("ok", "The disk of the store has room again."),
+    ]
+
+
 def observed(utilisation: float) -> Report:
     seen = Observation(
         gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, steps=9, step_time_s=1.0, utilisation=utilisation, progress=1.0

@@ -18,22 +18,24 @@ from penstock_scheduler.messages import REFUSED, DiskHealth, StepHealth
 from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
 from penstock_scheduler.units import data_size, duration
 
-Check = tuple[str, bool, str]
-"""What was checked, whether it is good, and a text for people."""
+WARNING = "WARNING"
+
+Check = tuple[str, bool | str, str]
+"""What was checked, whether it is good (or `WARNING`), and a text for people."""
 
 
 def doctor(as_json: bool = JSON) -> None:
     """Check what Penstock needs, on this machine and as this user.
 
-    The exit status is 1 if a check fails.
+    The exit status is 1 if a check fails or warns.
     """
     checks = [*_commands(), *_spool(), *_daemon()]
     if as_json:
-        typer.echo(json.dumps([{"check": what, "ok": good, "text": text} for what, good, text in checks]))
+        typer.echo(json.dumps([{"check": what, "ok": good is True, "text": text} for what, good, text in checks]))
     else:
-        rows = [(what, "ok" if good else "FAILED", text) for what, good, text in checks]
+        rows = [(what, WARNING if good is WARNING else "ok" if good else "FAILED", text) for what, good, text in checks]
         print_table(("CHECK", "", "DETAILS"), rows, "")
-    if not all(good for _, good, _ in checks):
+    if not all(good is True for _, good, _ in checks):
         raise typer.Exit(1)
 
 
@@ -84,10 +86,10 @@ def _daemon() -> Iterator[Check]:
     for step in health.steps:
         yield step.step, not step.problem, _step(step, health.report_age_s)
     for disk in health.disks:
-        yield disk.what, not disk.problem and not disk.warning, _disk(disk)
+        yield disk.what, WARNING if disk.warning and not disk.problem else not disk.problem, _disk(disk)
     for warning in health.warnings:
         if warning not in {disk.warning for disk in health.disks}:
-            yield _about(warning), False, warning
+            yield _about(warning), WARNING, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
 
 

@@ -45,6 +45,13 @@ class Vitals:
         for disk in self.disks:
             disk.stop()
 
+    def disk_states(self, now_s: float) -> list[tuple[str, str, str]]:
+        """For each disk: whose it is, why nothing can be written, and that it will be full soon; empty: neither."""
+        records = [disk.record for disk in self.disks]
+        return [
+            (each.what, disk_problem(each, now_s, self.settings), disk_warning(each, self.settings)) for each in records
+        ]
+
     def health(self, now_s: float) -> Health:
         """Whether the daemon can do its work, and what is known about that."""
         board, settings = self.board, self.settings
