@@ -39,7 +39,8 @@ from penstock_slurm.begin_times import BeginTimes, let_deadlines_count
 from penstock_slurm.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.endings import Endings
 from penstock_slurm.gateway import ControllerAway, Gateway, JobGone, SlurmError, SlurmJob, SlurmNode, Transient
-from penstock_slurm.holds import ADMIN, BY_SLURM, Asked, HoldFiles, held_text, is_held, mark
+from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.holds import Holds
 from penstock_slurm.lost_gpus import LostGpus
 from penstock_slurm.messages import note_shares, say
 from penstock_slurm.notes import waits_for
@@ -98,7 +99,7 @@ class SlurmCluster:
         self._begin_times = BeginTimes(gateway, settings.plain_after_s)
         self._endings = Endings(spool.control)
         self._states = StateLog()
-        self._holds = HoldFiles(spool.folder)
+        self._holds = Holds(gateway, spool)
         self._remembered = Remembered()
         self._has_observed = False
         self._scene = Scene(clock.now_s(), clock.now_s(), settings.partitions, (), {})
@@ -111,8 +112,6 @@ class SlurmCluster:
         """Jobs without a job spec -> whether they had one before."""
         self._held: dict[JobId, SlurmJob] = {}
         """Pending jobs that somebody holds."""
-        self._to_hold: list[SlurmJob] = []
-        """Jobs that `penstock hold` holds, and Slurm does not hold yet."""
         self._waiting: tuple[WaitingJob, ...] = ()
         """Both of these, for people."""
         self._one_record: set[int] = set()
@@ -198,16 +197,19 @@ class SlurmCluster:
 
     def _take_over(self, found: SortedJobs, slurm_jobs: Sequence[SlurmJob]) -> None:
         """Take over the managed jobs of this observation."""
-        self._slurm_jobs, self._jobs, self._not_yet, self._held, self._to_hold = {}, {}, {}, {}, []
-        waiting, asked = [], self._holds.read()
+        self._slurm_jobs, self._jobs, self._not_yet, self._held = {}, {}, {}, {}
+        waiting: list[WaitingJob] = []
+        self._holds.look()
         for job_id, (slurm_job, spec) in found.managed.items():
-            spooled = self._noted(slurm_job, asked)
+            spooled = self._spooled(slurm_job)
+            if self._holds.settle(slurm_job, spooled.control):
+                spooled = self._spooled(slurm_job)
             now, job = job_view(slurm_job, spec, spooled, self._scene)
             self._states.saw(job_id, now)
             if job is None:
                 continue
             pending = slurm_job.state in WAITING
-            text = held_text(slurm_job, spooled.control, asked.held.get(job_id)) if pending else ""
+            text = self._holds.text(slurm_job, spooled.control)
             other = waits_for(slurm_job, self._scene.now_s) if pending and not text else ""
             if text or other:
                 (self._held if text else self._not_yet)[job_id] = slurm_job
@@ -216,43 +218,14 @@ class SlurmCluster:
                 waiting.append(WaitingJob(queued, code, text or f"waits for {other}"))
             else:
                 self._slurm_jobs[job_id], self._jobs[job_id] = slurm_job, job
-            if job_id in asked.held and slurm_job.priority != 0 and slurm_job.state in WAITING | HOLDING:
-                self._to_hold.append(slurm_job)
         self._waiting = tuple(waiting)
-        for job_id in (asked.held.keys() | asked.released) & self._gone.keys():
-            self._holds.forget(job_id)
+        self._holds.forget({job_id for job_id, job in self._gone.items() if job is None or job.state in ENDED})
         self._owners |= {job_id: job.uid for job_id, job in self._slurm_jobs.items()}
         runs = self._remembered.saw(self._slurm_jobs, self._jobs, slurm_jobs, self._scene.now_s)
         self._lost_gpus.forget(runs)
         self._shrinking.forget(runs)
         numbers = Counter(job.number for job in slurm_jobs if job.array_job_id is not None)
         self._one_record = {number for number, count in numbers.items() if count > 1}
-
-    def _noted(self, slurm_job: SlurmJob, asked: Asked) -> Spooled:
-        """What the spool has of a job, once it notes whose the holds of a pending job are."""
-        spooled, pending = self._spooled(slurm_job), slurm_job.state in WAITING
-        if slurm_job.id in asked.released:
-            self._release(slurm_job)
-            return self._spooled(slurm_job)
-        released = pending and not is_held(slurm_job)
-        if released and spooled.control is not None and spooled.control.holds == slurm_job.restarts:
-            mark(self._spool, slurm_job, None)  # what holds it from now on is not Penstock's
-            return self._spooled(slurm_job)
-        return spooled
-
-    def _release(self, job: SlurmJob) -> None:
-        """Carry out `penstock release`: what holds the job from now on is Penstock's own, so that a round may start it."""
-        try:
-            if job.state in WAITING:
-                mark(self._spool, job, job.restarts)
-            if is_held(job) and job.reason == ADMIN:
-                self._gateway.hold(job.id)  # a user hold in its place; a release in Slurm might start it
-            elif job.state in HOLDING | BY_SLURM and job.priority == 0:
-                self._gateway.release(job.id)
-        except SlurmError as error:
-            log.warning("cannot release the job", extra={"job": job.id, "text": str(error)})
-            return
-        self._holds.forget(job.id)
 
     def _nodes(
         self, records: Records, slurm_nodes: Sequence[SlurmNode], slurm_jobs: Iterable[SlurmJob]
@@ -274,9 +247,10 @@ class SlurmCluster:
 
     def _was_managed(self, job: SlurmJob) -> bool:
         """Whether a job without a job spec had one before. The spool is asked once a job."""
-        before = self._slurm_jobs.keys() | self._held.keys() | self._not_yet.keys()
-        if job.id not in self._plain or job.id in before:
-            self._plain[job.id] = job.id in before or self._spool.control(job.id) is not None
+        if job.id in self._slurm_jobs or job.id in self._held or job.id in self._not_yet:
+            self._plain[job.id] = True
+        elif job.id not in self._plain:
+            self._plain[job.id] = self._spool.control(job.id) is not None
         return self._plain[job.id]
 
     def _cleared(self, job: SlurmJob) -> bool:
@@ -314,23 +288,13 @@ class SlurmCluster:
         self._lost_gpus.stop(self._slurm_jobs.values(), self._scene.silent)
         steps = [self._take_step(action) for action in actions]
         failed = self._write(steps)
-        self._hold_as_asked()
+        self._holds.carry_out()
         now_s, waiting = self._clock.now_s(), (*self._slurm_jobs.values(), *self._not_yet.values())
         self._begin_times.renew(waiting, {action.job for action in actions}, now_s)
         let_deadlines_count(self._gateway, self._not_yet.values(), now_s)
         return tuple(
             each.outcome if each.job not in failed else _failed(each.outcome, failed[each.job]) for each in steps
         )
-
-    def _hold_as_asked(self) -> None:
-        """Hold jobs in Slurm that `penstock hold` holds and that Slurm might start: also a running one, if Slurm requeues it."""
-        for job in self._to_hold:
-            try:
-                if job.state in WAITING:
-                    mark(self._spool, job, job.restarts)
-                self._gateway.hold(job.id)
-            except SlurmError as error:
-                log.warning("cannot hold the job", extra={"job": job.id, "text": str(error)})
 
     def _write(self, steps: Sequence[Step]) -> dict[JobId, SlurmError]:
         """Run the steps' commands. Returns the jobs whose commands failed. Raises ClusterAway."""

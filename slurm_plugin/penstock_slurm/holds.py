@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +22,10 @@ from penstock_profiles.wire import ControlMessage, job_folder
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.model import JobId
 from penstock_scheduler.spool import Spool
-from penstock_slurm.gateway import SlurmJob
-from penstock_slurm.states import WAITING
+from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.states import HOLDING, WAITING
+
+log = logging.getLogger(__name__)
 
 FOLDER = "holds"
 """In the spool: a file JOB.held for each job that `penstock hold` holds, and JOB.released for each that it is to release."""
@@ -165,3 +169,64 @@ def mark(spool: Spool, job: SlurmJob, restarts: int | None) -> None:
         )
     if control.holds != restarts:
         spool.tell(control.model_copy(update={"holds": restarts}), job.uid)
+
+
+class Holds:
+    """Carries out holds and releases, a step in each observation."""
+
+    def __init__(self, gateway: Gateway, spool: Spool) -> None:
+        self._gateway, self._spool = gateway, spool
+        self._files = HoldFiles(spool.folder)
+        self._asked = Asked({}, frozenset())
+        self._to_hold: list[SlurmJob] = []
+        """Jobs that `penstock hold` holds, and Slurm does not hold yet."""
+
+    def look(self) -> None:
+        """Read what was asked for."""
+        self._asked, self._to_hold = self._files.read(), []
+
+    def settle(self, job: SlurmJob, control: ControlMessage | None) -> bool:
+        """Carry out a release, and note whose the holds of a job are. Returns whether its control message may have changed."""
+        if job.id in self._asked.released:
+            self._release(job)
+            return True
+        if job.state in WAITING and not is_held(job) and control is not None and control.holds == job.restarts:
+            mark(self._spool, job, None)  # Slurm has released it: what holds it from now on is not Penstock's
+            return True
+        return False
+
+    def text(self, job: SlurmJob, control: ControlMessage | None) -> str:
+        """Who holds a pending job, and how it is released; empty: nobody but Penstock, or the job is not pending."""
+        asked = self._asked.held.get(job.id)
+        if asked is not None and job.priority != 0 and job.state in WAITING | HOLDING:
+            self._to_hold.append(job)
+        return held_text(job, control, asked) if job.state in WAITING else ""
+
+    def carry_out(self) -> None:
+        """Hold jobs in Slurm that `penstock hold` holds and that Slurm might start: also a running one, if Slurm requeues it."""
+        for job in self._to_hold:
+            try:
+                if job.state in WAITING:
+                    mark(self._spool, job, job.restarts)
+                self._gateway.hold(job.id)
+            except SlurmError as error:
+                log.warning("cannot hold the job", extra={"job": job.id, "text": str(error)})
+
+    def forget(self, gone: Collection[JobId]) -> None:
+        """Forget what was asked for jobs that are gone."""
+        for job_id in (self._asked.held.keys() | self._asked.released) & set(gone):
+            self._files.forget(job_id)
+
+    def _release(self, job: SlurmJob) -> None:
+        """What holds the job from now on is Penstock's own, so that a round may start it."""
+        try:
+            if job.state in WAITING:
+                mark(self._spool, job, job.restarts)
+            if is_held(job) and job.reason == ADMIN:
+                self._gateway.hold(job.id)  # a user hold in its place; a release in Slurm might start it
+            elif job.state in HOLDING | BY_SLURM and job.priority == 0:
+                self._gateway.release(job.id)
+        except SlurmError as error:
+            log.warning("cannot release the job", extra={"job": job.id, "text": str(error)})
+            return
+        self._files.forget(job.id)

@@ -142,7 +142,7 @@ def test_an_asked_hold_keeps_a_job_until_it_is_released(
 
 
 def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
-    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter, tmp_path: Path
 ) -> None:
     held, released = list[str](), list[str]()
     told.hold, told.release = held.append, released.append  # type: ignore[attr-defined]
@@ -155,8 +155,11 @@ def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
     assert look(cluster) == (["7"], [])
     cluster.apply([Hold("7", 1)])
     assert held == ["7"]
+    told.listed = [pending("gpu", state="COMPLETING", nodes=("n0",), priority=0)]
+    look(cluster)
     told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
-    assert look(cluster)[0] == []
+    noted(tmp_path, holds=1)
+    assert look(cluster)[0] == [], "Slurm's own hold is Penstock's, but ada's is not over"
     submitter.release("7", admin=False)
     assert look(cluster) == (["7"], [])
     assert released == []
@@ -216,3 +219,14 @@ def test_a_job_whose_spec_somebody_overwrote_goes_on_as_a_plain_job_and_says_so(
         assert job == "7", "8 never had one"
         assert "no longer has the job spec" in text
     assert told.written == []
+
+
+def test_the_hold_of_a_job_that_has_ended_is_forgotten(
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter, tmp_path: Path
+) -> None:
+    told.listed = [pending("gpu", reason="JobHeldUser")]
+    submitter.hold("7", "ada", admin=False)
+    cluster.observe()
+    told.listed, told.ended = [], [pending("gpu", state="CANCELLED")]
+    cluster.observe()
+    assert list((tmp_path / "spool" / "holds").iterdir()) == []
