@@ -3,8 +3,10 @@
 A plan is refused if it
 
 1. stops a running job without a reason;
-2. stops too many: more than a share of the running GPUs, within one round or within any ten minutes. Stops that a person asked
-   for (`StopCode.is_asked_for`: a drain, a reservation, the job's user or an admin) do not count;
+2. empties too much: it stops jobs, gives them nothing, and leaves idle more than a share of the GPUs on which jobs run, within
+   one round or within any ten minutes. That is what a fault looks like; a policy that makes room for other jobs, or moves a
+   job to GPUs on which it trains faster, leaves no GPU idle. Stops that a person asked for (`StopCode.is_asked_for`: a drain,
+   a reservation, the job's user or an admin) do not count;
 3. stops a job while the view of the cluster is incomplete: for a while after penstockd has started, or after Slurm or the store
    was away, or after a large part of the cluster vanished at once, as long as nodes or running jobs are missing that were there
    before.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,8 +46,8 @@ class SafetySettings(BaseModel):
         default=0.25,
         ge=0,
         le=1,
-        description="Largest share of the GPUs of running jobs that plans may take away within stop_window_s. Stops that a "
-        "person asked for (drains, reservations, changed job specs) do not count.",
+        description="Largest share of the GPUs of running jobs that plans may take away and leave idle within "
+        "stop_window_s. Stops that a person asked for (drains, reservations, changed job specs) do not count.",
     )
     stop_jobs: NonNegativeInt = Field(
         default=4, description="Jobs that plans may stop within stop_window_s in any case, whatever their share."
@@ -96,14 +99,27 @@ def much_lacks(before: View, now: View, settings: SafetySettings) -> bool:
 
 
 def counted(snapshot: Snapshot, plan: Plan, approved: Iterable[JobId] = ()) -> StoppedThen:
-    """The stops of a plan that nobody asked for: jobs and GPUs."""
+    """The running jobs that the plan leaves with nothing though nobody asked for it, and how many of their GPUs become idle."""
     spared = set(approved)
     jobs = [
         job
         for job in stopped(snapshot, plan)
-        if job.id not in spared and not ((stop := plan.stops.get(job.id)) is not None and stop.code.is_asked_for)
+        if job.id not in plan.assignments
+        and job.id not in spared
+        and not ((stop := plan.stops.get(job.id)) is not None and stop.code.is_asked_for)
     ]
-    return StoppedThen(snapshot.time_s, len(jobs), sum(gpus_of(snapshot, job) for job in jobs))
+    before, freed = Counter[str](), Counter[str]()
+    for job in snapshot.jobs:
+        for share in job.running_on.shares if job.running_on is not None else ():
+            before[share.node] += share.gpus
+    for job in jobs:
+        for share in job.running_on.shares if job.running_on is not None else ():
+            freed[share.node] += share.gpus
+    gpus_on = {node.name: node.gpus for node in snapshot.nodes}  # jobs that share GPUs hold them together
+    after = plan.gpus_held()
+    idle = sum(min(gpus, max(min(before[name], gpus_on.get(name, 0)) - after[name], 0)) for name, gpus in freed.items())
+    in_cloud = sum(gpus_of(snapshot, job) for job in jobs if job.running_on is None)
+    return StoppedThen(snapshot.time_s, len(jobs), idle + in_cloud)
 
 
 def gpus_of(snapshot: Snapshot, job: Job) -> int:
@@ -145,11 +161,11 @@ def refusals(
     now = counted(snapshot, plan, spared)
     jobs, gpus = now.jobs + sum(each.jobs for each in recent), now.gpus + sum(each.gpus for each in recent)
     running = sum(gpus_of(snapshot, job) for job in snapshot.jobs)
-    if now.jobs and jobs > settings.stop_jobs and gpus > settings.stop_share * running:
+    if now.gpus and jobs > settings.stop_jobs and gpus > settings.stop_share * running:
         before = f" and {_jobs(jobs - now.jobs)} before, within {duration(settings.stop_window_s)}" if recent else ""
         found.append(
-            f"it stops {_jobs(now.jobs)} on {now.gpus} GPUs{before}: together {gpus} of the {running} GPUs that jobs run on, "
-            f"and [safety] stop_share = {settings.stop_share:g} allows {settings.stop_share * running:.0f}"
+            f"it stops {_jobs(now.jobs)} and leaves {now.gpus} of their GPUs idle{before}: together {gpus} of the {running} GPUs "
+            f"that jobs run on, and [safety] stop_share = {settings.stop_share:g} allows {settings.stop_share * running:.0f}"
         )
     return tuple(found)
 
@@ -278,7 +294,7 @@ class PlanGate:
         """Count the stops of a plan that the loop acts on."""
         approved = self.approval.jobs if self.approval is not None else ()
         now = counted(snapshot, plan, approved)
-        if now.jobs:
+        if now.gpus:
             self._recent = (*self._recent, now)
 
     def note(self, refused: Sequence[str], stops: dict[JobId, Stop]) -> GateRecord:

@@ -16,11 +16,13 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class StoppedThen:
-    """Stops of one round that nobody asked for."""
+    """Stops of one round that nobody asked for and that leave GPUs idle."""
 
     time_s: float
     jobs: int
+    """Running jobs that were left with nothing."""
     gpus: int
+    """Their GPUs that became idle."""
 
 
 @dataclass(frozen=True, slots=True)

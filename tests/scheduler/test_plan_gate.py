@@ -245,17 +245,54 @@ def test_four_jobs_may_be_stopped_in_any_case(count, passes):
     assert bool(site.store.last_round().gate.refused) is not passes
 
 
-def test_a_quarter_of_the_gpus_may_be_stopped_and_no_more_within_ten_minutes():
-    jobs = [job(str(n), phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1) for n in range(40)]
-    state = snapshot(NODES, jobs)
+def single_gpu_jobs(count: int) -> Snapshot:
+    """Jobs of one GPU on one node of 40 GPUs."""
+    jobs = [job(str(n), phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1) for n in range(count)]
+    return snapshot(nodes_from_spec("t4:1x40"), jobs)
+
+
+def test_a_quarter_of_the_gpus_may_become_idle_and_no_more_within_ten_minutes():
+    state = single_gpu_jobs(40)
     assert refusals(state, Wild(10, GAIN).decide(state), (), SAFETY) == ()
     (text,) = refusals(state, Wild(11, GAIN).decide(state), (), SAFETY)
     assert text == (
-        "it stops 11 running jobs on 11 GPUs: together 11 of the 40 GPUs that jobs run on, and [safety] stop_share = 0.25 "
-        "allows 10"
+        "it stops 11 running jobs and leaves 11 of their GPUs idle: together 11 of the 40 GPUs that jobs run on, "
+        "and [safety] stop_share = 0.25 allows 10"
     )
     (text,) = refusals(state, Wild(6, GAIN).decide(state), (StoppedThen(900.0, 5, 5),), SAFETY)
-    assert "6 running jobs on 6 GPUs and 5 running jobs before, within 10 min: together 11 of the 40" in text
+    assert (
+        "6 running jobs and leaves 6 of their GPUs idle and 5 running jobs before, within 10 min: together 11" in text
+    )
+
+
+@pytest.mark.parametrize(("takes", "refused"), [(30, False), (20, False), (19, True)])
+def test_gpus_that_another_job_gets_do_not_count(takes: int, refused: bool):
+    """30 jobs are stopped. A job that starts takes some of their GPUs; 10 of 40 may become idle."""
+    state = single_gpu_jobs(40)
+    plan = Wild(30, Stop(StopCode.PREEMPTED, "makes room for job new")).decide(state)
+    new = job("new", min_gpus=takes, max_gpus=takes)
+    starts = Assignment(on("t4", t4_00=takes), Reason(ReasonCode.CHOSEN, "starts"), 1.0)
+    state = dataclasses.replace(state, jobs=(*state.jobs, new))
+    plan = dataclasses.replace(plan, assignments=plan.assignments | {"new": starts})
+    assert bool(refusals(state, plan, (), SAFETY)) is refused
+
+
+def test_a_job_that_starts_elsewhere_is_no_excuse_for_gpus_that_become_idle():
+    jobs = [job(str(n), phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1) for n in range(40)]
+    state = snapshot(nodes_from_spec("t4:2x40"), [*jobs, job("new", max_gpus=40)])
+    plan = Wild(11, GAIN).decide(state)
+    starts = Assignment(on("t4", t4_01=40), Reason(ReasonCode.CHOSEN, "starts"), 1.0)
+    plan = dataclasses.replace(plan, assignments=plan.assignments | {"new": starts})
+    assert refusals(state, plan, (), SAFETY)
+
+
+def test_jobs_that_get_other_gpus_do_not_count():
+    """Each of 40 jobs is moved: that is what policies do, and each stop has its reason."""
+    state = snapshot(nodes_from_spec("t4:2x40"), single_gpu_jobs(40).jobs)
+    there = Assignment(on("t4", t4_01=1), Reason(ReasonCode.CHOSEN, "faster"), 2.0)
+    names = [each.id for each in state.jobs]
+    plan = Plan(1, dict.fromkeys(names, there), stops=dict.fromkeys(names, GAIN))
+    assert refusals(state, plan, (), SAFETY) == ()
 
 
 def test_stops_are_forgotten_after_ten_minutes_and_a_restart_does_not_forget_them():
