@@ -30,7 +30,9 @@ def found(etc: Path, run_dir: str = "") -> str | None:
 
 
 def test_the_source_names_this_release() -> None:
-    assert f'"{MARK.rstrip(bytes(1)).decode()}"' in (source("spank") / "penstock.c").read_text()
+    text, version = MARK.rstrip(bytes(1)).decode().rsplit(" ", 1)
+    assert f'"{text} " PENSTOCK_VERSION' in (source("spank") / "penstock.c").read_text()
+    assert f'PENSTOCK_VERSION "{version}"' in (source("spank") / "version.h").read_text()
 
 
 def test_where_it_is_all_is_well(etc: Path) -> None:
