@@ -1,0 +1,73 @@
+"""The steps of the page Maintenance (docs/admin/maintenance.md), on a real Slurm: none of them stops a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock_scheduler.cli import make_app
+from penstock_scheduler.client import Client
+from penstock_scheduler.store import open_store
+from penstock_slurm.loopback import wait_for
+from tests.end_to_end.site import Site
+
+pytestmark = pytest.mark.slurm
+
+
+def penstock(site: Site, *words: str) -> None:
+    told = CliRunner().invoke(make_app(), list(words), env={"PENSTOCK_URL": f"unix:{site.state / 'api.sock'}"})
+    assert told.exit_code == 0, told.output
+
+
+def wait_ready(site: Site) -> None:
+    def ready() -> bool:
+        with Client(f"unix:{site.state / 'api.sock'}") as client:
+            return client.ready().status == "ok"
+
+    wait_for(ready, 120, "penstockd to be ready", details=site.tail)
+
+
+def test_no_step_of_maintenance_stops_a_running_job(make_site: Callable[..., Site], loopback, tmp_path: Path):
+    site: Site = make_site(loopback)
+    site.start()
+    jobs = [site.submit(6000, max_gpus=2) for _ in range(3)]
+    wait_for(lambda: all(site.starts(job) for job in jobs), 120, "the jobs to start", details=site.tail)
+    wait_ready(site)
+    penstock(site, "pause")
+    began = {job: site.job(job).start_s for job in jobs}
+    runs = {job: len(site.starts(job)) for job in jobs}
+
+    def undisturbed(step: str) -> None:
+        assert site.states(*jobs) == dict.fromkeys(jobs, "RUNNING"), step
+        assert {job: site.job(job).start_s for job in jobs} == began, step
+        assert {job: len(site.starts(job)) for job in jobs} == runs, step
+
+    # Upgrade of Slurm: the controller stops and comes back, while rounds are paused.
+    site.slurm.stop_slurmctld()
+    site.slurm.start_slurmctld()
+    wait_ready(site)
+    undisturbed("slurmctld restarted")
+    # Upgrade or restart of Penstock.
+    site.stop()
+    undisturbed("penstockd stopped")
+    site.start()
+    wait_ready(site)
+    with Client(f"unix:{site.state / 'api.sock'}") as client:
+        assert client.cluster().paused, "a pause outlives a restart"
+    undisturbed("penstockd started")
+    # Moving the state directory.
+    site.stop()
+    before = open_store(site.state).round_numbers()
+    moved = tmp_path / "moved"
+    site.state.rename(moved)
+    site.state = moved
+    site.start()
+    wait_ready(site)
+    assert open_store(site.state).round_numbers()[: len(before)] == before, "the recorded history moved with it"
+    undisturbed("state directory moved")
+    # Emergency off.
+    site.stop()
+    undisturbed("penstockd is off")
