@@ -427,3 +427,15 @@ def test_a_job_that_came_to_run_after_the_round_is_left_alone():
     site.ticks(2)
     assert site.stopped == set()
     assert Hold("w", 1) not in site.started
+
+
+def test_one_node_that_is_missing_after_slurm_was_away_counts():
+    """In the middle of the day one node holds nothing up, but after a restart of slurmctld the others may follow."""
+    gate = PlanGate(SAFETY)
+    gate.saw(ClusterState(NODES, tuple(running(8))), 0.0)
+    gate.failed(1.0, "no answer")
+    gate.saw(ClusterState(NODES[1:], tuple(running(8))), 2.0)
+    assert gate.incomplete == (
+        "Slurm or the store was away (no answer), and 1 of 8 nodes do not answer or are missing (t4-00). Nothing is stopped "
+        "until they are back, at the latest until 00:05:01 UTC"
+    )

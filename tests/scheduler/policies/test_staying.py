@@ -157,3 +157,25 @@ def test_a_policy_sees_open_nodes_as_the_same_objects():
     Staying(Watching()).decide(state)
     assert seen[0].jobs == ()
     assert [new is old for new, old in zip(seen[0].nodes, state.nodes, strict=True)] == [False, True, True]
+
+
+@pytest.mark.parametrize("policy", ["sia", "gavel", "fifo"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partitions": ("other",)}, "node t4-00 is no longer open to the job"),
+        ({"gpus": 1}, "node t4-00 shows only 1 GPUs now"),
+    ],
+)
+def test_a_job_stays_where_slurm_was_configured_anew(policy, changes, words):
+    """There is a free node, to which it could move."""
+    ran = running("1", "t4-00", 2, min_gpus=1, max_gpus=2)
+    plan = make_policy(policy)[0].decide(with_nodes(snapshot("t4:2x4", [ran]), t4_00=changes))
+    assert plan.assignments["1"].placement == ran.allocation
+    assert words in plan.assignments["1"].reason.text
+
+
+def test_a_job_stays_when_its_reservation_is_over():
+    ran = running("1", "t4-00", 2, reservation="exam")
+    plan = make_policy("sia")[0].decide(snapshot("t4:2x4", [ran]))
+    assert plan.assignments["1"].placement == ran.allocation
