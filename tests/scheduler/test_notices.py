@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socketserver
 import threading
@@ -17,8 +18,10 @@ from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler import daemon
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import ClusterState, EndedRun, Job, Phase
+from penstock_scheduler.model import ClusterState, EndedRun, Job, Phase, Stop, StopCode
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
+from penstock_scheduler.plan_gate import NothingToApprove
+from penstock_scheduler.records import GateRecord
 from penstock_scheduler.settings import parse_settings
 from penstock_scheduler.sharing.messages import Contained, XidSeen
 from penstock_scheduler.simulator import nodes_from_spec
@@ -261,6 +264,31 @@ def test_a_site_sends_a_notice_before_a_disk_is_full_when_it_is_and_when_it_has_
         ("problem", "No space. Running jobs continue."),
         ("ok", "The disk of the store has room again."),
     ]
+
+
+def test_a_site_tells_of_a_refused_plan_once_notes_every_stop_and_takes_an_approval(servers, site):
+    _, hook = servers
+    first = site.store.last_round()
+    stop = Stop(StopCode.GAIN, "faster")
+    refused = GateRecord(refused=("it stops 9 running jobs",), stops={"7": stop})
+    for number, gate in ((2, refused), (3, refused), (4, GateRecord())):
+        snapshot = dataclasses.replace(first.snapshot, round=number, time_s=time.time())
+        plan = dataclasses.replace(first.plan, round=number, stops={} if gate.refused else {"7": stop})
+        record = dataclasses.replace(first, snapshot=snapshot, plan=plan, gate=gate)
+        site.store.save_round(record)
+        site.watcher.round_decided(record)
+    wait_for(lambda: "plan-refused" in kinds(hook), 120, "the notice of a refused plan")
+    approval = site.approve(3, "root")
+    assert (approval.jobs, site.loop.gate.approval) == ({"7"}, approval)
+    assert site.store.control("approval")["by"] == "root", "it outlives a restart"
+    with pytest.raises(NothingToApprove, match="round 4 was not refused"):
+        site.approve(4, "root")
+    site.notifier.stop()
+    assert kinds(hook).count("plan-refused") == 1
+    told = next(body for body in hook.bodies if body["kind"] == "plan-refused")
+    assert "penstock plan --approve 2" in told["text"]
+    noted = [(line.action, line.target, line.allowed) for line in site.store.audit()]
+    assert noted == [("stop", "7", True), ("refuse plan", "2", False)]
 
 
 def observed(utilisation: float) -> Report:
