@@ -56,9 +56,9 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
         SchedulingRules(BudgetSettings(), LimitSettings(), store),
         lambda now_s: Health(status="ok", version=""),
     )
-    settings = ApiSettings(requests_per_s=1e9, burst=10**9)
+    settings = ApiSettings(socket=folder / "api.sock", requests_per_s=1e9, burst=10**9)
     app = make_app(settings, board, controls, models, models.check)
-    service = Service(settings, folder / "api.sock", app, board)
+    service = Service(settings, app, board)
     spec = JobSpec(max_gpus=8)
 
     def observe(round_: int) -> None:

@@ -55,8 +55,8 @@ from penstock_scheduler.messages import (
     TokenView,
 )
 from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.service.settings import DEFAULT_SOCKET
 
-DEFAULT_SOCKET = Path("/run/penstock/api.sock")
 URL_VARIABLE = "PENSTOCK_URL"
 """Environment variable: URL of penstockd, `https://host:port` or `unix:/path/of/the/socket`."""
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105

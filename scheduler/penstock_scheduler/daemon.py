@@ -289,7 +289,7 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
         site.specs.check,
         site.learn,
     )
-    return Service(api, api.socket or daemon.state_dir / "api.sock", app, site.board)
+    return Service(api, app, site.board)
 
 
 def _open(settings: Settings, clock: Clock) -> tuple[ClusterParts, SpecModels, Sensitivities]:

@@ -36,10 +36,10 @@ def listening(site: Site, certificate: tuple[Path, Path] | None = None) -> dict[
     """Start a site's daemon with a TCP port, over TLS if given a certificate and its key. Returns an Airflow connection to
     it."""
     port = free_port()
-    site.extra += f'[api]\nlisten = "127.0.0.1:{port}"\n'
+    site.api["listen"] = f"127.0.0.1:{port}"
     extra: dict[str, object] = {"tls": False}
     if certificate is not None:
-        site.extra += f'tls_certificate = "{certificate[0]}"\ntls_key = "{certificate[1]}"\n'
+        site.api |= {"tls_certificate": str(certificate[0]), "tls_key": str(certificate[1])}
         extra = {"ca_file": str(certificate[0])}
     site.start()
     with Client(f"unix:{site.state / 'api.sock'}") as admin:

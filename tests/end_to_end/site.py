@@ -61,6 +61,7 @@ class Site:
         self.settings: dict[str, object] = {"round_s": 2.0, "tick_s": 0.2, "restart_cost_s": 1.0} | daemon
         self.safety: dict[str, object] = {"stop_share": 1.0, "grace_s": 10.0}
         """A round takes seconds here, so ten minutes of moves pass in one."""
+        self.api: dict[str, object] = {"socket": str(self.state / "api.sock")}
         self.extra = ""
         """Further sections of the settings file."""
         self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
@@ -74,7 +75,7 @@ class Site:
             "spool_dir": str(self.spool),
         } | self.slurm_settings
         text = ""
-        tables = {"daemon": daemon, "slurm": slurm, "policy": self.policy}
+        tables = {"daemon": daemon, "slurm": slurm, "policy": self.policy, "api": self.api}
         if "safety" in entry_points(group="penstock.settings").names:
             tables["safety"] = self.safety
         for name, table in tables.items():

@@ -8,7 +8,6 @@ import os
 import pwd
 import subprocess
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,8 +67,11 @@ def site(slurm: LoopbackCluster, public: Path) -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(dir=public))
     folder.chmod(0o755)
     site = Site(slurm, folder)
-    site.extra = f'[api]\nlisten = "127.0.0.1:{machine.free_ports(1)}"\nmunge = true\n'
-    site.extra += f'munge_socket = "{slurm.munge_socket}"\n'
+    site.api |= {
+        "listen": f"127.0.0.1:{machine.free_ports(1)}",
+        "munge": True,
+        "munge_socket": str(slurm.munge_socket),
+    }
     site.start()
     yield site
     site.stop()
@@ -154,9 +156,8 @@ def test_users_are_apart(site: Site) -> None:
         # The same key of another user is another job, and a real job of that user cannot report for the first user's job.
         told = homes[BEN] / "told"
         body = json.dumps({"reports": [each.model_dump(mode="json")]})
-        api = tomllib.loads(site.extra)["api"]
-        port = api["listen"].rpartition(":")[2]
-        words = (str(site.state / "api.sock"), port, api["munge_socket"], anns, body, str(told))
+        port = str(site.api["listen"]).rpartition(":")[2]
+        words = (str(site.state / "api.sock"), port, str(site.slurm.munge_socket), anns, body, str(told))
         bens = str(as_user(BEN, lambda: submit(BEN, "same", ("/usr/bin/python3", "-c", POSTER, *words))))
         assert bens != anns
         wait_for(lambda: told.exists() and told.read_text(), 120, "the job to have its answer", details=site.tail)

@@ -25,6 +25,8 @@ tick_s = 0.1
 state_dir = "{folder}/state"
 [simulated]
 nodes = "t4:2x4"
+[api]
+socket = "{folder}/state/api.sock"
 """
 
 
@@ -64,9 +66,9 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
         refused = take_up("[budgets.accounts.maths]\nhard = 3\n", "unknown key")
         assert "unknown key 'accounts.maths.hard'" in refused
         assert "hard_gpu_hours" in refused, "the keys that there are"
-        assert "(line 10)" in refused
+        assert "(line 12)" in refused
         assert "budgets" not in penstock.settings()
-        good = "[budgets.accounts.maths]\nhard_gpu_hours = 3\n[policy.sia]\nfairness_p = -1.0\n[api]\nburst = 7\n"
+        good = "burst = 7\n[budgets.accounts.maths]\nhard_gpu_hours = 3\n[policy.sia]\nfairness_p = -1.0\n"
         said = take_up(good, "wait for a restart")
         assert "changed=budgets.accounts,policy.sia" in said
         wait_for(lambda: "api.burst" in log.read_text(), 120, "the daemon to say which", details=log.read_text)
@@ -79,7 +81,7 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
         assert rounds == list(range(rounds[0], 0, -1)), "none is missing"
         first, second = penstock.audit().lines[:2]
         assert (first.action, first.allowed, second.allowed) == ("reload settings", True, False)
-        assert "line 10" in second.text
+        assert "line 12" in second.text
 
 
 def test_a_store_that_is_away_refuses_settings_and_what_an_admin_sets_is_laid_over_the_file(tmp_path, monkeypatch):

@@ -39,9 +39,9 @@ for 0.1 s with 2,000 jobs and 500 waiting clients. With Python's default of 10, 
 class Service:
     """Serves the API from `start` to `stop`. Binds the sockets at once. Raises ConfigError if that fails."""
 
-    def __init__(self, settings: ApiSettings, path: Path, app: FastAPI, board: Board) -> None:
-        self._app, self._board, self._path = app, board, path
-        self._sockets = [(_bind_unix(path), False)]
+    def __init__(self, settings: ApiSettings, app: FastAPI, board: Board) -> None:
+        self._app, self._board = app, board
+        self._sockets = [(_bind_unix(settings.socket), False)]
         self.port: int | None = None
         if settings.listen:
             listening = _bind_tcp(settings.listen)
@@ -64,7 +64,7 @@ class Service:
         for server in self._servers:
             server.should_exit = True
         self._thread.join(timeout=GRACE_S + 5)
-        self._path.unlink(missing_ok=True)
+        self._settings.socket.unlink(missing_ok=True)
 
     def _run(self) -> None:
         asyncio.run(self._serve())
@@ -92,10 +92,16 @@ class Service:
 
 
 def _bind_unix(path: Path) -> socket.socket:
+    if _answers(path):
+        raise ConfigError(
+            f"[api] socket={str(path)!r}: another penstockd serves its clients there; stop it, or choose another path"
+        )
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a killed daemon left it; the lock of the store shows that no daemon runs
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)  # users must reach the socket, whatever the umask
+        path.unlink(missing_ok=True)  # a killed daemon left it
         listening.bind(str(path))
         os.chmod(path, 0o666)  # noqa: S103, PTH101 - the kernel tells who connects
         listening.listen(BACKLOG)
@@ -103,6 +109,23 @@ def _bind_unix(path: Path) -> socket.socket:
         listening.close()
         raise ConfigError(f"[api] socket={str(path)!r}: {error.strerror or error}; choose another path") from None
     return listening
+
+
+def _answers(path: Path) -> bool:
+    """Whether a process listens on the Unix socket. Raises ConfigError if the path is of another kind of file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5)
+        try:
+            if not path.is_socket():
+                if path.exists():
+                    raise ConfigError(f"[api] socket={str(path)!r} is not a socket; choose another path")
+                return False
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError as error:
+            raise ConfigError(f"[api] socket={str(path)!r}: {error.strerror or error}; choose another path") from None
+    return True
 
 
 def _bind_tcp(listen: str) -> socket.socket:

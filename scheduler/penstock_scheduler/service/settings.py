@@ -6,6 +6,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+DEFAULT_SOCKET = Path("/run/penstock/api.sock")
+"""Where penstockd listens and its clients connect unless they are told otherwise."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -15,8 +18,9 @@ class ApiSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = Field(default=True, description="Whether penstockd serves the API.")
-    socket: Path | None = Field(
-        default=None, description="Path of the Unix socket; absent: api.sock in the daemon's state_dir."
+    socket: Path = Field(
+        default=DEFAULT_SOCKET,
+        description="Path of the Unix socket. Clients use the default unless PENSTOCK_URL is set: unix:PATH.",
     )
     listen: str | None = Field(
         default=None,

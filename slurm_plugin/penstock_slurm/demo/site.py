@@ -73,7 +73,7 @@ class DemoSite:
         config = self.folder / "penstock.toml"
         config.write_text(
             f"[daemon]\ncluster = 'slurm'\nround_s = {ROUND_S}\ntick_s = {TICK_S}\nrestart_cost_s = {RESTART_COST_S}\n"
-            f"state_dir = '{self.state}'\n\n[slurm]\npartitions = ['all']\n"
+            f"state_dir = '{self.state}'\n\n[api]\nsocket = '{self.state}/api.sock'\n\n[slurm]\npartitions = ['all']\n"
             f"conf = '{self.slurm.slurm_conf}'\nspool_dir = '{self.spool}'\n"
             "\n[safety]\nstop_share = 1.0\n"  # a round takes seconds here, so ten minutes of moves pass in one
         )

@@ -134,12 +134,12 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
         vitals.health,
     )
     models = SpecModels(load_families(None), 30.0)
-    api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
+    api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "socket": folder / "api.sock"} | settings)
     app = make_app(api_settings, board, controls, models, models.check)
-    service = Service(api_settings, folder / "api.sock", app, board)
+    service = Service(api_settings, app, board)
     service.start()
     url = f"http://127.0.0.1:{service.port}"
-    api = Api(url, f"unix:{folder / 'api.sock'}", board, submitter, {}, changes, app, vitals)
+    api = Api(url, f"unix:{api_settings.socket}", board, submitter, {}, changes, app, vitals)
     try:
         state = snapshot("t4:2x4", [ADAS, BOBS])
         policy, full = make_policy("sia")
