@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -24,6 +25,9 @@ Dir = Annotated[
     Path | None,
     typer.Option("--dir", help="The cluster's folder, which holds one cluster.  (default: a folder for each user)"),
 ]
+
+_BUILDS = all(map(shutil.which, ("make", "cc"))) and Path("/usr/include/slurm/spank.h").exists()
+"""Whether the SPANK plugin can be built here, which sbatch's adaptive flags and the agents need."""
 
 _PATIENCE_S = 2.0
 """A start that takes longer prints what it waits for, at this interval."""
@@ -49,7 +53,7 @@ def up(
             "the SPANK plugin can be built)",
             show_default=False,
         ),
-    ] = Path("/usr/include/slurm/spank.h").exists(),
+    ] = _BUILDS,
     port: Annotated[
         int | None,
         typer.Option(help="The first of the TCP ports, one for each node and two more.  (default: free ports)"),
@@ -58,7 +62,9 @@ def up(
     """Start the cluster and wait until every node is idle."""
     with _errors_shown():
         started_s = time.monotonic()
-        cluster = LoopbackCluster(folder or default_folder(), nodes, accounting=accounting, port=port, agents=agents)
+        cluster = LoopbackCluster(
+            folder or default_folder(), nodes, accounting=accounting, port=port, flags=_BUILDS, agents=agents
+        )
         cluster.up(progress=_progress_line(started_s))
         gpus = sum(node.gpus for node in cluster.nodes)
         option = "" if folder is None else f" --dir {shlex.quote(str(folder))}"
@@ -66,8 +72,11 @@ def up(
             f"{len(cluster.nodes)} nodes with {gpus} GPUs are up after {time.monotonic() - started_s:.1f} s "
             f"in {cluster.folder}\n"
             f'  eval "$(penstock loopback env{option})"   and then: sinfo, sbatch --gres=gpu:2 ...\n'
+            f"  penstockd --config {cluster.settings_file}\n"
             f"  penstock loopback down{option}"
         )
+        if not _BUILDS:
+            typer.echo("sbatch has no adaptive flags here: that needs make, gcc and libslurm-dev (Debian's names)")
 
 
 @app.command()
@@ -105,9 +114,9 @@ def status(
 
 @app.command()
 def env(folder: Dir = None) -> None:
-    """Print shell variables for Slurm's commands: eval "$(penstock loopback env)"."""
+    """Print shell variables for the commands of Slurm and Penstock: eval "$(penstock loopback env)"."""
     with _errors_shown():
-        for name, value in LoopbackCluster.open(folder or default_folder()).environment().items():
+        for name, value in LoopbackCluster.open(folder or default_folder()).user_environment().items():
             typer.echo(f"export {name}={shlex.quote(value)}")
 
 

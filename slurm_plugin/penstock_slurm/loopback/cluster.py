@@ -16,16 +16,21 @@ from typing import Self
 
 from penstock_profiles.node_channel import RUN_DIR_VARIABLE
 from penstock_profiles.wire import SPOOL_VARIABLE
+from penstock_scheduler.client import URL_VARIABLE
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.nodespec import DEFAULT_SPEC, NodeSpec, parse_nodes
-from penstock_slurm.install.sources import build_plugin
+from penstock_scheduler.settings import load_settings
+from penstock_slurm.install import plan
+from penstock_slurm.install.sources import build_plugin, source
 from penstock_slurm.loopback import config, machine, processes
 from penstock_slurm.loopback.daemons import Daemons, listens, outer_environment, reap
 from penstock_slurm.loopback.errors import CommandFailed, LoopbackError, NotRunning, PortInUse
 from penstock_slurm.loopback.folder import STATE_FILE, choose_layout, claim, locked, make_folders, write_secret
 from penstock_slurm.loopback.processes import Process
 
-AGENT_SETTINGS = "agent.toml"
+SETTINGS = "penstock.toml"
+"""The settings file of penstockd and of the agents on this cluster, beside slurm.conf."""
+
 _GRACE_S = 3.0
 """How long a daemon may take to end by itself. A slurmd that never registered ignores SIGTERM."""
 
@@ -68,8 +73,9 @@ class LoopbackCluster:
         settings: lines of slurm.conf to add or replace, by key.
         files: further files beside slurm.conf (plugstack.conf, job_submit.lua), name -> text.
         port: the first of the TCP ports, one for each node and two more. By default free ones are found.
-        agents: also run a penstock-agent for each node, so that jobs can share GPUs. Slurm gets the SPANK plugin, which is
-            built for that. The agents' spool is `spool`.
+        flags: give sbatch the adaptive flags: the SPANK plugin, which is built for that, and job_submit.lua.
+        agents: also run a penstock-agent for each node, so that jobs can share GPUs. It implies `flags`, because the agents
+            need the same plugin. The agents' spool is `spool`.
         stand_in: give the nodes the GRES that jobs which share GPUs ask for in their place. `agents` implies it.
     """
 
@@ -84,6 +90,7 @@ class LoopbackCluster:
         settings: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         port: int | None = None,
+        flags: bool = False,
         agents: bool = False,
         stand_in: bool = False,
     ) -> None:
@@ -96,6 +103,7 @@ class LoopbackCluster:
         self._files = dict(files or {})
         self._port = port
         self.agents = agents
+        self._flags = flags or agents
         self._stand_in = stand_in
         self._layout = config.Layout(self.folder, self.folder)
         self._daemons = Daemons(self.folder, self._save)
@@ -160,6 +168,22 @@ class LoopbackCluster:
         if self.agents:
             found |= {SPOOL_VARIABLE: str(self.spool), RUN_DIR_VARIABLE: self._run_dir}
         return found
+
+    def user_environment(self) -> dict[str, str]:
+        """The variables of a user's shell: also Penstock's commands and jobs use the penstockd of `settings_file`."""
+        return self.environment() | {
+            SPOOL_VARIABLE: str(self.spool),
+            URL_VARIABLE: f"unix:{self._api_socket}",
+        }
+
+    @property
+    def settings_file(self) -> Path:
+        """Settings for a penstockd that manages this cluster, and for the agents."""
+        return self.slurm_conf.parent / SETTINGS
+
+    @property
+    def _api_socket(self) -> Path:
+        return self._layout.short / "run" / "api.sock"
 
     @property
     def _run_dir(self) -> str:
@@ -282,6 +306,9 @@ class LoopbackCluster:
             return idle == len(self.nodes)
 
         self._daemons.wait(all_idle, timeout_s + len(self.nodes) / 4, f"{len(self.nodes)} nodes are idle")
+        if self._flags:
+            site = plan.open_site(load_settings(self.settings_file))
+            site.site_file.write_text(plan.site_text(site))
 
     def _write_files(self, ports: config.Ports) -> None:
         self._layout = layout = choose_layout(self.folder, self.nodes)
@@ -296,7 +323,7 @@ class LoopbackCluster:
                 accounting=self.accounting,
                 cpus_per_node=self._cpus_per_node,
                 slurmd_timeout_s=self._slurmd_timeout_s,
-                settings=self._settings,
+                settings=({"JobSubmitPlugins": "lua"} if self._flags else {}) | self._settings,
                 stand_in=self._stand_in or self.agents,
             )
         )
@@ -305,23 +332,30 @@ class LoopbackCluster:
         write_secret(etc / "munge.key", secrets.token_hex(512), 0o400)
         if self.accounting:
             write_secret(etc / "slurmdbd.conf", config.slurmdbd_conf(layout, ports), 0o600)
-        if self.agents:
-            self.spool.mkdir(exist_ok=True)
-            (etc / AGENT_SETTINGS).write_text(
-                f"[slurm]\npartitions = ['all']\nconf = '{layout.slurm_conf}'\nspool_dir = '{self.spool}'\n\n"
-                f"[agent]\nrun_dir = '{self._run_dir}'\nstate_dir = '{self._run_dir}-state'\n"
-            )
-            self._write_plugin(etc)
+        self.spool.mkdir(exist_ok=True)
+        self.settings_file.write_text(
+            config.penstock_toml(layout, self.spool, self._api_socket, self._run_dir if self.agents else None)
+        )
+        if self._flags:
+            self._write_flags(etc)
         for name, text in self._files.items():
             (etc / name).write_text(text)
 
-    def _write_plugin(self, etc: Path) -> None:
-        """Build the SPANK plugin, which binds tasks to the agents' GPUs. Raises LoopbackError if it cannot be built."""
+    def _write_flags(self, etc: Path) -> None:
+        """Both halves of sbatch's flags: the SPANK plugin, which also binds tasks to the agents' GPUs, and job_submit.lua.
+
+        Raises:
+            LoopbackError: the plugin cannot be built.
+        """
         try:
             (etc / "penstock.so").write_bytes(build_plugin())
         except PenstockError as error:
-            raise LoopbackError(f"agents need the SPANK plugin: {error}; or start without agents") from None
-        (etc / "plugstack.conf").write_text(f"optional {etc}/penstock.so run_dir={self._run_dir}\n")
+            needs = "agents need" if self.agents else "sbatch's flags need"
+            raise LoopbackError(f"{needs} the SPANK plugin: {error}; or start without") from None
+        argument = f" run_dir={self._run_dir}" if self.agents else ""
+        (etc / "plugstack.conf").write_text(f"optional {etc}/penstock.so{argument}\n")
+        for name in ("penstock.lua", "job_submit.lua"):
+            shutil.copyfile(source("lua") / name, etc / name)
 
     def _start_accounting(self, ports: config.Ports, timeout_s: float, progress: Callable[[str], None]) -> None:
         progress("setting up MariaDB")
@@ -380,8 +414,9 @@ class LoopbackCluster:
     def start_agent(self, node: str) -> None:
         """Start a node's agent unless it runs. The agent reports some time later."""
         name = f"agent.{self._known(node)}"
-        settings = self.slurm_conf.parent / AGENT_SETTINGS
-        self._start(name, sys.executable, "-m", "penstock_slurm.agent.main", f"--config={settings}", f"--node={node}")
+        self._start(
+            name, sys.executable, "-m", "penstock_slurm.agent.main", f"--config={self.settings_file}", f"--node={node}"
+        )
 
     def kill_agent(self, node: str) -> None:
         """End a node's agent by SIGKILL. Jobs stay as they are."""

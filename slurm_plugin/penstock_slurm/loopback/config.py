@@ -172,6 +172,17 @@ def slurm_conf(
     return "\n".join(text) + "\n"
 
 
+def penstock_toml(layout: Layout, spool: Path, socket: Path, run_dir: str | None) -> str:
+    """The settings file of a penstockd that manages the cluster. `run_dir` is the agents', None without agents."""
+    text = (
+        f"[daemon]\nround_s = 5.0\nstate_dir = '{layout.folder}/penstock-state'\n\n[api]\nsocket = '{socket}'\n\n"
+        f"[slurm]\npartitions = ['all']\nconf = '{layout.slurm_conf}'\nspool_dir = '{spool}'\n"
+    )
+    if run_dir is None:
+        return text
+    return text + f"agents = true\n\n[agent]\nrun_dir = '{run_dir}'\nstate_dir = '{run_dir}-state'\n"
+
+
 def gres_conf(layout: Layout, nodes: Sequence[NodeSpec]) -> str:
     """gres.conf. Each GPU is a file that all nodes share, because slurmd refuses a count without files."""
     lines = (

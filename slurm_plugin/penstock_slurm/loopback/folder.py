@@ -19,7 +19,7 @@ STATE_FILE = "penstock-loopback.json"
 _SOCKET_PATH_MAX = 107
 # The longest socket is a slurmstepd's: spool/NODE/NODE_JOB.STEP, both numbers of up to 10 digits.
 _SOCKET_ROOM = len("/spool/") + len("/_4294967295.4294967295")
-_SUBFOLDERS = ("etc", "state", "log", "run", "dev", "spool", "db", "data")
+_SUBFOLDERS = ("etc", "state", "log", "run", "dev", "spool", "db", "data", "penstock-spool", "penstock-state")
 
 
 def default_folder() -> Path:

@@ -12,7 +12,6 @@ import pytest
 
 from penstock_scheduler.model import SharedGpus
 from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.cluster import AGENT_SETTINGS
 from tests.slurm_plugin.sharing.rig import NODE, Rig, packs
 
 pytestmark = pytest.mark.slurm
@@ -59,7 +58,7 @@ def test_a_job_opens_the_gpus_that_it_is_bound_to_and_no_others_also_in_later_st
         ),
         tmp_path,
     )
-    with (rig.slurm.slurm_conf.parent / AGENT_SETTINGS).open("a") as settings:
+    with rig.slurm.settings_file.open("a") as settings:
         settings.write(f"gpu_file = '{gpus}/gpu[0-2]'\n")
     rig.slurm.kill_agent(NODE)
     rig.slurm.start_agent(NODE)

@@ -9,7 +9,6 @@ import pytest
 
 from penstock_scheduler.model import Pack, SharedGpus
 from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.cluster import AGENT_SETTINGS
 from tests.slurm_plugin.sharing.rig import NODE, Rig, packs
 
 pytestmark = pytest.mark.slurm
@@ -23,7 +22,7 @@ def test_packs_use_the_sites_mps_until_their_group_has_time_slices(make_loopback
     pipes.mkdir()
     os.mkfifo(pipes / "control")
     rig = Rig(make_loopback("t4:1x2", agents=True), tmp_path)
-    with (rig.slurm.slurm_conf.parent / AGENT_SETTINGS).open("a") as settings:
+    with rig.slurm.settings_file.open("a") as settings:
         settings.write(f"mps_dir = '{pipes}'\n")
     rig.slurm.kill_agent(NODE)
     rig.slurm.start_agent(NODE)

@@ -14,7 +14,6 @@ import pytest
 
 from penstock_scheduler.model import Pack, SharedGpus
 from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.cluster import AGENT_SETTINGS
 from tests.slurm_plugin.sharing.rig import NODE, Rig
 
 pytestmark = pytest.mark.slurm
@@ -244,7 +243,7 @@ def test_random_operations_lose_no_job(make_loopback, tmp_path: Path, count: int
     if not Path("/usr/include/slurm/spank.h").exists():
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     slurm = make_loopback("t4:1x4", agents=True)
-    with (slurm.slurm_conf.parent / AGENT_SETTINGS).open("a") as file:  # its last section is [agent]
+    with slurm.settings_file.open("a") as file:  # its last section is [agent]
         file.write("start_wait_s = 0\n")  # these jobs make no steps, so time slices must begin at once
     slurm.kill_agent(NODE)
     slurm.start_agent(NODE)
