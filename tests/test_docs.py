@@ -55,12 +55,26 @@ def test_the_page_on_policies_names_all_of_them_and_shows_the_defaults():
 
 
 def test_the_specs_on_the_pages_are_valid():
-    for page in ("docs/admin/install.md", "docs/user/jobs.md"):
+    for page in ("docs/user/jobs.md",):
         found = re.findall(r"--comment='([^']+)'", (ROOT / page).read_text(encoding="utf-8"))
         assert found
         for comment in found:
             assert parse_spec(comment) is not None
             assert json.loads(comment)
+
+
+@pytest.mark.parametrize("page", ["docs/admin/install.md", "docs/admin/sbatch-plugin.md"])
+def test_the_pages_on_installing_say_who_runs_each_block(page: str):
+    """`deploy/follow-install-page` runs the blocks on a fresh machine, as root or as a user by their first lines."""
+    found = re.findall(
+        r"^```\n(# as (?:root|a user)\b.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert {text.split()[2].strip(",") for text in found} == {"root", "a"}
+    for text in found:
+        assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0, text
+    users = next(text for text in found if text.startswith("# as a user"))
+    assert "penstock list\n" in users
+    assert "PENSTOCK_" not in users, "no variable is needed"
 
 
 @pytest.mark.slurm
@@ -70,8 +84,8 @@ def test_the_specs_on_the_pages_are_valid():
         (
             "docs/admin/install.md",
             "sleep 12",
-            "penstock top --once --state try/state | grep -q running",
-            r"^1 +wrap .* running +8 a100",
+            "penstock list | grep -q running",
+            r"^1 +wrap +\S+ +running .*8 a100",
         ),
         pytest.param(
             "docs/admin/sharing.md",
