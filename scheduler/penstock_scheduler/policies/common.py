@@ -83,10 +83,13 @@ def allowed(job: Job, configuration: Configuration) -> bool:
 
 
 def on_one_node(job: Job, node: Node, gpus: int) -> Placement:
-    """A placement of `gpus` GPUs on a node. If the job holds that many there, or is on its way to them, it keeps these."""
-    partition = next((name for name in job.partitions if name in node.partitions), node.partitions[0])
-    where = Placement(node.gpu_type, partition, (Share(node.name, gpus),))
+    """A placement of `gpus` GPUs on a node. If the job holds that many there, or is on its way to them, it keeps these.
+
+    The node of a job that keeps its GPUs need not be in an open partition.
+    """
     held = job.target if in_flight(job) else job.allocation
+    partition = next((name for name in (*job.partitions, *node.partitions) if name in node.partitions), "")
+    where = Placement(node.gpu_type, partition, (Share(node.name, gpus),))
     return held if held is not None and job.phase is not Phase.QUEUED and where.suits(held) else where
 
 

@@ -13,6 +13,7 @@ from penstock_scheduler.model import (
     Limit,
     Pack,
     PackSeen,
+    Partition,
     Phase,
     ReasonCode,
     SharedGpus,
@@ -294,3 +295,13 @@ def test_gandiva_gives_time_slices_to_trials_by_what_they_have_shown() -> None:
         "young": ("ada:search", 3),
         "other": ("", 0),
     }
+
+
+def test_gandiva_decides_although_the_partition_of_a_job_that_starts_goes_down():
+    """The job is on its way to its node, so it is not running yet; the policy still sees it there."""
+    where = on("t4", t4_00=1)
+    starting = job("a", phase=Phase.STARTING, allocation=where, target=where, max_gpus=1)
+    state = shared(snapshot("t4:1x1", [starting]))
+    closed = dataclasses.replace(state, partitions=(Partition("all", may_start=False, state="DOWN"),))
+    plan = make_policy("gandiva")[0].decide(closed)
+    assert set(plan.assignments) | set(plan.waiting) == {"a"}
