@@ -97,6 +97,9 @@ def test_rounds_that_stop_are_a_problem_unless_an_admin_paused_them(clock):
         pass
     assert problems(found(loop, clock, paused=True), SETTINGS) == []
     assert "no round was decided for 5 min" in problems(found(loop, clock), SETTINGS)[0]
+    fail(loop, StepName.DECIDE, ClusterAway("no plan"))
+    assert problems(found(loop, clock, paused=True), SETTINGS) == [], "nor is a failure before the pause"
+    assert "no round could be decided for 5 min: no plan" in problems(found(loop, clock), SETTINGS)[0]
     assert problems(found(loop, clock, round_s=120.0), SETTINGS) == [], "longer rounds may take longer"
 
 
