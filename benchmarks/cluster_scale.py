@@ -95,8 +95,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds after the first one")
     parser.add_argument("--reports", type=int, default=0, help="jobs that report before each tick")
     parser.add_argument("--call-us", type=int, default=1000, help="how much longer each call on a shared file takes")
-    parser.add_argument("--profile", type=Path, help="write a profile of the idle ticks here")
-    parser.add_argument("--profile-rounds", action="store_true", help="profile the rounds instead")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-scale-") as name:
@@ -127,14 +125,9 @@ def measure(site: StubSite, folder: Path, spool: Path, options: argparse.Namespa
     count = ctypes.CDLL(library).slow_files_count
     count.restype = ctypes.c_long
     sequence = 1
-    profiler = None
-    if options.profile:
-        import cProfile
-
-        profiler = cProfile.Profile()
     libc = ctypes.CDLL(None)
 
-    def tick(profiled: bool) -> dict[str, float]:
+    def tick() -> dict[str, float]:
         nonlocal sequence
         for index in range(options.reports):
             site.report((sequence * options.reports + index) % options.running, sequence, clock.now_s())
@@ -143,11 +136,7 @@ def measure(site: StubSite, folder: Path, spool: Path, options: argparse.Namespa
         before = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
         calls, policy_s, wall = count(), timed.cpu_s, time.perf_counter()
         libc.setenv(b"SLOW_FILES_US", str(options.call_us).encode(), 1)
-        if profiler and profiled:
-            profiler.enable()
         live.loop.tick()
-        if profiler and profiled:
-            profiler.disable()
         libc.setenv(b"SLOW_FILES_US", b"0", 1)
         wall = time.perf_counter() - wall
         after = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -164,22 +153,20 @@ def measure(site: StubSite, folder: Path, spool: Path, options: argparse.Namespa
             "wall_s": wall,
         }
 
-    first = tick(False)
+    first = tick()
     idle, rounds = [], []
     for _ in range(3):
-        tick(False)
+        tick()
     size = stored(folder)
     for _ in range(options.rounds):
         for _ in range(options.ticks):
-            idle.append(tick(not options.profile_rounds))
+            idle.append(tick())
         clock.time_s += ROUND_S - options.ticks - 1
         size_before = stored(folder)
         decided = len(store.round_numbers())
-        rounds.append(tick(options.profile_rounds))
+        rounds.append(tick())
         assert len(store.round_numbers()) == decided + 1, "a round was due"
         rounds[-1]["bytes"] = stored(folder) - size_before
-    if profiler:
-        profiler.dump_stats(options.profile)
     grown = (stored(folder) - size) / options.rounds
     result = {
         "nodes": options.nodes,

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.health_messages import Health
 from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.messages import Health
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules

@@ -1,4 +1,4 @@
-"""A large site as Slurm's commands show it: `StubSite` writes the answers, and small scripts named like the commands print them."""
+"""A large site as Slurm's commands show it: `StubSite` writes the answers, and scripts in place of the commands print them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,16 @@ class StubSite:
         ran = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
         node = self._node_of(index)
         return self._record(
-            self.job_id(index), "RUNNING", index, node, node, start_s - 100, start_s, ran, tasks=1, gpus=self._each_gpus()
+            self.job_id(index),
+            "RUNNING",
+            index,
+            node,
+            node,
+            start_s - 100,
+            start_s,
+            ran,
+            tasks=1,
+            gpus=self._each_gpus(),
         )
 
     def _waiting(self, index: int, now_s: float) -> list[str]:

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.health_messages import Health
 from penstock_scheduler.messages import (
     ApprovalView,
     AuditPage,
@@ -34,7 +35,6 @@ from penstock_scheduler.messages import (
     DrainOrder,
     ExplanationView,
     Forecast,
-    Health,
     History,
     Identity,
     JobPage,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.client import Client
-from penstock_scheduler.messages import Health
+from penstock_scheduler.health_messages import Health
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import Site
 

@@ -14,7 +14,7 @@ import typer
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.health import INCOMPLETE, SILENT
-from penstock_scheduler.messages import REFUSED, DiskHealth, StepHealth
+from penstock_scheduler.health_messages import REFUSED, DiskHealth, StepHealth
 from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
 from penstock_scheduler.units import data_size, duration
 

@@ -18,7 +18,8 @@ from typing import Annotated, Any, cast
 from fastapi import Depends, Request
 
 from penstock_profiles.wire import Report
-from penstock_scheduler.messages import Health, Identity, JobView, Role
+from penstock_scheduler.health_messages import Health
+from penstock_scheduler.messages import Identity, JobView, Role
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice

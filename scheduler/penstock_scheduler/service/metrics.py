@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock_scheduler.messages import ClusterView, Health, JobView
+from penstock_scheduler.health_messages import Health
+from penstock_scheduler.messages import ClusterView, JobView
 from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.records import RoundRecord
 

@@ -10,10 +10,10 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.forecast import ask, with_job
 from penstock_scheduler.forecast import describe as describe_forecast
+from penstock_scheduler.health_messages import REFUSED
 from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.messages import (
     MAX_PAGE,
-    REFUSED,
     ClusterView,
     ConfigurationView,
     Decision,

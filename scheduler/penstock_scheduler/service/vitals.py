@@ -17,7 +17,7 @@ from penstock_scheduler.health import (
     step_problem,
     warnings,
 )
-from penstock_scheduler.messages import DiskHealth, Health, StepHealth
+from penstock_scheduler.health_messages import DiskHealth, Health, StepHealth
 from penstock_scheduler.service import views
 from penstock_scheduler.service.board import Board
 
