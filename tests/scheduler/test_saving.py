@@ -95,15 +95,34 @@ def test_a_drain_waits_for_a_job_that_has_not_saved(policy: str):
 
 
 @pytest.mark.parametrize("choice", ["gandiva", staged("sia", "gandiva-share")], ids=str)
-def test_jobs_that_share_gpus_with_a_job_that_has_not_saved_stay_with_it(choice):
+def test_a_job_that_shares_gpus_and_has_not_saved_stays_where_it_is(choice):
+    """The other job can save, so the policy may move it to free GPUs."""
     group = SharedGpus("t4-00", 2, (Pack(("a",), 2), Pack(("b",), 2)))
     jobs = [running("a", "t4-00", 2), running("b", "t4-00", 2)]
     state = with_facts(shared(snapshot("t4:1x2,a100:1x4", jobs), group), saves={"a": False})
     plan = make_policy(choice)[0].decide(state)
-    assert {name: each.placement for name, each in plan.assignments.items()} == {j.id: j.allocation for j in jobs}
-    assert plan.assignments["a"].reason.text.endswith("so that a stop would lose all its work")
-    assert "shares GPUs with a job that stays" in plan.assignments["b"].reason.text
-    assert plan.shared == (group,)
+    assert plan.assignments["a"].placement == jobs[0].allocation
+    assert "b" in plan.assignments
+
+
+def test_jobs_that_have_not_saved_get_time_slices():
+    """A suspended job keeps its memory, so it loses nothing."""
+    jobs = [running("a", "t4-00", 2), job("b", min_gpus=2, max_gpus=2, submit_s=1.0)]
+    state = with_facts(shared(snapshot("t4:1x2", jobs)), saves={"a": False})
+    plan = make_policy("gandiva")[0].decide(state)
+    assert plan.assignments["a"].placement == jobs[0].allocation
+    assert [set(each.jobs) for each in plan.shared] == [{"a", "b"}]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_job_that_has_not_saved_is_not_migrated_off_its_time_slices(saves: bool):
+    """A node is free, so a job that saves leaves the node on which it gets time slices."""
+    group = SharedGpus("t4-00", 2, (Pack(("a",), 2), Pack(("b",), 2)))
+    jobs = [running("a", "t4-00", 2), running("b", "t4-00", 2)]
+    state = with_facts(shared(snapshot("t4:2x2", jobs), group), saves={"a": saves, "b": saves})
+    plan = make_policy("gandiva", {"interval_s": 0.0})[0].decide(state)
+    moved = [each.id for each in jobs if plan.assignments[each.id].placement != each.allocation]
+    assert len(moved) == (1 if saves else 0)
 
 
 def explained(jobs: list[Job], saves: dict[str, bool]) -> str:

@@ -6,7 +6,9 @@ runs there stays. Such a job is taken out of the policy's snapshot before it dec
 policy never sees the job, so it cannot stop, resize or move it. The plan then says why each job is stopped that it does stop;
 see `stops`.
 
-1. A running job that has not shown that it can save stays, also on a node that asks it to leave.
+1. A running job that has not shown that it can save stays, also on a node that asks it to leave. Where jobs can share GPUs,
+   the policy sees it nevertheless, because a suspended job loses nothing. If the plan stops such a job, the policy decides
+   again without those that it stopped.
 2. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
 3. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions or its reservation no
    longer have that node, unless one of its nodes asks it to leave.
@@ -37,7 +39,7 @@ from penstock_scheduler.model import (
     Snapshot,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.stops import with_reasons
+from penstock_scheduler.policies.stops import stopped, with_reasons
 from penstock_scheduler.policies.wrapper import Wrapper
 from penstock_scheduler.ports import Policy
 
@@ -61,7 +63,20 @@ class Staying(Wrapper):
     def decide(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, with the jobs that stay."""
         closed = {each.name: each for each in snapshot.partitions if not each.may_start}
-        why = staying(snapshot, closed, self._missing)
+        unsaved = {job.id for job in snapshot.jobs if _loses_all(snapshot, job)}
+        if snapshot.sharing is None:
+            return self._decide(snapshot, closed, unsaved)
+        stay = set[JobId]()
+        while True:
+            plan = self._decide(snapshot, closed, stay)
+            lost = unsaved.intersection(job.id for job in stopped(snapshot, plan))
+            if not lost - stay:
+                return plan
+            stay |= lost
+
+    def _decide(self, snapshot: Snapshot, closed: Mapping[str, Partition], unsaved: Container[JobId]) -> Plan:
+        """The plan if the jobs in `unsaved` stay because they cannot save."""
+        why = staying(snapshot, closed, unsaved, self._missing)
         if not closed and not why and snapshot.kept is None:
             return with_reasons(snapshot, self._policy.decide(snapshot))
         groups = _groups(snapshot.sharing, snapshot.jobs, why)
@@ -92,12 +107,20 @@ class Staying(Wrapper):
         return with_reasons(snapshot, whole)
 
 
-def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = MISSING) -> dict[JobId, str]:
+def _loses_all(snapshot: Snapshot, job: Job) -> bool:
+    """Whether a stop would lose all work of a job that may be stopped."""
+    return job.running_on is not None and job.movable and not snapshot.facts[job.id].saves
+
+
+def staying(
+    snapshot: Snapshot, closed: Mapping[str, Partition], unsaved: Container[JobId] = (), missing: str = MISSING
+) -> dict[JobId, str]:
     """Job -> why it stays.
 
     Args:
         snapshot: the round's.
         closed: partitions in which nothing may start.
+        unsaved: running jobs that stay because they have not shown that they can save.
         missing: see `Staying`.
     """
     nodes = {node.name: node for node in snapshot.nodes}
@@ -107,7 +130,7 @@ def staying(snapshot: Snapshot, closed: Mapping[str, Partition], missing: str = 
         held = job.running_on
         if held is None or job.id in away:
             continue
-        if job.movable and not snapshot.facts[job.id].saves:
+        if job.id in unsaved:
             found[job.id] = CANNOT_SAVE
             continue
         there = [nodes.get(name) for name in held.nodes]
