@@ -127,6 +127,8 @@ def test_agents_get_their_units_and_are_checked(tmp_path: Path, make_loopback: M
     if not Path("/usr/include/slurm/spank.h").exists() or shutil.which("make") is None:
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     cluster = make_loopback("t4:2x2", agents=True, files={"plugstack.conf": "# the site's own\n"})
+    for name in ("job_submit.lua", "penstock.lua", "penstock_site.lua"):
+        (cluster.slurm_conf.parent / name).unlink()  # a loopback cluster with agents has the flags already
     site = FlagSite(tmp_path, cluster)
     run_dir = cluster.environment()["PENSTOCK_RUN_DIR"]
     site.settings("agents = true", f"spool_dir = '{cluster.spool}'", "[agent]", f"run_dir = '{run_dir}'")
