@@ -400,7 +400,7 @@ def test_fuzzed_flags_through_sbatch(flags: FlagSite) -> None:
         for flag, value in case.items():
             if "\0" in value:
                 continue
-            if flag in ("non-preemptible", "grow-shrink"):
+            if flag in values.SWITCHES:
                 value = "yes"
                 argv.append(f"--{flag}")
             else:

@@ -33,6 +33,8 @@ FORMS = {
     name: "|".join(flag.choices) if flag.syntax is Syntax.CHOICE else SYNTAXES[flag.syntax]
     for name, (_, flag) in FLAGS.items()
 }
+SWITCHES = {name: field for name, (field, flag) in FLAGS.items() if flag.syntax is Syntax.SWITCH}
+"""Flags without a value -> their fields."""
 
 EXAMPLES = {
     Syntax.TYPES: ["a100,t4", "^t4", "^t4,^rtx", "rtx"],
