@@ -46,7 +46,7 @@ def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
     body = submit("templates", folder, deadline="2100-01-01T01:00:00+01:00", **given).submission(instance("templates"))
     assert (body["spec"], body["memory_mb"], body["environment"]["RATE"]) == ({"max_gpus": 3}, 100, "0.1")
     assert body["deadline_s"] == 4102444800  # 2100-01-01T00:00:00Z
-    for wrong, what in (({"spec": "max_gpus=3"}, "no JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
+    for wrong, what in (({"spec": "max_gpus=3"}, "not JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
         with pytest.raises(AirflowFailException, match=what):
             submit("wrong", folder, **wrong).execute({"ti": instance("wrong")})
 

@@ -73,6 +73,7 @@ def test_a_full_disk_is_seen_and_stops_no_job(
     site: Site = make_site(loopback)
     if full == "store":
         site.state = small_disk / "state"
+        site.api["socket"] = str(site.state / "api.sock")
     else:
         site.spool = small_disk / "spool"
     site.start()

@@ -64,6 +64,7 @@ def test_no_step_of_maintenance_stops_a_running_job(make_site: Callable[..., Sit
     moved = tmp_path / "moved"
     site.state.rename(moved)
     site.state = moved
+    site.api["socket"] = str(moved / "api.sock")
     site.start()
     wait_ready(site)
     assert open_store(site.state).round_numbers()[: len(before)] == before, "the recorded history moved with it"

@@ -81,7 +81,7 @@ class _Reasons:
         """GPU type -> jobs that get more GPUs of it."""
         self._over = [limit for limit in snapshot.limits if _held(snapshot.jobs, limit) > limit.gpus]
         self._sharing = {
-            job: group.node for group in (snapshot.sharing.groups if snapshot.sharing else ()) for job in group.jobs
+            job: group for group in (snapshot.sharing.groups if snapshot.sharing else ()) for job in group.jobs
         }
         for job in snapshot.jobs:
             self._count(job)
@@ -136,9 +136,16 @@ class _Reasons:
         return Stop(StopCode.ASKED, f"its job spec, or a rule of its partition, no longer allows {held.configuration}")
 
     def _leaves_sharing(self, job: Job, held: Placement) -> Stop | None:
-        if job.id not in self._sharing or job.id not in self._plan.assignments:
+        group = self._sharing.get(job.id)
+        if group is None:
             return None
-        return Stop(StopCode.SHARING, f"it leaves the GPUs that it shares on node {held.nodes[0]}")
+        text = f"it leaves the GPUs that it shares on node {held.nodes[0]}"
+        now = self._plan.sharing()
+        joined = (other for each in group.jobs if each in now for other in now[each].jobs if other not in group.jobs)
+        if job.id in self._plan.assignments or (other := min(joined, default=None)) is None:
+            return Stop(StopCode.SHARING, text)
+        before = self._rate(job, held.configuration)
+        return Stop(StopCode.PREEMPTED, f"{text}, and job {other} shares them instead", before, 0.0, other)
 
     def _gain(self, job: Job, held: Placement) -> Stop | None:
         given = self._plan.assignments.get(job.id)

@@ -26,6 +26,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.policies import REGISTRY, STAGES, common, make_policy, sharing_parts
 from penstock_scheduler.policies.colocation import in_transit
+from penstock_scheduler.policies.stops import stopped
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.sharing.packing import most_used_mb
 from penstock_scheduler.sharing.rules import broken
@@ -129,6 +130,7 @@ def test_every_plan_keeps_the_rules_round_after_round(
         plan = make_policy(name, chosen)[0].decide(state)
         jobs = {each.id: each for each in state.jobs}
         assert broken(state, plan) == ()
+        assert {each.id for each in stopped(state, plan)} <= plan.stops.keys(), "no stop without a reason"
         assert not set(plan.assignments) & set(plan.waiting)
         assert set(plan.assignments) | set(plan.waiting) == set(jobs)
         placements = {job_id: given.placement for job_id, given in plan.assignments.items()}

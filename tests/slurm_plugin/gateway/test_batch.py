@@ -48,7 +48,7 @@ def test_many_writes_go_through_one_scontrol_and_each_is_answered_for_itself(slu
     ]
     fed = [line for line in (tmp_path / "fed").read_text().splitlines() if not line.startswith("penstock")]
     assert sorted(fed) == sorted(
-        ["release 1,2", nowhere_line(), "requeuehold Incomplete 4", "hold 6,7", "release 1", "release 2"]
+        ["release 1,2", nowhere_line(), "requeuehold Incomplete 4", "uhold 6,7", "release 1", "release 2"]
     )
     assert "a b" in done[4].text
     assert "partition" in done[2].text
@@ -69,7 +69,7 @@ def test_of_many_writes_only_those_that_pass_by_themselves_are_sent_again(slurm,
         esac; done"""
     )
     assert gateway().write([Write("1", "hold"), Write("2", "release")]) == (None, None)
-    assert (tmp_path / "fed").read_text().split("\n")[::2] == ["hold 1", "release 2", "release 2", ""]
+    assert (tmp_path / "fed").read_text().split("\n")[::2] == ["uhold 1", "release 2", "release 2", ""]
 
 
 def test_many_writes_to_a_scontrol_that_hangs_are_given_up_together(slurm):
@@ -103,7 +103,7 @@ def test_many_writes_leave_slurmctld_time_for_others(slurm):
 UNREGISTERED = r"""
 serve() {
     echo "$1" >> FOLDER/fed
-    for job in $(echo "$1" | sed -nE 's/^(hold|release|update) (JobId=)?([0-9_,]+).*/\3/p' | tr , ' '); do
+    for job in $(echo "$1" | sed -nE 's/^(uhold|release|update) (JobId=)?([0-9_,]+).*/\3/p' | tr , ' '); do
         test ! -e FOLDER/unregistered-$job && continue
         echo "Job update not available right now, the DB index is being set, try again in a bit for job $job" >&2
         code=1
@@ -155,7 +155,7 @@ def test_what_scontrol_had_answered_before_it_hung_counts(unregistered):
     done = slurm.write(writes)
     assert kinds(done) == [DONE, Unregistered, TimedOut, TimedOut]
     assert [error.job_id for error in done[1:] if error is not None] == ["2", "3", "4"]
-    assert fed() == ["update JobId=1 Priority=4294967293", "hold 2"]
+    assert fed() == ["update JobId=1 Priority=4294967293", "uhold 2"]
     assert kinds(slurm.write(writes[1:2])) == [Unregistered]
     assert fed() == [], "also that it is not registered"
 
@@ -211,7 +211,7 @@ def test_single_commands_about_a_job_that_is_not_registered(unregistered):
         slurm.set_admin_comment("7", "x")
     slurm.begin_later(["7"], 600)
     slurm.begin_later(["8", "7", "9"], 600)
-    assert fed() == ["hold 7", "update JobId=8,9 StartTime=now+600"]
+    assert fed() == ["uhold 7", "update JobId=8,9 StartTime=now+600"]
     slurm.cancel("7")
     unregistered()
     slurm.set_admin_comment("7", "x")
