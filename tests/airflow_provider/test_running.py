@@ -119,7 +119,7 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
         dag,
         folder=str(folder / "shared"),
         train=trainer(site, work_s),
-        spec={"goodput_table": {name: RATES[name] for name in ("t4", "a100")}},
+        spec={"goodput_table": {name: RATES[name] for name in ("t4", "a100")}, "checkpointable": True},
         learning_rates=rates,
         python=airflow.python,
     )
