@@ -93,7 +93,8 @@ class BatchChooser:
         return {"limits": dict(self._limits), "seen": [each.model_dump(mode="json") for each in self._seen.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add what `state_dict` returned, possibly on other GPUs."""
-        self._limits |= state["limits"]
+        """Add what `state_dict` returned, possibly on other GPUs. Of two limits, the smaller holds."""
+        for gpu_type, atomic in state["limits"].items():
+            self.limit(gpu_type, atomic)
         for each in state["seen"]:
             self.observe(Observation.model_validate(each))

@@ -65,6 +65,17 @@ def test_what_did_not_fit_is_not_tried_again_here_or_after_a_restart():
     assert small.choose().atomic == 1
 
 
+def test_a_checkpoint_does_not_raise_a_limit_that_memory_has_lowered_since():
+    """Else the run restarts from the same checkpoint with the same batch, which does not fit, for ever."""
+    before = chooser()
+    before.out_of_memory("t4", 58)
+    saved = before.state_dict()
+    after = chooser()
+    after.out_of_memory("t4", 43)
+    after.load_state_dict(saved)
+    assert (before.limit_of("t4"), after.limit_of("t4")) == (43, 32)
+
+
 def test_nearly_full_memory_is_not_outgrown():
     """6,000 of 8,000 MiB in use: 0.9 x 8,000 / 6,000 = 1.2 times 32 samples are 38."""
     job = chooser(memory_mb=8000.0)
