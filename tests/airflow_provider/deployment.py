@@ -99,7 +99,7 @@ class Deployment:
 
     def __enter__(self) -> Deployment:
         try:
-            self._airflow("db", "migrate")
+            self.command("db", "migrate")
             for name in ("api-server", "scheduler", "dag-processor", "triggerer"):
                 self.start(name)
             wait_for(self._answers, 180, "Airflow's API to answer", details=self.tail)
@@ -115,12 +115,14 @@ class Deployment:
         self.kill(*self._processes)
         self._client.close()
 
-    def _airflow(self, *words: str) -> None:
+    def command(self, *words: str) -> str:
+        """Run a command of Airflow's, such as `db migrate`, and return its output. It must succeed."""
         command = [self.python, "-m", "airflow", *words]
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=300, cwd=self.folder, check=False
         )
         assert done.returncode == 0, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout + done.stderr
 
     def start(self, name: str) -> None:
         """Start a component."""

@@ -113,8 +113,11 @@ class _JobOperator(BaseOperator):
             self.hook.cancel(self.job_id)
 
 
-class _Argument(str):
-    """An argument of a program. Airflow must not read it as a template file, even if it ends in `.sh`."""
+class _NoFile(str):
+    """Text that Airflow renders as a template, and does not read as a template file even if it ends in `.sh`.
+
+    Only while it is rendered: Airflow cannot send subclasses of `str` between its processes.
+    """
 
     __slots__ = ()
 
@@ -204,9 +207,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             )
         super().__init__(**kwargs)
         self.script = script
-        self.command = (
-            [_Argument(each) if isinstance(each, str) else each for each in command] if _is_list(command) else command
-        )
+        self.command = command
         self.name = name
         self.partition = partition
         self.account = account
@@ -229,6 +230,20 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         self.poll_interval_s = poll_interval_s
         self.penstock_conn_id = penstock_conn_id
         self.job_id: str | None = None
+
+    def resolve_template_files(self) -> None:
+        """Read the file that `script` names. Arguments of `command` that end in `.sh` are files of the job."""
+        command = self.command
+        if _is_list(command):
+            self.command = None
+        super().resolve_template_files()
+        self.command = command
+
+    def render_template(self, content: Any, *arguments: Any, **named: Any) -> Any:
+        """Render a template. Only `script` may name a template file."""
+        if isinstance(content, str) and content is not self.script:
+            content = _NoFile(content)
+        return super().render_template(content, *arguments, **named)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Submit the job, or find that of an earlier try, and wait for it."""
