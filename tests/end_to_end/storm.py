@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ class Storm:
         self._chance = random.Random(self.seed)
         self._later: list[tuple[float, str, Callable[[], object]]] = []
         self._attained: dict[str, float] = {}
+        self._requeued: Counter[str] = Counter()
+        self._kills_s: list[float] = []
         self._controller_up = self._munge_up = True
         self._begun_s = time.monotonic()
 
@@ -62,6 +65,7 @@ class Storm:
             (self._drain, 3.0),
             (self._kill_slurmd, 2.0),
             (self._restart_slurmctld, 0.4),
+            (self._partition_down, 0.5),
             (self._kill_penstockd, 0.7),
             (self._stop_munge, 0.4),
             (lambda: None, 4.0),
@@ -122,7 +126,13 @@ class Storm:
     def _requeue(self) -> None:
         running = [job.id for job in self._slurm_jobs() if job.state == "RUNNING"]
         if running:
-            self._command("scontrol", "requeue", self._chance.choice(running))
+            job = self._chance.choice(running)
+            if self._command("scontrol", "requeue", job):
+                self._requeued[job] += 1
+
+    def _partition_down(self) -> None:
+        self._command("scontrol", "update", "PartitionName=all", "State=DOWN")
+        self._in(2, 8, "partition up", lambda: self._command("scontrol", "update", "PartitionName=all", "State=UP"))
 
     def _drain(self) -> None:
         node = self._chance.choice(self.site.slurm.nodes).name
@@ -152,6 +162,7 @@ class Storm:
 
     def _kill_penstockd(self) -> None:
         self._say("kill penstockd")
+        self._kills_s.append(time.time())
         self.site.kill()
         self.site.start(wait=False)
 
@@ -179,9 +190,11 @@ class Storm:
                 self._say(what)
                 act()
 
-    def _command(self, *argv: str) -> None:
+    def _command(self, *argv: str) -> bool:
+        """Run one of Slurm's commands. Returns whether it succeeded."""
         done = self.site.slurm.command(*argv, check=False)
         self._say(" ".join(argv), rc=done.returncode, answer=done.stderr.strip()[:200])
+        return done.returncode == 0
 
     def _slurm_jobs(self) -> list[SlurmJob]:
         return [job for job in self.site.gateway.jobs(finished=True) if job.id in self.submitted]
@@ -284,6 +297,28 @@ class Storm:
             (self.site.folder / "sacct.txt").write_text("\n".join("|".join(row) for row in account))
         theirs = sum(float(row[2]) * _gpus(row[3]) for row in account if row[0] in self.submitted)
         return sum(self._attained.values()), theirs
+
+    def stops_without_a_reason(self, path: Path) -> list[str]:
+        """Stopped runs that neither the storm nor a recorded reason explains, from the file that `gpu_seconds` wrote.
+
+        A daemon that is killed right after it has stopped a run has not recorded the stop, so runs that ended within 5 s of a
+        kill do not count.
+        """
+        asked = list(open_store(self.site.state).outcomes())
+        bare = [
+            f"{line.action}: {line.text}" for line in asked if ", leaves its GPUs" in line.text and line.stop is None
+        ]
+        explained = self._requeued + Counter(line.action.job for line in asked if ", leaves its GPUs" in line.text)
+        for line in path.read_text().splitlines():
+            job, state, _, _, _, end = line.split("|")
+            if job not in self.submitted or state != "REQUEUED":
+                continue
+            end_s = time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
+            if explained[job] > 0:
+                explained[job] -= 1
+            elif not any(abs(end_s - kill_s) < 5 for kill_s in self._kills_s):
+                bare.append(f"job {job} was requeued at {end}")
+        return bare
 
     def by_job(self, path: Path) -> dict[str, tuple[float, float]]:
         """GPU-seconds by job, Penstock's and Slurm's, from the file that `gpu_seconds` wrote."""

@@ -40,4 +40,5 @@ def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     print(f"{storm.checked} rounds checked, {states}, GPU-seconds: Penstock's {ours:.0f}, Slurm's {theirs:.0f}")
     worst = sorted(storm.by_job(site.folder / "sacct.txt").items(), key=lambda item: -abs(item[1][0] - item[1][1]))[:10]
     assert ours == pytest.approx(theirs, rel=differ), f"job: (Penstock's, Slurm's) {worst}"
+    assert storm.stops_without_a_reason(site.folder / "sacct.txt") == []
     site.assert_no_run_twice(*storm.trainers)
