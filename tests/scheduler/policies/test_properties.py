@@ -241,7 +241,7 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
         model = facts.model
         if (name == "sia" or placement != each.allocation) and isinstance(model, PipelineEstimator):
             assert placement.gpus % model.models[placement.gpu_type].gpus_per_replica == 0
-        if name == "sia" and facts.largest_run_gpus is not None and placement != each.allocation:
+        if name == "sia" and facts.largest_run_gpus is not None and each.movable and placement != each.allocation:
             ran_on = max(facts.largest_run_gpus, each.allocation.gpus if each.allocation else 0)
             fewest = each.spec.min_gpus
             if isinstance(model, PipelineEstimator):

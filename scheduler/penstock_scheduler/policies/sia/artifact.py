@@ -14,6 +14,7 @@ The artifact differs from the paper, and from Penstock, in these ways. Each is a
 - `blind_start`: a job that never ran gets one unit of some type, and no type is preferred, whatever is known about the job.
   Among equals, the artifact's solver takes the first type in the order of the artifact's own names (`start_order`). In the
   rounds recorded from its simulator, all 40 such jobs got a T4.
+- `aging_s` is null: a wait weighs the same however long it is.
 - `measure_gpu_s` is 0: the artifact knows each job's speed before it starts.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 ARTIFACT: dict[str, Any] = {
     "allocation_lambda": 1.1,
     "measure_gpu_s": 0.0,
+    "aging_s": None,
     "round_costs": True,
     "max_job_gpus": 64,
     "restart_free_when_young": True,

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.policies import common
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.policies.sia.settings import SiaSettings
 
@@ -56,7 +57,27 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
     leave_J = np.full(len(matrix.jobs), leave_out)
     if not settings.leaving_is_free and p < 0:
         leave_J *= factor_J**p
-    return leave_J, cost_JC
+    return leave_J + abs(settings.allocation_lambda) * _aging(matrix, settings), cost_JC
+
+
+def _aging(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:
+    """`aging` of each job."""
+    if settings.aging_s is None:
+        return np.zeros(len(matrix.jobs))
+    snapshot = matrix.snapshot
+    waits_s = [snapshot.time_s - job.submit_s - common.ran_s(snapshot, job, job.spec.min_gpus) for job in matrix.jobs]
+    each = [aging(wait_s, settings.aging_s, settings.aging_most) for wait_s in waits_s]
+    aging_J: NDArray[np.float64] = matrix.min_J.astype(np.float64) * np.array(each, dtype=np.float64)
+    return aging_J
+
+
+def aging(wait_s: float, aging_s: float, most: float) -> float:
+    """What a wait adds to the cost of leaving a job out, for each GPU of its minimum, in multiples of `allocation_lambda`.
+
+    `wait_s` is the age less the time that its GPU-seconds would have lasted on its fewest GPUs. It stands still while the job
+    runs on these, so a job that came late does not lose its place as soon as it starts, and falls while it has more.
+    """
+    return min(max(wait_s / aging_s - 1, 0.0), most)
 
 
 def _restart_factors(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:

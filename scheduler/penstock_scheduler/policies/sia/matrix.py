@@ -206,7 +206,7 @@ class SiaMatrix:
             )
             for row, job in enumerate(self.jobs):
                 ran_on = self.snapshot.facts[job.id].largest_run_gpus
-                if ran_on is not None:
+                if ran_on is not None and job.movable:  # another job cannot grow after its start
                     now = job.allocation.gpus if job.allocation is not None else 0
                     most_J[row] = max(int(fewest_J[row]), int(settings.growth * max(ran_on, now)))
         return most_J

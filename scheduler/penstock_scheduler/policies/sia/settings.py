@@ -31,6 +31,13 @@ class SiaSettings(BaseModel):
         description="GPU-seconds, in addition to a restart, in which a new job shows how fast it is on one GPU of each type of "
         "unknown speed. 0: new jobs are not measured.",
     )
+    aging_s: PositiveFloat | None = Field(
+        default=3600.0,
+        description="Once a job has waited this long for its min_gpus, its wait weighs more and more. null: it never does.",
+    )
+    aging_most: NonNegativeFloat = Field(
+        default=4.0, description="Most that a wait weighs: that of a job which has waited aging_s this many times more."
+    )
     solver: Literal["auto", "milp", "dual"] = Field(
         default="auto", description="Solver of the integer program; auto chooses by the size of the round."
     )
