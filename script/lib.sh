@@ -140,6 +140,7 @@ install_project() {
     return 0
   fi
   say "installing the project and its Python packages into .venv: about a minute ..."
+  .venv/bin/pip uninstall -q -y penstock >/dev/null 2>&1 # what the project was called before penstock-scheduler
   pip_install -e ".[$1]" || die "could not install the project; above is the end of what pip said${untested:+. $python is Python $version$untested}"
   echo "$stamp" >".venv/has-$1"
 }

@@ -1,6 +1,7 @@
 """The repository is consistent: pyproject.toml's entries exist, imports point one way, and no stray file is tracked."""
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,21 @@ def test_the_licence_is_apache_2():
 def test_no_lock_file_is_tracked():
     """It would record the addresses of its author's package index."""
     assert [path for path in _tracked_files() if path.name == "uv.lock"] == []
+
+
+def test_no_page_and_no_message_installs_the_strangers_package():
+    """`penstock` on the public package index is another project (decision 12). The remedy names a file, or another package."""
+    assert PYPROJECT["project"]["name"] == "penstock-scheduler"
+    strange = re.compile(r"(?<![-\w/.*~])penstock\[[a-z]|pip install(?: +-\S+)* +['\"]?penstock(?![-\w]*\.)")
+    warnings = re.compile(r"do not\s+`pip install penstock`", re.IGNORECASE)
+    found = {}
+    for path in _tracked_files():
+        if path.name in (Path(__file__).name, "0012-the-name-on-the-index.md") or not path.is_file():
+            continue
+        text = warnings.sub("", path.read_bytes().decode("utf-8", "replace"))
+        if strange.search(text):
+            found[path.relative_to(ROOT).as_posix()] = strange.findall(text)
+    assert found == {}
 
 
 def test_no_tracked_file_is_over_1_mib():

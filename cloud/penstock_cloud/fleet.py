@@ -93,7 +93,7 @@ def connect(settings: CloudSettings) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ModuleNotFoundError as error:
-        raise ConfigError(f"[daemon] cloud: {error}; install penstock[cloud]") from None
+        raise ConfigError(f"[daemon] cloud: {error}; pip install boto3") from None
     config = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 1})
     try:
         session = boto3.session.Session(region_name=settings.region)

@@ -51,7 +51,7 @@ def __getattr__(name: str) -> object:
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise ImportError("penstock_executor.start needs PyTorch: pip install 'penstock[executor]'") from error
+        raise ImportError("penstock_executor.start needs PyTorch: pip install torch") from error
     from penstock_executor.training import starting
 
     return getattr(starting, name)

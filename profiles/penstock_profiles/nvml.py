@@ -416,9 +416,7 @@ def _open() -> ModuleType:
     try:
         api = importlib.import_module("pynvml")
     except ImportError:
-        raise NoNvml(
-            "package", "the Python package nvidia-ml-py is not installed; pip install 'penstock[nvml]'"
-        ) from None
+        raise NoNvml("package", "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py") from None
     try:
         # Without this flag, a working driver without GPUs would be an error.
         api.nvmlInitWithFlags(api.NVML_INIT_FLAG_NO_GPUS)

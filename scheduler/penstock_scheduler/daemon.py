@@ -268,7 +268,7 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
         from penstock_scheduler.service.app import Controls, make_app
         from penstock_scheduler.service.server import Service
     except ModuleNotFoundError as error:
-        raise ConfigError(f"[api] {error}; install penstock[service], or set enabled = false") from None
+        raise ConfigError(f"[api] {error}; install Penstock with its extra `service`, or set enabled = false") from None
     daemon, api = site.settings.section(DaemonSettings), site.settings.section(ApiSettings)
     controls = Controls(
         lambda: site.chosen,

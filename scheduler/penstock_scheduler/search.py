@@ -8,7 +8,7 @@
 
 Each trial is one job. The jobs of a study are one trial group, so the site's policy compares them too. Optuna's pruner sees what
 a job reports (`run.report`, `penstock-report metric`); the last report is the trial's value. Optuna is imported when the first
-trial begins; install penstock[optuna].
+trial begins; `pip install optuna`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class JobObjective:
         try:
             import optuna
         except ImportError as error:
-            raise ConfigError(f"{error}; install penstock[optuna]") from None
+            raise ConfigError(f"{error}; pip install optuna") from None
         if len(trial.study.directions) != 1:
             raise ConfigError(
                 "the study has several objectives, but a job reports one metric; use a study with one objective"

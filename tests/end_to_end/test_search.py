@@ -38,9 +38,7 @@ def make(make_loopback: MakeLoopback, make_site: Callable[..., Site]) -> Callabl
     return started
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("optuna") is None, reason="Optuna is missing: pip install 'penstock[optuna]'"
-)
+@pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="Optuna is missing: pip install optuna")
 @pytest.mark.parametrize("policy", ["sia", "gandiva"])
 def test_a_study_finishes(make: Callable[[str], Site], tmp_path: Path, policy: str) -> None:
     site = make(policy)

@@ -21,7 +21,7 @@ from .spool import ROOT, job_environment
 
 SCRIPT = ROOT / "tests" / "executor" / "train_elastic.py"
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 
 def environment(spool: Path | None = None) -> dict[str, str]:

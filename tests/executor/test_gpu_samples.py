@@ -35,7 +35,7 @@ def report(spool: Path, **more: str):
 
 
 def test_reports_say_how_busy_and_how_full_the_jobs_gpus_are(tmp_path: Path):
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install 'penstock[nvml]'")
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install nvidia-ml-py")
     (tmp_path / "gpus").write_text(fake_nvml.TWO_GPUS)
     library = fake_nvml.environment(fake_nvml.build(tmp_path), tmp_path / "gpus")
     there = {name: library[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}

@@ -22,4 +22,4 @@ def test_without_pytorch_start_says_what_to_install():
         "try: px.start()\n"
         "except ImportError as error: print(error)"
     )
-    assert said(code) == "penstock_executor.start needs PyTorch: pip install 'penstock[executor]'\n"
+    assert said(code) == "penstock_executor.start needs PyTorch: pip install torch\n"

@@ -29,7 +29,7 @@ def wheel() -> Path:
         pytest.skip("not a git checkout: script/package builds the committed HEAD")
     done = subprocess.run([ROOT / "script/package"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return ROOT / f"dist/penstock-{__version__}-py3-none-any.whl"
+    return ROOT / f"dist/penstock_scheduler-{__version__}-py3-none-any.whl"
 
 
 class Machine:
@@ -134,7 +134,7 @@ def test_a_job_runs_with_the_flags_and_nothing_is_left_in_slurm(machine: Machine
 
 
 def test_pip_removes_every_file_of_ours(machine: Machine, wheel: Path) -> None:
-    machine.command("pip", "uninstall", "-q", "-y", "penstock")
+    machine.command("pip", "uninstall", "-q", "-y", "penstock-scheduler")
     try:
         left = [path for path in machine.packages.glob("*penstock*") if any(each.is_file() for each in path.rglob("*"))]
         assert left == []
@@ -144,6 +144,6 @@ def test_pip_removes_every_file_of_ours(machine: Machine, wheel: Path) -> None:
 
 
 def test_the_sdist_has_what_the_wheel_is_built_from(wheel: Path) -> None:
-    with tarfile.open(wheel.with_name(f"penstock-{__version__}.tar.gz")) as archive:
+    with tarfile.open(wheel.with_name(f"penstock_scheduler-{__version__}.tar.gz")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "slurm_plugin/spank/penstock.c", "script/test", "tests/conftest.py"} <= names

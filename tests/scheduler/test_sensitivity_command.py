@@ -77,7 +77,7 @@ def test_measuring_makes_a_profile(tmp_path: Path):
 
 def test_an_elastic_program_begins_anew_and_reports_soon(tmp_path: Path):
     """It would report every 10 min, and keep its checkpoints in its folder, from which the next run would go on."""
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     script = ROOT / "tests" / "executor" / "train_elastic.py"
     train = [sys.executable, str(script), str(tmp_path), "--epochs=1000", "--sleep=0.01", "--report-every=600"]
     told = penstock(

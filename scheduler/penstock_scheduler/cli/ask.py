@@ -50,7 +50,7 @@ def ask(
     try:
         from penstock_scheduler.client import Client, DaemonAway
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}; this command needs penstock[service]") from None
+        raise ConfigError(f"{error}; this command needs Penstock with its extra `service`") from None
     try:
         with Client.open() as penstock:
             return question(penstock)

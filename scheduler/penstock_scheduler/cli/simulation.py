@@ -87,7 +87,7 @@ def run(
     disturbed = _disturbances(disturb)
     shared = shared_by(policies, SharingOptions(pairs, pair_types, draw_kinds, agents, assume_utilisation), types)
     if parquet and not parquet_is_there():
-        raise ConfigError("--parquet needs pyarrow: pip install 'penstock[report]', or leave it out for CSV")
+        raise ConfigError("--parquet needs pyarrow: pip install pyarrow, or leave it out for CSV")
     tables_as = "parquet" if parquet else "csv"
 
     def scenario(seed: int) -> Scenario:

@@ -15,7 +15,7 @@ from penstock_scheduler.simulator.figures import Bars, Figures, Lines
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MISSING = "no PNGs, because matplotlib is not installed: pip install 'penstock[report]'. The page has the same pictures"
+MISSING = "no PNGs, because matplotlib is not installed: pip install matplotlib. The page has the same pictures"
 """Message if they cannot be drawn."""
 
 

@@ -1,6 +1,6 @@
 """What python-mip can run here. It is optional, and so is CBC, its larger library.
 
-`pip install 'penstock[milp]'` installs python-mip with CBC (the package cbcbox, 600 MB) and HiGHS (highspy, 12 MB, which the
+`pip install 'mip[highs]'` installs python-mip with CBC (the package cbcbox, 600 MB) and HiGHS (highspy, 12 MB, which the
 solver `dual` needs anyway). The Debian packages and the container have python-mip with HiGHS alone.
 """
 
@@ -27,7 +27,7 @@ def backend(wanted: str | None = None) -> str:
     """
     here = backends()
     if not here:
-        raise ConfigError("python-mip is not installed; pip install 'penstock[milp]' installs it (600 MB)")
+        raise ConfigError("python-mip is not installed; pip install 'mip[highs]' installs it (600 MB)")
     if wanted is not None and wanted not in here:
         missing = LIBRARIES[wanted]
         raise ConfigError(

@@ -60,7 +60,7 @@ def server_engine(url: str) -> Engine:
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigError(
             f"[daemon] store: {error}; give a URL such as postgresql+psycopg://user@host/penstock, and install "
-            "penstock[postgresql]"
+            "psycopg (pip install 'psycopg[binary]')"
         ) from None
 
 

@@ -52,7 +52,7 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
 
 def monitor_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):
     """A training monitor of job 1 that reads the time from `clock`, with its spool in `folder`; and its signal handlers."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     from penstock_executor.integrations import training_monitor as monitor
 
     handlers = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from penstock_executor.environment import Ranks
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, LONGEST_STRIDE, Consensus, Vote, stride_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.loader import Loader

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from penstock_executor.training import suspension
 from penstock_executor.training.suspension import Suspension

@@ -18,7 +18,7 @@ from penstock_scheduler.search import JobObjective, TrialFailed
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import serving
 
-optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'penstock[optuna]'")
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install optuna")
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

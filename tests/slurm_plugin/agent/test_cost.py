@@ -17,7 +17,7 @@ MOST_MIB = 60
 
 def test_an_agent_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its peak resident memory, as a process of its own with NVML, after time slices of four jobs on two GPUs."""
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install 'penstock[nvml]'")
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install nvidia-ml-py")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     monkeypatch.delitem(sys.modules, "agent", raising=False)
     import agent as benchmark
