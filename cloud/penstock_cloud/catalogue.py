@@ -60,7 +60,25 @@ class Catalogue(BaseModel):
 
     region: str
     at: date
+    """When EC2 described the types, or the date of the shipped table."""
+    priced_at: date | None = None
+    """When the on-demand prices were true, if not at `at`."""
     types: dict[str, InstanceType]
+
+    @property
+    def prices_as_of(self) -> date:
+        """When the on-demand prices were true."""
+        return self.priced_at or self.at
+
+    def expired(self, today: date, days: float) -> str | None:
+        """Why the on-demand prices may not be used any more, with the remedy; None: they may."""
+        age = (today - self.prices_as_of).days
+        if age <= days:
+            return None
+        return (
+            f"on-demand prices are as of {self.prices_as_of}, {age} days ago, and [cloud] price_days={days:g}; run "
+            "`penstock cloud refresh`, and daily from then on"
+        )
 
     def usd_per_h(self, instance_type: str, market: str, zones: Iterable[str]) -> float | None:
         """Highest price on a market (`on-demand` or `spot`) in these zones, since an order may be served in any of them."""
@@ -105,14 +123,15 @@ def save(catalogue: Catalogue, file: Path) -> None:
 def fetch(
     session: Any, region: str, names: Sequence[str], gpus: Gpus, *, now: datetime, endpoint: str | None = None
 ) -> Catalogue:
-    """Fetch the types `names` from EC2, with a few calls to each of three APIs. Without permission to read prices, the shipped
-    prices are used.
+    """Fetch the types `names` from EC2, with a few calls to each of three APIs.
 
-        Args:
-            endpoint: EC2's; the price list has its own.
+    Without permission to read prices, those of the shipped table are used, with the table's date.
 
-        Raises:
-            ClientError, BotoCoreError: EC2 does not describe its instance types.
+    Args:
+        endpoint: EC2's; the price list has its own.
+
+    Raises:
+        ClientError, BotoCoreError: EC2 does not describe its instance types.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -124,10 +143,13 @@ def fetch(
             if (known := _instance_type(found, gpus)) is not None:
                 types[known.instance_type] = known
     spot: dict[str, dict[str, float]] = {}
+    today = now.astimezone(UTC).date()
+    priced_at = today
     try:
         on_demand = _on_demand(session.client("pricing", region_name=PRICING_REGION), region, types)
     except (BotoCoreError, ClientError):
         table = shipped()
+        priced_at = table.at
         on_demand = {name: kept.usd_per_h for name, kept in table.types.items()} if table.region == region else {}
     try:
         spot = _spot(ec2, types, now)
@@ -137,7 +159,7 @@ def fetch(
         name: known.model_copy(update={"usd_per_h": on_demand.get(name), "spot_usd_per_h": spot.get(name, {})})
         for name, known in types.items()
     }
-    return Catalogue(region=region, at=now.astimezone(UTC).date(), types=priced)
+    return Catalogue(region=region, at=today, priced_at=priced_at, types=priced)
 
 
 def _instance_type(found: Mapping[str, Any], gpus: Gpus) -> InstanceType | None:

@@ -60,7 +60,7 @@ def types(config: Path = CONFIG) -> None:
     catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
     if catalogue is None:
         raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
-    typer.echo(f"prices of {catalogue.region}, {catalogue.at}, US dollars an hour")
+    typer.echo(f"prices of {catalogue.region}, as of {catalogue.prices_as_of}, US dollars an hour")
     for name in section.instance_types:
         if (known := catalogue.types.get(name)) is None:
             typer.echo(f"{name:16} not known in this region")

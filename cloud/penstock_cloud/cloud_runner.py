@@ -144,15 +144,18 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
                     archive.add((directory / path).resolve(), f"work/{path}")
 
 
-def unpack(content: IO[bytes], directory: Path) -> None:
-    """Unpack an archive. Each file is replaced as a whole or not at all. Raises Trouble, OSError."""
-    amiss = []
+def unpack(content: IO[bytes], directory: Path, outputs: Sequence[str]) -> None:
+    """Unpack an archive's declared output files. Each file is replaced as a whole or not at all. Raises Trouble, OSError.
+
+    Whoever wrote the archive, nothing outside the job's folder changes: a member that would is left out, and named.
+    """
+    amiss: list[str] = []
     with tempfile.TemporaryDirectory(prefix=".penstock-", dir=directory) as folder:
         try:
             with tarfile.open(fileobj=content) as archive:
-                # Python 3.11.2 (Debian 12) has no filters. The archive is the user's own, so its links may point anywhere.
+                # `_safe` applies the rules of tarfile's `data` filter, which Python 3.11.2 (Debian 12) does not have.
                 archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
-                archive.extractall(folder, _as_ours(archive))  # noqa: S202
+                archive.extractall(folder, _safe(archive, Path(folder), outputs, amiss))  # noqa: S202
         except (EOFError, zlib.error, tarfile.TarError) as error:
             raise Trouble(f"the job's output files cannot be unpacked: {error}") from error
         for here, folders, files in os.walk(folder):
@@ -171,13 +174,40 @@ def unpack(content: IO[bytes], directory: Path) -> None:
         raise Trouble(f"{len(amiss)} of the job's output files cannot be put in their places: {amiss[0]}")
 
 
-def _as_ours(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The members without the instance's user, in folders that the user can write."""
+def _safe(
+    archive: tarfile.TarFile, folder: Path, outputs: Sequence[str], amiss: list[str]
+) -> Iterator[tarfile.TarInfo]:
+    """The members that may be unpacked into `folder`, owned by this user, in folders that the user can write.
+
+    Each member is checked right before it is unpacked, so links that are unpacked already count. The others go to `amiss`.
+    """
+    declared = [Path(path).parts for path in outputs]
     for member in archive:
-        member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
-        if member.isdir():
-            member.mode |= stat.S_IRWXU
-        yield member
+        parts = Path(member.name).parts
+        if not any(parts[: len(path)] == path or path[: len(parts)] == parts for path in declared):
+            amiss.append(f"{member.name}: the script declares no such {DIRECTIVE} output")
+        elif (wrong := _outside(member, folder)) is not None:
+            amiss.append(f"{member.name}: {wrong}")
+        else:
+            member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
+            member.mode &= 0o755
+            member.mode |= stat.S_IRWXU if member.isdir() else stat.S_IRUSR | stat.S_IWUSR
+            yield member
+
+
+def _outside(member: tarfile.TarInfo, folder: Path) -> str | None:
+    """Why a member is no file inside `folder`; None: it is one."""
+    root = folder.resolve()
+    place = root / member.name
+    if ".." in Path(member.name).parts or not place.resolve().is_relative_to(root):
+        return "it would be unpacked outside the job's folder"
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return "it is neither a file, a folder nor a link"
+    if member.issym() or member.islnk():
+        base = place.parent if member.issym() else root
+        if not (base / member.linkname).resolve().is_relative_to(root):
+            return f"it is a link to {member.linkname}, which is outside the job's folder"
+    return None
 
 
 def _replace(new: Path, old: Path) -> None:
@@ -245,6 +275,7 @@ class CloudRunner:
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
         self._links: Mapping[str, str] = {}
+        self._outputs: tuple[str, ...] = ()
         self._printed = 0
         self._asked_to_stop = False
 
@@ -256,6 +287,7 @@ class CloudRunner:
         """Upload the job, wait for it, and download its files. Returns the exit status. Raises Trouble, OSError,
         HTTPException."""
         self._links = links
+        self._outputs = directives(script.read_text(encoding="utf-8", errors="replace")).outputs
         with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
             pack(Path(file.name), script, mine, directory)
             put(self._links["put_input"], file.file, Path(file.name).stat().st_size)
@@ -290,7 +322,7 @@ class CloudRunner:
             self._print(content)
         with tempfile.TemporaryFile() as content:
             surely_get(self._links["get_output"], content)
-            unpack(content, directory)
+            unpack(content, directory, self._outputs)
         say_to(self._links["put_fetched"], "fetched\n")
         if what == "stopped" and not self._asked_to_stop:
             self._say("the run was ended in the cloud; the job is queued again")

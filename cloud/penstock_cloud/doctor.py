@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
@@ -228,8 +229,11 @@ def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> It
     if unpriced:
         remedy = "take them out of [cloud] instance_types, or run `penstock cloud refresh`"
         yield Finding("prices", f"no price is known for {', '.join(unpriced)}", remedy)
+    elif (old := catalogue.expired(datetime.now(UTC).date(), settings.price_days)) is not None:
+        remedy = "run `penstock cloud refresh` with permission to read prices (pricing:GetProducts), daily"
+        yield Finding("prices", old.split(";")[0], remedy)
     else:
-        yield Finding("prices", f"as of {catalogue.at}")
+        yield Finding("prices", f"as of {catalogue.prices_as_of}")
     try:
         pages = _ask(ec2.describe_instance_type_offerings, LocationType="region")["InstanceTypeOfferings"]
     except LaunchFailed as error:

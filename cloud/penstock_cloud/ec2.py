@@ -21,6 +21,7 @@ import pwd
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock_cloud.catalogue import Catalogue, InstanceType
@@ -34,6 +35,7 @@ from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.estimates import Gravity
 from penstock_scheduler.burst.history import averages, histories
 from penstock_scheduler.burst.ledger import budget_lines
+from penstock_scheduler.burst.queue_times import QueueTime, counted, returned
 from penstock_scheduler.messages import JobView, LedgerLine
 from penstock_scheduler.model import (
     Action,
@@ -64,6 +66,9 @@ UNASKED = "it requests cloud nodes itself; submit it to the site's partitions wi
 
 PROTECTED = "cloud.protected"
 """Name of the stored control that says why nothing is launched. An admin removes it with `penstock cloud resume`."""
+
+QUEUE_TIMES = "cloud.queue_times"
+"""Name of the stored control with the jobs' times outside the queue. It is written when a job enters or leaves the queue."""
 
 ORDER_PATIENCE_S = 300.0
 """How long an order is repeated while EC2 throttles or does not answer."""
@@ -170,6 +175,9 @@ class Ec2Cloud:
         self._offers: dict[str, tuple[Offer, str, Market]] = {}
         self._asks: list[Action] = []
         self._returned: dict[JobId, float] = {}
+        kept = store.control(QUEUE_TIMES) or {}
+        self._queue_times = {job: QueueTime.model_validate(time) for job, time in kept.items()}
+        self._saved_times: dict[JobId, QueueTime] | None = None
 
     # --- the port
 
@@ -186,6 +194,7 @@ class Ec2Cloud:
         for run in tuple(self._runs.values()):
             self._advance(run, there.get(run.job), nodes, now_s)
         self._sweep(now_s)
+        self._count_queue_times(jobs, now_s)
         self._words = {job: text for job, text in self._words.items() if job in there}
         self._returned = {job: at_s for job, at_s in self._returned.items() if job in there}
         self._learn(now_s)
@@ -204,6 +213,7 @@ class Ec2Cloud:
             bytes_per_s=self._settings.bytes_per_s,
             usd_per_gb=self._settings.usd_per_gb,
             returned=dict(self._returned),
+            waits_since_s={job.id: self._queue_times[job.id].waits_since_s(job.submit_s, now_s) for job in jobs},
             history_s=histories(jobs, self._past),
             words=dict(self._words),
             closed=self._closed(now_s),
@@ -216,6 +226,12 @@ class Ec2Cloud:
     def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
         """See `ports.Burst`."""
         return tuple(self._recall(each) if isinstance(each, Recall) else self._order(each) for each in actions)
+
+    def _count_queue_times(self, jobs: Sequence[Job], now_s: float) -> None:
+        self._queue_times = times = counted(self._queue_times, jobs, now_s)
+        if times != self._saved_times:
+            self._saved_times = times
+            self._store.set_control(QUEUE_TIMES, {job: time.model_dump() for job, time in times.items()})
 
     def _budgets(self, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
         return budget_lines(self._settings.budget, entries(self._lines), now_s, accounts)
@@ -556,6 +572,8 @@ class Ec2Cloud:
             self._delete(self._settings.share / NOTICES / name)
         if run.ran:
             self._returned[run.job] = now_s
+            if job is not None:
+                self._queue_times[run.job] = returned(job, now_s)
         spent, used = run.spent(now_s), run.used(now_s)
         self._save(run.model_copy(update={"state": "over"}), spent, *([used] if used.amount else ()))
         log.info(
@@ -700,6 +718,8 @@ class Ec2Cloud:
         catalogue = self._catalogue()
         if catalogue is None or self._store.control(PROTECTED) is not None or self._away:
             return ()
+        if self._old_prices(now_s) is not None:
+            return ()
         taken = {name for run in self._runs.values() for name in run.nodes}
         room = [node for node in nodes if node.name not in taken]
         left = self._settings.max_runs - len(self._runs)
@@ -724,6 +744,11 @@ class Ec2Cloud:
                         self._offers[name] = offer, instance_type, market
         return tuple(offer for offer, _, _ in self._offers.values())
 
+    def _old_prices(self, now_s: float) -> str | None:
+        catalogue = self._catalogue()
+        today = datetime.fromtimestamp(now_s, UTC).date()
+        return None if catalogue is None else catalogue.expired(today, self._settings.price_days)
+
     def _catalogue_type(self, instance_type: str) -> InstanceType | None:
         catalogue = self._catalogue()
         return None if catalogue is None else catalogue.types.get(instance_type)
@@ -737,7 +762,8 @@ class Ec2Cloud:
         protected = self._store.control(PROTECTED)
         if protected is not None:
             told.insert(0, f"nothing is launched until an admin runs `penstock cloud resume`: {protected}")
-        return (*told, *([self._away] if self._away else []))
+        told += [text for text in (self._old_prices(now_s), self._away) if text]
+        return tuple(told)
 
     def _protect(self, why: str) -> None:
         log.error("protected mode: nothing more is launched", extra={"text": why})

@@ -52,6 +52,11 @@ KINDS: dict[str, Kind] = {
     "ServiceUnavailable": Kind.THROTTLED,
     "InternalError": Kind.THROTTLED,
     "InternalFailure": Kind.THROTTLED,
+    # Of a session's credentials, which boto3 renews, or of a clock that is set right: the request itself may be good.
+    "ExpiredToken": Kind.THROTTLED,
+    "ExpiredTokenException": Kind.THROTTLED,
+    "RequestExpired": Kind.THROTTLED,
+    "RequestTimeTooSkewed": Kind.THROTTLED,
 }
 
 NOT_IN_ZONE = "not supported in your requested Availability Zone"

@@ -51,6 +51,11 @@ class CloudSettings(BaseModel):
         default=(),
         description="Capacity reservations and capacity blocks (cr-...) that on-demand orders use first.",
     )
+    price_days: PositiveFloat = Field(
+        default=31.0,
+        description="Age in days beyond which on-demand prices are not used, so that nothing is offered until "
+        "`penstock cloud refresh` has fetched new ones.",
+    )
     tags: dict[str, str] = Field(
         default={}, description="Further tags of the instances, for example for the site's bills."
     )

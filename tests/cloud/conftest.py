@@ -53,6 +53,7 @@ def cloud_settings(ec2: Ec2, tmp_path: Path) -> Callable[..., CloudSettings]:
             "by_default": True,
             "wait": "no-wait",
             "reconcile_s": 1.0,
+            "price_days": 36500.0,
             "budget": {"site": {"usd_total": 1000.0}},
         }
         return CloudSettings.model_validate(fields | other)

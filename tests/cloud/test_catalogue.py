@@ -52,6 +52,12 @@ def test_without_the_right_to_ask_for_prices_the_table_stands_in(ec2: Ec2) -> No
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006
     elsewhere = fetch(session, "eu-west-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
     assert elsewhere.usd_per_h("g5.xlarge", "on-demand", ()) is None, "prices of one region do not hold for another"
+    assert (found.at, found.prices_as_of) == (NOW.date(), shipped().at), "the table's prices have the table's date"
+    assert "as of 2025-06-30" in (found.expired(NOW.date(), 31.0) or "")
+    assert found.expired(date(2025, 7, 31), 31.0) is None
+    ec2.on_demand = {"g5.xlarge": 1.1}
+    asked = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
+    assert asked.prices_as_of == NOW.date()
 
 
 def test_the_endpoint_of_ec2_is_no_price_list(ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,11 +56,56 @@ def archive_of(folder: Path) -> bytes:
         return packed.getvalue()
 
 
+OUTPUTS = ["best", "checkpoint", "results"]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    content = b"bad\n" if kind == tarfile.REGTYPE else b""
+    info.size = len(content)
+    return info, content
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ([("/tmp/{name}/outside/file",)], "outside the job's folder|declares no such"),
+        ([("results/../../outside/file",)], "outside the job's folder"),
+        ([("results/link", tarfile.SYMTYPE, "../../outside"), ("results/link/file",)], "outside the job's folder"),
+        ([("results/link", tarfile.SYMTYPE, "/etc")], "a link to /etc"),
+        ([("results/link", tarfile.LNKTYPE, "../outside/file")], "outside the job's folder"),
+        ([("results/pipe", tarfile.FIFOTYPE)], "neither a file"),
+        ([(".bashrc",)], "declares no such #PENSTOCK output"),
+    ],
+    ids=["absolute", "up", "through a link", "absolute link", "hard link", "pipe", "not declared"],
+)
+def test_nothing_outside_the_jobs_declared_outputs_changes(
+    tmp_path: Path, bad: list[tuple[str, bytes, str]], why: str
+) -> None:
+    """The other files of the archive come back, and the message names what was left out."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("mine\n")
+    here = tmp_path / "here"
+    here.mkdir()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, *more in [*bad, ("results/good",)]:
+            info, content = member(name.replace("/tmp/{name}", str(tmp_path)), *more)
+            archive.addfile(info, io.BytesIO(content))
+    packed.seek(0)
+    with pytest.raises(Trouble, match=why):
+        unpack(packed, here, ["results"])
+    assert (tmp_path / "outside" / "file").read_text() == "mine\n"
+    assert (here / "results" / "good").exists()
+    assert [each.name for each in here.iterdir()] == ["results"]
+    assert not any(each.is_symlink() for each in here.rglob("*"))
+
+
 def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
-    """Links to anywhere, folders without write permission, a folder on site that is a link, and an archive that ends early."""
+    """A link inside, folders without write permission, a folder on site that is a link, and an archive that ends early."""
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "results" / "sealed").mkdir(parents=True)
-    (there / "absolute").symlink_to("/opt/somewhere")
     (there / "best").symlink_to("results")
     (there / "checkpoint").write_bytes(os.urandom(100_000))
     (there / "results" / "sealed" / "sum").write_text("6\n")
@@ -73,15 +118,14 @@ def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
     packed = archive_of(there)
     for torn in (packed[:60_000], b"no archive"):
         with pytest.raises(Trouble, match="cannot be unpacked"):
-            unpack(io.BytesIO(torn), here)
+            unpack(io.BytesIO(torn), here, OUTPUTS)
         assert (here / "checkpoint").read_text() == "old\n"
-    unpack(io.BytesIO(packed), here)
+    unpack(io.BytesIO(packed), here, OUTPUTS)
     assert (here / "checkpoint").read_bytes() == (there / "checkpoint").read_bytes()
-    assert str((here / "absolute").readlink()) == "/opt/somewhere"
     assert str((here / "best").readlink()) == "results"
     assert (tmp_path / "far" / "sealed" / "sum").read_text() == "6\n"
     assert (tmp_path / "far" / "older").read_text() == "5\n", "files that are not in the archive stay"
-    assert sorted(each.name for each in here.iterdir()) == ["absolute", "best", "checkpoint", "results"]
+    assert sorted(each.name for each in here.iterdir()) == ["best", "checkpoint", "results"]
 
 
 def test_a_file_that_cannot_be_replaced_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -91,7 +135,7 @@ def test_a_file_that_cannot_be_replaced_does_not_stop_the_others(tmp_path: Path)
     for name in ("a", "b"):
         (there / name).write_text(name)
     with pytest.raises(Trouble, match="1 of the job's output files"):
-        unpack(io.BytesIO(archive_of(there)), here)
+        unpack(io.BytesIO(archive_of(there)), here, ["a", "b"])
     assert (here / "b").read_text() == "b"
 
 

@@ -99,9 +99,19 @@ def test_a_quota_stops_the_family_for_long(site: CloudSite, ec2: Ec2) -> None:
     assert "quota" in state.words["7"]
 
 
-def test_a_throttled_request_is_repeated_without_a_message(site: CloudSite, ec2: Ec2) -> None:
+def test_nothing_is_offered_at_prices_that_are_too_old(
+    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
+) -> None:
+    state = CloudSite(cloud_settings(price_days=31.0), store, ec2, ec2.through).tick()
+    assert state.offers == ()
+    assert "prices are as of 2025-06-30" in " ".join(state.closed)
+    assert "penstock cloud refresh" in " ".join(state.closed)
+
+
+@pytest.mark.parametrize("code", ["RequestLimitExceeded", "RequestExpired", "ExpiredToken"])
+def test_a_throttled_request_is_repeated_without_a_message(site: CloudSite, ec2: Ec2, code: str) -> None:
     site.submit("7")
-    ec2.faults.append(Fault("CreateFleet", "error", "RequestLimitExceeded", times=3))
+    ec2.faults.append(Fault("CreateFleet", "error", code, times=3))
     site.send("7")
     site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
     assert not site.state.words

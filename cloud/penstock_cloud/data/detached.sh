@@ -30,16 +30,28 @@ watch &
 
 # 2. The cloud runner uploads the job.
 until get "$get_input" input.tar.gz; do sleep "$pause_s"; done
-tar -xzf input.tar.gz && rm input.tar.gz || end "its input cannot be unpacked"
-directory=$root$(cat directory)
-mkdir -p "$directory" && cp -a work/. "$directory/" && rm -r work || end "$directory cannot be filled"
-sh=(bash -c 'set -a; . "$1/environment"; set +a; cd "$2" && exec "$1/script"' penstock "$home" "$directory")
+# The archive is the user's, so the user unpacks it: root would write wherever the archive says. Root's own files stay in `home`.
+as=()
 if [ -n "$user" ] && [ "$user" != "$(id -un)" ]; then
-  chown -R "$user" "$home" "$directory"
   # Not runuser or su: they stay as parents, and kill their children 2 s after a SIGTERM.
-  sh=(setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups --reset-env "${sh[@]}")
+  as=(setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups --reset-env)
 fi
-chmod 755 script
+work=$home/job
+mkdir "$work" && chmod 755 "$home" && { [ ${#as[@]} = 0 ] || chown "$user" "$work"; } || end "$work cannot be made"
+"${as[@]}" tar -xzf - -C "$work" --no-same-owner <input.tar.gz && rm input.tar.gz || end "its input cannot be unpacked"
+named=$("${as[@]}" cat "$work/directory")
+case $named/ in *[!/]/../* | */../* | [!/]*) end "its folder $named is no absolute path" ;; esac
+directory=$root$named
+top=$root/$(echo "$named" | cut -d/ -f2)
+case ${top#"$root"} in /home | /mnt | /srv | /media | /scratch | /data | /work | /projects) ours=1 ;; *) ours= ;; esac
+if [ ! -e "$directory" ] && { [ "$ours" ] || [ ! -e "$top" ]; }; then
+  mkdir -p "$directory" && { [ ${#as[@]} = 0 ] || chown "$user" "$directory"; } || end "$directory cannot be made"
+fi
+# Elsewhere, such as in /etc or in a folder that the image has already, only the user's own rights count.
+"${as[@]}" mkdir -p "$directory" && "${as[@]}" cp -a "$work/work/." "$directory/" && "${as[@]}" rm -r "$work/work" ||
+  end "$directory cannot be filled: $user may not write it"
+"${as[@]}" chmod 755 "$work/script"
+sh=("${as[@]}" bash -c 'set -a; . "$1/environment"; set +a; cd "$2" && exec "$1/script"' penstock "$work" "$directory")
 : >log
 # By default, bash blocks some signals for background jobs. With job control, each job has its own process group and gets them.
 set -m
@@ -83,8 +95,8 @@ code=$?
 
 # 4. Upload everything, the exit status last, and wait for termination.
 put "$put_log" log
-( cd "$directory" && xargs -0 sh -c 'for each; do [ ! -e "$each" ] || printf "%s\0" "$each"; done' sh <"$home/outputs" |
-  tar -czf "$home/output.tar.gz" --null -T - )
+"${as[@]}" bash -c 'cd "$1" && xargs -0 sh -c "for each; do [ ! -e \"\$each\" ] || printf \"%s\\0\" \"\$each\"; done" sh <"$2/outputs" |
+  tar -czf - --null -T -' pack "$directory" "$work" >output.tar.gz
 put "$put_output" output.tar.gz
 echo $code >$ended
 if [ $ended = result ]; then put "$put_result" result; else put "$put_stopped" stopped; fi

@@ -106,7 +106,7 @@ def within(budgets: Iterable[BudgetLine], taken: Mapping[JobId, tuple[str, float
 
 
 def leaves_s(job: Job, snapshot: Snapshot) -> float:
-    """When the job's waiting budget is over, s since 1970."""
+    """When the job's waiting budget is over, s since 1970. Only time in the queue counts."""
     cloud = snapshot.cloud
     assert cloud is not None, "only a site with a cloud lets jobs leave"
     if job.spec.burst is Burst.ONLY:
@@ -115,7 +115,10 @@ def leaves_s(job: Job, snapshot: Snapshot) -> float:
     runtime_s = runtime(job, snapshot).runtime_s
     ask = Ask(job.spec.max_gpus, None if runtime_s is None else runtime_s / 3600)
     wait_h = cloud.waiting.wait_h(ask, returned=back_s is not None)
-    return (job.submit_s if back_s is None else back_s) + (wait_h or 0.0) * 3600
+    since_s = cloud.waits_since_s.get(job.id)
+    if since_s is None:
+        since_s = max(job.submit_s, job.requeued_s or 0.0) if back_s is None else back_s
+    return since_s + (wait_h or 0.0) * 3600
 
 
 def runtime(job: Job, snapshot: Snapshot) -> Estimate:
@@ -181,7 +184,7 @@ def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
 
 
 def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -> dict[JobId, Reason]:
-    """Jobs in the cloud that should come back.
+    """Jobs in the cloud that should come back. A job that may not be stopped, or would lose all its work, never does.
 
     Args:
         snapshot: the round's snapshot.
@@ -199,6 +202,8 @@ def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -
             continue
         over = next((line for line in cloud.budgets if line.covers(run.account) and line.left_usd <= 0), None)
         there_s = snapshot.time_s - run.since_s
+        if not (job.movable and snapshot.facts[job.id].saves):
+            continue
         if over is not None and cloud.at_cap == "recall":
             found[run.job] = Reason(ReasonCode.RECALLED, f"comes back: {over} is used up")
         elif (
@@ -219,7 +224,7 @@ def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -
 def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) -> str | None:
     """The GPU type on site on which the job would continue; None: coming back would lose more work than it still pays for."""
     spec = job.spec
-    if spec.burst is Burst.ONLY or not spec.preemptible or spec.adaptivity is Adaptivity.FIXED:
+    if spec.burst is Burst.ONLY:
         return None
     per_s = run.offer.usd_per_h / 3600
     there_s = max(snapshot.time_s - run.since_s - run.offer.boot_s, 0.0)

@@ -98,6 +98,9 @@ class CloudState:
     """Price of data transfer."""
     returned: dict[JobId, float] = field(default_factory=dict)
     """Jobs that have come back -> time of their return, s since 1970."""
+    waits_since_s: dict[JobId, float] = field(default_factory=dict)
+    """Job -> the time since which its waiting budget runs, s since 1970, as if it had waited without a break. It moves on
+    only while the job is outside the queue. Jobs that are left out count from their submission or their last requeue."""
     history_s: dict[JobId, tuple[float, ...]] = field(default_factory=dict)
     """Running times of earlier jobs of the same user and script."""
     words: dict[JobId, str] = field(default_factory=dict)

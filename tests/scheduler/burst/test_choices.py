@@ -100,6 +100,27 @@ def test_a_job_that_makes_no_progress_there_has_no_choice():
     )[0]
 
 
+@pytest.mark.parametrize("why", ["the cap is reached", "star-wait"])
+@pytest.mark.parametrize(
+    ("spec", "saves"),
+    [({"preemptible": False}, True), ({"adaptivity": "fixed", "min_gpus": 4}, True), ({}, False)],
+    ids=["not preemptible", "fixed", "it has not saved"],
+)
+def test_a_job_that_may_not_be_stopped_is_never_recalled(why: str, spec: dict[str, Any], saves: bool):
+    """Whatever the reason: all its work would be lost, or its owner has said that it may not be stopped."""
+    cloud: dict[str, Any] = {"waiting": WaitingPolicy(Wait.STAR, 1.0, t_max_h=0.5)}
+    if why != "star-wait":
+        cloud = {"budgets": (BudgetLine("", "total", 100.0, 100.0),), "at_cap": "recall"}
+    run = CloudRun("j", A10G, 1e6 - 7200, 5.0)
+
+    def back(state: Snapshot, saves: bool) -> bool:
+        facts = {"j": dataclasses.replace(state.facts["j"], saves=saves)}
+        return bool(recalls(dataclasses.replace(state, facts=facts), {"t4": 4}, queue_empty=True))
+
+    assert back(with_cloud(site(), runs=(run,), **cloud), True)
+    assert not back(with_cloud(site(**spec), runs=(run,), **cloud), saves)
+
+
 @pytest.mark.parametrize(("left_usd", "back"), [(0.0, True), (0.5, False), (1.0, False)])
 def test_a_job_is_recalled_when_nothing_at_all_is_left_of_a_budget(left_usd: float, back: bool):
     budget = (BudgetLine("", "total", 100.0, 100.0 - left_usd),)
