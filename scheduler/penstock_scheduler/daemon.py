@@ -25,7 +25,7 @@ from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.loop import Observer, RoundLoop
 from penstock_scheduler.model import BudgetLine, Snapshot
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
@@ -170,6 +170,7 @@ def make_loop(
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
     overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
+    on_observed: Observer = lambda state, now_s, gpu_seconds: None,
 ) -> RoundLoop:
     """The round loop that these settings describe, on this cluster. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
@@ -195,6 +196,7 @@ def make_loop(
         cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
         safety=settings.section(SafetySettings),
         overspent=overspent,
+        on_observed=on_observed,
         on_round=on_round,
     )
 
@@ -209,7 +211,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
     models = LearnedModels(specs, store, sensitivities)
-    observed = ObservedCluster(parts, board, clock.now_s, models.learn)
+    observed = ObservedCluster(parts.cluster, board, models.learn)
 
     def decided(record: RoundRecord) -> None:
         board.take_round(record)
@@ -224,6 +226,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         decided,
         lambda snapshot: board.results.on(rules.on(snapshot)),
         rules.overspent,
+        lambda state, now_s, gpu_seconds: board.take_state(state, now_s, gpu_seconds),
     )
     chosen = make_policy(settings.policy)[1]
     disks = [store_check(store, clock.now_s)]

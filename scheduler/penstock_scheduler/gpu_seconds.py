@@ -74,9 +74,22 @@ class GpuSeconds:
     ) -> None:
         self.attained = dict(attained or {})
         """Job -> GPU type -> GPU-seconds, each at least 0. Each change makes a new mapping, so a snapshot may keep it."""
+        self._rests: list[Charge] = []
+        """The rests of runs that ended during the newest observation, which the next observation adds to `attained`."""
         self._absent_since_s: dict[JobId, float] = {}
         self._observed_s = observed_s
         self._runs: dict[JobId, CountedRun] = {} if observed_s is None else _present_runs(jobs, observed_s)
+
+    @property
+    def so_far(self) -> Mapping[JobId, Mapping[str, float]]:
+        """`attained`, and the rest of runs that ended during the newest observation: what a job that is gone has used in all."""
+        if not self._rests:
+            return self.attained
+        found = dict(self.attained)
+        for job_id, held, seconds in self._rests:
+            amounts = found.get(job_id, {})
+            found[job_id] = amounts | {held.gpu_type: amounts.get(held.gpu_type, 0.0) + held.gpus * seconds}
+        return found
 
     def unknown_ends(self, state: ClusterState) -> UnknownEnds | None:
         """What to ask the cluster's accounts before this state is counted; None: the state itself tells everything."""
@@ -111,8 +124,13 @@ class GpuSeconds:
             *self._last_runs(ended, from_accounts, since_s, now_s),
         ]
         self._forget(present, now_s)
+        self._rests = [
+            (job_id, last.held, last.ended_s - max(now_s, last.started_s))
+            for job_id, last in ended.items()
+            if last.ended_s > now_s and job_id not in from_accounts and not _in_cloud(last.held, cloud_nodes)
+        ]
         for job_id, held, seconds in charges:
-            if any(node in cloud_nodes for node in held.nodes):
+            if _in_cloud(held, cloud_nodes):
                 continue
             attained = self.attained.get(job_id, {})
             total = max(attained.get(held.gpu_type, 0.0) + held.gpus * seconds, 0.0)
@@ -173,6 +191,10 @@ class GpuSeconds:
             for job, attained in self.attained.items()
             if now_s - self._absent_since_s.get(job, now_s) < FORGET_S
         }
+
+
+def _in_cloud(held: Placement, cloud_nodes: Collection[str]) -> bool:
+    return any(node in cloud_nodes for node in held.nodes)
 
 
 def _present_and_ended(state: ClusterState) -> tuple[dict[JobId, Job], dict[JobId, EndedRun]]:

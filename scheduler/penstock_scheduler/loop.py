@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.diff import actions, cloud_actions
@@ -50,6 +50,9 @@ UNSAVED = 100_000
 """Reports kept in memory while the store is away. Older ones are still in the jobs' own files."""
 
 
+Observer = Callable[[ClusterState, float, Mapping[JobId, Mapping[str, float]]], None]
+
+
 class RoundLoop:
     """Runs rounds until told to stop.
 
@@ -64,6 +67,7 @@ class RoundLoop:
         cloud: where jobs may burst to; None: the site has no cloud.
         overspent: called before each order to the cloud with account, dollars and time. Returns the budget that the order would
             exceed by now, since the round may have seen an older state; None: the order may go out.
+        on_observed: called in each tick with the observation, its time, and the GPU-seconds of each job so far by GPU type.
         on_round: called with each decided round, after it was saved and before the loop acts on it.
     """
 
@@ -83,6 +87,7 @@ class RoundLoop:
         safety: SafetySettings | None = None,
         cloud: Burst | None = None,
         overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
+        on_observed: Observer = lambda state, now_s, gpu_seconds: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
         self._cluster = parts.cluster
@@ -98,6 +103,7 @@ class RoundLoop:
         self._models = models
         self._rules = rules
         self._overspent = overspent
+        self._on_observed = on_observed
         self._on_round = on_round
         self._tick_s = tick_s
         self._rest_s = rest_s
@@ -177,6 +183,7 @@ class RoundLoop:
 
         1. Observe the cluster.
         2. Count the GPU-seconds since the previous tick, before anything can fail: the cluster tells only once what has ended.
+           Then the board takes in the observation.
         3. Store the reports of jobs.
         4. Observe the cloud.
         5. If a round is due, decide a new plan and save it.
@@ -193,6 +200,7 @@ class RoundLoop:
             state = self._cluster.observe()
         observe_seconds = time.perf_counter() - started
         self._count(state, now_s)
+        self._on_observed(state, now_s, self._gpu_seconds.so_far)
         if self.gate is not None:
             self.gate.saw(state, now_s)
         with self.health.step(StepName.REPORTS):

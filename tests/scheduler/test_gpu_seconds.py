@@ -132,6 +132,19 @@ def test_a_run_that_has_been_counted_to_its_end_is_not_counted_again(gone):
     assert counted == [{"t4": 0.0}, *[{"t4": 40.0}] * 3]
 
 
+def test_a_job_that_is_gone_has_used_all_up_to_its_end():
+    """2 GPUs from 0 s to 27 s, and an observation that began at 20 s: its charge must not wait for the next observation."""
+    book, held = GpuSeconds(observed_s=990.0), on("t4", t4_00=2)
+    book.count(ClusterState((), (job("j", phase=Phase.RUNNING, allocation=held, started_s=1000.0),)), 1010.0)
+    gone = ClusterState((), (), ended=(EndedRun("j", held, 1000.0, 1027.0),))
+    book.count(gone, 1020.0, (), {"cloud"})
+    assert (book.attained, book.so_far) == ({"j": {"t4": 40.0}}, {"j": {"t4": 54.0}})
+    book.count(gone, 1030.0)
+    assert book.attained == book.so_far == {"j": {"t4": 54.0}}
+    book.count(ClusterState((), (), ended=(EndedRun("k", held, 1000.0, 1050.0),)), 1040.0, (), {"t4-00"})
+    assert "k" not in book.so_far, "nodes in the cloud are paid for in dollars"
+
+
 def test_a_run_that_ends_during_a_long_observation_is_counted_once():
     """2 GPUs from 0 s to 27 s, seen at 10 s; the look of 20 s takes until the job is gone, that of 30 s is told of it again."""
     clock, store = SimulatedClock(), MemoryStore()

@@ -209,7 +209,8 @@ def test_a_site_sends_notices_of_ended_jobs_and_what_they_used(servers, site):
     running = run_job(site)
     now_s = time.time()
     over = EndedRun("7", running.allocation, now_s, now_s + 10)
-    site.board.take_state(ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,)), now_s + 10)
+    state = ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,))
+    site.board.take_state(state, now_s + 10, {"7": {"t4": 20.0}})
     wait_for(lambda: "job-ended" in kinds(hook), 120, "the notice of a job's end")
     assert hook.bodies[-1]["facts"]["gpu_seconds"]["t4"] == pytest.approx(20.0, abs=0.1)
     assert [line.amount for line in site.board.store.ledger()] == [pytest.approx(20.0, abs=0.1)]

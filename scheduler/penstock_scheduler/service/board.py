@@ -1,7 +1,12 @@
 """What the daemon knows now: the round loop's thread writes it, the API's threads read it.
 
-`ObservedCluster` stands between the loop and its cluster and shows the board all that passes. The board keeps the store's
-table of jobs up to date and wakes the clients that wait for a change.
+`ObservedCluster` stands between the loop and its cluster and shows the board the reports that pass. The loop gives the board each
+observation once its GPU-seconds are counted. The board keeps the store's table of jobs up to date and wakes the clients that wait
+for a change.
+
+A job's view has two parts. Its state, allocation, reason and so on make a new version whenever they change. Its *live figures*,
+progress and GPU-seconds, change all the time and make no version. The store has them as of the newest version; `Board.shown` puts
+in those of the newest tick, so that all answers show the same.
 """
 
 from __future__ import annotations
@@ -11,13 +16,14 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import AllocationView, JobView, LedgerLine, ResultView
-from penstock_scheduler.model import Action, ClusterState, EndedRun, Job, Outcome, Phase, Placement, Refusal
-from penstock_scheduler.ports import ClusterParts, Fate, Submitter
+from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Refusal
+from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
 from penstock_scheduler.service.activity import Activity
@@ -54,10 +60,15 @@ class Board:
         for job in [job for job, view in self._live.items() if view.start_s is not None]:
             for report in store.newest_reports(job, CLOCKED):
                 self.results.take(report)
-        self._shown: dict[str, tuple[Job, str, ResultView | None, JobView]] = {}
+        self._made: dict[str, tuple[Job, str, ResultView | None, JobView]] = {}
         """Live job -> the job as last observed, its reason and newest result then, and the view made of these."""
         self._progress: dict[str, tuple[float, float | None]] = {}
         """Live job -> its newest progress and total, as it reported them."""
+        for job in self._live:
+            for report in _progress_reports(store, job):
+                self._take_progress(report)
+        self._gpu_seconds: dict[str, Mapping[str, float]] = {}
+        """Live job -> GPU type -> GPU-seconds, as of the newest tick; kept until its end is in the store."""
         self._activity = Activity()
         self._waiting: dict[str, asyncio.Event] = {}
         """Live job -> is set when the job changes."""
@@ -71,19 +82,22 @@ class Board:
 
     # --- for the round loop
 
-    def take_state(self, state: ClusterState, now_s: float, elsewhere: Collection[str] = ()) -> None:
+    def take_state(
+        self, state: ClusterState, now_s: float, gpu_seconds: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    ) -> None:
         """Take in an observation of the cluster.
 
         Args:
-            elsewhere: nodes in the cloud. A run there holds no GPUs of the site.
+            gpu_seconds: job -> GPU type -> GPU-seconds so far, of all jobs that are there or have just ended.
 
         Raises:
-            StoreError: nothing was taken in; the next call takes it in.
+            StoreError: only the figures were taken in; the next call takes in the rest.
         """
         with self._changing:
-            self._take_state(state, now_s, frozenset(elsewhere))
+            self._gpu_seconds |= gpu_seconds
+            self._take_state(state, now_s)
 
-    def _take_state(self, state: ClusterState, now_s: float, elsewhere: frozenset[str]) -> None:
+    def _take_state(self, state: ClusterState, now_s: float) -> None:
         jobs = (*state.jobs, *(each.job for each in state.waiting))
         notes = {each.job.id: (each.code, each.text) for each in state.waiting}
         there = {job.id for job in jobs}
@@ -91,15 +105,14 @@ class Board:
         views += self._left_alone(state.refused)
         gone = [job for job in self._live if job not in there]
         if gone:
-            last_runs = {run.job: run for run in state.ended if elsewhere.isdisjoint(run.held.nodes)}
-            views += self._ended(gone, last_runs, now_s)
+            views += self._ended(gone, now_s)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in _charges(view)]
         if changed:
             self.store.save_jobs(changed, charges)
         with self._lock:
             self.state, self.observed_s = state, now_s
-            self._shown = {
+            self._made = {
                 job.id: (job, view.note or self._reason(job.id), view.result, view)
                 for job, view in zip(jobs, views, strict=False)
             }
@@ -111,6 +124,7 @@ class Board:
                     self.results.forget(view.id)
                 else:
                     self._live[view.id] = view
+            self._gpu_seconds = {job: amounts for job, amounts in self._gpu_seconds.items() if job in self._live}
         for view in changed:
             self._publish("job", view.user, view.model_dump_json(), view.id)
             if view.state == "ended":
@@ -124,14 +138,17 @@ class Board:
     def take_reports(self, reports: Sequence[Report]) -> None:
         """Take in reports, by whatever transport they came."""
         for report in reports:
-            body = report.body
             self._activity.take(report, time.time())
             self.results.take(report, live=True)
-            if isinstance(body, Started):
-                self._progress[report.job_id] = body.progress, body.total
-            elif isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
-                # A run that fails before it has read its checkpoint ends with progress 0.
-                self._progress[report.job_id] = body.progress, self._progress.get(report.job_id, (0.0, None))[1]
+            self._take_progress(report)
+
+    def _take_progress(self, report: Report) -> None:
+        body = report.body
+        if isinstance(body, Started):
+            self._progress[report.job_id] = body.progress, body.total
+        elif isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
+            # A run that fails before it has read its checkpoint ends with progress 0.
+            self._progress[report.job_id] = body.progress, self._progress.get(report.job_id, (0.0, None))[1]
 
     def idle(self, after_s: float) -> list[tuple[JobView, float]]:
         """(job, seconds) of running jobs whose GPUs have been idle for longer than `after_s`: each run once."""
@@ -150,14 +167,23 @@ class Board:
 
     def job(self, job: str) -> JobView | None:
         """A job, live or ended; None: there is none. Raises StoreError."""
-        return self._live.get(job) or self.store.job(job)
+        return self.live_job(job) or self.store.job(job)
 
     def live_job(self, job: str) -> JobView | None:
         """A job that has not ended; None: it has ended, or there is none."""
-        return self._live.get(job)
+        view = self._live.get(job)
+        return None if view is None else self.shown(view)
+
+    def shown(self, view: JobView) -> JobView:
+        """A job with its live figures as of the newest tick. A job that has ended keeps those of its end."""
+        if view.state == "ended":
+            return view
+        progress, total = self._progress.get(view.id, (view.progress, view.total))
+        gpu_seconds = _amounts(self._gpu_seconds.get(view.id, {})) or view.gpu_seconds
+        return view.model_copy(update={"progress": progress, "total": total, "gpu_seconds": gpu_seconds})
 
     def live(self) -> list[JobView]:
-        """All jobs that have not ended."""
+        """All jobs that have not ended, with the figures of their newest versions."""
         with self._lock:
             return list(self._live.values())
 
@@ -233,13 +259,12 @@ class Board:
         """
         reason = code or self._reason(job.id)
         # Most jobs have not changed since the last tick, and a view costs a hundred times what this comparison does.
-        shown, result = self._shown.get(job.id), self.results.newest(job.id)
-        if shown is not None and shown[3] is before and shown[:3] == (job, note or reason, result):
+        made, result = self._made.get(job.id), self.results.newest(job.id)
+        if made is not None and made[3] is before and made[:3] == (job, note or reason, result):
             return before
         if before is None:
             before = self.store.job(job.id)
         has = job.phase in (Phase.RUNNING, Phase.STOPPING)
-        progress, total = self._progress.get(job.id, (None, None))
         record = self.record
         stop = record.plan.stops.get(job.id) if record else None
         fields = JobView(
@@ -265,37 +290,17 @@ class Board:
         )
         if before is not None and fields == before:
             return before
-        # Progress and GPU-seconds change all the time. By themselves they make no new version; they follow with the next one.
-        attained = record.snapshot.attained_gpu_s(job.id) if record else None
-        return fields.model_copy(
-            update={
-                "version": fields.version + 1,
-                "progress": fields.progress if progress is None else progress,
-                "total": fields.total if total is None else total,
-                "gpu_seconds": attained or fields.gpu_seconds,
-            }
-        )
+        # The live figures make no new version by themselves; they follow with the next one.
+        return self.shown(fields.model_copy(update={"version": fields.version + 1}))
 
-    def _attained(self, job: str, last: EndedRun | None, now_s: float) -> dict[str, float]:
-        """GPU type -> GPU-seconds of a job that has ended: those up to the newest round, and those of its last run since."""
-        record = self.record
-        attained = dict(record.snapshot.attained_gpu_s(job)) if record else {}
-        if last is not None:
-            since_s = max(record.snapshot.time_s if record else 0.0, last.started_s)
-            more = last.held.gpus * max(min(last.ended_s, now_s) - since_s, 0.0)
-            attained[last.held.gpu_type] = attained.get(last.held.gpu_type, 0.0) + more
-        return {gpu_type: amount for gpu_type, amount in attained.items() if amount > 0}
-
-    def _ended(self, jobs: Sequence[str], last_runs: Mapping[str, EndedRun], now_s: float) -> list[JobView]:
+    def _ended(self, jobs: Sequence[str], now_s: float) -> list[JobView]:
         fates: dict[str, Fate | None] = self.submitter.fates(jobs) if self.submitter else {}
         views = []
         for job in jobs:
             fate = fates.get(job, Fate("UNKNOWN", None, None))
             if fate is None:
                 continue  # the job exists, but no round may manage it now
-            before = self._live[job]
-            attained = self._attained(job, last_runs.get(job), now_s)
-            progress, total = self._progress.get(job, (before.progress, before.total))
+            before = self.shown(self._live[job])
             views.append(
                 before.model_copy(
                     update={
@@ -307,9 +312,6 @@ class Board:
                         "end_s": now_s if fate.end_s is None else fate.end_s,
                         "allocation": None,
                         "reason": "",
-                        "progress": progress,
-                        "total": total,
-                        "gpu_seconds": attained or before.gpu_seconds,
                         "result": self.results.newest(job) or before.result,
                     }
                 )
@@ -318,19 +320,16 @@ class Board:
 
 
 class ObservedCluster:
-    """A cluster that shows what passes to the board and to the models. See `ports.Cluster`."""
+    """A cluster whose reports the board and the models see before the loop does. See `ports.Cluster`."""
 
-    def __init__(
-        self, parts: ClusterParts, board: Board, now_s: Callable[[], float], learn: Callable[..., None]
-    ) -> None:
-        self._cluster, self._cloud_nodes = parts.cluster, parts.cloud_nodes
-        self._board, self._now_s, self._learn = board, now_s, learn
+    def __init__(self, cluster: Cluster, board: Board, learn: Callable[..., None]) -> None:
+        self._cluster, self._board, self._learn = cluster, board, learn
         self._fresh: list[Report] = []
 
     def observe(self) -> ClusterState:
         """See `ports.Cluster`."""
         state = self._cluster.observe()
-        # Reports come before the state, so that the view of a job that has ended includes its last report.
+        # The board has the reports before the state, so that the view of a job that has ended includes its last report.
         fresh = self._cluster.reports()
         self._fresh.extend(fresh)
         if any(isinstance(report.body, Result) for report in fresh):
@@ -338,8 +337,6 @@ class ObservedCluster:
                 self._board.store.add_reports(fresh)  # a client that learns of a result asks for all results at once
         self._board.take_reports(fresh)
         self._learn(fresh)
-        elsewhere = [node.name for node in self._cloud_nodes.nodes()] if self._cloud_nodes and state.ended else ()
-        self._board.take_state(state, self._now_s(), elsewhere)
         return state
 
     def apply(self, actions: Sequence[Action]) -> tuple[Outcome, ...]:
@@ -359,6 +356,18 @@ def allocation_view(placement: Placement) -> AllocationView:
         gpus=placement.gpus,
         nodes={share.node: share.gpus for share in placement.shares},
     )
+
+
+def _progress_reports(store: SqlStore, job: str) -> list[Report]:
+    """The newest start of a job, and the newest report of its progress since then."""
+    started = store.newest_reports(job, ("started",), 1)
+    since = [(each.epoch, each.sequence) for each in started]
+    later = store.newest_reports(job, ("observation", "ended"), 1)
+    return [*started, *(each for each in later if not since or (each.epoch, each.sequence) > since[0])]
+
+
+def _amounts(gpu_seconds: Mapping[str, float]) -> dict[str, float]:
+    return {gpu_type: amount for gpu_type, amount in gpu_seconds.items() if amount > 0}
 
 
 def _charges(view: JobView) -> list[LedgerLine]:

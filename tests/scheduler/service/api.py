@@ -95,9 +95,9 @@ class Api:
     def client(self, who: str) -> Client:
         return Client(self.url, token=self.tokens[who])
 
-    def look(self, *jobs, finished: dict[str, Fate] | None = None) -> None:
+    def look(self, *jobs, finished: dict[str, Fate] | None = None, gpu_seconds: object = None) -> None:
         self.submitter.ended.update(finished or {})
-        self.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time())
+        self.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time(), gpu_seconds or {})
 
 
 ADAS = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))

@@ -8,10 +8,12 @@ import time
 import pytest
 
 from penstock_profiles.wire import Ended, Observation, Started
+from penstock_scheduler.errors import StoreError
 from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.ports import Fate
-from tests.scheduler.builders import job, on, with_facts
-from tests.scheduler.service.api import BOBS, OBSERVED, report, serving
+from penstock_scheduler.service.board import Board
+from tests.scheduler.builders import job, on
+from tests.scheduler.service.api import ADAS, BOBS, OBSERVED, report, serving
 
 
 @pytest.fixture
@@ -41,13 +43,8 @@ def test_a_client_that_waits_learns_of_a_change(api):
 
 
 def test_a_job_that_ends_is_charged_once(api):
-    import dataclasses
-
-    record = api.board.record
-    attained = {"1": {"t4": 120.0}}
-    api.board.record = dataclasses.replace(record, snapshot=with_facts(record.snapshot, attained_gpu_s=attained))
-    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)})
-    api.look(BOBS)
+    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)}, gpu_seconds={"1": {"t4": 120.0}})
+    api.look(BOBS, gpu_seconds={"1": {"t4": 120.0}})
     with api.client("ada") as ada, api.client("bob") as bob:
         (line,) = ada.ledger().lines
         assert (line.job, line.text, line.amount, line.kind) == ("1", "t4", 120.0, "gpu-seconds")
@@ -97,3 +94,45 @@ def test_the_progress_of_a_job_that_has_ended_is_that_of_its_last_report(api, la
         ada.report("1", [report(2, body=last)])
         api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 2.0)})
         assert (ada.job("1").state, ada.job("1").progress, ada.job("1").total) == ("ended", shown, 100.0)
+
+
+def test_the_figures_of_a_running_job_are_those_of_the_newest_tick(api):
+    """Neither its state nor the round's reason changes: only GPU-seconds and progress do, and no client is woken for them."""
+    before = api.board.job("1")
+    started = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
+    with api.client("ada") as ada:
+        for tick in range(1, 4):
+            body = Observation.model_validate(OBSERVED | {"progress": 10.0 * tick})
+            ada.report("1", [report(0, body=started), report(tick, body=body)])
+            api.look(ADAS, BOBS, gpu_seconds={"1": {"t4": 3600.0 * tick}})
+            for shown in (ada.job("1"), *ada.jobs(), *ada.jobs(state=("running",))):
+                assert (shown.gpu_seconds, shown.progress, shown.total) == ({"t4": 3600.0 * tick}, 10.0 * tick, 100.0)
+                assert shown.version == before.version
+
+
+def test_a_daemon_that_starts_again_shows_the_progress_that_was_reported(api):
+    """The store's view of the job is as old as its newest version, the reports in the store are not."""
+    started = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, body=started), report(1, body=Observation.model_validate(OBSERVED))])
+    again = Board(api.board.store, None).job("1")
+    assert (again.progress, again.total) == (10.0, 100.0)
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, epoch=2, body=started)])
+    assert Board(api.board.store, None).job("1").progress == 5.0, "the next run restored an older checkpoint"
+
+
+def test_a_job_is_charged_for_what_was_counted_while_the_store_was_away(api, monkeypatch):
+    """The count forgets a job some minutes after its end; the store may be away for longer."""
+    save = api.board.store.save_jobs
+
+    def away(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(api.board.store, "save_jobs", away)
+    with pytest.raises(StoreError):
+        api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)}, gpu_seconds={"1": {"t4": 120.0}})
+    monkeypatch.setattr(api.board.store, "save_jobs", save)
+    api.look(BOBS)
+    with api.client("ada") as ada:
+        assert [line.amount for line in ada.ledger().lines] == [120.0]

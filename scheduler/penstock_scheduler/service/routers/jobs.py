@@ -73,7 +73,8 @@ def list_jobs(
     if not all(storable(text) for text in (user, name, key)):
         return JobPage(jobs=[])
     found = call.api.store.jobs(user=user, states=state, name=name, key=key, after=after, limit=limit)
-    return JobPage(jobs=[view for _, view in found], next=str(found[-1][0]) if len(found) == limit else None)
+    shown = [call.api.board.shown(view) for _, view in found]
+    return JobPage(jobs=shown, next=str(found[-1][0]) if len(found) == limit else None)
 
 
 @router.get("/jobs/{job}")

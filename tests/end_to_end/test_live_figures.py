@@ -1,0 +1,52 @@
+"""What a running job shows, against what Slurm's accounting says at the same moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from penstock_profiles.wire import Observation
+from penstock_scheduler.client import Client
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.end_to_end.site import Site
+
+pytestmark = pytest.mark.slurm
+
+GPUS = 2
+WITHIN_S = 2.0
+"""How far the GPU-hours of a running job may be from Slurm's, in seconds of its time."""
+
+
+def elapsed_s(site: Site, job: str) -> float:
+    """For how long Slurm has charged the job's present run, seconds."""
+    return float(site.slurm.command("sacct", "-X", "-n", "-P", "-j", job, "-o", "ElapsedRaw").stdout)
+
+
+def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
+    make_loopback: MakeLoopback, make_site: Callable[..., Site]
+):
+    """For 60 s nothing happens to the job. It shows its GPU-hours within 2 s of Slurm's, and what it reported last."""
+    site = make_site(make_loopback(f"t4:1x{GPUS}", accounting=True))
+    site.start()
+    job = site.submit(1000.0, max_gpus=GPUS, min_gpus=GPUS)
+    site.wait_states("RUNNING", job)
+    with Client(f"unix:{site.state / 'api.sock'}") as penstock:
+        wait_for(lambda: penstock.job(job).state == "running", 120, "the job to run", details=site.tail)
+        wait_for(lambda: site.reports(job), 120, "its first report", details=site.tail)
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 60:
+            reported = [each.body.progress for each in site.reports(job) if isinstance(each.body, Observation)]
+            shown = penstock.job(job)
+            theirs_s = elapsed_s(site, job)
+            (listed,) = penstock.jobs()
+            after = listed.gpu_seconds["t4"] / GPUS
+            assert shown.gpu_seconds["t4"] / GPUS <= theirs_s + WITHIN_S, "no more than Slurm says"
+            assert after >= theirs_s - WITHIN_S, "no less than Slurm says"
+            assert shown.progress is not None
+            assert shown.progress >= max(reported, default=0.0), "what was in the store is not older"
+            time.sleep(2.0)
+        assert theirs_s >= 60
+        assert penstock.job(job).version <= listed.version, "nothing happened to the job"
