@@ -19,12 +19,13 @@ def open_cloud(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNo
     from penstock_cloud.catalogue import FILE, Kept
     from penstock_cloud.ec2 import Ec2Cloud
     from penstock_cloud.fleet import Fleet, connect
+    from penstock_cloud.regions import Regions
     from penstock_cloud.settings import CloudSettings
     from penstock_scheduler.settings import DaemonSettings
 
     section = settings.section(CloudSettings)
     kept = Kept(settings.section(DaemonSettings).state_dir / FILE, section.region)
-    fleet, rng = Fleet(connect(section), section), random.Random()  # noqa: S311
+    regions = Regions(Fleet(connect(section), section), lambda region: Fleet(connect(section, region), section))
     bucket = section.bucket
-    s3 = None if bucket is None else staging.StagingBucket(staging.connect(section), bucket, section.name)
-    return Ec2Cloud(fleet, section, store, clock, kept.now, nodes, rng, s3)
+    s3 = None if bucket is None else staging.StagingBucket(staging.connect(section), bucket, str(section.site))
+    return Ec2Cloud(regions, section, store, clock, kept.now, nodes, random.Random(), s3)  # noqa: S311

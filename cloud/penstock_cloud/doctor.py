@@ -39,13 +39,14 @@ class Finding:
 
 
 def policy(settings: CloudSettings) -> dict[str, Any]:
-    """The least-privilege IAM policy for these settings. The profile and the key have statements only where they are set.
+    """The least-privilege IAM policy for these settings, limited to what has this site's UUID.
+
+    The profile and the key have statements only where they are set.
 
     The statements for the key are those of AWS, "Requirements for Amazon EBS encryption".
     """
-    found: dict[str, Any] = json.loads(
-        (files("penstock_cloud") / "data" / "iam-policy.json").read_text(encoding="utf-8")
-    )
+    text = (files("penstock_cloud") / "data" / "iam-policy.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text.replace("SITE", str(settings.site)))
     if settings.instance_profile is not None:
         found["Statement"].append(
             {
@@ -71,21 +72,21 @@ def _staging_statements(settings: CloudSettings) -> list[dict[str, Any]]:
             "Sid": "PassWorkAndResults",
             "Effect": "Allow",
             "Action": ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
-            "Resource": f"{bucket}/{settings.name}/*",
+            "Resource": f"{bucket}/{settings.site}/*",
         },
         {
             "Sid": "SeeWhatIsThere",
             "Effect": "Allow",
             "Action": ["s3:ListBucket"],
             "Resource": bucket,
-            "Condition": {"StringLike": {"s3:prefix": f"{settings.name}/*"}},
+            "Condition": {"StringLike": {"s3:prefix": f"{settings.site}/*"}},
         },
         {
             "Sid": "DropTemplatesOfRuns",
             "Effect": "Allow",
             "Action": ["ec2:DeleteLaunchTemplate"],
             "Resource": "arn:aws:ec2:*:*:launch-template/*",
-            "Condition": {"StringEquals": {"aws:ResourceTag/penstock:cluster": settings.name}},
+            "Condition": {"StringEquals": {"aws:ResourceTag/penstock:site": str(settings.site)}},
         },
     ]
 
@@ -255,7 +256,7 @@ def _permission(settings: CloudSettings, ec2: Any) -> Finding:
         template = Fleet(ec2, settings).template()
         subnet = settings.subnets[0] if settings.subnets else ""
         launch = {"LaunchTemplateId": template, "Version": "$Default"}
-        tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:cluster", "Value": settings.name}]}]
+        tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:site", "Value": str(settings.site)}]}]
         _ask(
             ec2.run_instances,
             DryRun=True,
@@ -290,7 +291,7 @@ def _reservations(settings: CloudSettings, ec2: Any) -> Finding:
 def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
     policy_remedy = "give penstockd's role the policy that `penstock cloud policy` prints"
     remedy = f"create the bucket {bucket} in {settings.region}, and {policy_remedy}"
-    staging = StagingBucket(s3, bucket, settings.name)
+    staging = StagingBucket(s3, bucket, str(settings.site))
     try:
         staging.stop("doctor")
         seen = staging.has("doctor", "stop")

@@ -13,6 +13,7 @@ lost its instance ends, and its job is queued again.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -23,10 +24,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 from penstock_cloud.catalogue import Catalogue, InstanceType
 from penstock_cloud.failures import Kind, LaunchFailed, back_off_s, pause_s
-from penstock_cloud.fleet import GONE, DescribedInstance, Fleet, Order
+from penstock_cloud.fleet import GONE, DescribedInstance, Order
+from penstock_cloud.regions import MISSED, Listing, Regions
 from penstock_cloud.runs import BurstRun, Slot, State, cost_usd, entries
 from penstock_cloud.settings import CloudSettings, Market
 from penstock_cloud.staging import CLOUD_RUNNER, INSTANCE, LONGEST_S, StagingBucket
@@ -75,12 +78,6 @@ ORDER_PATIENCE_S = 300.0
 
 LEAVE_PATIENCE_S = 180.0
 """How long a job may take to save and leave before its instance is ended."""
-
-MISSED = 3
-"""Listings in a row without an instance before it counts as gone, since EC2 is only eventually consistent."""
-
-APPEARS_S = 60.0
-"""How long after its launch an instance may be missing from EC2's listings and still appear."""
 
 SOON_S = 5.0
 """Seconds between two listings while instances start or end."""
@@ -138,7 +135,7 @@ class Ec2Cloud:
 
     def __init__(
         self,
-        fleet: Fleet,
+        regions: Regions,
         settings: CloudSettings,
         store: SqlStore,
         clock: Clock,
@@ -148,7 +145,7 @@ class Ec2Cloud:
         staging: StagingBucket | None = None,
     ) -> None:
         self._staging = staging
-        self._fleet, self._settings, self._store, self._clock = fleet, settings, store, clock
+        self._regions, self._settings, self._store, self._clock = regions, settings, store, clock
         self._catalogue, self._nodes, self._rng = catalogue, nodes, rng
         self._runs = {run.id: run for row in store.cloud_runs() for run in [BurstRun.model_validate_json(row.record)]}
         self._lines = store.cloud_ledger()
@@ -164,7 +161,8 @@ class Ec2Cloud:
         self._jobs_seen: dict[JobId, Job] = {}
         self._settled: set[str] = set()
         self._zones: tuple[str, ...] = ()
-        self._seen: dict[str, DescribedInstance] | None = None
+        self._seen: Listing | None = None
+        self._stripped: frozenset[str] = frozenset()
         self._looked_s = -1e18
         self._away = ""
         self._silent = self._staging_silent = False
@@ -216,6 +214,7 @@ class Ec2Cloud:
             waits_since_s={job.id: self._queue_times[job.id].waits_since_s(job.submit_s, now_s) for job in jobs},
             history_s=histories(jobs, self._past),
             words=dict(self._words),
+            protected=self._store.control(PROTECTED) or "",
             closed=self._closed(now_s),
         )
 
@@ -242,6 +241,8 @@ class Ec2Cloud:
         now_s = self._clock.now_s()
         if any(run.job == action.job for run in self._runs.values()):
             return Outcome(action, Progress.DONE, "it is in the cloud, or on its way")
+        if (protected := self._store.control(PROTECTED)) is not None:
+            return Outcome(action, Progress.FAILED, f"nothing is launched in protected mode: {protected}")
         known = self._offers.get(action.offer)
         job = self._jobs_seen.get(action.job)
         if known is None or job is None:
@@ -269,8 +270,9 @@ class Ec2Cloud:
             data_gb=data / 1e9,
             data_usd=gravity.usd(data),
             data_s=gravity.transfer_s(data),
-            id=f"{action.job}.{1 + len(before)}",
+            id=f"{action.job}.{1 + len(before)}-{uuid4().hex}",
             job=action.job,
+            region=self._regions.home.region,
             user=job.user,
             account=job.account,
             offer=offer,
@@ -334,6 +336,8 @@ class Ec2Cloud:
             return self._finish(run, "its job is gone")
         if job.phase is not Phase.QUEUED:
             return self._finish(run, "its job runs elsewhere")
+        if (protected := self._store.control(PROTECTED)) is not None:
+            return self._finish(run, f"nothing is launched in protected mode: {protected}", failed=True)
         if self._silent and now_s - run.ordered_s >= ORDER_PATIENCE_S:
             return self._finish(run, f"{Kind.LOST}: EC2 does not answer", failed=True)
         if self._silent or now_s < self._retry_s.get(run.id, 0.0):
@@ -355,7 +359,7 @@ class Ec2Cloud:
         uid = pwd.getpwnam(run.user).pw_uid  # KeyError: no such user
         good_s = run.lifetime_s + LONGEST_S - self._longest_s
         mine = staging.links(run.id, INSTANCE, good_s) | {"get_alive": staging.alive_link(good_s)}
-        template = self._fleet.own_template(run.id, detached(self._settings, mine))
+        template = self._regions.of(run.region).own_template(run.id, detached(self._settings, mine))
         file = self._cloud_runner_file(run)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -376,26 +380,25 @@ class Ec2Cloud:
 
     def _launch_all(self, run: BurstRun, template: str, now_s: float) -> BurstRun:
         """Launch the instances of all slots. After LaunchFailed, those launched so far are ended with the run."""
-        group = f"penstock-{self._settings.name}-{run.id}" if len(run.slots) > 1 else ""
+        fleet = self._regions.of(run.region)
+        group = f"penstock-{run.id}" if len(run.slots) > 1 else ""
         if group:
-            self._fleet.make_group(group)
+            fleet.make_group(group)
         found: dict[str, DescribedInstance] = {}
         if run.id in self._resumed or self._tries.get(run.id):
-            found = {seen.tags.get("node", ""): seen for seen in self._fleet.seen(run.id) if seen.state not in GONE}
+            found = {seen.tags.get("node", ""): seen for seen in fleet.seen(run.id) if seen.state not in GONE}
         for index, slot in enumerate(run.slots):
             if slot.instance is not None:
                 continue
             if (there := found.get(slot.node)) is not None:
                 instance, launched_s = there.id, there.launched_s
             else:
-                token = hashlib.sha256(f"{self._settings.name} {run.id} {run.ordered_s} {index}".encode()).hexdigest()[
-                    :48
-                ]
+                token = hashlib.sha256(f"{self._settings.site} {run.id} {index}".encode()).hexdigest()[:48]
                 until_s = run.ordered_s + run.lifetime_s
                 order = Order(
                     token, run.instance_type, run.market, run.tags(slot), run.usd_per_h, group, template, until_s
                 )
-                instance, launched_s = self._fleet.launch(order), now_s
+                instance, launched_s = fleet.launch(order), now_s
             slots = list(run.slots)
             slots[index] = slot.model_copy(update={"instance": instance, "launched_s": launched_s})
             run = run.model_copy(update={"slots": tuple(slots)})
@@ -517,8 +520,7 @@ class Ec2Cloud:
         if (
             over and not lost and self._seen is not None
         ):  # its output files are in S3, and are fetched without the instance
-            self._fleet.terminate([slot.instance for slot in run.slots if slot.instance is not None])
-            self._looked_s = -1e18
+            self._terminate(run.region, [slot.instance for slot in run.slots if slot.instance is not None])
         if self._staging is not None and run.id not in self._fetched:
             if self._there(run, "fetched"):
                 self._fetched.add(run.id)
@@ -545,7 +547,7 @@ class Ec2Cloud:
         if self._silent:
             return
         # An order with a lost answer may have launched an instance that is not in the record. It has the run's tag.
-        found = {seen.id: seen for seen in self._fleet.seen(run.id)}
+        found = self._regions.of_run(run)
         known = {slot.instance for slot in run.slots}
         for seen in found.values():
             slot = next((s for s in run.slots if s.node == seen.tags.get("node") and s.instance is None), None)
@@ -557,10 +559,10 @@ class Ec2Cloud:
         alive = [seen.id for seen in found.values() if seen.state not in GONE]
         unseen = [s.instance for s in run.slots if s.instance and s.ended_s is None and s.instance not in found]
         if alive or unseen:
-            self._fleet.terminate([*alive, *(id_ for id_ in unseen if id_ is not None)])
-            self._looked_s, self._seen = -1e18, None  # earlier observations are out of date
-            found = {seen.id: seen for seen in self._fleet.seen(run.id)}
-        run = self._with_times(run, found, now_s)
+            self._terminate(run.region, [*alive, *(id_ for id_ in unseen if id_ is not None)])
+            self._seen = None  # earlier observations are out of date
+            found = self._regions.of_run(run)
+        run = self._regions.with_times(run, found, now_s)
         self._runs[run.id] = run
         if any(slot.instance is not None and slot.ended_s is None for slot in run.slots):
             return
@@ -588,9 +590,9 @@ class Ec2Cloud:
         """
         try:
             if len(run.slots) > 1:
-                self._fleet.drop_group(f"penstock-{self._settings.name}-{run.id}")
+                self._regions.of(run.region).drop_group(f"penstock-{run.id}")
             if self._staging is not None:
-                self._fleet.drop_template(run.id)
+                self._regions.of(run.region).drop_template(run.id)
         except LaunchFailed as error:
             if error.kind is not Kind.CONFIG:
                 raise
@@ -641,73 +643,71 @@ class Ec2Cloud:
         if now_s - self._looked_s < (min(SOON_S, self._settings.reconcile_s) if busy else self._settings.reconcile_s):
             self._seen = None
             return
+        seen = self._regions.listing(self._runs.values())
         try:
-            self._zones = tuple(self._fleet.zones().values())
-            self._seen = {seen.id: seen for seen in self._fleet.seen()}
-            self._looked_s, self._away = now_s, ""
+            self._zones = tuple(self._regions.home.zones().values())
         except LaunchFailed as error:
-            self._seen, self._away = None, f"EC2 does not list the instances: {error}"
-            self._silent = error.kind is Kind.LOST
-            log.warning("EC2 does not answer", extra={"text": str(error)})
+            seen = dataclasses.replace(seen, trouble=f"EC2 does not describe the subnets: {error}")
+        self._seen, self._away, self._silent = seen, seen.trouble, seen.lost
+        if not seen.trouble:
+            self._looked_s = now_s
+        if seen.stripped - self._stripped:
+            facts = {"instances": ",".join(sorted(seen.stripped))}
+            log.error("instances have lost the tag penstock:site; they are ended with their runs", extra=facts)
+        self._stripped = seen.stripped
         self._ask_staging(lambda staging: staging.say_alive(now_s))
 
     def _refreshed(self, run: BurstRun) -> BurstRun:
         """The run with its instances as listed in this tick. Unchanged if this tick had no listing."""
-        if self._seen is None:
+        if self._seen is None or run.region not in self._seen.heard or self._silent:
             return run
-        new = self._with_times(run, self._seen, self._clock.now_s())
+        try:
+            new = self._regions.with_times(run, self._seen.found, self._clock.now_s())
+        except LaunchFailed as error:
+            log.warning("EC2 does not answer", extra={"run": run.id, "text": str(error)})
+            return run
         if new != run:
             self._save(new)
         return new
-
-    def _with_times(self, run: BurstRun, found: Mapping[str, DescribedInstance], now_s: float) -> BurstRun:
-        """The run with EC2's own times, and with an end for instances that are gone."""
-        slots = []
-        for slot in run.slots:
-            seen = found.get(slot.instance or "")
-            # The instance terminates itself when the committed dollars are spent.
-            latest_s = min(now_s, (slot.launched_s or now_s) + run.lifetime_s)
-            if slot.instance is None or slot.ended_s is not None:
-                slots.append(slot)
-            elif seen is None:
-                missed, since_s = slot.missed + 1, now_s - (slot.launched_s or now_s)
-                gone = {"ended_s": latest_s} if missed >= MISSED and since_s >= APPEARS_S else {}
-                slots.append(slot.model_copy(update={"missed": missed, **gone}))
-            else:
-                gone = {"ended_s": latest_s if seen.ended_s is None else seen.ended_s} if seen.state in GONE else {}
-                slots.append(slot.model_copy(update={"launched_s": seen.launched_s, "missed": 0, **gone}))
-        return run.model_copy(update={"slots": tuple(slots)})
 
     def _sweep(self, now_s: float) -> None:
         """End instances that have the site's tag but belong to no run, and add their cost to the ledger."""
         if self._seen is None or self._silent:
             return
         claimed = {slot.instance for run in self._runs.values() for slot in run.slots}
-        for seen in self._seen.values():
+        for seen in self._seen.found.values():
             run_id = seen.tags.get("run", "")
             open_run = self._runs.get(run_id)
             if seen.id in claimed or (open_run is not None and open_run.state in ("ordered", "ending")):
                 continue
             if seen.state in GONE:
                 if seen.id not in self._settled and seen.ended_s is not None:
-                    line = _unpaid(seen, self._billed(run_id, seen.id))
+                    line = _unpaid(seen, self._billed(seen.tags.get("job", ""), seen.id))
                     if line is not None:
                         self._charge(line)
                     self._settled.add(seen.id)
                 continue
             log.warning("instance without a run is ended", extra={"instance": seen.id, "run": run_id})
             try:
-                self._fleet.terminate([seen.id])
-                self._looked_s = -1e18
+                self._terminate(seen.region, [seen.id])
             except LaunchFailed as error:
                 log.warning("EC2 refuses", extra={"instance": seen.id, "text": str(error)})
                 if error.kind is Kind.LOST:
                     return
 
-    def _billed(self, run_id: str, instance: str) -> Slot | None:
-        """The slot of an ended run that was charged for this instance."""
-        job = run_id.rsplit(".", 1)[0]
-        rows = [row for row in self._store.cloud_runs(job=job) if row.run == run_id]
+    def _terminate(self, region: str, ids: Sequence[str]) -> None:
+        """End instances. Raises LaunchFailed; a refusal also begins protected mode, since what cannot be ended costs money."""
+        self._looked_s = -1e18
+        try:
+            self._regions.of(region).terminate(ids)
+        except LaunchFailed as error:
+            if error.kind not in (Kind.LOST, Kind.THROTTLED):
+                self._protect(f"EC2 refuses to end {', '.join(ids)} in {region}, which go on costing money: {error}")
+            raise
+
+    def _billed(self, job: str, instance: str) -> Slot | None:
+        """The slot of an ended run of this job that was charged for this instance."""
+        rows = self._store.cloud_runs(job=job)
         slots = [slot for row in rows for slot in BurstRun.model_validate_json(row.record).slots]
         return next((slot for slot in slots if slot.instance == instance), None)
 
@@ -762,10 +762,17 @@ class Ec2Cloud:
         protected = self._store.control(PROTECTED)
         if protected is not None:
             told.insert(0, f"nothing is launched until an admin runs `penstock cloud resume`: {protected}")
+        if self._stripped:
+            told.append(
+                f"{', '.join(sorted(self._stripped))} have lost the tag penstock:site, so they are found only by their runs; "
+                "set the tag again"
+            )
         told += [text for text in (self._old_prices(now_s), self._away) if text]
         return tuple(told)
 
     def _protect(self, why: str) -> None:
+        if self._store.control(PROTECTED) == why:
+            return
         log.error("protected mode: nothing more is launched", extra={"text": why})
         self._store.set_control(PROTECTED, why)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -67,6 +67,7 @@ class DescribedInstance:
     ended_s: float | None
     tags: Mapping[str, str]
     """Penstock's tags, without the prefix."""
+    region: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ BLOCK_ENDS_S = 1800.0
 """EC2 begins to end a capacity block's instances half an hour before the block's end: AWS, "Capacity Blocks for ML"."""
 
 
-def connect(settings: CloudSettings) -> Any:
-    """A client of EC2 that answers or fails within seconds: the daemon's loop waits for it. Raises ConfigError."""
+def connect(settings: CloudSettings, region: str = "") -> Any:
+    """A client of EC2 in a region (empty: the settings') that answers or fails within seconds. Raises ConfigError."""
     try:
         import boto3
         from botocore.config import Config
@@ -96,17 +97,24 @@ def connect(settings: CloudSettings) -> Any:
         raise ConfigError(f"[daemon] cloud: {error}; pip install boto3") from None
     config = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 1})
     try:
-        session = boto3.session.Session(region_name=settings.region)
-        return session.client("ec2", endpoint_url=settings.endpoint, config=config)
+        session = boto3.session.Session(region_name=region or settings.region)
+        # An endpoint in the settings is that of the settings' region.
+        endpoint = settings.endpoint if region in ("", settings.region) else None
+        return session.client("ec2", endpoint_url=endpoint, config=config)
     except (BotoCoreError, ValueError) as error:
-        raise ConfigError(f"[cloud] region={settings.region!r}: {error}") from None
+        raise ConfigError(f"[cloud] region={region or settings.region!r}: {error}") from None
 
 
 class Fleet:
-    """This site's instances on EC2. Every method raises LaunchFailed."""
+    """This site's instances in one region of EC2. Every method raises LaunchFailed.
+
+    Attributes:
+        region: the region that the client `ec2` speaks to.
+    """
 
     def __init__(self, ec2: Any, settings: CloudSettings) -> None:
         self._ec2 = ec2
+        self.region = str(ec2.meta.region_name)
         self._settings = settings
         self._template: str | None = None
         self._zones: dict[str, str] = {}
@@ -146,11 +154,11 @@ class Fleet:
                 raise
 
     def _template_name(self, what: str) -> str:
-        return f"penstock-{self._settings.name}-{what}"
+        return f"penstock-{self._settings.site}-{what}"
 
     def _make_template(self, what: str, data: Mapping[str, Any]) -> str:
         name = self._template_name(what)
-        tags = [{"ResourceType": "launch-template", "Tags": _tags({"cluster": self._settings.name})}]
+        tags = [{"ResourceType": "launch-template", "Tags": _tags(self._mine())}]
         try:
             made = self._ask(
                 "create_launch_template", LaunchTemplateName=name, LaunchTemplateData=data, TagSpecifications=tags
@@ -361,14 +369,31 @@ class Fleet:
 
     def seen(self, run: str | None = None) -> list[DescribedInstance]:
         """The site's instances, of one run or of all, with those that ended within the hour. Oldest first."""
-        filters = [{"Name": f"tag:{TAG}cluster", "Values": [self._settings.name]}]
+        filters = [{"Name": f"tag:{TAG}site", "Values": [str(self._settings.site)]}]
         if run is not None:
             filters.append({"Name": f"tag:{TAG}run", "Values": [run]})
+        return self._described(filters)
+
+    def known(self, ids: Collection[str]) -> list[DescribedInstance]:
+        """Those of these instances that EC2 lists, whatever tags they have by now. Oldest first."""
+        return self._described([{"Name": "instance-id", "Values": sorted(ids)}]) if ids else []
+
+    def forgotten(self, id_: str) -> bool:
+        """Whether EC2 says that there is no such instance. An answer that merely lacks the instance does not say so."""
+        try:
+            self._ask("describe_instances", InstanceIds=[id_])
+        except LaunchFailed as error:
+            if error.code == "InvalidInstanceID.NotFound":
+                return True
+            raise
+        return False
+
+    def _described(self, filters: Sequence[Mapping[str, Any]]) -> list[DescribedInstance]:
         found: list[DescribedInstance] = []
         asked: dict[str, Any] = {"Filters": filters, "MaxResults": 1000}
         while True:
             page = self._ask("describe_instances", **asked)
-            found += [_seen(instance) for group in page["Reservations"] for instance in group["Instances"]]
+            found += [_seen(each, self.region) for group in page["Reservations"] for each in group["Instances"]]
             if not page.get("NextToken"):
                 return sorted(found, key=lambda each: (each.launched_s, each.id))
             asked["NextToken"] = page["NextToken"]
@@ -387,7 +412,11 @@ class Fleet:
 
     def _order_tags(self, order: Order) -> list[dict[str, str]]:
         extra = [{"Key": key, "Value": value} for key, value in sorted(self._settings.tags.items())]
-        return _tags({"cluster": self._settings.name} | dict(order.tags)) + extra
+        return _tags(self._mine() | dict(order.tags)) + extra
+
+    def _mine(self) -> dict[str, str]:
+        """Tags of everything that this site creates."""
+        return {"site": str(self._settings.site), "cluster": self._settings.name}
 
     def _ask(self, method: str, **asked: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -402,7 +431,7 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": TAG + key, "Value": value} for key, value in sorted(tags.items())]
 
 
-def _seen(instance: Mapping[str, Any]) -> DescribedInstance:
+def _seen(instance: Mapping[str, Any], region: str) -> DescribedInstance:
     tags: Iterable[Mapping[str, str]] = instance.get("Tags", [])
     return DescribedInstance(
         id=instance["InstanceId"],
@@ -412,6 +441,7 @@ def _seen(instance: Mapping[str, Any]) -> DescribedInstance:
         launched_s=instance["LaunchTime"].timestamp(),
         ended_s=ended_s(instance.get("StateTransitionReason", "")),
         tags={tag["Key"].removeprefix(TAG): tag["Value"] for tag in tags if tag["Key"].startswith(TAG)},
+        region=region,
     )
 
 

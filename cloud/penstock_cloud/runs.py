@@ -43,7 +43,10 @@ class BurstRun(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
+    """Job, number, and a random UUID, so nothing that an earlier run or another site has left is taken for this run's."""
     job: str
+    region: str
+    """Where its instances are, also after the settings have changed."""
     user: str
     account: str
     offer: Offer

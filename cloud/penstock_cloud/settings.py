@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from uuid import UUID, uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from penstock_scheduler.burst.ledger import BudgetSettings
 
@@ -17,10 +18,12 @@ class CloudSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    site: UUID = Field(
+        description="This site's identity, a random UUID that no other site has. It is in the tags of all that the site "
+        "creates. Penstock touches nothing that has another one, or none. Never change it while a job is in the cloud."
+    )
     name: str = Field(
-        default="penstock",
-        pattern=r"^[A-Za-z0-9._-]{1,100}$",
-        description="Tags this site's instances; other instances are never touched. Use one name for each site.",
+        pattern=r"^[A-Za-z0-9._-]{1,50}$", description="This site's name in tags, for people who read the bill."
     )
     region: str = Field(default="us-east-1", description="EC2's region.")
     endpoint: str | None = Field(
@@ -126,3 +129,13 @@ class CloudSettings(BaseModel):
     budget: BudgetSettings = Field(
         default=BudgetSettings(), description="Hard limits in US dollars. Without any, no job may burst."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_an_identity(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "site" not in given:
+            raise ValueError(
+                f'site is missing: this site\'s identity. Add site = "{uuid4()}", which was made for this message, and use it '
+                "for no other site"
+            )
+        return given

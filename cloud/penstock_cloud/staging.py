@@ -1,6 +1,6 @@
 """The staging bucket: the objects in S3 through which a detached run and its site exchange files.
 
-Each run has a few objects, `NAME/RUN/WHAT`. The instance and the user's cloud runner have no AWS key: they get links that are
+Each run has a few objects, `SITE/RUN/WHAT`. The instance and the user's cloud runner have no AWS key: they get links that are
 signed for one object, one verb and a limited time. The objects and their writers:
 
 ====================  ============  ============================================================================
@@ -14,7 +14,7 @@ signed for one object, one verb and a limited time. The objects and their writer
 `fetched`             cloud runner  everything was fetched
 ====================  ============  ============================================================================
 
-`NAME/alive` is the daemon's sign of life: its time, s since 1970.
+`SITE/alive` is the daemon's sign of life: its time, s since 1970.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def connect(settings: CloudSettings) -> Any:
 class StagingBucket:
     """The site's part of a bucket. Every method raises LaunchFailed."""
 
-    def __init__(self, s3: Any, bucket: str, name: str) -> None:
-        self._s3, self._bucket, self._name = s3, bucket, name
+    def __init__(self, s3: Any, bucket: str, site: str) -> None:
+        self._s3, self._bucket, self._site = s3, bucket, site
 
     def links(self, run: str, rights: dict[str, tuple[str, ...]], seconds: float) -> dict[str, str]:
         """`get_WHAT` and `put_WHAT` -> a link that allows this for `seconds`."""
@@ -83,7 +83,7 @@ class StagingBucket:
         """A signed link to one object, for one verb of S3 (`get_object` or `put_object`)."""
         from botocore.exceptions import BotoCoreError
 
-        where = {"Bucket": self._bucket, "Key": f"{self._name}/{what}"}
+        where = {"Bucket": self._bucket, "Key": f"{self._site}/{what}"}
         try:
             return str(self._s3.generate_presigned_url(verb, Params=where, ExpiresIn=int(min(seconds, LONGEST_S))))
         except BotoCoreError as error:
@@ -99,22 +99,22 @@ class StagingBucket:
 
     def has(self, run: str, what: str) -> bool:
         """Whether an object of the run exists."""
-        key = f"{self._name}/{run}/{what}"
+        key = f"{self._site}/{run}/{what}"
         found = self._ask("list_objects_v2", Prefix=key, MaxKeys=1)
         return any(each["Key"] == key for each in found.get("Contents", []))
 
     def where(self, run: str) -> str:
         """The prefix of the run's objects, as `aws s3` takes it."""
-        return f"s3://{self._bucket}/{self._name}/{run}/"
+        return f"s3://{self._bucket}/{self._site}/{run}/"
 
     def clear(self, run: str) -> None:
         """Delete all objects of a run."""
-        keys = [{"Key": f"{self._name}/{run}/{what}"} for what in OBJECTS]
+        keys = [{"Key": f"{self._site}/{run}/{what}"} for what in OBJECTS]
         self._ask("delete_objects", Delete={"Objects": keys, "Quiet": True})
 
     def put(self, what: str, content: bytes) -> None:
         """Write an object."""
-        self._ask("put_object", Key=f"{self._name}/{what}", Body=content)
+        self._ask("put_object", Key=f"{self._site}/{what}", Body=content)
 
     def _ask(self, method: str, **asked: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -121,6 +121,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
         sd_notify("WATCHDOG=1")
         try:
             site.watcher.check(site.loop.failing_s, site.loop.failure)
+            site.watcher.check_cloud(site.loop.cloud_protected)
             for disk in site.vitals.disk_states(clock.now_s()):
                 site.watcher.check_disk(*disk)
         except Exception:  # a notice that cannot be sent must not end the rounds
@@ -240,6 +241,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         lambda: site.loop.paused,
         lambda: site.settings.section(DaemonSettings).round_s,
         lambda: site.loop.gate.incomplete if site.loop.gate is not None else "",
+        lambda: site.loop.cloud_protected,
     )
     site = LiveScheduler(
         path,

@@ -25,6 +25,10 @@ SILENT = "no report of a job has come"
 """How the warning of silent jobs begins."""
 INCOMPLETE = "the view of the cluster is incomplete"
 """How the warning of an incomplete observation begins."""
+PROTECTED = "the cloud is in protected mode, so no job may leave"
+"""How the warning of protected mode begins."""
+RESUME = "when the cause is gone, stop penstockd, run `penstock cloud resume`, and start penstockd"
+"""How protected mode ends."""
 
 
 class HealthSettings(BaseModel):
@@ -181,6 +185,8 @@ class Findings:
     """Running jobs that have reported since the daemon started."""
     incomplete: str = ""
     """What the newest observation of the cluster lacks; empty: nothing."""
+    cloud_protected: str = ""
+    """Why the cloud launches nothing until an admin says so; empty: it may."""
 
 
 def problems(found: Findings, settings: HealthSettings) -> list[str]:
@@ -269,4 +275,5 @@ def warnings(found: Findings, settings: HealthSettings) -> list[str]:
     told = [disk_warning(disk, settings) for disk in found.disks if not disk_problem(disk, found.now_s, settings)]
     told.append(reports_warning(found, settings))
     told.append(f"{INCOMPLETE}: {found.incomplete}" if found.incomplete else "")
+    told.append(f"{PROTECTED}: {found.cloud_protected}; {RESUME}" if found.cloud_protected else "")
     return [text for text in told if text]

@@ -111,6 +111,8 @@ class RoundLoop:
         """While true, no round is decided; actions that are under way go on."""
         self.health = LoopHealth(clock.now_s)
         """What each step of a tick did last."""
+        self.cloud_protected = ""
+        """Why the cloud launches nothing until an admin says so, as of the newest tick; empty: it may."""
         self.failure = ""
         """Why the newest tick that failed did so."""
         self._failing_since_s: float | None = None
@@ -206,6 +208,7 @@ class RoundLoop:
         with self.health.step(StepName.REPORTS):
             self._store_reports()
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
+        self.cloud_protected = "" if cloud is None else cloud.protected
         if not self.paused and self._trigger.due(now_s, state):
             with self.health.step(StepName.DECIDE, self._round + 1):
                 self._decide(state, cloud, now_s, observe_seconds)

@@ -12,6 +12,7 @@ import time
 
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler.errors import StoreError
+from penstock_scheduler.health import RESUME
 from penstock_scheduler.messages import BudgetView, JobView
 from penstock_scheduler.notices import Kind, Notice, Notifier
 from penstock_scheduler.ports import NodeEvents
@@ -32,6 +33,8 @@ class Watcher:
         self._notifier, self._board = notifier, board
         self.node_events = node_events
         self._told_of_failing = self._told_of_refusal = False
+        self._cloud_protected = ""
+        """Why the cloud launches nothing, as last told."""
         self._xids_s: dict[tuple[str, int, int], float] = {}
         """Node, GPU, XID -> when it was last told, s since 1970."""
         self._disks: dict[str, str] = {}
@@ -55,6 +58,23 @@ class Watcher:
             self._tell_of_contained(self.node_events)
             self._tell_of_xids(self.node_events)
         self._tell_of_failing(failing_s, failure, wanted.failing_s)
+
+    def check_cloud(self, protected: str) -> None:
+        """Tell that the cloud has entered or left protected mode.
+
+        Args:
+            protected: why nothing more is launched; empty: it may be.
+        """
+        if protected == self._cloud_protected:
+            return
+        self._cloud_protected = protected
+        subject = "the cloud is in protected mode" if protected else "the cloud launches again"
+        text = (
+            f"Nothing more is launched in the cloud: {protected}. Jobs that run there go on. {RESUME[0].upper()}{RESUME[1:]}."
+            if protected
+            else "Protected mode has ended."
+        )
+        self._notifier.tell(Notice("protected", subject, text, facts={"cloud": protected}))
 
     def check_disk(self, what: str, problem: str, warning: str) -> None:
         """Tell that a disk has become full, will be full soon, or is good again.

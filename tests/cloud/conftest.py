@@ -11,6 +11,9 @@ from penstock_scheduler.store import SqlStore, open_store
 from tests.cloud.faults import Ec2
 from tests.cloud.site import CloudSite
 
+SITE = "5e1f0000-0000-4000-8000-000000000001"
+"""The identity of the site of most tests."""
+
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Ec2]:
@@ -44,6 +47,8 @@ def cloud_settings(ec2: Ec2, tmp_path: Path) -> Callable[..., CloudSettings]:
 
     def make(**other: object) -> CloudSettings:
         fields = {
+            "site": SITE,
+            "name": "penstock",
             "endpoint": ec2.url,
             "subnets": tuple(subnets),
             "security_groups": (group,),

@@ -39,7 +39,7 @@ class DetachedSite(CloudSite):
         self.cloud_runners: dict[str, subprocess.Popen[bytes]] = {}
         self.exits: dict[str, int] = {}
         ec2.staging = ec2.staging or connect(settings)
-        self.staging = StagingBucket(ec2.staging, BUCKET, settings.name)
+        self.staging = StagingBucket(ec2.staging, BUCKET, str(settings.site))
         super().__init__(settings, store, ec2, ec2.through)
 
     @staticmethod
@@ -115,4 +115,4 @@ class QuietSite(DetachedSite):
     def _start(self, job: str, placement: Placement) -> None:
         CloudSite._start(self, job, placement)
         if self.begin:
-            self.staging.put(f"{job}.1/started", b"")  # jobs here run once
+            self.staging.put(f"{self.run_of(job)}/started", b"")

@@ -15,6 +15,7 @@ from typing import Any
 from penstock_cloud.catalogue import shipped
 from penstock_cloud.ec2 import Ec2Cloud
 from penstock_cloud.fleet import TAG, Fleet, connect
+from penstock_cloud.regions import Regions
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
 from penstock_scheduler.model import (
@@ -81,8 +82,20 @@ class CloudSite:
         client: Any = Watched(self, self._client, lambda name: not name.startswith(("describe", "get")))
         store: Any = Watched(self, self.store, lambda name: name in ("save_cloud_run", "charge", "set_control"))
         nodes: Any = Watched(self, self, lambda name: name == "power_down")
-        fleet = Fleet(client, self.settings)
-        return Ec2Cloud(fleet, self.settings, store, self, self.catalogue, nodes, random.Random(1), self.staging)
+        regions = Regions(Fleet(client, self.settings), self._elsewhere)
+        return Ec2Cloud(regions, self.settings, store, self, self.catalogue, nodes, random.Random(1), self.staging)
+
+    def _elsewhere(self, region: str) -> Fleet:
+        """The fleet of another region: moto has them all behind one endpoint."""
+        return Fleet(connect(self.settings.model_copy(update={"region": region})), self.settings)
+
+    def client_of(self, region: str) -> None:
+        """Let daemons that start from now on have this region as their own."""
+        self._client = connect(self.settings.model_copy(update={"region": region}))
+
+    def run_of(self, job: str) -> str:
+        """Id of the job's newest run."""
+        return self.store.cloud_runs(job=job)[-1].run
 
     # --- ports: Clock, CloudNodes
 

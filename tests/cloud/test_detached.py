@@ -29,6 +29,7 @@ from penstock_cloud.user_data import detached
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
+from tests.cloud.conftest import SITE
 from tests.cloud.detached import BUCKET, DetachedSite, QuietSite
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
@@ -104,7 +105,7 @@ def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec
     assert site.output("7_3").endswith("done\n")
     assert site.output("7_3").count("element") == 1
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
-    assert left(ec2) == ["penstock/alive"]
+    assert left(ec2) == [f"{SITE}/alive"]
     names = [each["LaunchTemplateName"] for each in ec2.direct().describe_launch_templates()["LaunchTemplates"]]
     assert not [name for name in names if "7_3" in name]
     assert not list((site.settings.share / "detached").iterdir())
@@ -143,7 +144,7 @@ def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
     assert "begins at 1" in site.output("8")
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the second run is over")
     assert len(ec2.instances()) == 2
-    assert left(ec2) == ["penstock/alive"]
+    assert left(ec2) == [f"{SITE}/alive"]
 
 
 SAVES = """#!/bin/bash
@@ -180,7 +181,7 @@ def test_an_instance_that_never_begins_is_given_back(site: QuietSite, ec2: Ec2, 
     site.submit("9")
     site.send("9")
     if there:
-        site.staging.put("9.1/input", b"")
+        site.staging.put(f"{site.run_of('9')}/input", b"")
     site.ticks(2)
     assert len(ec2.running()) == 1
     site.sleep(301)
@@ -266,7 +267,7 @@ def test_links_are_for_one_object_each_and_their_file_is_for_the_user_alone(site
     (file,) = (site.settings.share / "detached").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert "X-Amz-Signature" in file.read_text()
-    assert "10.1/input" in file.read_text()
+    assert f"{site.run_of('10')}/input" in file.read_text()
     assert "testing" not in file.read_text().replace("Credential=testing", ""), "the key itself is not there"
 
 
@@ -312,7 +313,7 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
     site.send("13")
     site.until(lambda: site.store.cloud_runs()[0].state == "running")
     if ended:
-        site.staging.put("13.1/result", b"0\n")
+        site.staging.put(f"{site.run_of('13')}/result", b"0\n")
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     site.ticks(5)
     assert site.jobs["13"].phase is (Phase.RUNNING if ended else Phase.QUEUED)
@@ -340,7 +341,7 @@ def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
         site.sleep((run.expires_s or 0.0) - site.now_s() - 60)
         site.tick()
     for what in ("log", "output", "stopped"):
-        site.staging.put(f"13.1/{what}", b"")
+        site.staging.put(f"{run.id}/{what}", b"")
     if end == "by money":
         site.sleep(60)
         site.until(lambda: not ec2.running())
@@ -349,17 +350,17 @@ def test_what_was_handed_back_is_fetched_although_its_instance_is_gone(
     site.ticks(10)
     assert site.jobs["13"].phase is Phase.RUNNING, "its cloud runner still fetches"
     if fetched:
-        site.staging.put("13.1/fetched", b"")
+        site.staging.put(f"{run.id}/fetched", b"")
     else:
         site.sleep(180)
     site.until(lambda: not site.state.runs)
     assert site.jobs["13"].phase is Phase.QUEUED
     over = BurstRun.model_validate_json(site.store.cloud_runs(job="13")[0].record)
     if fetched:
-        assert left(ec2) == ["penstock/alive"]
+        assert left(ec2) == [f"{SITE}/alive"]
     else:
-        assert "penstock/13.1/output" in left(ec2)
-        assert over.why.endswith("were not fetched; they are in s3://penstock-runs/penstock/13.1/")
+        assert f"{SITE}/{run.id}/output" in left(ec2)
+        assert over.why.endswith(f"were not fetched; they are in s3://penstock-runs/{SITE}/{run.id}/")
         assert site.state.words["13"] == over.why
 
 
@@ -398,7 +399,7 @@ def test_a_run_of_more_than_a_week_is_refused_before_it_costs_anything(site: Qui
 def test_kill_9_at_every_step_of_a_detached_run(site: DetachedSite, ec2: Ec2) -> None:
     steps = die_at_every_step(site, ec2, "g5.xlarge", 1, twice=True)
     assert steps >= STEPS | {"create_launch_template", "delete_launch_template"}
-    assert left(ec2) == ["penstock/alive"]
+    assert left(ec2) == [f"{SITE}/alive"]
     names = [each["LaunchTemplateName"] for each in ec2.direct().describe_launch_templates()["LaunchTemplates"]]
     assert names == []
     assert not list((site.settings.share / "detached").iterdir())

@@ -14,6 +14,7 @@ from penstock_cloud.catalogue import shipped
 from penstock_cloud.doctor import examine, policy
 from penstock_cloud.fleet import connect
 from penstock_cloud.settings import CloudSettings
+from tests.cloud.conftest import SITE
 from tests.cloud.faults import KEYS, Ec2, Fault, Reserved
 
 
@@ -107,7 +108,7 @@ def test_the_bucket_of_detached_runs_is_tried(cloud_settings: Callable[..., Clou
     assert "KeyCount" in (listed := s3.list_objects_v2(Bucket="penstock-runs"))
     assert not listed["KeyCount"]
     rights = {each["Sid"]: each for each in policy(settings)["Statement"]}
-    assert rights["PassWorkAndResults"]["Resource"] == "arn:aws:s3:::penstock-runs/penstock/*"
+    assert rights["PassWorkAndResults"]["Resource"] == f"arn:aws:s3:::penstock-runs/{SITE}/*"
 
 
 def test_reservations_that_nothing_can_go_into_are_found(

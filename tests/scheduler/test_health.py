@@ -212,3 +212,9 @@ def test_a_spool_that_vanishes_is_found(tmp_path, clock):
     (tmp_path / "spool").rmdir()
     spool.check()
     assert "No such file or directory" in spool.record.error
+
+
+def test_a_cloud_in_protected_mode_is_a_warning_with_the_remedy(clock):
+    (told,) = warnings(found(ticked(clock), clock, cloud_protected="EC2 refuses to end i-1"), SETTINGS)
+    assert "EC2 refuses to end i-1" in told
+    assert "penstock cloud resume" in told

@@ -267,6 +267,18 @@ def test_a_site_sends_a_notice_before_a_disk_is_full_when_it_is_and_when_it_has_
     ]
 
 
+def test_a_site_sends_a_notice_when_the_cloud_stops_launching_and_when_it_launches_again(servers, site):
+    _, hook = servers
+    for protected in ("", "EC2 refuses to end i-1: no permission", "EC2 refuses to end i-1: no permission", ""):
+        site.watcher.check_cloud(protected)
+    wait_for(lambda: kinds(hook).count("protected") >= 2, 120, "both notices arrive")
+    site.notifier.stop()
+    texts = [body["text"] for body in hook.bodies if body["kind"] == "protected"]
+    assert len(texts) == 2, "each once"
+    assert "EC2 refuses to end i-1" in texts[0]
+    assert "penstock cloud resume" in texts[0]
+
+
 def test_a_site_tells_of_a_refused_plan_once_notes_every_stop_and_takes_an_approval(servers, site):
     _, hook = servers
     first = site.store.last_round()

@@ -105,5 +105,7 @@ class CloudState:
     """Running times of earlier jobs of the same user and script."""
     words: dict[JobId, str] = field(default_factory=dict)
     """Jobs that were sent to the cloud and do not run there -> the provider's reason."""
+    protected: str = ""
+    """Why nothing more is launched until an admin says so; empty: there is no such reason."""
     closed: tuple[str, ...] = ()
     """What cannot be ordered now and why. It concerns all jobs that would leave."""

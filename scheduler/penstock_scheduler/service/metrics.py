@@ -46,9 +46,15 @@ def metrics(
         "cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", {} if spent_usd is None else {(): spent_usd}
     )
     families = [*_cluster(cluster, now_s), *_jobs(live, now_s), *_round(record, now_s), *_counts(counters)]
-    families += [_unknown(unknown), spent, *_health(health)]
+    families += [_unknown(unknown), spent, _protected(record), *_health(health)]
     registry.register(_Fixed(families))
     return generate_latest(registry)
+
+
+def _protected(record: RoundRecord | None) -> Metric:
+    cloud = None if record is None else record.snapshot.cloud
+    values: _Values = {} if cloud is None else {(): 1.0 if cloud.protected else 0.0}
+    return _gauge("cloud_protected", "Whether the cloud launches nothing until an admin says so.", values)
 
 
 class _Fixed(Collector):

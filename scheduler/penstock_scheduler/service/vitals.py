@@ -35,6 +35,9 @@ class Vitals:
     incomplete: Callable[[], str] = lambda: ""
     """What the newest observation of the cluster lacks; empty: nothing."""
 
+    cloud_protected: Callable[[], str] = lambda: ""
+    """Why the cloud launches nothing until an admin says so; empty: it may."""
+
     def start(self) -> None:
         """Begin to check the disks."""
         for disk in self.disks:
@@ -67,6 +70,7 @@ class Vitals:
             report_s=report_s,
             reporting=reporting,
             incomplete=self.incomplete(),
+            cloud_protected=self.cloud_protected(),
         )
         wrong = problems(found, settings)
         return Health(
