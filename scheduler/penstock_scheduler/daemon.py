@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
-from penstock_scheduler import __version__
+from penstock_scheduler import __version__, open_files
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.disks import spool_check, store_check
 from penstock_scheduler.errors import ConfigError, PenstockError
@@ -106,6 +106,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     """
     clock = WallClock()
     signals = _Signals(clock)
+    open_files.raise_limit()
     store = open_store(
         daemon.store or daemon.state_dir, writer=True, keep_rounds=daemon.keep_rounds, keep_days=daemon.keep_days
     )

@@ -56,6 +56,15 @@ class DiskHealth(Body):
     """That it will be full soon; empty: it will not."""
 
 
+class FilesHealth(Body):
+    """The daemon's open files: each connection of a client takes one."""
+
+    open: int
+    limit: int
+    warning: str = ""
+    """That the limit is low, or will be reached; empty: neither."""
+
+
 class Health(Body):
     """Whether the daemon can do its work."""
 
@@ -72,5 +81,6 @@ class Health(Body):
     """What an admin should look at although the daemon works."""
     steps: list[StepHealth] = Field(default_factory=list)
     disks: list[DiskHealth] = Field(default_factory=list)
+    files: FilesHealth | None = None
     counters: dict[str, int] = Field(default_factory=dict)
     """Requests, accepted reports, refused reports and so on, since the daemon started."""

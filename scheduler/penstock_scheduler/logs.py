@@ -5,10 +5,43 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
+from collections.abc import Callable
 
 import structlog
 
 log = logging.getLogger(__name__)
+
+BOUNDED = ("penstock_scheduler.service", "uvicorn", "asyncio")
+"""Loggers of what clients can cause. Lines on jobs and rounds are never left out."""
+LINES = 60
+LINES_S = 60.0
+"""Of each message of these loggers, at most this many lines are written in this time."""
+
+
+class BoundLines(logging.Filter):
+    """Leaves out lines that clients cause again and again. The first line of the next minute says how many."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._lines: dict[tuple[str, str], tuple[float, int]] = {}
+        """(logger, message) -> when its present minute began, and its lines since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write a line. Called under the handler's lock or not: a line more or less does not matter."""
+        if not record.name.startswith(BOUNDED):
+            return True
+        key, now_s = (record.name, str(record.msg)[:200]), self._now_s()
+        began_s, lines = self._lines.get(key, (now_s, 0))
+        if now_s - began_s >= LINES_S:
+            if lines > LINES:
+                record.left_out = lines - LINES
+            began_s, lines = now_s, 0
+        if len(self._lines) > 1000:
+            self._lines.clear()
+        self._lines[key] = began_s, lines + 1
+        return lines < LINES
 
 
 def configure_logging(log_format: str) -> None:
@@ -31,6 +64,7 @@ def configure_logging(log_format: str) -> None:
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
+    handler.addFilter(BoundLines())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     for verbose in ("uvicorn", "alembic", "asyncio"):
         logging.getLogger(verbose).setLevel(logging.WARNING)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock_profiles.wire import SPOOL_VARIABLE, claimed_epochs
+from penstock_scheduler import open_files
 from penstock_scheduler.errors import BadJobSpec, ClusterAway
 from penstock_scheduler.messages import Submission
 from penstock_scheduler.model import JobId
@@ -75,7 +76,7 @@ class SlurmSubmitter:
         become = {} if mine == uid else {"user": uid, "group": account.pw_gid, "extra_groups": _groups(user, account)}
         try:
             done = subprocess.run(
-                ["setpriv", "--pdeathsig", "KILL", "sbatch", *_options(order, account.pw_dir)],
+                ["setpriv", "--pdeathsig", "KILL", *open_files.as_found(), "sbatch", *_options(order, account.pw_dir)],
                 input=order.script if order.script is not None else _script(order.command or ()),
                 env=environment,
                 cwd="/",

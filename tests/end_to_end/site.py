@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -30,10 +31,12 @@ UNFORESEEN = "failed unexpectedly; please report this as a bug"
 """The daemon's words for an error that nothing provides for: its loop survives even that, and a recovery is missing."""
 
 
-def penstockd(config: Path, log: Path, environment: Mapping[str, str]) -> None:
-    """What `penstockd --config CONFIG >>LOG 2>&1` does, in a process of its own."""
+def penstockd(config: Path, log: Path, environment: Mapping[str, str], files: tuple[int, int] | None) -> None:
+    """What `penstockd --config CONFIG >>LOG 2>&1` does, in a process of its own, with limits on open files (soft, hard)."""
     from penstock_scheduler.daemon import main
 
+    if files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
     os.environ.clear()
     os.environ.update(environment)
     with log.open("ab") as file:
@@ -64,6 +67,8 @@ class Site:
         self.api: dict[str, object] = {"socket": str(self.state / "api.sock")}
         self.extra = ""
         """Further sections of the settings file."""
+        self.files: tuple[int, int] | None = None
+        """penstockd's limits on open files, soft and hard; None: those of the tests."""
         self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
 
     def start(self, *, wait: bool = True) -> None:
@@ -82,7 +87,7 @@ class Site:
             text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         self.config.write_text(text + self.extra)
         before = self._started()
-        self.daemon = FORKING.Process(target=penstockd, args=(self.config, self.log, dict(os.environ)))
+        self.daemon = FORKING.Process(target=penstockd, args=(self.config, self.log, dict(os.environ), self.files))
         self.daemon.start()
         if wait:
             wait_for(lambda: self._started() > before, 300, "penstockd to start", details=self.tail)

@@ -87,8 +87,11 @@ def _daemon() -> Iterator[Check]:
         yield step.step, not step.problem, _step(step, health.report_age_s)
     for disk in health.disks:
         yield disk.what, WARNING if disk.warning and not disk.problem else not disk.problem, _disk(disk)
+    if (files := health.files) is not None:
+        yield "open files", WARNING if files.warning else True, files.warning or f"{files.open:,} of {files.limit:,}"
+    told = {disk.warning for disk in health.disks} | {files.warning if files is not None else ""}
     for warning in health.warnings:
-        if warning not in {disk.warning for disk in health.disks}:
+        if warning not in told:
             yield _about(warning), WARNING, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
 

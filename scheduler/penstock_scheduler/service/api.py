@@ -10,8 +10,8 @@ An endpoint takes one argument for all of it, a `Call`, and declares the least r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -29,8 +29,12 @@ from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket
 from penstock_scheduler.service.identity import Gatekeeper
+from penstock_scheduler.service.limits import Places
 from penstock_scheduler.service.report_writer import ReportWriter
 from penstock_scheduler.service.settings import ApiSettings
+
+MAX_LISTENERS = 400
+"""Requests that listen to events at the same time. A user holds at most as many as are free."""
 
 _RANK: dict[str, int] = {"job": 0, "user": 1, "operator": 2, "admin": 3}
 """Each role may do what the roles below it may do."""
@@ -89,7 +93,10 @@ class Api:
         """Job -> the newest epoch of its reports, as far as it has been read."""
         self.deciding = asyncio.Semaphore(1)
         """Explanations and forecasts decide rounds. One does so at a time."""
-        self._waiting = 0
+        self.waiting = Places(settings.max_waiting)
+        """For requests that wait for a change."""
+        self.listening = Places(MAX_LISTENERS)
+        """For requests that listen to events."""
 
     @property
     def submitter(self) -> Submitter:
@@ -98,13 +105,18 @@ class Api:
             raise Refusal(503, "not-ready", "this cluster takes no submissions; set [daemon] cluster = 'slurm'")
         return self.board.submitter
 
-    async def admit(self, request: Request, role: Role) -> Call:
-        """Identify the caller. Raises Refusal if the caller has a lower role, or sends too many requests."""
+    async def identify(self, request: Request) -> None:
+        """Identify the caller for `admit`. Raises Refusal if there is no caller, or the caller sends too many requests."""
         identity = await self.gatekeeper.identify(request)
         if (pause_s := self.requests.take(identity.user)) > 0:
             limit = f"{self.settings.requests_per_s:g} requests per second"
             raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
         self.board.counters["requests"] += 1
+        request.state.identity = identity
+
+    async def admit(self, request: Request, role: Role) -> Call:
+        """The request of an identified caller. Raises Refusal if the caller has a lower role."""
+        identity: Identity = request.state.identity
         call = Call(self, request, identity)
         if _RANK[identity.role] < _RANK[role]:
             if request.method != "GET":
@@ -118,17 +130,17 @@ class Api:
             return view
         return await asyncio.to_thread(self.store.job, job)
 
-    @asynccontextmanager
-    async def place_to_wait(self) -> AsyncIterator[None]:
-        """Hold one of the places for requests that wait. Raises Refusal 503 if all are taken."""
-        if self._waiting >= self.settings.max_waiting:
-            text = f"{self._waiting} requests are waiting already; ask without the parameter wait"
+    @contextmanager
+    def place_to_wait(self, user: str) -> Iterator[None]:
+        """Hold one of the places for requests that wait. Raises Refusal 503 if there is none for this user."""
+        if not self.waiting.take(user):
+            held = self.waiting.held(user)
+            text = f"{held} of your requests wait already, and others need the rest; ask without the parameter wait"
             raise Refusal(503, "busy", text, retry_after_s=5)
-        self._waiting += 1
         try:
             yield
         finally:
-            self._waiting -= 1
+            self.waiting.give_back(user)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
@@ -20,8 +21,8 @@ from penstock_scheduler.ports import ModelSource
 from penstock_scheduler.service.api import Api, Controls, api_of
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.errors import Refusal
-from penstock_scheduler.service.guard import LimitBodies
 from penstock_scheduler.service.identity import is_page
+from penstock_scheduler.service.limits import LimitBodies
 from penstock_scheduler.service.routers import ROUTERS
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import NoSuchRow
@@ -40,7 +41,11 @@ _FAILURES: tuple[tuple[type[PenstockError], int, str, float | None], ...] = (
 )
 """Error -> status, code, and the seconds after which the client may try again. The first class that fits counts."""
 
-_HTTP_CODES = {404: "no-such-path", 405: "no-such-method", 413: "too-large"}
+_HTTP_CODES = {404: "no-such-path", 405: "no-such-method", 408: "too-slow", 413: "too-large"}
+
+_OPENAPI = "/v1/openapi.json"
+_FOR_ANYONE = frozenset({"/v1/health", "/v1/ready", _OPENAPI})
+"""Paths that need no caller."""
 
 
 def make_app(
@@ -55,7 +60,7 @@ def make_app(
     app = FastAPI(
         title="Penstock",
         version=__version__,
-        openapi_url="/v1/openapi.json",
+        openapi_url=_OPENAPI,
         docs_url=None,
         redoc_url=None,
         responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
@@ -70,9 +75,29 @@ def make_app(
     )
     app.state.api = Api(settings, board, controls, models, check_spec, learn)
     app.add_middleware(LimitBodies)
+    app.add_middleware(IdentifyFirst)
     for router in ROUTERS:
         app.include_router(router)
     return app
+
+
+class IdentifyFirst:
+    """ASGI middleware that identifies the caller, and counts the request against the caller's rate, before the body is read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["path"] not in _FOR_ANYONE:
+            request = Request(scope)
+            try:
+                await api_of(request).identify(request)
+            except PenstockError as error:
+                answer = await (_refused if isinstance(error, Refusal) else _failed)(request, error)
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _problem(status: int, code: str, message: str, retry_after_s: float | None = None) -> JSONResponse:

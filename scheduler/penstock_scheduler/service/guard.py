@@ -1,4 +1,4 @@
-"""Limits: on the size of bodies, on the rate of requests of a user, and on the values in a report."""
+"""Limits on the rate of requests of a user, and on the values in a report. `limits.py` has those on connections and bodies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import time
 from collections.abc import Callable
 
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_profiles.wire import MAX_REPORT_BYTES, Ended, Observation, Report
-from penstock_scheduler.messages import MAX_BODY_BYTES
 from penstock_scheduler.model.spec import describe_errors
 
 MAX_SAMPLES_PER_S = 1e8
@@ -43,27 +40,6 @@ class Bucket:
         if len(self._left) > 10_000:  # a full bucket needs no entry
             self._left = {name: kept for name, kept in self._left.items() if kept[0] < self._burst - 1}
         return 0.0 if left >= 1 else (1 - left) / self._per_s
-
-
-class LimitBodies:
-    """ASGI middleware that stops reading a body above the limit and refuses the request."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        read = 0
-
-        async def limited() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > MAX_BODY_BYTES:
-                raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes; send less in one request")
-            return message
-
-        await self._app(scope, limited, send)
 
 
 def check_report(given: object, job: str, now_s: float) -> Report:

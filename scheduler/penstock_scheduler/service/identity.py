@@ -12,13 +12,10 @@ import os
 import pwd
 import re
 import secrets
-import socket
-import struct
 import time
 from typing import Any
 
 from starlette.requests import Request
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock_scheduler.client import munge_payload
 from penstock_scheduler.messages import Identity, NewToken, Role, TokenOrder, TokenView
@@ -33,11 +30,15 @@ TOKEN_LIFE_S = 30 * 86_400.0
 """Lifetime of a token whose order does not give one."""
 
 CACHED_S = 5.0
-"""How long a valid token stays cached. Revoking a token takes effect at once all the same."""
+"""How long the digests of all tokens stay in memory. Revoking a token takes effect at once all the same."""
+
+UNKNOWN_S = 1.0
+"""The digests are read again for an unknown token, at most this often. So wrong tokens cost nearly nothing, and a token that
+another process made is known after this time."""
 
 FAILED_PER_S = 1.0
 FAILED_BURST = 50
-"""Failed logins from one address that are allowed at once. Each costs a query of the store or a process."""
+"""Failed logins from one address that are answered as such (401); further ones are told to slow down (429)."""
 
 ACCOUNT_CACHED_S = 60.0
 """How long an account stays cached. A look-up over the network may take long."""
@@ -50,20 +51,6 @@ _NOT_REACHED = (5, 6, 7)
 """Exit statuses of unmunge for failures of munged: no memory, socket, timeout (libmunge, munge_err_t)."""
 _STATUS = re.compile(r"^STATUS:\s*(.*?)\s*\(\d+\)", re.MULTILINE)
 _UID = re.compile(r"^UID:.*\((\d+)\)\s*$", re.MULTILINE)
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-
-
-class PeerProtocol(H11Protocol):
-    """Uvicorn's HTTP protocol that adds the peer's uid to the state of requests on a Unix socket."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Ask the kernel for the peer's credentials. They are those at the time of connect(2)."""
-        super().connection_made(transport)
-        connection = transport.get_extra_info("socket")
-        if connection is not None and connection.family == socket.AF_UNIX:
-            packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, uid, _ = _CREDENTIALS.unpack(packed)
-            self.app_state = dict(self.app_state) | {"peer_uid": uid}
 
 
 class Gatekeeper:
@@ -72,7 +59,13 @@ class Gatekeeper:
     def __init__(self, settings: ApiSettings, store: SqlStore) -> None:
         self._settings = settings
         self._store = store
-        self._good: dict[str, tuple[float, TokenView]] = {}
+        self._tokens: dict[str, tuple[TokenView, str]] = {}
+        """Id -> token and digest."""
+        self._read_s = -math.inf
+        """When they were read; minus infinity: they have changed since."""
+        self._changes = 0
+        """How often this process has made or revoked a token."""
+        self._reading = asyncio.Lock()
         self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
         self._failed = Bucket(FAILED_PER_S, FAILED_BURST)
         self._accounts: dict[int | str, tuple[float, pwd.struct_passwd | None]] = {}
@@ -89,21 +82,23 @@ class Gatekeeper:
             if uid is None:
                 raise Refusal(401, "unauthenticated", "send a token in the header Authorization: Bearer TOKEN")
             return await self._of_uid(uid, "socket")
-        where = request.client.host if request.client else "socket"
+        peer_uid = request.scope.get("state", {}).get("peer_uid")
+        where = request.client.host if request.client else f"uid {peer_uid}"
         kind, _, proof = given.partition(" ")
         if kind.lower() == "basic" and is_page(request):
             kind, proof = "bearer", _password(proof)
-        # Failed logins of others at the same address, such as a login node, do not slow down a valid token.
-        if proof.strip() not in self._good and (pause_s := self._failed.pause_s(where)) > 0:
-            raise Refusal(
-                429, "too-many", f"too many failed logins from {where}; wait and try again", retry_after_s=pause_s
-            )
+        # A token costs nothing to check, so failed logins of others at the same address, such as a login node, never keep a
+        # valid one out. A MUNGE credential costs a process.
+        if kind.lower() != "bearer" and (pause_s := self._failed.pause_s(where)) > 0:
+            raise _too_many_failed(where, pause_s)
         try:
             return await self._by_header(request, kind, proof)
         except Refusal as refusal:
-            if refusal.status == 401:
-                self._failed.take(where)
-                log.info("login failed", extra={"address": where, "text": str(refusal)[:200]})
+            if refusal.status != 401:
+                raise
+            if (pause_s := self._failed.take(where)) > 0:
+                raise _too_many_failed(where, pause_s) from None
+            log.info("login failed", extra={"address": where, "text": str(refusal)[:200]})
             raise
 
     async def _by_header(self, request: Request, kind: str, proof: str) -> Identity:
@@ -129,6 +124,7 @@ class Gatekeeper:
             note=order.note,
         )
         self._store.add_token(view, _digest(secret))
+        self._note_change()
         return NewToken(token=f"{_PREFIX}_{name}_{secret}", view=view)
 
     def revoke(self, token: str) -> TokenView:
@@ -136,8 +132,12 @@ class Gatekeeper:
         if not self._store.tokens(token):
             raise Refusal(404, "no-such-token", f"there is no token {token}; see GET /v1/tokens")
         self._store.revoke_token(token)
-        self._good = {proof: good for proof, good in self._good.items() if good[1].id != token}
+        self._note_change()
         return self._store.tokens(token)[0][0]
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._read_s = -math.inf
 
     async def _account(self, user: int | str) -> pwd.struct_passwd | None:
         """The account with this uid or name; None: there is none."""
@@ -165,14 +165,15 @@ class Gatekeeper:
         return "operator" if user in self._settings.operators else "user"
 
     async def _by_token(self, proof: str) -> Identity:
-        now_s = time.time()
-        since_s, view = self._good.get(proof, (0.0, None))
-        if view is None or now_s - since_s > CACHED_S:
-            view = await asyncio.to_thread(self._look_up, proof)
-            if len(self._good) > 10_000:
-                self._good.clear()
-            self._good[proof] = now_s, view
-        if now_s >= view.expires_s:
+        prefix, _, rest = proof.partition("_")
+        name, _, secret = rest.partition("_")
+        found = await self._token(name) if prefix == _PREFIX else None
+        if found is None or not hmac.compare_digest(found[1], _digest(secret)) or found[0].revoked:
+            raise Refusal(
+                401, "unauthenticated", "the token is unknown or revoked; ask an admin for one (penstock token create)"
+            )
+        view, _ = found
+        if time.time() >= view.expires_s:
             raise Refusal(
                 401, "unauthenticated", "the token has expired; ask an admin for a new one (penstock token create)"
             )
@@ -180,15 +181,20 @@ class Gatekeeper:
         uid = account.pw_uid if account else None
         return Identity(user=view.user, uid=uid, role=view.role, job=view.job, by="token")
 
-    def _look_up(self, proof: str) -> TokenView:
-        prefix, _, rest = proof.partition("_")
-        name, _, secret = rest.partition("_")
-        found = self._store.tokens(name) if prefix == _PREFIX and name.isalnum() else []
-        if not found or not hmac.compare_digest(found[0][1], _digest(secret)) or found[0][0].revoked:
-            raise Refusal(
-                401, "unauthenticated", "the token is unknown or revoked; ask an admin for one (penstock token create)"
-            )
-        return found[0][0]
+    async def _token(self, name: str) -> tuple[TokenView, str] | None:
+        """The token with this id, and its digest; None: there is none. Raises StoreError."""
+        if self._old(name):
+            async with self._reading:
+                if self._old(name):
+                    now_s, changes = time.monotonic(), self._changes
+                    tokens = await asyncio.to_thread(self._store.tokens)
+                    self._tokens = {view.id: (view, digest) for view, digest in tokens}
+                    self._read_s = now_s if self._changes == changes else -math.inf
+        return self._tokens.get(name)
+
+    def _old(self, name: str) -> bool:
+        """Whether the tokens in memory may be others than those in the store."""
+        return time.monotonic() - self._read_s > (CACHED_S if name in self._tokens else UNKNOWN_S)
 
     async def _by_munge(self, proof: str, payload: str) -> Identity:
         """munged refuses a credential that is forged, expired or replayed. The payload ties it to this request."""
@@ -216,6 +222,11 @@ class Gatekeeper:
         if found is None or body != payload:
             raise Refusal(401, "unauthenticated", f"the payload of the MUNGE credential must be {payload!r}")
         return await self._of_uid(int(found[1]), "munge")
+
+
+def _too_many_failed(where: str, pause_s: float) -> Refusal:
+    text = f"too many failed logins from {where}; wait and try again"
+    return Refusal(429, "too-many", text, retry_after_s=pause_s)
 
 
 def _look_up_account(user: int | str) -> pwd.struct_passwd | None:

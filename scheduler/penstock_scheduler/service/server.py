@@ -15,9 +15,10 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from penstock_scheduler import open_files
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.service.board import Board
-from penstock_scheduler.service.identity import PeerProtocol
+from penstock_scheduler.service.limits import LimitedServer, Places, connections
 from penstock_scheduler.service.settings import ApiSettings
 
 log = logging.getLogger(__name__)
@@ -72,10 +73,10 @@ class Service:
     async def _serve(self) -> None:
         self._board.serve_on(asyncio.get_running_loop())
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "api"))
+        places = Places(connections(self._settings.max_connections, open_files.limit()))
         for _, tls in self._sockets:
             config = uvicorn.Config(
                 self._app,
-                http=PeerProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -86,9 +87,12 @@ class Service:
                 ssl_certfile=str(self._settings.tls_certificate) if tls else None,
                 ssl_keyfile=str(self._settings.tls_key) if tls else None,
             )
-            self._servers.append(uvicorn.Server(config))
+            self._servers.append(LimitedServer(config, places, self._note_refused))
         pairs = zip(self._servers, self._sockets, strict=True)
         await asyncio.gather(*(server.serve(sockets=[listening]) for server, (listening, _) in pairs))
+
+    def _note_refused(self) -> None:
+        self._board.counters["connections refused"] += 1
 
 
 def _bind_unix(path: Path) -> socket.socket:

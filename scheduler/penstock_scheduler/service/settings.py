@@ -39,8 +39,14 @@ class ApiSettings(BaseModel):
     requests_per_s: PositiveFloat = Field(default=100.0, description="Requests per second that one user may send.")
     burst: PositiveInt = Field(default=500, description="Requests that one user may send at once after a pause.")
     submissions_per_hour: PositiveInt = Field(default=1000, description="Jobs that one user may submit per hour.")
+    max_connections: PositiveInt = Field(
+        default=8192,
+        description="Connections at the same time; fewer if the limit on open files is low. A client holds at most as many as "
+        "are free.",
+    )
     max_waiting: PositiveInt = Field(
-        default=2000, description="Requests of all users that may wait for a change at the same time."
+        default=4000,
+        description="Requests that may wait for a change at the same time. A user holds at most as many as are free.",
     )
 
     @model_validator(mode="after")

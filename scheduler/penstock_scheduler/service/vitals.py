@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock_scheduler import __version__
+from penstock_scheduler import __version__, open_files
 from penstock_scheduler.disks import DiskCheck
 from penstock_scheduler.health import (
     Findings,
@@ -17,7 +17,7 @@ from penstock_scheduler.health import (
     step_problem,
     warnings,
 )
-from penstock_scheduler.health_messages import DiskHealth, Health, StepHealth
+from penstock_scheduler.health_messages import DiskHealth, FilesHealth, Health, StepHealth
 from penstock_scheduler.service import views
 from penstock_scheduler.service.board import Board
 
@@ -59,6 +59,7 @@ class Vitals:
         """Whether the daemon can do its work, and what is known about that."""
         board, settings = self.board, self.settings
         disks = [disk.record for disk in self.disks]
+        files = open_files.count()
         report_s, reporting = board.newest_report
         found = Findings(
             now_s=now_s,
@@ -80,7 +81,8 @@ class Vitals:
             observed_age_s=_age(board.observed_s, now_s),
             report_age_s=_age(report_s, now_s),
             problems=wrong,
-            warnings=[*warnings(found, settings), *views.warnings(board)],
+            warnings=[*warnings(found, settings), *views.warnings(board), *filter(None, [files.warning])],
+            files=FilesHealth(open=files.open, limit=files.limit, warning=files.warning),
             steps=[
                 StepHealth(
                     step=step.name.value,

@@ -46,3 +46,14 @@ def test_doctor_names_the_nodes_without_an_answering_agent(api, monkeypatch, tmp
     found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
     assert not found["agents"]["ok"]
     assert "from n1;" in found["agents"]["text"]
+
+
+def test_doctor_warns_of_a_low_limit_on_open_files(api, monkeypatch):
+    found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
+    assert found["open files"]["ok"]
+    monkeypatch.setattr("penstock_scheduler.open_files.limit", lambda: 1024)
+    found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
+    assert not found["open files"]["ok"]
+    assert "only 1,024 files" in found["open files"]["text"]
+    assert "LimitNOFILE=65536" in found["open files"]["text"]
+    assert found["penstockd"]["ok"], "it works"

@@ -96,18 +96,6 @@ def test_the_api_says_that_munged_does_not_answer(tmp_path, munge_socket):
         assert "none" in refused.json()["error"]["message"]
 
 
-@pytest.fixture
-def certificate(tmp_path):
-    """(certificate, key) of 127.0.0.1, signed by itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    made, key = tmp_path / "own.pem", tmp_path / "own.key"
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=penstock"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(made), "-keyout", str(key)]
-    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
-    return made, key
-
-
 def test_tls_works_and_an_unknown_certificate_is_not_trusted(tmp_path, certificate, monkeypatch):
     monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", ())
     made, key = certificate

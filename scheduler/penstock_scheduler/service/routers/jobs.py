@@ -87,7 +87,7 @@ async def get_job(
     """Show a job. With `wait` and `since`: as soon as its version is above `since`, at the latest after `wait` seconds."""
     view = await call.job(job)
     if wait and since is not None and view.state != "ended" and view.version <= since:
-        async with call.api.place_to_wait():
+        with call.api.place_to_wait(call.identity.user):
             await call.api.board.wait_for_change(job, since, wait)
         view = await call.job(job)
     return view

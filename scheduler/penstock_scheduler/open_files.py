@@ -1,0 +1,70 @@
+"""The limit on open files (RLIMIT_NOFILE). Each connection of a client takes one, and so does each pipe to a command of Slurm."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+WANTED = 65_536
+"""No more than this is asked for: enough for any number of connections that the API serves."""
+
+LOW = 4096
+"""A lower limit is a warning of `penstock doctor`. The usual soft limit is 1,024, and the usual hard limit is 524,288."""
+
+MUCH = 0.8
+"""A larger share of the limit in use is a warning, too."""
+
+
+@dataclass(frozen=True)
+class OpenFiles:
+    """How many files this process has open, and how many it may have."""
+
+    open: int
+    limit: int
+
+    @property
+    def warning(self) -> str:
+        """That the limit is low, or will be reached, with the remedy; empty: neither."""
+        if self.limit < LOW:
+            return (
+                f"penstockd may open only {self.limit:,} files, so few clients are served at once; set LimitNOFILE={WANTED} in "
+                "its unit"
+            )
+        if self.open > MUCH * self.limit:
+            return f"penstockd has {self.open:,} of {self.limit:,} files open; look for clients with many connections"
+        return ""
+
+
+_found: int | None = None
+"""The soft limit before it was raised; None: it was not."""
+
+
+def raise_limit() -> None:
+    """Raise this process's soft limit to its hard limit, or to `WANTED` if that is less. Never lowers it."""
+    global _found
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        _found = soft
+
+
+def limit() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return WANTED if soft == resource.RLIM_INFINITY else soft
+
+
+def count() -> OpenFiles:
+    """Count this process's open files."""
+    return OpenFiles(open=sum(1 for _ in Path("/proc/self/fd").iterdir()), limit=limit())
+
+
+def as_found() -> tuple[str, ...]:
+    """The words before a command that is to have the soft limit of before `raise_limit`.
+
+    sbatch gives its own limits to the job (PropagateResourceLimits in slurm.conf), and a job must not notice that penstockd
+    raised its limit.
+    """
+    return () if _found is None else ("prlimit", f"--nofile={_found}:", "--")
