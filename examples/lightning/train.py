@@ -39,10 +39,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", default="checkpoints-lightning")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(0)
     x = torch.linspace(-2, 2, 2048).unsqueeze(1)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, torch.sin(3 * x)), BATCH, shuffle=True)
+    samples = torch.utils.data.TensorDataset(x, torch.sin(3 * x))
+    data = torch.utils.data.DataLoader(samples, BATCH, shuffle=True, num_workers=options.workers)
     penstock = PenstockCallback(options.checkpoints, BATCH, report_every_s=5)  # [2]
     trainer = Trainer(
         max_epochs=options.epochs,

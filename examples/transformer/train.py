@@ -11,9 +11,8 @@ import argparse
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
-from penstock_executor.integrations.huggingface import PenstockCallback  # [1]
+from penstock_executor.integrations.huggingface import PenstockCallback, latest_checkpoint  # [1]
 
 
 class Counting(torch.utils.data.Dataset):
@@ -32,6 +31,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", default="checkpoints-transformer")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
     args = TrainingArguments(
@@ -43,10 +43,11 @@ def main():
         save_total_limit=2,
         logging_steps=50,
         report_to=[],
+        dataloader_num_workers=options.workers,
     )
     callback = PenstockCallback(report_every_s=5)
     trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=Counting(), callbacks=[callback])  # [2]
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(options.output))  # [3]
+    trainer.train(resume_from_checkpoint=latest_checkpoint(options.output))  # [3]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from penstock_slurm.loopback.machine import free_ports
 from tests.forking import FORKING
 
-from .spool import ROOT, job_environment
+from .spool import ROOT, job_environment, send_to_all
 
 SCRIPT = ROOT / "tests" / "executor" / "train_elastic.py"
 
@@ -43,9 +43,10 @@ class Gang:
     said: Path
 
     def send(self, number: signal.Signals) -> None:
+        """Send a signal as Slurm does: also to the workers of data loaders and whatever else the processes started."""
         for process in self.processes:
             assert process.pid is not None
-            os.kill(process.pid, number)
+            send_to_all(process.pid, number)
 
     def wait(self) -> int:
         """The exit status, which is the same for all processes."""

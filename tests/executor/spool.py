@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -55,6 +56,18 @@ def job_environment(spool: Path | None, path: str = "/nonexistent") -> dict[str,
     if spool is not None:
         ours |= {"PENSTOCK_SPOOL": str(spool), "SLURM_JOB_ID": JOB, "SLURM_JOB_NODELIST": "t4-00"}
     return ours
+
+
+def send_to_all(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process and everything that it started, as Slurm does to a job step."""
+    pids = [pid]
+    for parent in pids:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                pids += map(int, (thread / "children").read_text().split())
+    for each in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, number)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import penstock_executor as px
@@ -61,6 +62,20 @@ class Hold:
         self._heard = True
 
 
+class Meter:
+    """An object of the script's own, whose state is NumPy's."""
+
+    def __init__(self) -> None:
+        self.best, self.seen = np.float32(0), np.zeros(3)
+
+    def state_dict(self) -> dict:
+        return {"best": self.best, "seen": self.seen, "of": {np.int64(1): (np.float64(0.5), True)}}
+
+    def load_state_dict(self, state: dict) -> None:
+        assert (type(state["best"]), type(state["seen"]), state["of"]) == (float, np.ndarray, {1: (0.5, True)})
+        self.best, self.seen = state["best"], state["seen"]
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -79,7 +94,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--memory", type=int, help="samples of one process that fit")
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--validation-workers", type=int, metavar="W", help="of a loader of the script's own")
+    parser.add_argument("--numpy", action="store_true", help="a learning rate and a state of NumPy")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--fail", type=int, metavar="STEP")
     return parser.parse_args()
+
+
+def make(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    layers = [torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)]
+    if options.dropout:
+        layers.insert(2, torch.nn.Dropout(options.dropout))
+    model = torch.nn.Sequential(*layers).double()
+    if options.sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    if options.optimizer == "sgd":
+        rate = np.float64(0.05) if options.numpy else 0.05
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    return model, optimizer
 
 
 def main() -> None:
@@ -93,15 +129,7 @@ def main() -> None:
         checkpoint_every_s=options.checkpoint_every,
     )
     hold = Hold(run, options.hold)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).double()
-    if options.sharded:
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(model)
-    if options.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    else:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    model, optimizer = make(options)
     data = Moons(options.size)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if options.scaler else None
     model, optimizer, loader = run.prepare(
@@ -113,18 +141,29 @@ def main() -> None:
         max_atomic_batch=options.max_atomic,
         scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9),
         scaler=scaler,
+        state={"meter": Meter()} if options.numpy else None,
         drop_last=options.drop_last,
         num_workers=options.workers,
     )
     loss_of = torch.nn.BCEWithLogitsLoss()
 
     def evaluate() -> float:
+        model.eval()
         with torch.no_grad():
-            return float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
+            reached = float(loss_of(model(data.points.double()).squeeze(1), data.labels.double()))
+        model.train()
+        return reached
 
+    validation = None
+    if options.validation_workers:
+        validation = torch.utils.data.DataLoader(
+            data, 64, num_workers=options.validation_workers, persistent_workers=True
+        )
     record = os.open(options.folder / "steps.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
     for epoch in run.epochs(options.epochs):
+        if validation is not None:
+            assert sum(len(labels) for _, _, labels in validation) == options.size
         for indices, points, labels in loader:
             part = loader.part
             seen = indices.tolist() if part.samples else []
@@ -136,6 +175,8 @@ def main() -> None:
             if options.sleep and not (options.folder / "fast").exists():
                 time.sleep(options.sleep)
             hold.wait()
+            if run.steps == options.fail:
+                raise RuntimeError("as asked")
             run.step(loss)
         run.report(evaluate(), minimize=True)
     loss = evaluate()

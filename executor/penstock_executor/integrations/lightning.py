@@ -7,17 +7,19 @@
     trainer.fit(module, data, ckpt_path=penstock.latest())
 
 On the daemon's request and on SIGTERM, it saves one of Lightning's checkpoints to a temporary file and renames it over
-the one before.
+the one before. After SIGTERM, the process then exits with status 143, and nothing after `trainer.fit` runs.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
 from penstock_executor.integrations.training_monitor import TrainingMonitor
+from penstock_executor.training.workers import protect_workers
 
 
 class PenstockCallback(Callback):  # type: ignore[misc]
@@ -45,7 +47,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         self._metric, self._minimize = metric, minimize
         self._monitor: TrainingMonitor | None = None
         self._last = -1
-        self._stopping = False
+        protect_workers()
 
     def latest(self) -> str | None:
         """The newest checkpoint, for `ckpt_path` of `Trainer.fit`; None if there is none."""
@@ -65,6 +67,12 @@ class PenstockCallback(Callback):  # type: ignore[misc]
             device=pl_module.device,
         )
         self._last = trainer.global_step
+        loop = trainer.fit_loop
+        if getattr(loop, "_combined_loader_states_to_load", None):
+            # The module has used `estimated_stepping_batches` to configure its schedule, as most do. Then Lightning
+            # (2.6) makes the loaders before it knows their states in the checkpoint, and never sets them.
+            loop._load_combined_loader_states()
+            iter(loop._data_fetcher)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Do what the daemon asks for, once per optimiser step."""
@@ -72,10 +80,11 @@ class PenstockCallback(Callback):  # type: ignore[misc]
             return
         self._last = trainer.global_step
         assert self._monitor is not None
-        save, self._stopping = self._monitor.step_done(trainer.global_step)
+        save, stop = self._monitor.step_done(trainer.global_step)
         if save:
             self._save(trainer)
-        trainer.should_stop = trainer.should_stop or self._stopping
+        if stop:
+            self._monitor.leave()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the metric. Before training starts there is no monitor, so Lightning's sanity check reports
@@ -84,9 +93,8 @@ class PenstockCallback(Callback):  # type: ignore[misc]
             self._monitor.report(float(trainer.callback_metrics[self._metric]), minimize=self._minimize)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save, unless the epoch ends because the job must stop: then the checkpoint made in its middle counts."""
-        if not self._stopping:
-            self._save(trainer)
+        """Save."""
+        self._save(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the end of the run."""
@@ -98,5 +106,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         trainer.save_checkpoint(beside)
         assert self._monitor is not None
         if trainer.is_global_zero:
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
             beside.rename(self._folder / "penstock.ckpt")
         self._monitor.saved()

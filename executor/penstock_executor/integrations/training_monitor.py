@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from penstock_executor.client import ReportSchedule, connect
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.node_channel import open_channel
 from penstock_executor.training.reporter import Reporter
+from penstock_executor.training.status import STOPPED, SUPERSEDED
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class TrainingMonitor:
             self._request, self._reporter.request = self._reporter.request.id, None
         if superseded:
             self.end("superseded")
-            raise SystemExit(75)
+            raise SystemExit(SUPERSEDED)
         if stop:  # if not, keep the flag: a signal may have come meanwhile
             self._stop = True
         if self._channel is not None:
@@ -141,10 +142,21 @@ class TrainingMonitor:
             seconds = time.monotonic() - self._save_began_s
             self._reporter.put(Checkpointed(request=request, progress=self.progress, seconds=seconds))
 
-    def end(self, outcome: Literal["completed", "stopped", "superseded", "failed"] | None = None) -> None:
-        """Report that the loop has ended. Without an `outcome`: by itself, or because it was asked to stop."""
+    def end(self, outcome: Literal["completed", "stopped", "superseded", "failed"] = "completed") -> None:
+        """Report that the loop has ended."""
         if self._reporter is not None:
-            self._reporter.close(outcome or ("stopped" if self._stop else "completed"), self.progress)
+            self._reporter.close(outcome, self.progress)
+
+    def leave(self) -> NoReturn:
+        """End this process, because it was asked to stop and has saved. All processes call it.
+
+        Raises:
+            SystemExit: with status 143, so that whatever waits for the job does not take it for done.
+        """
+        if self._world > 1:
+            dist.barrier()  # else the launcher may kill processes that still write
+        self.end("stopped")
+        raise SystemExit(STOPPED)
 
     def _observe(self, now: float) -> None:
         steps = self._steps - self._reported_steps

@@ -93,7 +93,7 @@ class Batches:
 
     def __init__(self, size: BatchSize, rank: int, replicas: int, *, drop_last: bool = False) -> None:
         self.size = size
-        self._rank, self._replicas, self._drop_last = rank, replicas, drop_last
+        self.rank, self._replicas, self._drop_last = rank, replicas, drop_last
         self.parts: deque[Part] = deque()
 
     def indices(self, order: NDArray[np.int64], position: int) -> Iterator[list[int]]:
@@ -112,6 +112,14 @@ class Batches:
             for mine in self._deal(len(step)):
                 yield step[mine.start : mine.stop] or step[:1]
 
+    def count(self, samples: int) -> int:
+        """Number of parts of this process in an epoch of `samples` samples, at the present size."""
+        steps, rest = divmod(samples, self.size.total)
+        parts = steps * (self.size.accumulation_steps(self._replicas) + 1)
+        if rest and not self._drop_last:
+            parts += BatchSize(rest, self.size.atomic).accumulation_steps(self._replicas) + 1
+        return parts
+
     @property
     def _fewest(self) -> int:
         return self.size.total if self._drop_last else 1
@@ -119,7 +127,7 @@ class Batches:
     def _deal(self, samples: int) -> Iterator[range]:
         dealt = deal(samples, self._replicas, self.size.atomic)
         for micro_step, ranges in enumerate(dealt, 1):
-            mine = ranges[self._rank]
+            mine = ranges[self.rank]
             last = micro_step == len(dealt)
             self.parts.append(Part(len(mine), samples, self._replicas, len(dealt), last))
             yield mine

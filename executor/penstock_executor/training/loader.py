@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate
 
@@ -28,6 +30,7 @@ class Loader:
         position: samples of the epoch that are done.
         drop_last: whether an epoch ends before a step that would be smaller than the others.
         before_part: called before each batch is yielded, with whether it is the last of an optimiser step.
+        begin: called before the first sample of each pass is read.
         options: of `torch.utils.data.DataLoader`; for a stream, only `collate_fn`.
     """
 
@@ -42,6 +45,7 @@ class Loader:
         position: int,
         drop_last: bool,
         before_part: Callable[[bool], None],
+        begin: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> None:
         self.epoch = 0
@@ -57,6 +61,7 @@ class Loader:
         )
         self._batches = Batches(size, *place, drop_last=drop_last)
         self._part: Part | None = None
+        self._begin = begin
         taken = {"batch_size", "sampler", "batch_sampler"} & options.keys()
         if taken:
             raise ValueError(
@@ -82,8 +87,20 @@ class Loader:
     def size(self, size: BatchSize) -> None:
         self._batches.size = size
 
+    def __len__(self) -> int:
+        """Number of batches in a whole epoch at the present batch size. The rest of an epoch that the last run began has
+        fewer.
+
+        Raises:
+            TypeError: the data set is a stream.
+        """
+        if self.samples is None:
+            raise TypeError("a stream has no length: count the steps with run.steps")
+        return self._batches.count(self.samples)
+
     def __iter__(self) -> Iterator[Any]:
         self._part = None
+        self._begin()
         for batch in self._stream() if self.samples is None else self._map():
             if self._part is not None:
                 raise RuntimeError("the last batch was not trained on: call run.step(loss) once for each batch")
@@ -100,7 +117,14 @@ class Loader:
         assert self.samples is not None
         order = epoch_order(self.samples, self.epoch, self._seed, shuffle=self._shuffle)
         indices = self._batches.indices(order, self.position)
-        yield from DataLoader(self._dataset, batch_sampler=indices, **self._options)  # type: ignore[arg-type,unused-ignore]
+        # Else the DataLoader draws from PyTorch's global generator, and a pass in two parts draws twice.
+        options = {"generator": self._generator()} | self._options
+        yield from DataLoader(self._dataset, batch_sampler=indices, **options)  # type: ignore[arg-type,unused-ignore]
+
+    def _generator(self) -> torch.Generator:
+        """For the seeds of the workers."""
+        seeds = np.random.SeedSequence([self._seed, self.epoch, self.position, self._batches.rank])
+        return torch.Generator().manual_seed(int(seeds.generate_state(1)[0]))
 
     def _stream(self) -> Iterator[Any]:
         collate, decode = self._options.get("collate_fn") or default_collate, decoder(self._dataset)

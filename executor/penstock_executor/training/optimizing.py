@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from penstock_profiles.efficiency import gain
 from penstock_profiles.learning_rate import Rule
@@ -42,6 +44,8 @@ class OptimizerStep:
     ) -> None:
         self._optimizer, self._rule, self._noise, self._initial = optimizer, rule, noise, initial_batch
         self._scheduler, self._scaler = scheduler, scaler
+        self._by_progress = scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau)
+        """The script steps `ReduceLROnPlateau` itself: only the script has the metric."""
         self.scheduled = 0
         """Steps that the scheduler has made, over all runs."""
 
@@ -76,8 +80,10 @@ class OptimizerStep:
 
     def follow_schedule(self, progress: float) -> None:
         """Step the scheduler as often as a training at the initial batch size would have by `progress`."""
-        if self._scheduler is not None:
-            while self.scheduled < int(progress / self._initial + 1e-9):
+        if self._by_progress:
+            # A large step may go beyond the end of OneCycleLR: its rate rises again there, and then it raises.
+            end = getattr(self._scheduler, "total_steps", math.inf) - 1
+            while self.scheduled < min(int(progress / self._initial + 1e-9), end):
                 self._scheduler.step()
                 self.scheduled += 1
 

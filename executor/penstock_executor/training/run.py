@@ -35,26 +35,25 @@ from penstock_executor.training.arguments import (
     learning_rate_rule,
     split_batch,
 )
-from penstock_executor.training.averaging import Averager
 from penstock_executor.training.batches import BatchSize, Part
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
 from penstock_executor.training.gradients import GradientMeter, PendingNorms
 from penstock_executor.training.loader import Loader, samples_of
 from penstock_executor.training.measuring import MIB, Measurements
 from penstock_executor.training.optimizing import OptimizerStep
+from penstock_executor.training.parallel import parallel, set_synchronising
 from penstock_executor.training.processes import Group
 from penstock_executor.training.reporter import Reporter
-from penstock_executor.training.saving import Saver, random_states
+from penstock_executor.training.saving import CannotSave, Saver, random_states
 from penstock_executor.training.sizes import BatchChooser
 from penstock_executor.training.state import TrainingState, newest_checkpoint
+from penstock_executor.training.status import STOPPED, SUPERSEDED
 from penstock_executor.training.suspension import Suspension, stand_still
+from penstock_executor.training.workers import end_workers, protect_workers
 from penstock_profiles.noise import GradientNoise, NoiseEstimator
 from penstock_profiles.wire import Body, Checkpointed, Observation, Result, Started
 
 log = logging.getLogger(__name__)
-
-STOPPED, SUPERSEDED = 128 + signal.SIGTERM, 75
-"""Exit statuses."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,6 +113,7 @@ class TrainingRun:
         self._between_steps = True
         """Whether the next backward pass begins an optimiser step."""
         signal.signal(signal.SIGTERM, self._on_term)
+        protect_workers()
         self._suspension = Suspension(settings.host_cap_bytes)
         # Some sites send it as a warning before a time limit; by default it would end the process.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -151,7 +151,7 @@ class TrainingRun:
             lr_scaling: a name in `penstock_profiles.learning_rate.RULES`. None: `square_root` for optimisers of Adam's
                 kind, `adascale` for others.
             scheduler: of the learning rate, per step at `batch_size`. Penstock steps it by progress; do not step it
-                yourself.
+                yourself, except `ReduceLROnPlateau`, which Penstock only saves.
             scaler: a `torch.amp.GradScaler`, for mixed precision.
             max_grad_norm: the norm that gradients are clipped to.
             state: name -> further objects with `state_dict` and `load_state_dict` that checkpoints should hold.
@@ -162,6 +162,7 @@ class TrainingRun:
 
         Raises:
             ValueError: an argument is out of its range, or replicas of a split model cannot share the batch evenly.
+            CannotSave: what `state` names, the scheduler or the optimiser has a state that could not be loaded again.
         """
         largest = batch_size if max_batch_size is None else max_batch_size
         rule = learning_rate_rule(lr_scaling, optimizer)
@@ -191,10 +192,12 @@ class TrainingRun:
         self._max_grad_norm = max_grad_norm
         named = {"scheduler": scheduler, "scaler": scaler} | dict(state or {})
         self._state = TrainingState(self._group, self._bare, optimizer, named, sharded=sharded)
+        self._state.check()
         position, saved_batch = self._restore()
         if saved_batch is not None and saved_batch.total > largest:
             saved_batch = None
-        self._model, self._averager = self._parallel(sharded)
+        self._first_step = self.steps
+        self._model, self._averager = parallel(self._bare, self._group, self.device, sharded=sharded)
         averaged = isinstance(self._model, DistributedDataParallel) or (self._split and self.replicas > 1)
         meter = GradientMeter(list(self._bare.parameters()), optimizer, self.replicas, averaged=averaged)
         self._measurements = Measurements(meter, self._noise, batch_size)
@@ -206,7 +209,8 @@ class TrainingRun:
             shuffle=shuffle,
             position=position,
             drop_last=drop_last,
-            before_part=self._before_part,
+            before_part=lambda last: set_synchronising(self._model, last=last),
+            begin=lambda: self._restore_random() if self._loader.position else None,
             **loader,
         )
         self._batch = self._loader.size
@@ -222,6 +226,7 @@ class TrainingRun:
         """
         while not self._done(count):
             self._loader.epoch = self.epoch
+            self._restore_random()
             self._measurements.restart_clock()
             yield self.epoch
             self._act()
@@ -304,7 +309,11 @@ class TrainingRun:
         states = self._group.gather(random_states())
         if self._state.writes:
             self._saver.wait()
-            state, piece = self._state.collect(states)
+            try:
+                state, piece = self._state.collect(states)
+            except CannotSave as error:
+                self._saver.fail(error)
+                return
             progress, steps = self.progress, self.steps
             pause_s = time.monotonic() - began_s
 
@@ -345,25 +354,6 @@ class TrainingRun:
             chooser.limit(self._gpus.gpu_type, max_atomic_batch)
         return chooser
 
-    def _parallel(self, sharded: bool) -> tuple[torch.nn.Module, Averager | None]:
-        """The model as it trains on several processes, and what averages its gradients if that is not the model
-        itself."""
-        if self._split:
-            assert self._group.same_place is not None
-            assert self._group.replica_group is not None
-            return self._bare, Averager(self._bare, self._group.same_place, self._group.replica_group)
-        if self.world > 1 and not sharded:
-            devices = [self.device] if self.device.type == "cuda" else None
-            return DistributedDataParallel(self._bare, device_ids=devices, gradient_as_bucket_view=True), None
-        return self._bare, None
-
-    def _before_part(self, last: bool) -> None:
-        """Tell the model whether the coming backward pass synchronises: DDP must know before the forward pass."""
-        if isinstance(self._model, DistributedDataParallel):
-            self._model.require_backward_grad_sync = last
-        elif hasattr(self._model, "set_requires_gradient_sync"):
-            self._model.set_requires_gradient_sync(last)
-
     def _backward(self, part: Part, loss: torch.Tensor | None) -> None:
         meter = self._measurements.meter
         if self._averager is not None:
@@ -396,6 +386,11 @@ class TrainingRun:
         self._optimizer.zero_grad()
         self.steps += 1
         return norms
+
+    def _restore_random(self) -> None:
+        """Before the first step: the script and its loaders may have drawn from the generators since `prepare`."""
+        if self.steps == self._first_step:
+            self._state.restore_random()
 
     def _done(self, count: int) -> bool:
         if self._epoch_samples is None or not self._adaptive:
@@ -546,6 +541,7 @@ class TrainingRun:
             self._gpus.gpu_type,
             self._atomic,
         )
+        end_workers()
         short_of_memory.begin_again(self.world, read_environment().job_id)
 
     def _on_term(self, _number: int, _frame: object) -> None:

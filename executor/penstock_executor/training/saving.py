@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import os
@@ -21,15 +22,67 @@ from penstock_executor.checkpoint import Checkpoints, NotSaved, Shards, Supersed
 log = logging.getLogger(__name__)
 
 
-def copied(value: Any) -> Any:
-    """`value` with each tensor in it copied to the host's memory, so that training may go on."""
+ARRAY = "penstock.numpy.ndarray"
+"""Key of the dictionary that stands for an array of NumPy in a checkpoint, which holds only tensors and plain values."""
+
+
+class CannotSave(TypeError):
+    """A state holds something that could not be loaded again."""
+
+
+def copied(value: Any, where: str = "state") -> Any:
+    """`value` with each tensor in it copied to the host's memory, so that training may go on.
+
+    Scalars of NumPy become Python's. `from_bytes` turns arrays of NumPy back into such.
+
+    Args:
+        value: tensors, NumPy's arrays, plain values, and dictionaries and lists of them.
+        where: name of the value, for errors.
+
+    Raises:
+        CannotSave: something in it is neither; the message names it.
+    """
     if isinstance(value, torch.Tensor):
         value = value.detach()
         return value.clone() if value.device.type == "cpu" else value.cpu()
+    if isinstance(value, np.ndarray):
+        try:
+            return {ARRAY: torch.from_numpy(value.copy())}
+        except TypeError as error:
+            raise _cannot_save(value, f"{where} (dtype {value.dtype})") from error
+    if isinstance(value, np.generic):
+        return copied(value.item(), where)
     if isinstance(value, Mapping):
-        return {key: copied(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copied(each) for each in value)
+        return {copied(key, f"a key of {where}"): copied(each, f"{where}[{key!r}]") for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(each, f"{where}[{number}]") for number, each in enumerate(value))
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return value
+    try:
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:
+        raise _cannot_save(value, where) from error
+    return copy.deepcopy(value)
+
+
+def _cannot_save(value: object, where: str) -> CannotSave:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return CannotSave(
+        f"{where} is a {kind}, which PyTorch would not load from a checkpoint again (weights_only=True); let state_dict"
+        " return numbers, strings, tensors, NumPy arrays, and dictionaries and lists of them"
+    )
+
+
+def _uncopied(value: Any) -> Any:
+    """`value` with the arrays that `copied` replaced."""
+    if isinstance(value, dict):
+        if set(value) == {ARRAY}:
+            return value[ARRAY].numpy()
+        return {key: _uncopied(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_uncopied(each) for each in value)
     return value
 
 
@@ -72,7 +125,7 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
 def from_bytes(state: bytes) -> Any:
     """The state as `torch.load` reads it, on the CPU. Only tensors and plain values, so that a checkpoint cannot run
     code."""
-    return torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+    return _uncopied(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))
 
 
 class Saver:
@@ -120,6 +173,11 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def fail(self, error: CannotSave) -> None:
+        """Note that there is no checkpoint because of this error. Training goes on, and earlier checkpoints are whole."""
+        log.error("no checkpoint written: %s", error)
+        self.failure = NotSaved(f"no checkpoint written: {error}")
 
     @property
     def busy(self) -> bool:
@@ -204,7 +262,7 @@ def write_part(folder: Path, place: int, part: Mapping[str, Any]) -> Iterable[Pa
 
 def read_part(folder: Path, place: int) -> Any:
     """Read what `write_part` wrote."""
-    return torch.load(_part_file(folder, place), map_location="cpu", weights_only=True)
+    return _uncopied(torch.load(_part_file(folder, place), map_location="cpu", weights_only=True))
 
 
 def _part_file(folder: Path, place: int) -> Path:

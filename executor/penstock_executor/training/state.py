@@ -42,6 +42,7 @@ class TrainingState:
         self._group, self._model, self._optimizer = group, model, optimizer
         self._named = {name: each for name, each in named.items() if each is not None}
         self._sharded, self._split = sharded, group.gpus_per_replica > 1
+        self._random: Any = None
 
     @property
     def writes(self) -> bool:
@@ -51,6 +52,15 @@ class TrainingState:
         """
         return self._group.rank == 0 or self._sharded or (self._split and self._group.replica == 0)
 
+    def check(self) -> None:
+        """Raise CannotSave if the state of the optimiser or of the script's own objects could not be loaded again.
+
+        At the start, the script's author is still there. Later the run would lose everything at its next move.
+        """
+        copied(self._optimizer.state_dict()["param_groups"], "optimizer.param_groups")
+        for name, each in self._named.items():
+            copied(each.state_dict(), name)
+
     def collect(self, random_states: list[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Copies of the state that rank 0 writes, and of this process's piece of a divided model (None if it is whole).
 
@@ -59,13 +69,14 @@ class TrainingState:
         Args:
             random_states: of each rank, from `saving.random_states`.
         """
-        more = {f"more.{name}": each.state_dict() for name, each in self._named.items()}
+        more = {f"more.{name}": copied(each.state_dict(), name) for name, each in self._named.items()}
         if self._sharded:
-            return dict(copied(more)) | {"random": random_states}, dict(copied(self._shards()))
-        whole = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()} | more
+            return more | {"random": random_states}, dict(copied(self._shards()))
+        model, optimizer = copied(self._model.state_dict(), "model"), copied(self._optimizer.state_dict(), "optimizer")
+        whole = {"model": model, "optimizer": optimizer} | more
         if self._split:
-            return {"random": random_states}, dict(copied(whole))
-        return dict(copied(whole)) | {"random": random_states}, None
+            return {"random": random_states}, whole
+        return whole | {"random": random_states}, None
 
     def restore(self, found: Checkpoint, shard_group: dist.ProcessGroup | None) -> None:
         """Load a checkpoint; all processes call it.
@@ -99,7 +110,16 @@ class TrainingState:
             if f"more.{name}" in state:
                 each.load_state_dict(state[f"more.{name}"])
         if len(state["random"]) == self._group.world:
-            set_random_states(state["random"][self._group.rank])
+            self._random = state["random"][self._group.rank]
+        self.restore_random()
+
+    def restore_random(self) -> None:
+        """Set the random generators to their states in the checkpoint, if it had as many processes.
+
+        Call it again before the first step: what the script did in between may have drawn from them.
+        """
+        if self._random is not None:
+            set_random_states(self._random)
 
     def _check_division(self, found: Checkpoint) -> None:
         before, now = found.meta.get("gpus_per_replica", 1), self._group.gpus_per_replica

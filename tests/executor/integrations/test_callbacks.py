@@ -1,17 +1,19 @@
 """Training loops of Hugging Face and Lightning under Penstock: the examples, as real processes."""
 
+import collections
 import importlib.util
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ..elastic import environment
-from ..spool import ROOT, bodies, process, tell, wait_for
+from ..spool import ROOT, bodies, process, send_to_all, tell, wait_for
 
 LOOPS = [
-    ("transformer", "transformers", ("--output={folder}", "--steps=400")),
-    ("lightning", "lightning", ("--checkpoints={folder}", "--epochs=12")),
+    ("transformer", "transformers", ("--output={folder}", "--steps=400", "--workers=2")),
+    ("lightning", "lightning", ("--checkpoints={folder}", "--epochs=12", "--workers=2")),
 ]
 
 
@@ -37,8 +39,13 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
         tell(spool, 1, "save")
         answers = wait_for(lambda: [b for b in bodies(spool, 1, "checkpointed") if b.request == "save"], "answer", 300)
         assert answers[0].progress > 0
-        child.terminate()
+        send_to_all(child.pid, signal.SIGTERM)
         _, said = child.communicate(timeout=120)
+        assert child.returncode == 143, said
+    if example == "transformer":  # what a kill in the middle of a write leaves
+        broken = folder / "checkpoint-399"
+        broken.mkdir()
+        (broken / "model.safetensors").write_bytes(b"trunc")
     (ended,) = bodies(spool, 1, "ended")
     assert (ended.outcome, ended.progress >= answers[0].progress) == ("stopped", True), said
     with process(*arguments, environment=environment(spool)) as child:
@@ -48,6 +55,20 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
     assert again.progress == ended.progress, "it continues where it stopped"
     (done,) = bodies(spool, 2, "ended")
     assert (done.outcome, done.progress) == ("completed", again.total)
+
+
+def test_lightning_stopped_in_mid_epoch_sees_each_sample_once(tmp_path: Path):
+    """12 steps an epoch; SIGTERM comes in the sixth of the second."""
+    needed("lightning")
+    needed("torchdata")
+    script = Path(__file__).with_name("train_lightning.py")
+    for status in (143, 0):
+        with process(script, tmp_path, "17", environment=environment()) as child:
+            _, said = child.communicate(timeout=400)
+            assert child.returncode == status, said
+        assert (tmp_path / "done").exists() == (status == 0), "nothing after `fit` runs in a job that was stopped"
+    seen = (tmp_path / "seen").read_text().split()
+    assert collections.Counter(seen) == {str(sample): 2 for sample in range(96)}
 
 
 def monitor_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):

@@ -103,3 +103,9 @@ def test_with_drop_last_an_epoch_ends_before_a_smaller_step():
     assert list(second.indices(order, 4)) == [[6, 7]]
     assert list(first.items(iter("abcdefghij"))) == [["a", "b"], ["e", "f"]]
     assert list(first.indices(order, 8)) == []
+
+
+@given(st.integers(1, 120), st.integers(1, 4), st.integers(1, 40), st.integers(1, 9), st.booleans())
+def test_the_number_of_batches_is_known_before(samples: int, replicas: int, total: int, atomic: int, drop_last: bool):
+    batches = Batches(BatchSize(total, atomic), 0, replicas, drop_last=drop_last)
+    assert batches.count(samples) == len(list(batches.indices(epoch_order(samples, 0, 7), 0)))

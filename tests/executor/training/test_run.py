@@ -121,6 +121,39 @@ def test_it_answers_the_daemon_stops_when_asked_and_gives_way_to_a_later_run(tmp
     assert bodies(spool, 2, "ended")[0].outcome == "superseded"
 
 
+def test_stopped_with_workers_and_a_loader_for_validation_it_saves_and_goes_on(tmp_path: Path):
+    """Slurm signals a data loader's workers too, also those of a loader that is not Penstock's."""
+    options = ("--workers=2", "--validation-workers=1", "--epochs=2", "--size=203")
+    with train(tmp_path, "--hold=9", *options) as job:
+        wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
+        job.send(signal.SIGTSTP)
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143, job.said.read_text()
+    with train(tmp_path, *options) as job:
+        said = job.finish()
+    assert "continues" in said
+    assert_each_sample_once(tmp_path, 2, 203)
+
+
+def test_stopped_in_mid_epoch_dropout_and_a_state_of_numpy_go_on_as_if_nothing_had_stopped_them(tmp_path: Path):
+    options = ("--epochs=2", "--size=203", "--dropout=0.5", "--numpy")
+    with train(tmp_path / "whole", *options) as job:
+        job.finish()
+    with train(tmp_path, "--hold=9", *options) as job:
+        wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143, job.said.read_text()
+    with train(tmp_path, *options) as job:
+        job.finish()
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) == 0
+
+
+def test_a_run_that_fails_ends_at_once_although_its_workers_ignore_signals(tmp_path: Path):
+    with train(tmp_path, "--workers=2", "--fail=3") as job:
+        assert job.wait() == 1
+    assert "RuntimeError: as asked" in job.said.read_text()
+
+
 def test_stopped_in_an_epochs_last_step_the_next_run_makes_the_end_of_that_epoch(tmp_path: Path):
     """Two steps per epoch. The second run has no steps of the first epoch left, and makes the later ones."""
     spool = tmp_path / "spool"
