@@ -135,7 +135,7 @@ def list_(config: Path = CONFIG) -> None:
 @app.command()
 def resume(config: Path = CONFIG) -> None:
     """End protected mode, so that penstockd may launch again. Stop penstockd before, and start it afterwards."""
-    from penstock_cloud.ec2 import PROTECTED
+    from penstock_cloud.instances import PROTECTED
     from penstock_scheduler.store import open_store
 
     daemon = load_settings(config).section(DaemonSettings)

@@ -95,6 +95,8 @@ class Ec2:
         self.groups: set[str] = set()
         self.reservations: dict[str, Reserved] = {}
         self.double_launches = 0
+        self.gates: dict[str, threading.Event] = {}
+        """Action -> what its calls wait for before they are answered."""
         self._forgotten: list[dict[str, Any]] = []
         self._tokens: dict[str, tuple[dict[str, str], Answer]] = {}
         self._lock = threading.Lock()
@@ -163,6 +165,7 @@ class Ec2:
         connection.getresponse().read()
         connection.close()
         with self._lock:
+            self.gates.clear()
             self.faults.clear(), self.calls.clear(), self._tokens.clear(), self.groups.clear()
             self.spot.clear(), self.on_demand.clear(), self.reservations.clear(), self._forgotten.clear()
             self.double_launches = 0
@@ -174,8 +177,10 @@ class Ec2:
             return self._price(json.loads(body))
         asked = {key: values[0] for key, values in parse_qs(body.decode()).items()}
         action = asked.get("Action", "")
+        self.calls.append((action, asked))
+        if (gate := self.gates.get(action)) is not None:
+            gate.wait(30)
         with self._lock:
-            self.calls.append((action, asked))
             fault = next((each for each in self.faults if each.action == action), None)
             if fault is not None:
                 fault.times -= 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from penstock_cloud.fleet import TAG, Fleet, connect
 from penstock_cloud.regions import Regions
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
+from penstock_cloud.worker import Yielding
 from penstock_scheduler.model import (
     BurstJob,
     CloudAction,
@@ -33,6 +35,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.store import SqlStore
+from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2
 
 TYPES = {"a10g": 2, "t4": 2}
@@ -49,6 +52,8 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._part, name)
+        if name == "terminate_instances":
+            real = self._site.noting_ends(real)
         return self._site.watch(name, real) if self._site.watch and self._lasting(name) else real
 
 
@@ -61,7 +66,11 @@ class CloudSite:
     watch: Callable[[str, Step], Step] | None = None
     """Wraps each lasting step of the daemon: a write to the store, or an order to EC2 or Slurm. A crash removes it."""
 
-    def __init__(self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None) -> None:
+    def __init__(
+        self, settings: CloudSettings, store: SqlStore, ec2: Ec2, client: Any = None, *, background: bool = False
+    ) -> None:
+        self.background = background
+        self.ended: set[str] = set()  # instances that this site has asked EC2 to end
         self.settings, self.store, self.ec2 = settings, store, ec2
         self.ahead_s = 0.0
         self.jobs: dict[str, Job] = {}
@@ -82,8 +91,10 @@ class CloudSite:
         client: Any = Watched(self, self._client, lambda name: not name.startswith(("describe", "get")))
         store: Any = Watched(self, self.store, lambda name: name in ("save_cloud_run", "charge", "set_control"))
         nodes: Any = Watched(self, self, lambda name: name == "power_down")
-        regions = Regions(Fleet(client, self.settings), self._elsewhere)
-        return Ec2Cloud(regions, self.settings, store, self, self.catalogue, nodes, random.Random(1), self.staging)
+        lock = threading.Lock() if self.background else None
+        regions = Regions(Fleet(client if lock is None else Yielding(client, lock), self.settings), self._elsewhere)
+        rng = random.Random(1)
+        return Ec2Cloud(regions, self.settings, store, self, self.catalogue, nodes, rng, self.staging, lock)
 
     def _elsewhere(self, region: str) -> Fleet:
         """The fleet of another region: moto has them all behind one endpoint."""
@@ -96,6 +107,18 @@ class CloudSite:
     def run_of(self, job: str) -> str:
         """Id of the job's newest run."""
         return self.store.cloud_runs(job=job)[-1].run
+
+    def noting_ends(self, real: Step) -> Step:
+        def terminate(InstanceIds: list[str]) -> Any:
+            self.ended |= {*InstanceIds}
+            return real(InstanceIds=InstanceIds)
+
+        return terminate
+
+    def owns(self, tags: dict[str, str]) -> bool:
+        """Whether an instance with these tags was launched by this site. It may have lost the site's tag since."""
+        runs = {line.key.split(":")[1] for line in self.store.cloud_ledger()}
+        return tags.get(f"{TAG}site") == str(self.settings.site) or tags.get(f"{TAG}run") in runs
 
     # --- ports: Clock, CloudNodes
 
@@ -206,6 +229,16 @@ class CloudSite:
             self.tick()
         raise AssertionError(f"still not after {most} ticks: runs {self.state.runs}, words {self.state.words}")
 
+    def really_until(self, condition: Callable[[], object], what: str) -> None:
+        """Tick in real time, since the cloud's own thread does the work."""
+
+        def now() -> object:
+            self.tick()
+            self.ahead_s -= 2.0
+            return condition()
+
+        wait_for(now, 120, what, details=lambda: f"{self.state.runs} {self.state.words} {self.state.closed}")
+
     @property
     def away(self) -> list[str]:
         return [run.job for run in self.state.runs]
@@ -215,11 +248,14 @@ class CloudSite:
         self.cloud = self.open()
 
     def bill(self) -> tuple[float, float]:
-        """(what the ledger says was spent, what moto's instance-hours come to), US dollars, if all is over."""
+        """(what the ledger says was spent, what the site's instances on moto come to), US dollars, if all is over."""
         spent = sum(line.amount for line in self.store.cloud_ledger() if line.kind == "usd")
         owed = 0.0
         for each in self.ec2.instances():
-            price = next(float(tag["Value"]) for tag in each["Tags"] if tag["Key"] == f"{TAG}usd_per_h")
+            tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
+            if not self.owns(tags):
+                continue
+            price = float(tags[f"{TAG}usd_per_h"])
             ended = each["StateTransitionReason"].split("(")[1][:19]
             seconds = time.mktime(time.strptime(ended, "%Y-%m-%d %H:%M:%S")) - time.mktime(
                 each["LaunchTime"].utctimetuple()

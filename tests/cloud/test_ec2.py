@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import pytest
 
-from penstock_cloud.ec2 import PROTECTED
 from penstock_cloud.failures import Kind, refusal
 from penstock_cloud.fleet import Fleet, Order
+from penstock_cloud.instances import PROTECTED
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore

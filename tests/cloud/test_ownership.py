@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock_cloud.doctor import policy
-from penstock_cloud.ec2 import PROTECTED
+from penstock_cloud.instances import PROTECTED
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore, open_store

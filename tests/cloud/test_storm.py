@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock_cloud.instances import PROTECTED
+from penstock_cloud.runs import BurstRun
+from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.model import Phase
+from penstock_scheduler.store import open_store
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
 
@@ -18,79 +23,103 @@ class Killed(BaseException):
     """kill -9: the daemon cannot catch it, and loses its memory."""
 
 
-def settled(site: CloudSite, ec2: Ec2) -> None:
-    """End everything, and check the three invariants."""
+def settled(site: CloudSite, ec2: Ec2, strangers: int = 0) -> None:
+    """End everything of a site, and check the invariants. `strangers`: instances that belong to others and run on."""
     for job in tuple(site.jobs):
         site.finish(job)
     site.tick()
-    site.until(lambda: not site.state.runs and not ec2.running(), most=100)
+    site.until(lambda: not site.state.runs and len(ec2.running()) == strangers, most=100)
     site.ticks(3)
-    launched = Counter(
-        (tags["penstock:run"], tags["penstock:node"])
-        for each in ec2.instances()
-        for tags in [{tag["Key"]: tag["Value"] for tag in each["Tags"]}]
-    )
-    assert not ec2.running()
+    tags_of = {
+        each["InstanceId"]: {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])} for each in ec2.instances()
+    }
+    launched = Counter((tags["penstock:run"], tags["penstock:node"]) for tags in tags_of.values() if site.owns(tags))
+    assert len(ec2.running()) == strangers
     assert set(launched.values()) <= {1}, "launched twice"
     assert ec2.double_launches == 0
+    assert all(site.owns(tags_of[each]) for each in site.ended), "a stranger's instance was ended"
     spent, owed = site.bill()
     assert spent == pytest.approx(owed, abs=1e-9)
 
 
-def storm(site: CloudSite, ec2: Ec2, seed: int, faults: int) -> None:
-    """`faults` faults, one after another, on jobs that come, leave, run, are recalled and end."""
-    rng = random.Random(seed)
+class Storm:
+    """Random faults of EC2 and of the daemons, on jobs of one or more sites in one account."""
 
-    def refused(code: str) -> Callable[[], None]:
-        return lambda: ec2.faults.append(Fault("CreateFleet", rng.choice(["error", "fleet"]), code))
+    def __init__(self, sites: list[CloudSite], ec2: Ec2, seed: int) -> None:
+        self.sites, self.ec2, self.rng = sites, ec2, random.Random(seed)
+        self.site = sites[0]
+        self.kinds: list[Callable[[], None]] = [
+            lambda: self.refused("InsufficientInstanceCapacity"),
+            lambda: self.refused("RequestLimitExceeded"),
+            lambda: self.refused("VcpuLimitExceeded"),
+            lambda: self.refused("RequestExpired"),
+            lambda: self.lost("CreateFleet"),
+            lambda: self.lost("TerminateInstances"),
+            lambda: self.lost("DescribeInstances"),
+            lambda: self.fault("DescribeInstances", "hide", times=self.rng.randint(1, 6)),
+            lambda: self.fault("TerminateInstances", "error", "UnauthorizedOperation", times=self.rng.randint(1, 3)),
+            self.taken_back,
+            self.stripped,
+            self.recalled,
+            self.killed,
+            self.killed,
+        ]
 
-    def lost(action: str) -> Callable[[], None]:
-        return lambda: ec2.faults.append(
-            Fault(action, rng.choice(["lost-before", "lost-after"]), times=rng.randint(1, 3))
-        )
+    def fault(self, action: str, kind: str, code: str = "", times: int = 1) -> None:
+        self.ec2.faults.append(Fault(action, kind, code, times=times))
 
-    def taken_back() -> None:
-        if running := ec2.running():
-            ec2.direct().terminate_instances(InstanceIds=[rng.choice(running)])
+    def refused(self, code: str) -> None:
+        self.fault("CreateFleet", self.rng.choice(["error", "fleet"]), code)
 
-    def recalled() -> None:
-        if site.away:
-            site.recall(rng.choice(site.away))
+    def lost(self, action: str) -> None:
+        self.fault(action, self.rng.choice(["lost-before", "lost-after"]), times=self.rng.randint(1, 3))
 
-    def killed() -> None:
-        mortal(site, rng.randint(0, 3), before=rng.random() < 0.5)
+    def mine(self) -> list[str]:
+        """Instances of the present site's open runs that run."""
+        rows = [BurstRun.model_validate_json(row.record) for row in self.site.store.cloud_runs()]
+        known = {slot.instance for run in rows for slot in run.slots}
+        return [each for each in self.ec2.running() if each in known]
 
-    kinds: list[Callable[[], None]] = [
-        refused("InsufficientInstanceCapacity"),
-        refused("RequestLimitExceeded"),
-        refused("VcpuLimitExceeded"),
-        lost("CreateFleet"),
-        lost("TerminateInstances"),
-        lost("DescribeInstances"),
-        lambda: ec2.faults.append(Fault("DescribeInstances", "hide", times=rng.randint(1, 6))),
-        taken_back,
-        recalled,
-        killed,
-        killed,
-    ]
-    for number in range(faults):
-        job = str(number)
-        site.submit(job)
-        rng.choice(kinds)()
-        offers = [offer for offer in site.state.offers if offer.nodes == 1]
-        try:
-            site.send(job, rng.choice(offers).id if offers else "g5.xlarge", usd=5.0)
-            site.ticks(rng.randint(0, 6))
-        except Killed:
+    def taken_back(self) -> None:
+        if mine := self.mine():
+            self.ec2.direct().terminate_instances(InstanceIds=[self.rng.choice(mine)])
+
+    def stripped(self) -> None:
+        if mine := self.mine():
+            self.ec2.direct().delete_tags(Resources=[self.rng.choice(mine)], Tags=[{"Key": "penstock:site"}])
+
+    def recalled(self) -> None:
+        if self.site.away:
+            self.site.recall(self.rng.choice(self.site.away))
+
+    def killed(self) -> None:
+        mortal(self.site, self.rng.randint(0, 3), before=self.rng.random() < 0.5)
+
+    def rage(self, faults: int) -> None:
+        """`faults` faults, one after another, on jobs that come, leave, run, are recalled and end."""
+        rng = self.rng
+        for number in range(faults):
+            self.site = site = rng.choice(self.sites)
+            job = str(number)
+            site.submit(job)
+            try:
+                rng.choice(self.kinds)()
+                offers = [offer for offer in site.state.offers if offer.nodes == 1]
+                site.send(job, rng.choice(offers).id if offers else "g5.xlarge", usd=5.0)
+                site.ticks(rng.randint(0, 6))
+            except Killed:
+                site.crash()
+            for each in tuple(site.jobs):
+                if rng.random() < 0.4:
+                    site.finish(each)
+            if rng.random() < 0.3:
+                for other in self.sites:
+                    other.sleep(3700)
+            if rng.random() < 0.5:
+                site.store.set_control(PROTECTED, None)  # an admin has read the notice
+        self.ec2.faults.clear()
+        for site in self.sites:
             site.crash()
-        for each in tuple(site.jobs):
-            if rng.random() < 0.4:
-                site.finish(each)
-        if rng.random() < 0.3:
-            site.sleep(3700)
-    ec2.faults.clear()
-    site.crash()
-    settled(site, ec2)
 
 
 def mortal(site: CloudSite, steps: int, *, before: bool) -> list[str]:
@@ -180,13 +209,40 @@ def test_kill_9_at_every_step_of_a_run_and_after_restart_the_same_result(
     assert die_at_every_step(site, ec2, offer, nodes, twice=twice) >= STEPS
 
 
-def test_a_storm_of_12_faults(site: CloudSite, ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def sites(
+    site: CloudSite, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+) -> Iterator[list[CloudSite]]:
+    """Two sites of one name in one account."""
+    settings = cloud_settings(site="5e1f0000-0000-4000-8000-000000000002", share=tmp_path / "other-share")
+    store = open_store(tmp_path / "other", writer=True)
+    yield [site, CloudSite(settings, store, ec2, ec2.through)]
+    store.close()
+
+
+def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int) -> None:
+    """A storm over these sites, beside an instance of nobody's. Then each site has ended what it launched, and only that."""
+    ec2.direct().run_instances(ImageId=sites[0].settings.image, MinCount=1, MaxCount=1)
+    Storm(sites, ec2, seed).rage(faults)
+    for site in sites:
+        for job in tuple(site.jobs):
+            site.finish(job)
+        site.tick()
+        site.until(lambda site=site: not site.state.runs, most=100)
+    for site in sites:
+        settled(site, ec2, strangers=1)
+    assert sum(len(site.ended) for site in sites) > faults / 10, "instances were launched and ended"
+
+
+def test_a_storm_of_100_faults_over_two_sites_in_one_account(
+    sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock_cloud.regions.APPEARS_S", 10.0)
-    storm(site, ec2, seed=20, faults=12)
+    storm_over(sites, ec2, seed=20, faults=100)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
-def test_storms_of_200_faults(site: CloudSite, ec2: Ec2, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storms_of_200_faults(sites: list[CloudSite], ec2: Ec2, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_cloud.regions.APPEARS_S", 10.0)
-    storm(site, ec2, seed=seed, faults=200)
+    storm_over(sites, ec2, seed=seed, faults=200)

@@ -1,0 +1,106 @@
+"""`[cloud] share`: the folder through which penstockd, slurmctld's programs and cloud nodes tell each other something."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_cloud.user_data import ALIVE, NOTICES
+from penstock_scheduler.model import JobId
+
+log = logging.getLogger(__name__)
+
+DETACHED = "detached"
+"""Folder with a file for each detached job. It has the cloud runner's links, and only the job's user can read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What Slurm wants of its cloud nodes.
+
+    Attributes:
+        resume: whether it needs the nodes; else it does not need them any more.
+        jobs: Slurm's number of each job that waits for nodes -> these nodes.
+        nodes: all nodes of the request.
+    """
+
+    resume: bool
+    jobs: Mapping[str, Sequence[str]]
+    nodes: Sequence[str]
+
+
+class Share:
+    """The folder. Trouble with it is logged and stops nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._undeleted: set[Path] = set()
+
+    def say_alive(self) -> None:
+        """Tell the cloud nodes that penstockd is alive."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / ALIVE).touch()
+        except OSError as error:
+            log.warning("the daemon's sign of life for cloud nodes cannot be written", extra={"text": str(error)})
+
+    def requests(self) -> Iterator[Request]:
+        """The requests of Slurm's resume and suspend programs. Each is deleted once it has been handled."""
+        for kind in ("resume", "suspend"):
+            try:
+                files = sorted({*(self._folder / kind).glob("*.json")} - self._undeleted)
+            except OSError as error:
+                log.warning("Slurm's requests for cloud nodes cannot be read", extra={"text": str(error)})
+                return
+            for file in files:
+                try:
+                    asked = json.loads(file.read_text(encoding="utf-8"))
+                    request = Request(kind == "resume", dict(asked["jobs"]), [str(name) for name in asked["nodes"]])
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    log.warning("unreadable request is dropped", extra={"file": str(file), "text": str(error)})
+                else:
+                    yield request
+                self._delete(file)
+
+    def notices(self, nodes: Sequence[str]) -> list[str]:
+        """Those of these nodes that EC2 is about to reclaim."""
+        try:
+            return [name for name in nodes if (self._folder / NOTICES / name).exists()]
+        except OSError as error:
+            log.warning("notices of interruption cannot be read", extra={"text": str(error)})
+            return []
+
+    def forget_notices(self, nodes: Sequence[str]) -> None:
+        """Delete the notices of these nodes."""
+        for name in nodes:
+            self._delete(self._folder / NOTICES / name)
+
+    def write_links(self, job: JobId, links: Mapping[str, str], uid: int) -> None:
+        """Write the links of a job's cloud runner, for its user alone. Raises OSError."""
+        file = self._folder / DETACHED / f"{job}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.chmod(0o711)
+        beside = file.with_suffix(".new")
+        beside.unlink(missing_ok=True)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(json.dumps(links))
+            if os.geteuid() == 0:
+                os.fchown(descriptor, uid, -1)
+        beside.rename(file)
+
+    def drop_links(self, job: JobId) -> None:
+        """Delete the links of a job's cloud runner."""
+        self._delete(self._folder / DETACHED / f"{job}.json")
+
+    def _delete(self, file: Path) -> None:
+        """Delete a file, or else never read it again: by then, its nodes may belong to other jobs."""
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self._undeleted.add(file)
+            log.warning("cannot be deleted", extra={"file": str(file), "text": str(error)})
