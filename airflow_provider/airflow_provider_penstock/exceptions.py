@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
+UNAUTHENTICATED = "unauthenticated"
+"""The API's error code for a token that is unknown, revoked or expired."""
+
 
 class PenstockRefused(AirflowFailException):
     """penstockd refused the request, and would refuse it again. The task fails at once, with penstockd's message."""

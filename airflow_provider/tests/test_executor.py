@@ -1,4 +1,5 @@
 import json
+import os
 from importlib import import_module
 
 import httpx
@@ -127,6 +128,34 @@ def test_an_executor_asks_a_penstockd_that_does_not_answer_once(folder, monkeypa
     assert executor.try_adopt_task_instances(tasks) == []
     assert executor.jobs == {ti.key: "" for ti in tasks}
     assert len(asked) == 1
+
+
+def test_reading_the_connection_from_the_database_leaves_the_schedulers_session_alone(folder, monkeypatch):
+    """The scheduler holds a session while executors adopt tasks: with another use of it, all its rows are detached."""
+    executor = executor_with("python3", monkeypatch, folder)
+    from airflow.models import Connection, Pool
+    from airflow.utils.db import initdb
+    from airflow.utils.session import create_session
+    from sqlalchemy import inspect, select
+
+    initdb()
+    named = json.loads(os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"])
+    row = Connection(conn_id="penstock_stored", **named | {"extra": json.dumps(named["extra"])})
+    with create_session() as session:
+        session.add(row)
+    try:
+        monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+        monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__CONN_ID", "penstock_stored")
+        executor = executor_with("python3", monkeypatch, folder)
+        with create_session() as session:
+            pool = session.scalars(select(Pool)).first()
+            tasks = [TaskInstance("stored-1"), TaskInstance("stored-2")]
+            assert executor.try_adopt_task_instances(tasks) == tasks, "penstockd was asked, and has no such jobs"
+            executor.revoke_task(ti=tasks[0])
+            assert not inspect(pool).detached
+    finally:
+        with create_session() as session:
+            session.delete(session.scalars(select(Connection).where(Connection.conn_id == "penstock_stored")).one())
 
 
 def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch, hook):

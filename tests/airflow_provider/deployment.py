@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -50,9 +51,15 @@ class Deployment:
     """Use as a context manager. Each component is a process group of its own, to be killed and started again."""
 
     def __init__(
-        self, python: str, folder: Path, connections: Mapping[str, object], dags: Sequence[Path], **settings: str
+        self,
+        python: str,
+        folder: Path,
+        connections: Mapping[str, Mapping[str, Any]],
+        dags: Sequence[Path],
+        **settings: str,
     ) -> None:
-        """`connections` by name; `dags` are files beside the provider's examples; `settings` are `SECTION__KEY`."""
+        """`connections` by name, for Airflow's database; `dags` are files beside the provider's examples; `settings` are by
+        `SECTION__KEY`."""
         self.python, self.folder = python, folder
         self.dags = folder / "dags"
         self.port = free_port()
@@ -72,7 +79,7 @@ class Deployment:
             "CORE__PARALLELISM": "8",
             "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
-            "CORE__FERNET_KEY": "",
+            "CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             "API__BASE_URL": url,
             "API__SECRET_KEY": secrets.token_hex(16),
             "API_AUTH__JWT_SECRET": secrets.token_hex(32),
@@ -89,7 +96,7 @@ class Deployment:
         }
         self.environment |= own
         self.environment |= {f"AIRFLOW__{name}": value for name, value in given.items()}
-        self.environment |= {f"AIRFLOW_CONN_{name.upper()}": json.dumps(of) for name, of in connections.items()}
+        self._connections = connections
         self.environment |= {"AIRFLOW_VAR_PENSTOCK_FOLDER": str(folder.parent)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._client = httpx.Client(base_url=f"{url}/api/v2", timeout=60, trust_env=False)
@@ -105,6 +112,8 @@ class Deployment:
             wait_for(self._answers, 180, "Airflow's API to answer", details=self.tail)
             token = httpx.get(f"{str(self._client.base_url).removesuffix('/api/v2/')}/auth/token", timeout=60)
             self._client.headers["Authorization"] = f"Bearer {token.json()['access_token']}"
+            for name, connection in self._connections.items():
+                self.connect(name, connection)
             wait_for(self._healthy, 180, "Airflow's components to be healthy", details=self.tail)
         except BaseException:
             self.__exit__()
@@ -167,6 +176,12 @@ class Deployment:
         answer = self._client.request(method, path, **request)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:2000]}"
         return answer.json() if answer.content else None
+
+    def connect(self, name: str, connection: Mapping[str, Any]) -> None:
+        """Store a connection in Airflow's database, or replace it."""
+        body = {"connection_id": name, **connection, "extra": json.dumps(connection["extra"])}
+        known = self._client.get(f"/connections/{name}").is_success
+        self.ask("PATCH" if known else "POST", f"/connections/{name}" if known else "/connections", json=body)
 
     def _answers(self) -> bool:
         try:

@@ -187,8 +187,7 @@ def test_a_job_goes_to_the_cloud_and_the_task_after_it_sees_the_bill(
     cloud, hypervisor = cloud_site
     cloud.stop()
     connection = listening(cloud)
-    made = {"connection_id": "penstock_cloud"} | connection | {"extra": json.dumps(connection["extra"])}
-    airflow.ask("POST", "/connections", json=made)
+    airflow.connect("penstock_cloud", connection)
     rates = {"t4": {"1": 1.0}, "a10g": {"1": 2.0}}
     dag = "example_penstock_burst"
     run = airflow.trigger(

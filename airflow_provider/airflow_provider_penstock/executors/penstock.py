@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 from airflow.executors.base_executor import BaseExecutor
 from airflow.providers.common.compat.sdk import conf
 
-from airflow_provider_penstock.exceptions import PenstockRefused
+from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, read
 
 SECTION = "penstock_executor"
@@ -43,6 +45,7 @@ class PenstockExecutor(BaseExecutor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._hook = PenstockHook(conf.get(SECTION, "conn_id", fallback=PenstockHook.default_conn_name))
+        self._client: httpx.Client | None = None
         self._poll_s = conf.getfloat(SECTION, "poll_interval_s", fallback=2.0)
         self._polled_s = float("-inf")
         self.jobs: dict[Any, str] = {}
@@ -226,9 +229,31 @@ class PenstockExecutor(BaseExecutor):
             query["after"] = page["next"]
 
     def _ask(self, method: str, path: str, **request: Any) -> Any:
-        """Send a request once. The next heartbeat tries again."""
-        with self._hook.get_conn() as client:
-            return read(client.request(method, path, timeout=TIMEOUT_S, **request))
+        """Send a request once; twice if penstockd does not know the token any more. The next heartbeat tries again."""
+        was_open = self._client is not None
+        try:
+            return self._send(method, path, **request)
+        except PenstockRefused as refused:
+            if refused.code != UNAUTHENTICATED or not was_open:
+                raise
+            self._close()
+            return self._send(method, path, **request)
+        except (httpx.TransportError, PenstockAway):
+            self._close()  # the connection may have another address by now
+            raise
+
+    def _send(self, method: str, path: str, **request: Any) -> Any:
+        if self._client is None:
+            # Another thread reads the connection: the scheduler asks while it holds a session of its database, Airflow keeps one
+            # session for each thread, and reading a connection closes the session of the thread that reads.
+            with ThreadPoolExecutor(1) as thread:
+                self._client = thread.submit(self._hook.get_conn).result()
+        return read(self._client.request(method, path, timeout=TIMEOUT_S, **request))
+
+    def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
 
 def job_key(task_instance_id: Any) -> str:
