@@ -19,7 +19,7 @@ from penstock_slurm.loopback import LoopbackCluster
 from tests.airflow_provider.conftest import airflow_python, listening
 from tests.airflow_provider.deployment import REPOSITORY
 from tests.end_to_end.site import Site
-from tests.scheduler.service.test_transport import certificate
+from tests.scheduler.service.conftest import certificate
 
 __all__ = ["certificate"]  # a fixture
 
