@@ -43,6 +43,7 @@ from penstock_scheduler.messages import (
     LogPart,
     NewToken,
     NodeView,
+    OwnerView,
     Pause,
     PolicyView,
     ProfileList,
@@ -159,6 +160,10 @@ class Client:
     def submit(self, submission: Submission) -> JobView:
         """Submit a job, or return the job that was submitted with the same key."""
         return self._ask(JobView, "POST", "/v1/jobs", body=submission, again=submission.key is not None)
+
+    def owner(self, name: str) -> OwnerView:
+        """An owner of your own jobs, and its newest job."""
+        return self._ask(OwnerView, "GET", "/v1/owner", query={"name": name}, again=True)
 
     def forecast(self, submission: Submission) -> Forecast:
         """What a job would get if it were submitted now. Submits nothing."""

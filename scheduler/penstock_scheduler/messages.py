@@ -64,11 +64,30 @@ class ErrorAnswer(Body):
     error: Problem
 
 
+class Owner(Body):
+    """What a job belongs to outside Slurm, such as a task of Airflow. An owner has at most one job that has not ended."""
+
+    name: Key
+    """Stays the same over all tries of a task."""
+    generation: Key
+    """Tries of one generation share a job. Another generation is to run anew, for example after the task was cleared."""
+    attempt: NonNegativeInt = Field(le=2**62)
+    """Grows with each try, over all generations, so that a late request of an earlier try does nothing."""
+
+
+class OwnerView(Owner):
+    """An owner and its newest job."""
+
+    job: str
+
+
 class Submission(Body):
     """A job to submit. It runs as the user that submits it."""
 
     key: Key | None = None
     """Idempotency key: all submissions of a user with the same key are the same job. None: each request is a new job."""
+    owner: Owner | None = None
+    """Needs a key, which is another one for each try."""
     name: _Line | None = None
     script: str | None = Field(default=None, max_length=MAX_SCRIPT_BYTES)
     """A batch script that begins with #!. Its #SBATCH lines apply, but the fields of this body take precedence."""
@@ -102,6 +121,8 @@ class Submission(Body):
             raise ValueError("the script must begin with #!, such as #!/bin/bash")
         if self.script is not None and "\0" in self.script:
             raise ValueError("the script contains a NUL character")
+        if self.owner is not None and self.key is None:
+            raise ValueError("a submission with an owner needs a key; use another one for each try")
         return self
 
 

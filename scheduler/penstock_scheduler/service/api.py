@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
+from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request
 
@@ -88,6 +89,8 @@ class Api:
         self.submissions = Bucket(settings.submissions_per_hour / 3600, settings.submissions_per_hour)
         self.submitting: dict[tuple[str, str], asyncio.Lock] = {}
         """(user, key) of the submissions in progress."""
+        self.owning: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """(user, owner) of the submissions in progress."""
         self.writer = ReportWriter(board.store)
         self.epochs: dict[str, int] = {}
         """Job -> the newest epoch of its reports, as far as it has been read."""

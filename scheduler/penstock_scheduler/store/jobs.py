@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.profiles import Profile
-from penstock_scheduler.messages import JobView, LedgerLine
+from penstock_scheduler.messages import JobView, LedgerLine, OwnerView
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.ledger import LedgerStore
 
@@ -92,6 +92,19 @@ class JobStore(LedgerStore):
         c = t.submissions.c
         with self.read() as db:
             return [tuple(row) for row in db.execute(sa.select(c.user_name, c.key).where(c.job.is_(None)))]
+
+    def owner(self, user: str, name: str) -> OwnerView | None:
+        """A user's owner of this name, with its newest job; None: it has submitted none."""
+        c = t.owners.c
+        with self.read() as db:
+            view = db.scalar(sa.select(c.view).where(c.user_name == user, c.name == name))
+        return None if view is None else OwnerView.model_validate_json(view)
+
+    def save_owner(self, user: str, owner: OwnerView) -> None:
+        """Note an owner's newest job."""
+        row = {"user_name": user, "name": owner.name, "view": owner.model_dump_json()}
+        with self.write() as db:
+            db.execute(self._upsert(t.owners, ["user_name", "name"], ("view",)), row)
 
     def add_model(self, job: str, time_s: float, estimator: AnyEstimator) -> None:
         """Append to the history of a job's model."""

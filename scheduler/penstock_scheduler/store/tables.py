@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration."""
 
 metadata = MetaData()
@@ -85,6 +85,14 @@ submissions = Table(
     Column("digest", String(64), nullable=False),
     Column("created_s", Float(53), nullable=False),
     Column("job", _NAME, comment="absent: sbatch had not answered yet"),
+)
+
+owners = Table(
+    "owners",
+    metadata,
+    Column("user_name", _NAME, primary_key=True),
+    Column("name", _NAME, primary_key=True),
+    Column("view", Text, nullable=False, comment="OwnerView"),
 )
 
 models = Table(

@@ -47,6 +47,7 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("GET", "/v1/me"): (USERS, None),
     ("POST", "/v1/jobs"): (USERS | {ADA: 403, OPERATOR: 403, ADMIN: 403}, SUBMISSION),  # they have no account here
     ("POST", "/v1/jobs/plan"): (USERS, SUBMISSION),
+    ("GET", "/v1/owner"): (USERS | dict.fromkeys((ADA, OPERATOR, ADMIN), 422), None),  # this row asks without a name
     ("GET", "/v1/jobs"): (USERS, None),
     ("GET", "/v1/jobs/{job}"): (OF_JOB, None),
     ("POST", "/v1/jobs/{job}/cancel"): (OF_JOB, None),

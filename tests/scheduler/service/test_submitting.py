@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 
 import pytest
 
 from penstock_scheduler.client import ApiError
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.messages import Owner, Submission
 from tests.scheduler.service.api import ME, serving
 
 
@@ -60,3 +61,82 @@ def test_concurrent_submissions_with_the_same_key_are_one_job(api):
     assert len(found) == 8
     assert len(set(found)) == 1
     assert len(api.submitter.jobs) == 1
+
+
+def owned(attempt: int, generation: str, key: str | None = None, **given: object) -> Submission:
+    owner = Owner(name="airflow:ours:dag:run:task:-1", generation=generation, attempt=attempt)
+    return Submission(key=key or f"try-{attempt}", owner=owner, command=("train",), **given)
+
+
+def end(api, job: str, state: str) -> None:
+    view = api.board.job(job)
+    with api.board._changing:
+        api.board._live.pop(job, None)
+        api.board.store.save_jobs([view.model_copy(update={"state": "ended", "ended": state})])
+
+
+def test_tries_of_one_generation_share_a_job_until_it_fails(api):
+    with api.client("me") as me:
+        first = me.submit(owned(1, "g"))
+        assert me.submit(owned(2, "g", name="edited in between")).id == first.id
+        end(api, first.id, "FAILED")
+        second = me.submit(owned(3, "g"))
+        assert second.id != first.id
+        assert me.submit(owned(3, "g")).id == second.id, "the same try, whose answer was lost"
+        end(api, second.id, "COMPLETED")
+        assert me.submit(owned(4, "g")).id == second.id
+        assert me.owner("airflow:ours:dag:run:task:-1").job == second.id
+    assert api.submitter.cancelled == []
+    assert [order.dependency for _, order in api.submitter.jobs.values()] == [None, None]
+
+
+def test_another_generation_cancels_the_job_and_starts_after_its_end(api):
+    with api.client("me") as me:
+        first = me.submit(owned(1, "g"))
+        second = me.submit(owned(2, "h", dependency="afterok:12"))
+        assert second.id != first.id
+        assert api.submitter.cancelled == [first.id]
+        assert api.submitter.jobs[second.id][1].dependency == f"afterok:12,afterany:{first.id}"
+        end(api, second.id, "COMPLETED")
+        third = me.submit(owned(3, "i"))
+        assert third.id not in (first.id, second.id), "a result of another generation is not taken"
+        assert api.submitter.cancelled == [first.id], "a job that has ended stays as it is"
+        for late in (owned(2, "h", key="late"), owned(3, "j", key="twin")):
+            with pytest.raises(ApiError, match=f"job {third.id} of a later try") as error:
+                me.submit(late)
+            assert error.value.code == "superseded"
+    assert len(api.submitter.jobs) == 3
+
+
+def test_an_owner_is_noted_after_the_daemon_died_before_it_could(api):
+    order = owned(2, "h")
+    with api.client("me") as me:
+        first = me.submit(owned(1, "g"))
+        lost = api.submitter.submit(order, ME, 0)
+        api.board.store.begin_submission(ME, "try-2", hashlib.sha256(order.model_dump_json().encode()).hexdigest())
+        assert me.submit(order).id == lost
+        assert me.owner(order.owner.name).job == lost
+    assert set(api.submitter.cancelled) == {first.id}
+
+
+def test_concurrent_tries_of_an_owner_are_one_job(api):
+    found: list[str] = []
+
+    def submit(attempt: int) -> None:
+        with contextlib.suppress(ApiError), api.client("me") as me:  # an earlier try may come too late
+            found.append(me.submit(owned(attempt, "g")).id)
+
+    threads = [threading.Thread(target=submit, args=[attempt]) for attempt in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert len(api.submitter.jobs) == 1
+
+
+def test_an_owner_without_a_key_and_an_unknown_owner_are_refused(api):
+    with pytest.raises(ValueError, match="needs a key"):
+        Submission(owner=Owner(name="n", generation="g", attempt=1), command=("train",))
+    with api.client("me") as me, pytest.raises(ApiError, match="no job of yours"):
+        me.owner("unknown")

@@ -21,6 +21,7 @@ from penstock_scheduler.messages import (
     JobPage,
     JobView,
     LogPart,
+    OwnerView,
     ReportBatch,
     ReportReceipt,
     Submission,
@@ -53,6 +54,15 @@ async def plan(order: Submission, call: User) -> Forecast:
     async with api.deciding:
         partitions = api.controls.rules.limits.partitions
         return await asyncio.to_thread(views.forecast, record, order, call.identity.user, api.models, partitions)
+
+
+@router.get("/owner")
+async def get_owner(name: Annotated[str, Query(max_length=200)], call: User) -> OwnerView:
+    """Show an owner of your own jobs, and its newest job."""
+    found = await asyncio.to_thread(call.api.store.owner, call.identity.user, name) if storable(name) else None
+    if found is None:
+        raise Refusal(404, "no-such-owner", "no job of yours was submitted for this owner")
+    return found
 
 
 @router.get("/jobs")
