@@ -52,7 +52,7 @@ def test_a_placement_counts_its_gpus_and_nodes():
     ],
 )
 def test_a_job_stays_only_if_nodes_gpus_and_the_wanted_cpus_and_memory_are_the_same(wanted: Share, stays: bool):
-    """The job holds 4 GPUs, 16 CPUs and 32,000 MB on n1. No wish for CPUs or memory accepts any amount."""
+    """The job holds 4 GPUs, 16 CPUs and 32,000 MB on n1. A job spec without CPUs or memory accepts any amount."""
     held = Share("n1", 4, 16, 32_000)
     assert wanted.suits(held) is stays
     assert Placement("a100", "all", (wanted,)).suits(Placement("a100", "all", (held,))) is stays

@@ -198,7 +198,7 @@ def test_a_cycle_that_happened_to_see_little_of_the_other_job_weighs_no_more_for
 
 
 def test_while_it_makes_sure_the_opportunistic_job_has_most_of_what_it_will_have():
-    """Turns become longer at a share that stays in doubt, so that few periods are at share 0."""
+    """Slices become longer at a share that stays in doubt, so that few periods are at share 0."""
     queue, control, shares = Queue(3), ShareControl(), []
     for _ in range(200):
         shares.append(control.share)
