@@ -122,7 +122,8 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
             pass
     checks = [store_check(store, time.time)]
     checks[0].check()
-    vitals = Vitals(HealthSettings(), loop, checks, board, lambda: bool(changes["paused"]), lambda: 60.0)
+    # No daemon ticks here, so nothing may count as late on a slow machine.
+    vitals = Vitals(HealthSettings(late_s=3600.0), loop, checks, board, lambda: bool(changes["paused"]), lambda: 60.0)
     controls = Controls(
         lambda: changes["policy"],
         set_policy,
