@@ -162,10 +162,17 @@ class SlurmSubmitter:
         return Unmanaged(user, f"{text}; `scontrol show job {job}` shows it")
 
     def output(self, job: JobId) -> Output | None:
-        """See `ports.Submitter`."""
-        told = self._told(job)
+        """See `ports.Submitter`.
+
+        Users choose the names of jobs and files. Where such a name holds a second `UserId=`, nobody knows whose job it is.
+        """
+        fields = self._fields(job)
+        told = dict(fields)
         uid = re.search(r"\((\d+)\)", told.get("UserId", ""))
         if uid is None or not told.get("StdOut", "").startswith("/"):
+            return None
+        if len({value for name, value in fields if name == "UserId"}) > 1:
+            log.warning("output is not shown: the job's names hold another user's", extra={"job": job})
             return None
         return Output(Path(told["StdOut"]), int(uid[1]))
 
@@ -187,10 +194,13 @@ class SlurmSubmitter:
         return int(code) or (128 + int(number) if number.isdigit() and int(number) else 0)
 
     def _told(self, job: JobId) -> dict[str, str]:
+        return dict(self._fields(job))
+
+    def _fields(self, job: JobId) -> list[tuple[str, str]]:
         try:
-            return dict(_FIELD.findall(self._gateway.describe(job)))
+            return _FIELD.findall(self._gateway.describe(job))
         except JobGone:
-            return {}
+            return []
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
 

@@ -13,6 +13,7 @@ import pytest
 from penstock_scheduler.client import Client
 from penstock_scheduler.messages import Submission
 from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm
@@ -43,9 +44,9 @@ def test_rounds_go_on_while_1100_requests_are_half_open(loopback: LoopbackCluste
     assert site.states(runs, late) == {runs: "RUNNING", late: "RUNNING"}
 
 
-def test_a_submitted_job_has_the_limits_of_before(loopback: LoopbackCluster, make_site: Callable[..., Site]):
-    """sbatch passes its limits on to the job, and penstockd has raised its own."""
-    site = make_site(loopback)
+def test_a_submitted_job_has_the_limits_of_before(make_loopback: MakeLoopback, make_site: Callable[..., Site]):
+    """sbatch passes its limits on to the job, as is Slurm's default, and penstockd has raised its own."""
+    site = make_site(make_loopback("t4:1x2", settings={"PropagateResourceLimits": "ALL"}))
     site.files = 1000, 20_000
     site.start()
     told = site.folder / "told"

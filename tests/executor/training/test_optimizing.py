@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 import torch
 

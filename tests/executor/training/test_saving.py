@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock[executor]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 import torch
 

@@ -86,10 +86,7 @@ def test_cancel_tries_all_and_says_what_was_refused(api):
 
 def test_cost_is_used_gpu_hours_times_their_price(api):
     used = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
-    record = api.board.record
-    attained = {"1": {"t4": 7200.0}}
-    api.board.record = dataclasses.replace(record, snapshot=with_facts(record.snapshot, attained_gpu_s=attained))
-    api.look(dataclasses.replace(used, restarts=1), BOBS)
+    api.look(used, BOBS, gpu_seconds={"1": {"t4": 7200.0}})
     assert "2.00" in penstock(api, "cost").output
     assert "1.00" in penstock(api, "cost", "--prices", "t4=0.5").output
     assert penstock(api, "cost", "--prices", "a100=1").exception is not None
