@@ -48,5 +48,5 @@ def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
             assert shown.progress is not None
             assert shown.progress >= max(reported, default=0.0), "what was in the store is not older"
             time.sleep(2.0)
-        assert theirs_s >= 60
+        assert theirs_s >= 60 - WITHIN_S, "the figures were held against a minute"
         assert penstock.job(job).version <= listed.version, "nothing happened to the job"
