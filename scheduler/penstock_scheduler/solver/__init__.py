@@ -59,7 +59,7 @@ def _auto(reduced: Reduced, limits: Limits, backend: str) -> Answer:
     except SolveFailed as trouble:
         here = python_mip.backends()
         if not here:
-            absent = "python-mip, which could try in its place, is not installed (pip install 'mip[highs]')"
+            absent = "python-mip, which could try in its place, is not installed (pip install mip highsbox)"
             raise SolveFailed(trouble.status, f"{trouble.text}; {absent}") from trouble
         return _milp(reduced, limits, backend if backend in here else here[0])
 

@@ -1,7 +1,8 @@
 """What python-mip can run here. It is optional, and so is CBC, its larger library.
 
-`pip install 'mip[highs]'` installs python-mip with CBC (the package cbcbox, 600 MB) and HiGHS (highspy, 12 MB, which the
-solver `dual` needs anyway). The Debian packages and the container have python-mip with HiGHS alone.
+`pip install mip highsbox` installs python-mip with CBC (the package cbcbox, 600 MB) and HiGHS (the package highsbox,
+24 MB). python-mip looks for HiGHS in highspy first. Since 1.16 highspy no longer exports the C functions that it calls;
+python-mip then says so once and takes highsbox. The Debian packages and the container have python-mip with HiGHS alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 
 from penstock_scheduler.errors import ConfigError
 
-LIBRARIES = {"cbc": "cbcbox", "highs": "highspy"}
+LIBRARIES = {"cbc": "cbcbox", "highs": "highsbox"}
 """Back end of the solver `milp` -> the package that has its library. The first that is installed is the default."""
 
 
@@ -27,7 +28,7 @@ def backend(wanted: str | None = None) -> str:
     """
     here = backends()
     if not here:
-        raise ConfigError("python-mip is not installed; pip install 'mip[highs]' installs it (600 MB)")
+        raise ConfigError("python-mip is not installed; pip install mip highsbox installs it (600 MB)")
     if wanted is not None and wanted not in here:
         missing = LIBRARIES[wanted]
         raise ConfigError(

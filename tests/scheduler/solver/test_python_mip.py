@@ -44,13 +44,13 @@ def test_without_cbc_auto_asks_highs_through_python_mip(no_cbc, monkeypatch):
 
 def test_without_python_mip_trouble_fails_the_round_and_says_what_could_help(no_mip, monkeypatch):
     monkeypatch.setattr(highspy.Highs, "run", lambda self: None)
-    with pytest.raises(SolveFailed, match=r"HiGHS.*pip install 'mip\[highs\]'.*the last allocation stays") as error:
+    with pytest.raises(SolveFailed, match=r"HiGHS.*pip install mip highsbox.*the last allocation stays") as error:
         solve(crowd(), "auto")
     assert error.value.status is SolveStatus.NUMERICAL
 
 
 def test_a_policy_that_needs_python_mip_is_refused_with_the_settings(no_mip):
-    remedy = r"python-mip is not installed; pip install 'mip\[highs\]'"
+    remedy = r"python-mip is not installed; pip install mip highsbox"
     make_policy("sia")
     make_policy("sia", {"backend": "highs"})
     for settings in ({"solver": "milp"}, {"solver": "milp", "backend": "highs"}):
