@@ -256,6 +256,7 @@ class Ec2Cloud:
             instance_type=instance_type,
             market=market,
             usd_per_h=offer.usd_per_h / offer.nodes,
+            extras_usd_per_h=settings.extras_usd_per_h,
             usd=action.usd,
             round=action.round,
             ordered_s=now_s,

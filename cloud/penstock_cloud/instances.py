@@ -150,8 +150,9 @@ class Instances:
             else:
                 token = hashlib.sha256(f"{self._settings.site} {run.id} {index}".encode()).hexdigest()[:48]
                 until_s = run.ordered_s + run.lifetime_s
+                own_usd_per_h = run.usd_per_h - run.extras_usd_per_h
                 order = Order(
-                    token, run.instance_type, run.market, run.tags(slot), run.usd_per_h, group, template, until_s
+                    token, run.instance_type, run.market, run.tags(slot), own_usd_per_h, group, template, until_s
                 )
                 instance, launched_s = fleet.launch(order), now_s
             slots = list(run.slots)

@@ -53,7 +53,9 @@ class BurstRun(BaseModel):
     instance_type: str
     market: Literal["on-demand", "spot"]
     usd_per_h: float
-    """US dollars per hour of one instance."""
+    """US dollars per hour of one instance, with all that it needs."""
+    extras_usd_per_h: float = 0.0
+    """The part of `usd_per_h` that is not the instance's own price: its volume and its public IPv4 address."""
     usd: float
     """US dollars committed to the run. It is ended before it costs more."""
     round: int
@@ -98,7 +100,7 @@ class BurstRun(BaseModel):
             "user": self.user,
             "account": self.account,
             "node": slot.node,
-            "usd_per_h": f"{self.usd_per_h:g}",
+            "usd_per_h": repr(self.usd_per_h),
             "lifetime_s": f"{self.lifetime_s:.0f}",
         }
 

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from penstock_scheduler.burst.ledger import BudgetSettings
 
+HOURS_A_MONTH = 730.0
+"""AWS bills volumes by months of this length."""
+
 Market = Literal["on-demand", "spot"]
 
 
@@ -125,10 +128,24 @@ class CloudSettings(BaseModel):
         default=0.1, description="Weight of a dollar against the cost of a round without GPUs, which is about 1."
     )
     bytes_per_s: PositiveFloat = Field(default=125e6, description="Bandwidth to the cloud, bytes per second.")
-    usd_per_gb: NonNegativeFloat = Field(default=0.0, description="Price of data transfer, US dollars per GB.")
+    usd_per_gb: NonNegativeFloat = Field(
+        default=0.09,
+        description="Price of data transfer, US dollars per GB. The default is AWS's for data out of us-east-1.",
+    )
+    volume_usd_per_gb_month: NonNegativeFloat = Field(
+        default=0.08, description="Price of a root volume, US dollars per GB and month of 730 h (gp3 in us-east-1)."
+    )
+    ipv4_usd_per_h: NonNegativeFloat = Field(
+        default=0.005, description="Price of an instance's public IPv4 address, US dollars per hour; 0: it has none."
+    )
     budget: BudgetSettings = Field(
         default=BudgetSettings(), description="Hard limits in US dollars. Without any, no job may burst."
     )
+
+    @property
+    def extras_usd_per_h(self) -> float:
+        """What an instance costs beyond its own price, US dollars per hour: its volume and its public IPv4 address."""
+        return self.volume_gb * self.volume_usd_per_gb_month / HOURS_A_MONTH + self.ipv4_usd_per_h
 
     @model_validator(mode="before")
     @classmethod

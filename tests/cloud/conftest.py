@@ -59,6 +59,8 @@ def cloud_settings(ec2: Ec2, tmp_path: Path) -> Callable[..., CloudSettings]:
             "wait": "no-wait",
             "reconcile_s": 1.0,
             "price_days": 36500.0,
+            "volume_usd_per_gb_month": 0.0,
+            "ipv4_usd_per_h": 0.0,
             "budget": {"site": {"usd_total": 1000.0}},
         }
         return CloudSettings.model_validate(fields | other)

@@ -17,6 +17,7 @@ from penstock_cloud.instances import PROTECTED
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore
+from tests.cloud.detached import DetachedSite
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
 
@@ -269,6 +270,32 @@ def test_data_that_goes_along_is_within_what_is_committed(
     spent, owed = site.bill()
     assert spent == pytest.approx(owed + 1.0, abs=1e-9)
     assert "and 100 GB of data for $1.00" in [line.text for line in site.store.cloud_ledger()][-1]
+
+
+def test_an_order_counts_the_volume_and_the_address_of_its_instance(
+    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
+) -> None:
+    """200 GB at $0.73 a month of 730 h are $0.20 an hour, and the address $0.05: $1.256 an hour with the instance."""
+    settings = cloud_settings(volume_usd_per_gb_month=0.73, ipv4_usd_per_h=0.05, markets=("on-demand", "spot"))
+    site = CloudSite(settings, store, ec2, ec2.through)
+    site.catalogue = lambda: DetachedSite.catalogue()
+    site.crash()
+    offers = {offer.id: offer.usd_per_h for offer in site.tick().offers}
+    assert offers["g5.xlarge"] == pytest.approx(1.256)
+    site.submit("7")
+    site.send("7", "g5.xlarge spot", usd=0.65)
+    asked = next(fields for action, fields in ec2.calls if action == "CreateFleet")
+    limits = {value for key, value in asked.items() if key.endswith("MaxPrice")}
+    assert limits == {"0.400000"}, "the address is no reason to pay more for the instance"
+    (instance,) = ec2.instances()
+    tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+    assert float(tags["penstock:lifetime_s"]) == pytest.approx(3600, abs=1), "$0.65 an hour"
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.finish("7")
+    site.until(lambda: not site.state.runs)
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+    assert spent > 0
 
 
 def test_a_job_that_starts_on_a_node_ordered_for_another_is_sent_back(site: CloudSite, ec2: Ec2) -> None:

@@ -66,7 +66,7 @@ class Gravity:
     """
 
     bytes_per_s: float = 125e6
-    usd_per_gb: float = 0.0
+    usd_per_gb: float = 0.09
 
     def transfer_s(self, data_bytes: float) -> float:
         """Seconds that the transfer takes. The instance is paid for during this time."""

@@ -94,7 +94,7 @@ class CloudState:
     """Weight of a dollar in a policy's program, in which leaving a job out for a round costs about 1."""
     bytes_per_s: float = 125e6
     """Bandwidth of the line to the cloud."""
-    usd_per_gb: float = 0.0
+    usd_per_gb: float = 0.09
     """Price of data transfer."""
     returned: dict[JobId, float] = field(default_factory=dict)
     """Jobs that have come back -> time of their return, s since 1970."""
