@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
 from penstock_scheduler import __version__, open_files
+from penstock_scheduler.burst.choices import NO_CLOUD
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.disks import spool_check, store_check
-from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.errors import BadJobSpec, ConfigError, PenstockError
 from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
 from penstock_scheduler.loop import Observer, RoundLoop
-from penstock_scheduler.model import BudgetLine, Snapshot
+from penstock_scheduler.model import BudgetLine, Burst, JobSpec, Snapshot
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
@@ -286,13 +287,20 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
         site.approve,
         site.vitals.health,
     )
+
+    def check(spec: JobSpec) -> None:
+        """Raises BadJobSpec for a job spec that this site refuses at submission."""
+        site.specs.check(spec)
+        if spec.burst is Burst.ONLY and daemon.cloud is None:
+            raise BadJobSpec(NO_CLOUD)
+
     app = make_app(
         api,
         site.board,
         controls,
         # The loop has its own, in its thread.
         SpecModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=site.sensitivities),
-        site.specs.check,
+        check,
         site.learn,
     )
     return Service(api, app, site.board)

@@ -301,6 +301,9 @@ function penstock.spec(given, site)
   if spec.burst == "never" and spec["burst-budget"] then
     refuse("--burst-budget is for jobs that may burst: leave it out, or give --burst=allowed")
   end
+  if spec.burst == "only" and site.cloud == false then
+    refuse("--burst=only: this site has no cloud: leave it out, or ask an admin to set [daemon] cloud")
+  end
   return spec, '{"penstock":{' .. table.concat(fields, ",") .. "}}"
 end
 

@@ -26,6 +26,8 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.model.waiting import Ask, Wait
 
+NO_CLOUD = "burst=only, but this site has no cloud: leave burst out, or ask an admin to set [daemon] cloud"
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

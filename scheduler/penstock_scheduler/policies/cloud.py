@@ -1,7 +1,7 @@
 """The cloud beside a policy: which jobs leave for the cloud, and which jobs come back.
 
-`make_policy` wraps every policy in `WithCloud`. Without a cloud in the snapshot, the policy decides alone. The rules are
-those of `penstock_scheduler.burst`:
+`make_policy` wraps every policy in `WithCloud`. Without a cloud in the snapshot, the policy decides alone, and queued jobs
+that run only in the cloud get nothing. The rules are those of `penstock_scheduler.burst`:
 
 1. A job that runs in the cloud, or is on its way there or back, gets no GPUs on site. A job is never in both places.
 2. The policy decides about all other jobs. A policy that solves a program (`sia`) compares the cloud's offers with the
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from penstock_scheduler.burst.choices import Choice, choices, leaves_s, may_leave, recalls, within
+from penstock_scheduler.burst.choices import NO_CLOUD, Choice, choices, leaves_s, may_leave, recalls, within
 from penstock_scheduler.model import (
     Burst,
     CloudAssignment,
@@ -25,11 +25,13 @@ from penstock_scheduler.model import (
     Job,
     JobId,
     Offer,
+    Phase,
     Plan,
     Reason,
     ReasonCode,
     Snapshot,
 )
+from penstock_scheduler.policies.common import smallest_need
 from penstock_scheduler.policies.wrapper import Wrapper
 
 
@@ -40,7 +42,7 @@ class WithCloud(Wrapper):
         """The plan on site and in the cloud."""
         cloud = snapshot.cloud
         if cloud is None:
-            return self._policy.decide(snapshot)
+            return self._without_cloud(snapshot)
         away = {run.job: run for run in cloud.runs}
         found, closed = choices(snapshot)
         only = {job.id for job in snapshot.jobs if job.spec.burst is Burst.ONLY and job.id not in away}
@@ -75,6 +77,21 @@ class WithCloud(Wrapper):
                 waiting[job.id] = dataclasses.replace(reason, text=f"{reason.text}; {said}")
         ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
         return dataclasses.replace(plan, waiting=ordered, bursts=bursts, recalls=back)
+
+    def _without_cloud(self, snapshot: Snapshot) -> Plan:
+        """The plan of a site without a cloud. A job that runs there already, although it asked for the cloud only, stays."""
+        never = {
+            job.id: Reason(ReasonCode.NEVER_FITS, NO_CLOUD, smallest_need(job))
+            for job in snapshot.jobs
+            if job.spec.burst is Burst.ONLY and job.phase is Phase.QUEUED
+        }
+        if not never:
+            return self._policy.decide(snapshot)
+        here = tuple(job for job in snapshot.jobs if job.id not in never)
+        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here))
+        waiting = plan.waiting | never
+        ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
+        return dataclasses.replace(plan, waiting=ordered)
 
 
 def in_cloud(offer: Offer) -> Configuration:

@@ -96,8 +96,9 @@ def site_text(site: InstallTarget) -> str:
     """penstock_site.lua as it should be now. Raises PenstockError."""
     section = site.slurm
     gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
-    families = load_families(site.settings.section(DaemonSettings).families)
-    return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config))
+    daemon = site.settings.section(DaemonSettings)
+    families, cloud = load_families(daemon.families), daemon.cloud is not None
+    return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config), cloud=cloud)
 
 
 def changes(

@@ -24,12 +24,15 @@ def site_lua(
     nodes: Sequence[SlurmNode],
     families: Collection[str],
     admins: Collection[int],
+    *,
+    cloud: bool,
 ) -> str:
     """The file's text. It does not depend on the order in which Slurm lists the site.
 
     Args:
         families: model families of the catalogue. Those that a flag cannot name are left out.
         admins: user ids that may change adaptive jobs: root's and SlurmUser's.
+        cloud: whether the site has a cloud that jobs may burst to.
 
     Raises:
         PenstockError: a managed partition does not exist, or none of them has a GPU.
@@ -45,6 +48,7 @@ def site_lua(
         "return {",
         f"  admins = {{{', '.join(f'[{uid}] = true' for uid in sorted(admins))}}},",
     ]
+    lines.append(f"  cloud = {str(cloud).lower()},")
     if settings.plain_after_s is not None:
         lines.append(f"  plain_after_s = {settings.plain_after_s:.0f},")
     lines.append("  families = {")

@@ -68,6 +68,19 @@ def test_the_spec_decides_whether_a_job_may_leave():
     assert decide(one_job(burst="only"), cost_per_usd=100.0).bursts, "although there is room here"
 
 
+@pytest.mark.parametrize("policy", sorted(REGISTRY))
+def test_without_a_cloud_a_job_for_the_cloud_alone_gets_nothing_on_site(policy):
+    both = [job("j", max_gpus=1, burst="only"), job("other", max_gpus=1, burst="allowed")]
+    models = {"j": table(**RATES), "other": table(**RATES)}
+    plan = make_policy(policy)[0].decide(snapshot("t4:1x4", both, models))
+    assert set(plan.assignments) == {"other"}
+    assert plan.waiting["j"].code is ReasonCode.NEVER_FITS
+    assert "this site has no cloud" in plan.waiting["j"].text
+    held = [job("j", max_gpus=1, burst="only", phase=Phase.RUNNING, allocation=on("t4", t4_00=1))]
+    plan = make_policy(policy)[0].decide(snapshot("t4:1x4", held, models))
+    assert "j" in plan.assignments, "what runs stays"
+
+
 def test_at_the_cap_nothing_starts_and_the_reason_says_so():
     full = one_job("a100:1x8", gpu_types=["t4", "a10g"])
     plan = decide(full, budgets=(BudgetLine("", "month", 100.0, 96.0),))

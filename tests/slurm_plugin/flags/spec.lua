@@ -4,6 +4,7 @@ slurm = {NO_VAL = 4294967294, NO_VAL16 = 65534, NO_VAL8 = 254, NO_VAL64 = 2 ^ 64
 
 local penstock = dofile(arg[1])
 local site = {
+  cloud = arg[2] ~= "--no-cloud",
   families = {["bert-squad"] = true, ncf = true},
   partitions = {{name = "all", types = {a100 = {a = 8}, rtx = {b = 8}, t4 = {c = 4}}}},
 }

@@ -208,3 +208,11 @@ def test_a_contradiction_is_refused_with_its_remedy(lua: list[str], given: dict[
     (answer,) = ask_lua(lua, [given])
     assert answer.startswith("no ")
     assert words in answer
+
+
+def test_a_job_for_the_cloud_alone_is_refused_where_there_is_none(lua: list[str]) -> None:
+    given = {"adaptive": "adaptive", "max-gpus": "8", "burst": "only"}
+    (answer,) = ask_lua([*lua, "--no-cloud"], [given])
+    assert answer.startswith("no --burst=only: this site has no cloud")
+    (answer,) = ask_lua([*lua, "--no-cloud"], [given | {"burst": "allowed"}])
+    assert answer.startswith("yes ")

@@ -137,10 +137,11 @@ NODES = [node("b", {"t4": 4}, "gpu"), node("a", {"": 2}, "gpu"), node("c", {}, "
 
 def test_the_sites_list():
     settings = SlurmSettings(partitions=("gpu",), plain_after_s=600)
-    assert site_lua(settings, PARTITIONS, NODES, ["ncf", "my model"], {64030, 0}) == (
+    assert site_lua(settings, PARTITIONS, NODES, ["ncf", "my model"], {64030, 0}, cloud=False) == (
         """-- Written by `penstock slurm sync`, which overwrites it.
 return {
   admins = {[0] = true, [64030] = true},
+  cloud = false,
   plain_after_s = 600,
   families = {
     ["ncf"] = true,
@@ -166,4 +167,4 @@ return {
 )
 def test_a_list_that_cannot_be_is_not_written(partitions, nodes, words):
     with pytest.raises(PenstockError, match=words.replace("(", r"\(")):
-        site_lua(SlurmSettings(partitions=partitions), PARTITIONS, nodes, [], {0})
+        site_lua(SlurmSettings(partitions=partitions), PARTITIONS, nodes, [], {0}, cloud=True)
