@@ -177,6 +177,7 @@ class Ec2Cloud:
                 now_s, {job.account for job in jobs} | {run.account for run in self._book.runs.values()}
             ),
             waiting=self._history.waiting,
+            max_queue=self._settings.max_queue,
             by_default=self._settings.by_default,
             at_cap=self._settings.at_cap,
             margin=self._settings.margin,

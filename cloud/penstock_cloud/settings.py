@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from penstock_scheduler.burst.ledger import BudgetSettings
 
@@ -114,6 +123,11 @@ class CloudSettings(BaseModel):
     )
     short_h: PositiveFloat | None = Field(
         default=None, description="Jobs that run for less burst at once; not set: no such rule."
+    )
+    max_queue: NonNegativeInt | None = Field(
+        default=None,
+        description="Most jobs that wait for GPUs on site and may burst; beyond it, the newest burst at once; not set: any "
+        "number.",
     )
     t_max_h: PositiveFloat = Field(default=0.25, description="Star-wait: longest first run in the cloud.")
     patience: NonNegativeFloat = Field(

@@ -68,18 +68,31 @@ def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, 
             continue
         if snapshot.time_s < leaves_s(job, snapshot):
             continue
-        options = _options(job, snapshot, cloud)
-        affordable = [option for option in options if _refuses(cloud.budgets, job.account, option.usd) is None]
-        if job.spec.burst_budget_usd is not None:
-            affordable = [option for option in affordable if option.usd <= job.spec.burst_budget_usd]
-        short = [option for option in affordable if cloud.longest_s is None or option.pays_s <= cloud.longest_s]
-        if short:
-            found[job.id] = short
-        elif affordable:
-            closed[job.id] = _too_long(affordable[0], cloud.longest_s or 0.0)
-        elif options:
-            closed[job.id] = _closed(job, options[0], cloud.budgets)
+        options, why = choices_of(job, snapshot)
+        if options:
+            found[job.id] = options
+        elif why is not None:
+            closed[job.id] = why
     return found, closed
+
+
+def choices_of(job: Job, snapshot: Snapshot) -> tuple[list[Choice], Reason | None]:
+    """The ways for one job to run in the cloud that budgets allow, the cheapest first, whether or not its wait is over.
+
+    If there are none because of a budget, also the reason.
+    """
+    cloud = snapshot.cloud
+    assert cloud is not None, "only a site with a cloud has choices"
+    options = _options(job, snapshot, cloud)
+    affordable = [option for option in options if _refuses(cloud.budgets, job.account, option.usd) is None]
+    if job.spec.burst_budget_usd is not None:
+        affordable = [option for option in affordable if option.usd <= job.spec.burst_budget_usd]
+    short = [option for option in affordable if cloud.longest_s is None or option.pays_s <= cloud.longest_s]
+    if short:
+        return short, None
+    if affordable:
+        return [], _too_long(affordable[0], cloud.longest_s or 0.0)
+    return [], _closed(job, options[0], cloud.budgets) if options else None
 
 
 def _closed(job: Job, cheapest: Choice, budgets: Iterable[BudgetLine]) -> Reason:
@@ -114,13 +127,24 @@ def leaves_s(job: Job, snapshot: Snapshot) -> float:
     if job.spec.burst is Burst.ONLY:
         return job.submit_s
     back_s = cloud.returned.get(job.id)
-    runtime_s = runtime(job, snapshot).runtime_s
-    ask = Ask(job.spec.max_gpus, None if runtime_s is None else runtime_s / 3600)
-    wait_h = cloud.waiting.wait_h(ask, returned=back_s is not None)
+    wait_h = _wait_h(job, snapshot, cloud)
     since_s = cloud.waits_since_s.get(job.id)
     if since_s is None:
         since_s = max(job.submit_s, job.requeued_s or 0.0) if back_s is None else back_s
     return since_s + (wait_h or 0.0) * 3600
+
+
+def leaves_at_once(job: Job, snapshot: Snapshot) -> bool:
+    """Whether the job should run in the cloud even if GPUs are free on site: "no short jobs"."""
+    cloud = snapshot.cloud
+    assert cloud is not None, "only a site with a cloud lets jobs leave"
+    return job.id not in cloud.returned and _wait_h(job, snapshot, cloud) is None
+
+
+def _wait_h(job: Job, snapshot: Snapshot, cloud: CloudState) -> float | None:
+    runtime_s = runtime(job, snapshot).runtime_s
+    ask = Ask(job.spec.max_gpus, None if runtime_s is None else runtime_s / 3600)
+    return cloud.waiting.wait_h(ask, returned=job.id in cloud.returned)
 
 
 def runtime(job: Job, snapshot: Snapshot) -> Estimate:

@@ -80,6 +80,9 @@ class CloudState:
     runs: tuple[CloudRun, ...] = ()
     budgets: tuple[BudgetLine, ...] = ()
     waiting: WaitingPolicy = field(default_factory=lambda: WaitingPolicy(Wait.NONE))
+    max_queue: int | None = None
+    """Most jobs that may wait for GPUs on site and may leave. Beyond it, the newest ones leave before their waiting budget
+    is over. None: any number."""
     by_default: bool = False
     """Whether a job may leave for the cloud if its job spec does not say."""
     at_cap: Literal["finish", "recall"] = "finish"

@@ -4,23 +4,37 @@
 that run only in the cloud get nothing. The rules are those of `penstock_scheduler.burst`:
 
 1. A job that runs in the cloud, or is on its way there or back, gets no GPUs on site. A job is never in both places.
-2. The policy decides about all other jobs. A policy that solves a program (`sia`) compares the cloud's offers with the
+2. Short jobs leave at once, even if GPUs are free, where the waiting policy says so.
+3. The policy decides about all other jobs. A policy that solves a program (`sia`) compares the cloud's offers with the
    site's GPUs in that program. Under other policies, a job that gets no GPUs leaves for the cheapest offer once its waiting
    budget is over.
-3. A round never commits more dollars than any budget has left. A job that would exceed a budget waits, and its reason names
+4. If more jobs than `max_queue` still wait, the newest of them leave.
+5. A round never commits more dollars than any budget has left. A job that would exceed a budget waits, and its reason names
    the budget.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 
-from penstock_scheduler.burst.choices import NO_CLOUD, Choice, choices, leaves_s, may_leave, recalls, within
+from penstock_scheduler.burst.choices import (
+    NO_CLOUD,
+    Choice,
+    choices,
+    choices_of,
+    leaves_at_once,
+    leaves_s,
+    may_leave,
+    recalls,
+    within,
+)
 from penstock_scheduler.model import (
     Burst,
     CloudAssignment,
     CloudRun,
+    CloudState,
     Configuration,
     Job,
     JobId,
@@ -46,30 +60,33 @@ class WithCloud(Wrapper):
         away = {run.job: run for run in cloud.runs}
         found, closed = choices(snapshot)
         only = {job.id for job in snapshot.jobs if job.spec.burst is Burst.ONLY and job.id not in away}
-        here = tuple(job for job in snapshot.jobs if job.id not in away and job.id not in only)
-        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here))
-        waiting, bursts = dict(plan.waiting), dict(plan.bursts)
-        account = {job.id: job.account for job in snapshot.jobs}
+        leaving = _Leaving(snapshot, cloud)
         for job in snapshot.jobs:
-            if job.id in only or job.id in waiting:
-                chosen = _first_affordable(job.id, found.get(job.id, []), bursts, account, snapshot)
-                if chosen is not None:
-                    bursts[job.id] = sent(chosen)
-                    waiting.pop(job.id, None)
-            if job.id in closed and job.id not in bursts and job.id not in plan.assignments:
-                waiting[job.id] = closed[job.id]
-            elif job.id in only and job.id not in bursts:
-                waiting[job.id] = Reason(
-                    ReasonCode.WAITING_CAPACITY, "runs in the cloud only, and no offer there suits it"
-                )
+            if job.id in found and leaves_at_once(job, snapshot):
+                leaving.send(job, found[job.id])
+        here = tuple(job for job in snapshot.jobs if job.id not in away | leaving.bursts.keys() and job.id not in only)
+        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here, cloud=leaving.rest()))
+        leaving.bursts |= plan.bursts
+        for job in snapshot.jobs:
+            if job.id in only or job.id in plan.waiting:
+                leaving.send(job, found.get(job.id, []))
+        queue = [job for job in here if job.id in plan.waiting.keys() - leaving.bursts and job.phase is Phase.QUEUED]
+        for job in _beyond(cloud.max_queue, [job for job in queue if may_leave(job, cloud)]):
+            leaving.send(job, choices_of(job, snapshot)[0])
+        bursts = leaving.bursts
+        nothing = Reason(ReasonCode.WAITING_CAPACITY, "runs in the cloud only, and no offer there suits it")
+        waiting = plan.waiting | dict.fromkeys(only, nothing)
+        waiting |= {job: why for job, why in closed.items() if job not in plan.assignments}
+        waiting = {job: why for job, why in waiting.items() if job not in bursts}
         idle = dict.fromkeys((node.gpu_type for node in snapshot.nodes), 0)
         for node in snapshot.nodes:
             idle[node.gpu_type] += node.gpus_for_us
         for assignment in plan.assignments.values():
             idle[assignment.placement.gpu_type] -= assignment.placement.gpus
         back = {} if snapshot.kept is not None else recalls(snapshot, idle, queue_empty=not waiting)
+        known = {job.id for job in snapshot.jobs}
         for job_id, run in away.items():
-            if job_id in account:
+            if job_id in known:
                 bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run), stays=True)
         for job in snapshot.jobs:
             if job.id in waiting and job.id not in closed and (said := _provider_reasons(job, snapshot)):
@@ -92,6 +109,49 @@ class WithCloud(Wrapper):
         waiting = plan.waiting | never
         ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
         return dataclasses.replace(plan, waiting=ordered)
+
+
+class _Leaving:
+    """The jobs that leave in this round, within the offers and budgets."""
+
+    def __init__(self, snapshot: Snapshot, cloud: CloudState) -> None:
+        self._cloud = cloud
+        self._account = {job.id: job.account for job in snapshot.jobs}
+        self.bursts: dict[JobId, CloudAssignment] = {}
+
+    def send(self, job: Job, options: Sequence[Choice]) -> None:
+        """Send a job to the cheapest of these choices that the offers and budgets still allow, if there is one."""
+        for option in options:
+            gone = sum(other.offer.id == option.offer.id for other in self.bursts.values())
+            taken = {other: (self._account[other], burst.usd) for other, burst in self.bursts.items()}
+            taken[job.id] = (job.account, option.usd)
+            if gone < option.offer.count and not within(self._cloud.budgets, taken):
+                self.bursts[job.id] = sent(option)
+                return
+
+    def rest(self) -> CloudState:
+        """The cloud for the jobs that are left: with fewer offers and dollars."""
+        gone = Counter(burst.offer.id for burst in self.bursts.values())
+        used = [(self._account[job], burst.usd) for job, burst in self.bursts.items()]
+        return dataclasses.replace(
+            self._cloud,
+            offers=tuple(
+                dataclasses.replace(offer, count=max(offer.count - gone[offer.id], 0)) for offer in self._cloud.offers
+            ),
+            budgets=tuple(
+                dataclasses.replace(
+                    line, used_usd=line.used_usd + sum(usd for account, usd in used if line.covers(account))
+                )
+                for line in self._cloud.budgets
+            ),
+        )
+
+
+def _beyond(max_queue: int | None, waits: Sequence[Job]) -> list[Job]:
+    """The newest of these waiting jobs, as many as exceed the longest queue; the newest first."""
+    if max_queue is None or len(waits) <= max_queue:
+        return []
+    return sorted(waits, key=lambda job: (job.submit_s, job.id), reverse=True)[: len(waits) - max_queue]
 
 
 def in_cloud(offer: Offer) -> Configuration:
@@ -118,21 +178,3 @@ def _provider_reasons(job: Job, snapshot: Snapshot) -> str:
 def _stays(run: CloudRun) -> Reason:
     what = "is on its way back from" if run.ending else "runs in the cloud on"
     return Reason(ReasonCode.BURST, f"{what} {run.offer}, for at most ${run.usd:.2f}")
-
-
-def _first_affordable(
-    job: JobId,
-    options: list[Choice],
-    bursts: Mapping[JobId, CloudAssignment],
-    account: Mapping[JobId, str],
-    snapshot: Snapshot,
-) -> Choice | None:
-    """The job's cheapest choice that the offers and budgets still allow, after the jobs that already leave in this round."""
-    assert snapshot.cloud is not None, "only a site with a cloud lets jobs leave"
-    for option in options:
-        gone = sum(other.offer.id == option.offer.id for other in bursts.values())
-        taken = {other: (account[other], burst.usd) for other, burst in bursts.items()}
-        taken[job] = (account[job], option.usd)
-        if gone < option.offer.count and not within(snapshot.cloud.budgets, taken):
-            return option
-    return None

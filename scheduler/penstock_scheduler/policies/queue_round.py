@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Literal
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_scheduler.free_gpus import Fit, FreeGpus, Timeline
@@ -25,16 +26,20 @@ SOONEST_END_S = 60.0
 """A job that has run longer than estimated is expected to end in this many seconds, Slurm's default `bf_resolution`."""
 
 
+Backfill = Literal["none", "easy", "out-of-order"]
+"""Which jobs may start behind one that does not fit: none, those that do not delay it, or all."""
+
+
 class Queue(ABC):
     """What all queues share; see `queues`. From one round to the next, a queue only caches what has not changed."""
 
     name = ""
     preempts = False
     reservations = 1
-    """With backfill: the most jobs for which GPUs are reserved."""
+    """With `easy`: the most jobs for which GPUs are reserved."""
     window_s = math.inf
 
-    def __init__(self, fit: Fit, *, backfill: bool) -> None:
+    def __init__(self, fit: Fit, backfill: Backfill) -> None:
         self._fit: Fit = fit
         self._backfill = backfill
         self._requests = common.Requests()
@@ -66,7 +71,7 @@ class QueueRound:
         snapshot: Snapshot,
         free: FreeGpus,
         requests: Mapping[JobId, common.Request],
-        backfill: bool,
+        backfill: Backfill,
     ) -> None:
         self._queue = queue
         self._snapshot = snapshot
@@ -108,14 +113,17 @@ class QueueRound:
                 self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
             elif refused:
                 self._wait(job, refused)
-            elif first_without is not None and not self._backfill:
+            elif first_without is not None and self._backfill == "none":
                 self._wait(job, f"job {first_without.id} is before it in the queue")
-            elif first_without is not None:
+            elif first_without is not None and self._backfill == "easy":
                 self._pass(job, request, first_without)
             elif (found := self._free.find(job, request)) is not None:
-                self._start(job, found, f"starts on {found.configuration}: first in the queue")
+                first = (
+                    "first in the queue" if first_without is None else f"job {first_without.id} before it does not fit"
+                )
+                self._start(job, found, f"starts on {found.configuration}: {first}")
             elif not (self._queue.preempts and self._make_room(job, request, order[position + 1 :])):
-                first_without = job
+                first_without = first_without or job
                 self._reserve(job, request)
         return Plan(self._snapshot.round, self._assignments(kept), self._waiting)
 
@@ -142,9 +150,9 @@ class QueueRound:
         return False
 
     def _reserve(self, job: Job, request: common.Request) -> None:
-        """Let the job wait. With backfill, reserve GPUs for it at the earliest known time."""
+        """Let the job wait. With `easy`, reserve GPUs for it at the earliest known time."""
         text = f"waits for {next(iter(request)).gpus} free GPUs"
-        if not self._backfill:
+        if self._backfill != "easy":
             return self._wait(job, text)
         now_s = self._snapshot.time_s
         if self._timeline is None:

@@ -3,7 +3,8 @@
 1. **Sort** the jobs by the policy's order.
 2. **Start** each waiting job on its *request*: the most GPUs that it asks for and that exist, of its first GPU type that has
    enough free GPUs.
-3. **Stop at the first job that does not fit.** All jobs behind it wait, unless backfill lets them start.
+3. **Stop at the first job that does not fit.** All jobs behind it wait, unless backfill lets them start. *Out of order*, all
+   that fit start; jobs with many GPUs may then wait for long.
 
 The orders:
 
@@ -27,14 +28,13 @@ reserved for later. If the time is unknown, no job passes the first one.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from penstock_scheduler.free_gpus import Fit
 from penstock_scheduler.model import Configuration, Job, Snapshot
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.queue_round import SOONEST_END_S, Queue
+from penstock_scheduler.policies.queue_round import SOONEST_END_S, Backfill, Queue
 
 SLURM_UNLIMITED_S = 365 * 86_400.0
 """Time limit that Slurm's backfill plugin assumes for a job that has none, seconds."""
@@ -45,8 +45,10 @@ class QueueSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    backfill: Literal["none", "easy"] = Field(
-        default="none", description="easy: later jobs start early if they do not delay the first job that waits."
+    backfill: Backfill = Field(
+        default="none",
+        description="Which jobs behind the first one that does not fit may start. easy: those that do not delay it; "
+        "out-of-order: all that fit.",
     )
     fit: Fit = Field(default="best", description="Node for part of a node: the first with room, or the fullest.")
 
@@ -85,7 +87,7 @@ class Fifo(Queue):
     name = "fifo"
 
     def __init__(self, settings: QueueSettings) -> None:
-        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+        super().__init__(settings.fit, settings.backfill)
         self.front_only = settings.backfill == "none"
         """Whether only the free GPUs and the front of the queue, by (submission, id), matter. Running jobs stay, and all
         jobs behind the first one that does not fit wait, so a snapshot may leave both out."""
@@ -102,7 +104,7 @@ class Srtf(Queue):
     preempts = True
 
     def __init__(self, settings: QueueSettings) -> None:
-        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+        super().__init__(settings.fit, settings.backfill)
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """Remaining seconds where the job runs, or, if it does not run, on its preferred configuration."""
@@ -117,7 +119,7 @@ class Las(Queue):
     preempts = True
 
     def __init__(self, settings: LasSettings) -> None:
-        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+        super().__init__(settings.fit, settings.backfill)
         self._step_gpu_s = settings.step_gpu_s
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
@@ -132,7 +134,7 @@ class Ftf(Queue):
     preempts = True
 
     def __init__(self, settings: FtfSettings) -> None:
-        super().__init__(settings.fit, backfill=settings.backfill == "easy")
+        super().__init__(settings.fit, settings.backfill)
         self._step_rho = settings.step_rho
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
@@ -167,7 +169,7 @@ class SlurmBackfill(Queue):
     name = "slurm-backfill"
 
     def __init__(self, settings: SlurmBackfillSettings) -> None:
-        super().__init__(settings.fit, backfill=True)
+        super().__init__(settings.fit, "easy")
         self.reservations = settings.max_jobs
         self.window_s = settings.window_s
         self._unlimited_s = settings.default_time_limit_s or SLURM_UNLIMITED_S

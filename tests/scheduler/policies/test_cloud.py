@@ -59,6 +59,45 @@ def test_no_job_leaves_before_its_wait_is_over():
     assert decide(dataclasses.replace(base, time_s=1e5), waiting=waiting).bursts
 
 
+def queue_of(*lengths_s, **fields):
+    """One T4, and jobs of these lengths that each want one, the oldest first."""
+    jobs = [job(f"j{n}", max_gpus=1, submit_s=float(n), runtime_s=each, **fields) for n, each in enumerate(lengths_s)]
+    return snapshot("t4:1x1", jobs, {each.id: table(t4={1: 1.0}, a10g={1: 1.0}) for each in jobs})
+
+
+SMALL = Offer("g5.xlarge", "a10g", 1, 1, 1.0, count=2, boot_s=0)
+PATIENT = WaitingPolicy(Wait.CONSTANT, 1000.0)
+
+
+@pytest.mark.parametrize(("most", "leave"), [(None, set()), (3, set()), (2, {"j3"}), (1, {"j2", "j3"})])
+def test_the_newest_leave_when_the_queue_is_too_long(most, leave):
+    """Of four jobs one runs here, and three wait. Nobody's wait is over."""
+    plan = decide(queue_of(*[3600.0] * 4), "fifo", offers=(SMALL,), waiting=PATIENT, max_queue=most)
+    assert set(plan.bursts) == leave
+    assert set(plan.assignments) == {"j0"}
+
+
+def test_a_full_queue_sends_nobody_who_may_not_leave_or_whom_a_budget_keeps():
+    state = queue_of(*[3600.0] * 4, burst="never")
+    assert not decide(state, "fifo", offers=(SMALL,), waiting=PATIENT, max_queue=0).bursts
+    state = queue_of(*[3600.0] * 4)
+    little = (BudgetLine("", "total", 1.0, 0.0),)
+    plan = decide(state, "fifo", offers=(SMALL,), waiting=PATIENT, max_queue=0, budgets=little)
+    assert set(plan.bursts) == {"j3"}, "$1.00 pays for one"
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sia"])
+def test_short_jobs_leave_even_if_gpus_are_free(policy):
+    """j0 takes a minute. j1 takes an hour, and gets the free GPU; it has one offer and $1.00 less to choose from."""
+    waiting = WaitingPolicy(Wait.CONSTANT, 1000.0, short_h=0.1)
+    plan = decide(queue_of(60.0, 3600.0), policy, offers=(SMALL,), waiting=waiting)
+    assert set(plan.bursts) == {"j0"}
+    assert set(plan.assignments) == {"j1"}
+    plan = decide(queue_of(60.0, 60.0), policy, offers=(dataclasses.replace(SMALL, count=1),), waiting=waiting)
+    assert set(plan.bursts) == {"j0"}, "no more than there are"
+    assert set(plan.assignments) == {"j1"}, "and one that cannot leave runs here"
+
+
 def test_the_spec_decides_whether_a_job_may_leave():
     full = "a100:1x8"  # no type that the job can use
     assert decide(one_job(full, gpu_types=["t4", "a10g"])).bursts
@@ -214,7 +253,12 @@ def situations(draw):
         by_default=draw(st.booleans()),
         at_cap=draw(st.sampled_from(["finish", "recall"])),
         cost_per_usd=draw(st.sampled_from([0.001, 0.1, 1.0])),
-        waiting=WaitingPolicy(draw(st.sampled_from(list(Wait))), draw(st.sampled_from([0.0, 0.01, 0.3]))),
+        max_queue=draw(st.sampled_from([None, 0, 2])),
+        waiting=WaitingPolicy(
+            draw(st.sampled_from(list(Wait))),
+            draw(st.sampled_from([0.0, 0.01, 0.3])),
+            draw(st.sampled_from([None, 0.5, 1e9])),
+        ),
     )
 
 

@@ -49,10 +49,10 @@ VARIANTS = (
     + [(NAME, {})]
     + STAGED
     + [
-        (name, {"backfill": "easy", "fit": fit})
+        (name, {"backfill": backfill, "fit": fit})
         for name, (_, model) in sorted(REGISTRY.items())
         if "backfill" in model.model_fields
-        for fit in ("first", "best")
+        for backfill, fit in (("easy", "first"), ("easy", "best"), ("out-of-order", "best"))
     ]
 )
 """Every policy with its defaults, the one that CONTRIBUTING.md shows, and the queues with backfill."""

@@ -60,6 +60,16 @@ def test_easy_backfill_does_not_delay_the_first_job():
     assert "would delay job B" in plan.waiting["F"].text, "its duration is unknown"
 
 
+def test_out_of_order_all_that_fit_start():
+    """A has 6 of 10 GPUs. B wants 8, C 3, and D one. C has 150 GPU-seconds behind it, which do not matter here."""
+    plan = decide("fifo", textbook(), backfill="out-of-order")
+    assert set(plan.chosen) == {"A", "C", "D"}
+    assert plan.assignments["D"].reason.text.endswith("job B before it does not fit")
+    assert "waits for 8 free GPUs" in plan.waiting["B"].text
+    assert "waits for 1 free GPUs" in plan.waiting["E"].text
+    assert plan.waiting["B"].estimated_start_s is None, "nothing is reserved"
+
+
 def test_no_job_passes_the_first_one_if_its_start_is_unknown():
     state = textbook()
     blind = dataclasses.replace(state.jobs[0], time_limit_s=None)
