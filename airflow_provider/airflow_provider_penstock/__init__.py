@@ -46,6 +46,11 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "A PEM file on workers and triggerers. Empty: the system's certificates.",
                         "schema": {"type": ["string", "null"]},
                     },
+                    "deployment": {
+                        "label": "Name of this Airflow",
+                        "description": "Tells the tasks of several Airflows apart that share a token's user. Empty: its URL.",
+                        "schema": {"type": ["string", "null"]},
+                    },
                     "timeout_s": {"label": "Timeout, s", "schema": {"type": ["number", "null"], "default": 30}},
                 },
             }

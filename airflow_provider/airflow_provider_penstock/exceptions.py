@@ -36,6 +36,10 @@ class PenstockFunctionFailed(PenstockJobFailed):
     """
 
 
+class PenstockJobCancelled(PenstockJobFailed, AirflowFailException):
+    """Somebody cancelled the job. The task fails at once: a retry would start again what a person stopped."""
+
+
 class PenstockJobExhausted(PenstockJobFailed, AirflowFailException):
     """The job ran out of memory or time. A retry would too, so the task fails at once."""
 
@@ -48,4 +52,6 @@ def failure(state: str) -> type[PenstockJobFailed]:
     """The exception for a job that has ended in this state of Slurm."""
     if state in INTERRUPTED:
         return PenstockJobInterrupted
+    if state == "CANCELLED":
+        return PenstockJobCancelled
     return PenstockJobExhausted if state in EXHAUSTED else PenstockJobFailed

@@ -35,9 +35,9 @@ def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
 class Instance(SimpleNamespace):
     """The parts of a task instance that operators use. `pushed` has their XComs."""
 
-    def __init__(self, task_id: str, *, max_tries: int = 0) -> None:
+    def __init__(self, task_id: str, *, max_tries: int = 0, try_number: int = 1) -> None:
         names = {"dag_id": "tests", "run_id": "manual__2026-11-21T00:00:00+00:00", "map_index": -1, "pushed": {}}
-        super().__init__(task_id=task_id, max_tries=max_tries, **names)
+        super().__init__(task_id=task_id, max_tries=max_tries, try_number=try_number, **names)
 
     def xcom_push(self, key: str, value: object) -> None:
         self.pushed[key] = value

@@ -2,13 +2,23 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from importlib import import_module
+from types import SimpleNamespace
 
 import httpx
 
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 
 LONG = "#!/bin/bash\nsleep 300\n"
+
+
+STARTED = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def context(ti, started=STARTED, **more):
+    """What a worker gives an operator. `started` is the start of the DAG run."""
+    return {"ti": ti, "dag_run": SimpleNamespace(start_date=started), **more}
 
 
 def submit(task_id, folder, script=LONG, **arguments):

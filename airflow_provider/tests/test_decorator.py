@@ -3,8 +3,8 @@ import sys
 import threading
 
 import pytest
-from airflow.providers.common.compat.sdk import DAG, AirflowFailException, TaskDeferred
-from helpers import Store, first_event, revived
+from airflow.providers.common.compat.sdk import DAG, AirflowFailException, AirflowSkipException, TaskDeferred
+from helpers import Store, context, first_event, revived
 
 from airflow_provider_penstock.decorators.penstock import penstock_task
 from airflow_provider_penstock.exceptions import PenstockFunctionFailed, PenstockJobFailed
@@ -29,7 +29,7 @@ def test_a_function_runs_in_a_job_and_its_result_is_the_tasks(folder, instance):
 
     operator = of_function(multiply, folder, "multiply", 3, [1, 2])
     ti = instance("multiply")
-    result = operator.execute({"ti": ti})
+    result = operator.execute(context(ti))
     assert result == {"products": [3, 6], "job": ti.pushed["job_id"]}
 
 
@@ -40,7 +40,7 @@ def test_a_function_whose_retries_somebody_changes_finds_its_job_and_its_folder(
 
     def result(retries):
         ti = instance("changed", max_tries=1)
-        return of_function(where, folder, "changed", retries=retries).execute({"ti": ti, "task_state_store": store})
+        return of_function(where, folder, "changed", retries=retries).execute(context(ti, task_state_store=store))
 
     store = Store()
     assert result(1) == result(0)
@@ -52,10 +52,10 @@ def test_a_function_that_raises_comes_back_with_its_traceback(folder, instance):
 
     operator = of_function(divide, folder, "divide", 0, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
-        operator.execute({"ti": instance("divide")})
+        operator.execute(context(instance("divide")))
     event = first_event(revived(deferred))
     with pytest.raises(PenstockFunctionFailed, match=r"in divide(.|\n)*ZeroDivisionError") as failed:
-        of_function(divide, folder, "divide", 0).execute_complete({"ti": instance("divide")}, event)
+        of_function(divide, folder, "divide", 0).execute_complete(context(instance("divide")), event)
     assert isinstance(failed.value.__cause__, ZeroDivisionError)
 
 
@@ -66,8 +66,24 @@ def test_another_python_is_told_by_name_and_what_cannot_be_sent_fails_at_once(fo
     )
     other.chmod(0o755)
     with pytest.raises(PenstockJobFailed, match=r"comes from Python 2\.7\.1: name an interpreter"):
-        of_function(lambda: 1, folder, "other_python", python=str(other)).execute({"ti": instance("other_python")})
+        of_function(lambda: 1, folder, "other_python", python=str(other)).execute(context(instance("other_python")))
     with pytest.raises(AirflowFailException, match="cannot be sent"):
-        of_function(lambda lock: 1, folder, "lock", threading.Lock()).execute({"ti": instance("lock")})
+        of_function(lambda lock: 1, folder, "lock", threading.Lock()).execute(context(instance("lock")))
+
+    def with_ti(ti):
+        return ti.task_id
+
+    ti = instance("with_ti")
+    ti.itself, ti.lock = ti, threading.Lock()
+    with pytest.raises(AirflowFailException, match=r"argument ti of with_ti cannot be sent(.|\n)*\{\{ run_id \}\}"):
+        of_function(with_ti, folder, "with_ti").execute(context(ti))
     with pytest.raises(AirflowFailException, match="cannot be written"):
-        of_function(lambda: 1, "/proc", "nowhere").execute({"ti": instance("nowhere")})
+        of_function(lambda: 1, "/proc", "nowhere").execute(context(instance("nowhere")))
+
+
+def test_a_function_may_skip_its_task(folder, instance):
+    def skip():
+        raise AirflowSkipException("nothing to train on")
+
+    with pytest.raises(AirflowSkipException, match="nothing to train on"):
+        of_function(skip, folder, "skip").execute(context(instance("skip")))

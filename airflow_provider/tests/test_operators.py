@@ -1,13 +1,15 @@
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 from airflow.providers.common.compat.sdk import DAG, AirflowFailException
-from helpers import LONG, Store, submit
+from helpers import LONG, STARTED, Store, context, submit
 
 from airflow_provider_penstock.exceptions import PenstockJobFailed, PenstockRefused
-from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, job_key
+from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
+from airflow_provider_penstock.ownership import ownership
 
 
 def test_a_script_is_read_from_its_file_and_an_argument_of_a_program_is_not(tmp_path):
@@ -25,7 +27,7 @@ def test_a_script_is_read_from_its_file_and_an_argument_of_a_program_is_not(tmp_
 def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance):
     operator = submit("impossible", folder, min_gpus="4", max_gpus=2)
     with pytest.raises(AirflowFailException, match="min_gpus"):
-        operator.execute({"ti": instance("impossible")})
+        operator.execute(context(instance("impossible")))
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,10 @@ def test_an_impossible_request_fails_at_once_in_the_apis_words(folder, instance)
 def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, hook, spec, words):
     ti = instance("never")
     with pytest.raises(AirflowFailException, match=words):
-        submit("never", folder, **{"max_gpus": 999} | spec).execute({"ti": ti})
-    assert hook.find(f"{job_key(ti)}:1") is None
+        submit("never", folder, **{"max_gpus": 999} | spec).execute(context(ti))
+    assert hook.owner(ownership(context(ti), hook.deployment).name) is None
     unchecked = submit("never", folder, check_first=False, wait_for_completion=False, **{"max_gpus": 999} | spec)
-    hook.cancel(unchecked.execute({"ti": instance(f"never-{words}")})["job_id"])
+    hook.cancel(unchecked.execute(context(instance(f"never-{words}")))["job_id"])
 
 
 def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
@@ -48,7 +50,7 @@ def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
     assert body["deadline_s"] == 4102444800  # 2100-01-01T00:00:00Z
     for wrong, what in (({"spec": "max_gpus=3"}, "not JSON"), ({"deadline": "2100-01-01"}, "no time zone")):
         with pytest.raises(AirflowFailException, match=what):
-            submit("wrong", folder, **wrong).execute({"ti": instance("wrong")})
+            submit("wrong", folder, **wrong).execute(context(instance("wrong")))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
 )
 def test_slurms_own_refusal_fails_at_once(folder, instance, arguments, words):
     with pytest.raises(PenstockRefused, match=words):
-        submit("refused", folder, **arguments).execute({"ti": instance("refused" + next(iter(arguments)))})
+        submit("refused", folder, **arguments).execute(context(instance("refused" + next(iter(arguments)))))
 
 
 def test_an_array_is_refused_where_the_dag_is_written_with_what_to_do(folder):
@@ -73,9 +75,11 @@ def test_an_array_is_refused_where_the_dag_is_written_with_what_to_do(folder):
 def test_a_failed_job_fails_the_task_with_its_last_lines_and_a_retry_is_a_new_job(folder, instance):
     script = "#!/bin/bash\necho the reason is here\nexit 3\n"
     messages = []
-    for _ in range(2):
+    for number in (1, 2):
         with pytest.raises(PenstockJobFailed, match=r"FAILED, exit code 3(.|\n)*the reason is here") as failed:
-            submit("failing", folder, script=script, deferrable=False).execute({"ti": instance("failing")})
+            submit("failing", folder, script=script, deferrable=False).execute(
+                context(instance("failing", try_number=number))
+            )
         messages.append(str(failed.value).split()[1])
     assert len(set(messages)) == 2
 
@@ -84,6 +88,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, "tests")
 from conftest import Instance
+from helpers import context
 from airflow_provider_penstock.hooks.penstock import PenstockHook
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 sent = PenstockHook.submit
@@ -91,16 +96,17 @@ def submit_and_die(self, submission):
     sent(self, submission)
     os.kill(os.getpid(), signal.SIGKILL)
 PenstockHook.submit = submit_and_die
-PenstockSubmitOperator(task_id="killed", script="#!/bin/bash\\nsleep 300\\n").execute({"ti": Instance("killed")})
+PenstockSubmitOperator(task_id="killed", script="#!/bin/bash\\nsleep 300\\n").execute(context(Instance("killed")))
 """
 
 
 def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance, hook, until):
     assert subprocess.run([sys.executable, "-c", KILLED], timeout=120).returncode == -signal.SIGKILL
     again = submit("killed", folder, wait_for_completion=False)
-    job_id = again.execute({"ti": instance("killed")})["job_id"]
-    assert hook.find(f"{job_key(instance('killed'))}:1")["id"] == job_id
-    assert hook.find(f"{job_key(instance('killed'))}:2") is None
+    job_id = again.execute(context(instance("killed")))["job_id"]
+    second = submit("killed", folder, wait_for_completion=False)
+    assert second.execute(context(instance("killed", try_number=2)))["job_id"] == job_id
+    assert hook.find(ownership(context(instance("killed")), "").key)["id"] == job_id
     again.on_kill()
     again.on_kill()
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
@@ -111,8 +117,8 @@ def test_a_cleared_task_runs_again_where_airflow_keeps_what_its_last_run_stored(
 
     def job_of(max_tries, script="#!/bin/sh\n"):
         operator = submit("kept", folder, script, wait_for_completion=False, retries=1)
-        context = {"ti": instance("kept", max_tries=max_tries), "task_state_store": store}
-        return operator.execute(context)["job_id"]
+        ti = instance("kept", max_tries=max_tries, try_number=max_tries)
+        return operator.execute(context(ti, task_state_store=store))["job_id"]
 
     first = job_of(1)
     until(lambda: hook.job(first)["ended"] == "COMPLETED")
@@ -121,7 +127,27 @@ def test_a_cleared_task_runs_again_where_airflow_keeps_what_its_last_run_stored(
     assert second != first, "it was cleared"
     third = job_of(3)  # cleared while its job runs, or is on the way out
     assert third not in (first, second)
-    hook.cancel(second)
+    until(lambda: hook.job(second)["ended"] == "CANCELLED")
+    until(lambda: hook.job(third)["ended"] == "COMPLETED")
+
+
+def test_a_dag_run_that_was_deleted_and_triggered_again_runs_anew(folder, instance, hook, until):
+    """Airflow gives the new run's tasks the same names and numbers."""
+
+    def job_of(started, script="#!/bin/sh\n"):
+        operator = submit("deleted", folder, script, wait_for_completion=False)
+        return operator.execute(context(instance("deleted"), started=started))["job_id"]
+
+    first = job_of(STARTED)
+    until(lambda: hook.job(first)["ended"] == "COMPLETED")
+    assert job_of(STARTED) == first
+    second = job_of(STARTED + timedelta(minutes=1), LONG)
+    assert second != first, "this run has done nothing yet"
+    third = job_of(STARTED + timedelta(minutes=2))  # deleted while its job ran
+    until(lambda: hook.job(second)["ended"] == "CANCELLED")
+    with pytest.raises(PenstockRefused, match=f"job {third} of a later try"):
+        job_of(STARTED + timedelta(minutes=1), LONG)  # a worker that nobody has stopped
+    until(lambda: hook.job(third)["ended"] == "COMPLETED")
 
 
 def test_a_job_knows_the_run_that_openlineage_has_for_its_task(folder, instance, monkeypatch):

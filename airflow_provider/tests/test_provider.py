@@ -74,8 +74,10 @@ def test_the_example_dags_run(example, folder, hook):
     run = dag.test(run_conf={"folder": str(folder), "epochs": 7, "python": sys.executable})
     assert run.state == "success", [(ti.task_id, ti.state) for ti in run.get_task_instances()]
     if example == "example_penstock":
-        job = hook.find(f"airflow:{run.dag_id}:{run.run_id}:train:-1:2:1")
-        assert hook.log_lines(job["id"]) == ["trained for 7 epochs in example_penstock"]
+        train = next(ti for ti in run.get_task_instances() if ti.task_id == "train")
+        assert hook.log_lines(train.xcom_pull(task_ids="train", key="job_id")) == [
+            "trained for 7 epochs in example_penstock"
+        ]
     else:
         best = next(ti for ti in run.get_task_instances() if ti.task_id == "best")
         assert best.xcom_pull(task_ids="best") == {"learning_rate": 0.1, "loss": 0.0}

@@ -4,6 +4,7 @@ from importlib import import_module
 
 import pytest
 from airflow.providers.common.compat.sdk import DAG, AirflowFailException
+from helpers import context
 
 from airflow_provider_penstock.operators.simulate import PenstockForecastOperator, PenstockSimulateOperator, mask_secret
 
@@ -11,13 +12,13 @@ from airflow_provider_penstock.operators.simulate import PenstockForecastOperato
 def test_a_forecast_submits_nothing_and_fails_for_what_could_never_run(folder, instance, hook):
     arguments = {"command": ["true"], "name": "forecast"}
     forecast = PenstockForecastOperator(task_id="forecast", max_gpus=2, **arguments).execute(
-        {"ti": instance("forecast")}
+        context(instance("forecast"))
     )
     assert forecast["would"] in ("start", "wait")
     assert forecast["lines"]
     never = PenstockForecastOperator(task_id="never", min_gpus=4000, max_gpus=4000, **arguments)
     with pytest.raises(AirflowFailException, match="never run here"):
-        never.execute({"ti": instance("never")})
+        never.execute(context(instance("never")))
     assert not hook.ask("GET", "/v1/jobs", params={"name": "forecast"})["jobs"]
 
 

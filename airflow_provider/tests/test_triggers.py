@@ -1,21 +1,27 @@
 import asyncio
+import os
 import time
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
-from airflow.providers.common.compat.sdk import TaskDeferred
-from helpers import first_event, revived, submit
+from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
+from helpers import away, context, first_event, revived, submit
 
 from airflow_provider_penstock.exceptions import PenstockRefused
 from airflow_provider_penstock.hooks.penstock import PenstockHook
-from airflow_provider_penstock.operators.penstock import PenstockCancelOperator, PenstockWaitOperator
+from airflow_provider_penstock.operators.penstock import (
+    PenstockCancelOperator,
+    PenstockWaitOperator,
+    TaskDeferralTimeout,
+)
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
-from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect
+from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect, poller
 
 
 def test_a_trigger_lets_the_worker_leave_before_it_fires(folder, instance, hook, until, monkeypatch):
     job_id = submit("quick", folder, script="#!/bin/sh\n", wait_for_completion=False).execute(
-        {"ti": instance("quick")}
+        context(instance("quick"))
     )["job_id"]
     until(lambda: hook.job(job_id)["state"] == "ended")
     monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.SETTLE_S", 3.0)
@@ -30,7 +36,7 @@ def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, ho
     script = f"#!/bin/bash\necho out $AIRFLOW_CTX_TASK_ID\nuntil [ -e {gate} ]; do sleep 0.2; done\necho the end\n"
     operator = submit("deferred", folder, script=script)
     with pytest.raises(TaskDeferred) as deferred:
-        operator.execute({"ti": ti})
+        operator.execute(context(ti))
     show = PenstockJobTrigger.show_output
 
     async def show_and_open(self, client):
@@ -46,7 +52,7 @@ def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, ho
         assert "is running on 1 " in told
     rest = []
     monkeypatch.setattr(operator, "show_output", rest.extend)
-    result = operator.execute_complete({"ti": ti}, event)
+    result = operator.execute_complete(context(ti), event)
     assert "out deferred" not in rest
     assert ("the end" in rest) != ("the end" in told)
     assert (result["job_id"], result["state"], result["exit_code"]) == (ti.pushed["job_id"], "COMPLETED", 0)
@@ -55,17 +61,19 @@ def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, ho
     assert result["batch_sizes"] == []
     assert ti.pushed["job_url"].endswith(f"/v1/jobs/{result['job_id']}")
     # A retry, as after a worker that died before it could say so, takes the result of the job that is there.
-    assert operator.execute({"ti": instance("deferred")})["job_id"] == result["job_id"]
+    assert operator.execute(context(instance("deferred")))["job_id"] == result["job_id"]
     assert PenstockJobSensor(task_id="sensor", job_id=result["job_id"]).poke({})
     assert PenstockWaitOperator(task_id="waits", job_id=result["job_id"]).execute({}) == result
     # Once cleared it is another job: Airflow raises max_tries then.
-    cleared = submit("deferred", folder, wait_for_completion=False).execute({"ti": instance("deferred", max_tries=1)})
+    cleared = submit("deferred", folder, wait_for_completion=False).execute(
+        context(instance("deferred", max_tries=1, try_number=2))
+    )
     assert cleared["job_id"] != result["job_id"]
     hook.cancel(cleared["job_id"])
 
 
 def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instance, hook, until):
-    job_id = submit("stopped", folder, wait_for_completion=False).execute({"ti": instance("stopped")})["job_id"]
+    job_id = submit("stopped", folder, wait_for_completion=False).execute(context(instance("stopped")))["job_id"]
 
     async def restart():
         trigger = PenstockJobTrigger("penstock_default", job_id, 0.2)
@@ -86,7 +94,7 @@ def test_where_airflow_does_not_tell_the_tasks_state_does(folder, instance, hook
     monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.HAS_ON_KILL", False)
     monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.state_of", lambda *names: state)
     ti = instance(f"untold-{state}")
-    job_id = submit(ti.task_id, folder, wait_for_completion=False).execute({"ti": ti})["job_id"]
+    job_id = submit(ti.task_id, folder, wait_for_completion=False).execute(context(ti))["job_id"]
 
     async def stop():
         trigger = PenstockJobTrigger("penstock_default", job_id, 0.2)
@@ -113,7 +121,7 @@ def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
         return await real(self, path, **arguments)
 
     monkeypatch.setattr(httpx.AsyncClient, "get", counted)
-    job_id = submit("shared", folder, wait_for_completion=False).execute({"ti": instance("shared")})["job_id"]
+    job_id = submit("shared", folder, wait_for_completion=False).execute(context(instance("shared")))["job_id"]
 
     async def wait():
         triggers = [PenstockJobTrigger("penstock_default", job_id, 0.5, log_interval_s=0) for _ in range(100)]
@@ -154,7 +162,7 @@ def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hoo
 def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_it(folder, instance, hook):
     script = "#!/bin/bash\nhead -c 1500000 /dev/zero | tr '\\0' x\nprintf '\\nthe end\\n'\n"
     operator = submit("lengthy", folder, script=script, deferrable=False)
-    job_id = operator.execute({"ti": instance("lengthy")})["job_id"]
+    job_id = operator.execute(context(instance("lengthy")))["job_id"]
     lines, end = hook.log_since(job_id, 0)
     assert end == 1_500_009
     assert lines[0] == f"({end - (1 << 20)} bytes left out)"
@@ -172,3 +180,72 @@ def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_
     shown = asyncio.run(read())
     assert sorted(shown) == shown
     assert shown[-1] == end
+
+
+def test_a_job_is_cancelled_once_penstockd_answers_again(folder, instance, hook, until, monkeypatch):
+    job_id = submit("unheard", folder, wait_for_completion=False).execute(context(instance("unheard")))["job_id"]
+    real, tries = httpx.AsyncClient.post, []
+
+    async def unheard(self, path, **arguments):
+        tries.append(path)
+        if len(tries) < 3:
+            away()
+        return await real(self, path, **arguments)
+
+    monkeypatch.setattr(httpx.AsyncClient, "post", unheard)
+
+    async def kill():
+        killing = PenstockJobTrigger("penstock_default", job_id).on_kill()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(killing, 0.5)  # as Airflow ends it after on_kill_timeout
+        while len(tries) < 3:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+
+    asyncio.run(kill())
+    until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+def test_a_token_that_was_replaced_is_read_again_and_a_wrong_one_fails_the_task(folder, instance, monkeypatch, hook):
+    job_id = submit("rotated", folder, wait_for_completion=False).execute(context(instance("rotated")))["job_id"]
+    good = os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"]
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.RECHECK_S", 0.5)
+    monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_ROTATED", good)
+
+    async def wait(after):
+        waiting = asyncio.ensure_future(anext(PenstockJobTrigger("penstock_rotated", job_id, 0.2).run()))
+        await asyncio.sleep(2)
+        ours = poller("penstock_rotated", 0.2)
+        ours.client.headers["Authorization"] = "Bearer revoked"  # as after `penstock token revoke`
+        monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_ROTATED", after)
+        await asyncio.sleep(3)
+        still_waits = not waiting.done()
+        await asyncio.to_thread(hook.cancel, job_id)
+        return still_waits, (await asyncio.wait_for(waiting, 60)).payload
+
+    assert asyncio.run(wait(good)) == (True, {"job_id": job_id, "shown": 0})
+    job_id = submit("revoked", folder, wait_for_completion=False).execute(context(instance("revoked")))["job_id"]
+    still_waits, payload = asyncio.run(wait(os.environ["AIRFLOW_CONN_PENSTOCK_WRONG"]))
+    assert not still_waits
+    assert "401" in payload["error"]
+
+
+def test_execution_timeout_counts_while_the_task_waits_and_cancels_the_job(folder, instance, hook, until):
+    ti = instance("overdue")
+    ti.start_date = datetime.now(UTC) - timedelta(seconds=40)
+    operator = submit("overdue", folder, execution_timeout=timedelta(seconds=60))
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context(ti))
+    assert timedelta(0) < deferred.value.timeout < timedelta(seconds=21)
+    ti.xcom_pull = lambda task_ids, key, map_indexes: ti.pushed[key]
+    again = submit("overdue", folder, execution_timeout=timedelta(seconds=60))
+    with pytest.raises(TaskDeferralTimeout, match=r"execution_timeout=0:01:00, and is cancelled"):
+        again.resume_execution("__fail__", {"error": "Trigger timeout"}, context(ti))
+    until(lambda: hook.job(ti.pushed["job_id"])["ended"] == "CANCELLED")
+
+
+def test_a_job_that_somebody_cancelled_fails_its_task_without_a_retry(folder, instance, hook):
+    job_id = submit("stopped", folder, wait_for_completion=False).execute(context(instance("stopped-by")))["job_id"]
+    hook.cancel(job_id)
+    with pytest.raises(AirflowFailException, match="CANCELLED"):
+        PenstockWaitOperator(task_id="waits", job_id=job_id, deferrable=False).execute(context(instance("waits")))

@@ -193,11 +193,15 @@ class Deployment:
         health = self._client.get("/monitor/health").json()
         return all(health[name]["status"] == "healthy" for name in ("scheduler", "triggerer", "dag_processor"))
 
-    def trigger(self, dag: str, **conf: object) -> str:
-        """Start a DAG run; its id. Waits until the DAG has been read."""
+    def wait_dag(self, dag: str) -> None:
+        """Wait until a DAG has been read."""
         wait_for(
             lambda: self._client.get(f"/dags/{dag}").is_success, 180, f"DAG {dag}", poll_s=POLL_S, details=self.tail
         )
+
+    def trigger(self, dag: str, **conf: object) -> str:
+        """Start a DAG run; its id. Waits until the DAG has been read."""
+        self.wait_dag(dag)
         run = self.ask("POST", f"/dags/{dag}/dagRuns", json={"logical_date": None, "conf": conf})
         return str(run["dag_run_id"])
 

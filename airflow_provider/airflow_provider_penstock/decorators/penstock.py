@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 from airflow.providers.common.compat.sdk import (
     AirflowFailException,
+    AirflowSkipException,
     DecoratedOperator,
     context_merge,
     determine_kwargs,
@@ -29,7 +30,8 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_penstock.decorators.run import write
 from airflow_provider_penstock.exceptions import PenstockFunctionFailed, PenstockJobFailed
-from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, job_key
+from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
+from airflow_provider_penstock.ownership import ownership
 
 
 class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # type: ignore[misc]
@@ -98,7 +100,8 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         return self._handle_output(value)
 
     def _folder(self, context: Any) -> Path:
-        name = hashlib.sha256(job_key(context["ti"]).encode()).hexdigest()[:32]
+        owner = ownership(context, "")
+        name = hashlib.sha256(f"{owner.name}:{owner.generation}".encode()).hexdigest()[:32]
         return Path(self.shared_folder) / name
 
     def _write_call(self, folder: Path, kwargs: Mapping[str, Any]) -> None:
@@ -111,9 +114,12 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
             call = cloudpickle.dumps(
                 (self.python_callable, args, {name: _plain(value) for name, value in kwargs.items()})
             )
-        except (pickle.PicklingError, TypeError) as error:
+        except Exception as error:  # the classes of arguments decide which
+            unsendable = [name for name, value in kwargs.items() if not _can_be_sent(value)]
+            what = f"argument {', '.join(unsendable)} of " if unsendable else "arguments of "
             raise AirflowFailException(
-                f"{self.python_callable.__name__} and its arguments cannot be sent to the job: {error}; pass paths or values"
+                f"{what}{self.python_callable.__name__} cannot be sent to the job ({type(error).__name__}: {error}); pass paths "
+                "or values, such as op_kwargs={'run': '{{ run_id }}'} instead of ti"
             ) from error
         finally:
             if by_value:
@@ -151,7 +157,17 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
                 self.log.warning(
                     "the exception's class cannot be loaded on this worker (%s); the traceback follows", error
                 )
+        if isinstance(cause, (AirflowSkipException, AirflowFailException)):  # the function's word to Airflow
+            raise cause from failed
         raise PenstockFunctionFailed(f"{failed}\n{text}") from cause
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

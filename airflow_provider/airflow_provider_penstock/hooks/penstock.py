@@ -7,10 +7,11 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import httpx
-from airflow.providers.common.compat.sdk import BaseHook
+from airflow.providers.common.compat.sdk import BaseHook, conf
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 
@@ -56,19 +57,28 @@ class PenstockHook(BaseHook):
     def get_connection_form_widgets(cls) -> dict[str, Any]:
         """For Airflow before 3.2. Later versions read `conn-fields` of the provider's information."""
         from flask_babel import lazy_gettext
-        from wtforms import BooleanField, FloatField, StringField
+        from wtforms import BooleanField, IntegerField, StringField
         from wtforms.validators import Optional
 
         return {
             "tls": BooleanField(lazy_gettext("TLS"), default=True),
             "ca_file": StringField(lazy_gettext("Certificates to trust (PEM file)")),
-            "timeout_s": FloatField(lazy_gettext("Timeout, s"), default=30, validators=[Optional()]),
+            "deployment": StringField(lazy_gettext("Name of this Airflow")),
+            # Airflow 2 has no field for numbers with a fraction: it would drop the connection type.
+            "timeout_s": IntegerField(lazy_gettext("Timeout, s"), default=30, validators=[Optional()]),
         }
 
     @property
     def base_url(self) -> str:
         """penstockd's address, without a slash at the end."""
         return str(client_options(self.get_connection(self.penstock_conn_id))["base_url"])
+
+    @property
+    def deployment(self) -> str:
+        """The name of this Airflow in the names of its jobs' owners: by the connection, else its own URL."""
+        given = self.get_connection(self.penstock_conn_id).extra_dejson.get("deployment")
+        section = "webserver" if version("apache-airflow").startswith("2.") else "api"
+        return str(given or conf.get(section, "base_url", fallback="")).rstrip("/")
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether penstockd answers and accepts the token, and a sentence with the token's user and role."""
@@ -97,6 +107,15 @@ class PenstockHook(BaseHook):
         if not submission.get("key"):
             raise ValueError("a submission without a key could run twice; add a key")
         return dict(self.ask("POST", "/v1/jobs", json=submission))
+
+    def owner(self, name: str) -> dict[str, Any] | None:
+        """The owner of this name, with its `generation` and newest `job`; None if no job was submitted for it."""
+        try:
+            return dict(self.ask("GET", "/v1/owner", params={"name": name}))
+        except PenstockRefused as refused:
+            if refused.code != "no-such-owner":
+                raise
+            return None
 
     def find(self, key: str) -> Job | None:
         """The job with a key; None if there is none."""

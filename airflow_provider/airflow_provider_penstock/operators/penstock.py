@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import re
-import uuid
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeGuard
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
@@ -19,7 +17,13 @@ from airflow_provider_penstock.hooks.penstock import Job, PenstockHook
 from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_URL, PenstockExplainLink, PenstockJobLink
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
+from airflow_provider_penstock.ownership import Ownership, ownership
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, describe
+
+try:
+    from airflow.sdk.exceptions import TaskDeferralTimeout
+except ImportError:  # before Airflow 3.2
+    from airflow.exceptions import TaskDeferralTimeout
 
 LOG_LINES = 10_000
 """Most lines of the job's output that its end adds to the task's log."""
@@ -29,7 +33,6 @@ OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "
 """Parameters that are fields of a submission. `deadline` and `output_file` are others, with names or values of their own."""
 JOB_ID = "job_id"
 """XCom key of the job's id."""
-_KEY = re.compile(r"[A-Za-z0-9_.:@/+-]{1,180}")
 
 
 class _JobOperator(BaseOperator):
@@ -47,7 +50,7 @@ class _JobOperator(BaseOperator):
         """A hook for the task's connection."""
         return PenstockHook(self.penstock_conn_id)
 
-    def _await(self, job_id: str) -> dict[str, Any]:
+    def _await(self, context: Any, job_id: str) -> dict[str, Any]:
         """Wait for the job and return its summary. Defers if the task is deferrable and the job has not ended."""
         if self.deferrable and self.hook.job(job_id)["state"] != "ended":
             self.defer(
@@ -55,6 +58,7 @@ class _JobOperator(BaseOperator):
                     self.penstock_conn_id, job_id, self.poll_interval_s, self.cancel_on_kill, self.log_interval_s
                 ),
                 method_name="execute_complete",
+                timeout=self._left(context),
             )
         logged, shown = "", 0
         for job in self.hook.wait(job_id):
@@ -66,6 +70,25 @@ class _JobOperator(BaseOperator):
                 lines, shown = self.hook.log_since(job_id, shown)
                 self.show_output(lines)
         return self._finish(job_id, shown)
+
+    def _left(self, context: Any) -> timedelta | None:
+        """What is left of the try's `execution_timeout`, which Airflow itself applies only while the task is on a worker."""
+        if self.execution_timeout is None:
+            return None
+        return max(self.execution_timeout - (datetime.now(UTC) - context["ti"].start_date), timedelta(0))
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Go on after the trigger. Cancels the job if the trigger has waited for as long as `execution_timeout` allows."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            ti = context["ti"]
+            self.job_id = self.job_id or ti.xcom_pull(task_ids=ti.task_id, key=JOB_ID, map_indexes=ti.map_index)
+            self.on_kill()
+            end = "is cancelled" if self.cancel_on_kill else "runs on, because of cancel_on_kill=False"
+            raise TaskDeferralTimeout(
+                f"job {self.job_id} has not ended within execution_timeout={self.execution_timeout}, and {end}"
+            ) from None
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """Return the job's summary after the trigger, or fail."""
@@ -128,8 +151,9 @@ class _NoFile(str):
 class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
     """Submits a job and waits until it has ended. Returns the job's `summary`.
 
-    A task of a DAG run has one job. A retry finds it by its key: it waits for the job if it is open, takes its result if it
-    completed, and submits a new one if it failed. A cleared task gets a new job.
+    penstockd keeps one job for a task of a DAG run. A retry waits for the job if it has not ended, takes its result if it
+    completed, and submits a new one if it failed. A cleared task, and a task of a DAG run that was deleted and triggered again,
+    gets a new job, which starts once the former has ended.
     """
 
     template_fields: Sequence[str] = (
@@ -252,7 +276,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         self.job_id = job["id"]
         ti.xcom_push(key=JOB_ID, value=self.job_id)
         ti.xcom_push(key=JOB_URL, value=f"{self.hook.base_url}/v1/jobs/{self.job_id}")
-        return self._with_assets(context, self._await(job["id"]) if self.wait_for_completion else summary(job))
+        return self._with_assets(context, self._await(context, job["id"]) if self.wait_for_completion else summary(job))
 
     def submission(self, ti: Any) -> dict[str, Any]:
         """The body for the API without its key. It is the same on each try, because a key belongs to one body."""
@@ -279,42 +303,32 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def _submit(self, context: Any) -> Job:
-        ti = context["ti"]
-        body = self.submission(ti)
+        body = self.submission(context["ti"])
+        owner = ownership(context, self.hook.deployment)
         if not self.durable:
-            self._check(body)
-            return self.hook.submit(body | {"key": f"airflow:{uuid.uuid4()}"})
-        return self._by_key(ti, body)
-
-    def _taken_up(self, job: Job) -> Job | None:
-        if job["state"] == "ended" and job["ended"] != "COMPLETED":
-            return None
-        self.log.info("job %s of an earlier try is %s: this try takes it up", job["id"], job["ended"] or job["state"])
+            owner = replace(owner, generation=f"{owner.generation}:{owner.attempt}")
+        self._check(owner, body)
+        job = self._once(body | {"key": owner.key, "owner": owner.body})
+        self.log.info("job %s is %s, key %s", job["id"], job["ended"] or job["state"], job["key"])
         return job
 
-    def _by_key(self, ti: Any, body: dict[str, Any]) -> Job:
-        stem = job_key(ti)
-        number = 1
-        while (job := self.hook.find(f"{stem}:{number}")) is not None:
-            if self._taken_up(job) is not None:
-                return job
-            number += 1
-        self._check(body)
+    def _once(self, submission: dict[str, Any]) -> Job:
         try:
-            job = self.hook.submit(body | {"key": f"{stem}:{number}"})
+            return self.hook.submit(submission)
         except PenstockRefused as refused:
-            # An earlier try was killed during its request, which penstockd then carried out: its job belongs to this task.
-            if refused.code != "key-used" or (found := self.hook.find(f"{stem}:{number}")) is None:
+            # This try's worker was killed during its request, and the task was edited since: the job is the try's.
+            if refused.code != "key-used" or (found := self.hook.find(submission["key"])) is None:
                 raise
-            job = found
-        self.log.info("job %s, key %s", job["id"], job["key"])
-        return job
+            return found
 
-    def _check(self, body: dict[str, Any]) -> None:
+    def _check(self, owner: Ownership, body: dict[str, Any]) -> None:
         """Raise PenstockRefused if the job could never run. Jobs may wait for GPUs that are down or drained, or for the cloud."""
         if not self.check_first or body["spec"].get("burst") in ("allowed", "only"):
             return
         try:
+            known = self.hook.owner(owner.name)
+            if known is not None and known["generation"] == owner.generation:
+                return  # an earlier try has submitted it
             forecast = self.hook.forecast(body)
             if forecast["would"] == "never" and self.hook.is_whole():
                 raise PenstockRefused(forecast["text"], forecast["code"])
@@ -348,7 +362,7 @@ class PenstockWaitOperator(_JobOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Wait for the job."""
-        return self._with_assets(context, self._await(str(self.job_id)))
+        return self._with_assets(context, self._await(context, str(self.job_id)))
 
 
 class PenstockCancelOperator(BaseOperator):
@@ -392,18 +406,6 @@ def _seconds(moment: datetime | str | None) -> float | None:
     if found is not None and found.tzinfo is None:
         raise PenstockRefused(f"deadline={moment!r} has no time zone; add one, such as +00:00")
     return None if found is None else found.timestamp()
-
-
-def job_key(ti: Any) -> str:
-    """The common part of the keys of a task's jobs: the DAG, its run, the task, the map index and `max_tries`.
-
-    Airflow sets `max_tries` when it creates the task, and raises it when the task is cleared. It does not change with `retries`.
-    So it distinguishes clears on every version of Airflow, without storing anything.
-    """
-    key = f"airflow:{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}:{ti.max_tries}"
-    if _KEY.fullmatch(key):
-        return key
-    return f"airflow:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from airflow.providers.common.compat.connection import get_async_connection
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
+from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, read
 
 try:
@@ -64,6 +64,8 @@ class Poller:
         self._ask = asyncio.Event()
         """Set when the list of jobs must be read at once."""
         self._listening = False
+        self._is_known = False
+        """Whether penstockd has accepted the connection's token."""
 
     async def ended(self, job_id: str) -> Job:
         """Wait until a job has ended, and return it. Raises PenstockRefused if the API does not know the job."""
@@ -90,6 +92,7 @@ class Poller:
                         while self._waiting:
                             self._ask.clear()
                             await self._read_all(self.client)
+                            self._is_known = True
                             await asyncio.sleep(self.poll_interval_s)
                             if self._listening:
                                 with contextlib.suppress(TimeoutError):
@@ -100,9 +103,18 @@ class Poller:
                 log.warning("penstockd does not answer (%s); the task keeps waiting", error)
                 await asyncio.sleep(self.poll_interval_s)
             except Exception as error:  # such as a wrong token or a deleted connection: all waiting tasks fail
+                if self._may_have_a_new_token(error):
+                    log.warning("%s; reading connection %s again", error, self.conn_id)
+                    await asyncio.sleep(self.poll_interval_s)
+                    continue
                 for job_id in list(self._waiting):
                     self._resolve(job_id, error)
                 return
+
+    def _may_have_a_new_token(self, error: Exception) -> bool:
+        """Whether penstockd knew the connection's token until now: an admin may have replaced it in the connection."""
+        was_known, self._is_known = self._is_known, False
+        return was_known and isinstance(error, PenstockRefused) and error.code == UNAUTHENTICATED
 
     async def _listen(self, client: httpx.AsyncClient) -> None:
         """Read penstockd's events, and reopen the stream when it ends."""
@@ -193,6 +205,27 @@ async def pages(client: httpx.AsyncClient, query: dict[str, Any]) -> AsyncIterat
         query = query | {"after": page["next"]}
 
 
+_cancelling: set[asyncio.Task[None]] = set()
+"""Requests to cancel jobs that penstockd has not answered yet. The event loop itself keeps no tasks."""
+
+
+async def cancel(conn_id: str, job_id: str) -> None:
+    """Cancel a job. Repeats the request while penstockd is away or does not know the token."""
+    pause_s = 1.0
+    while True:
+        try:
+            async with await connect(conn_id) as client:
+                read(await client.post(f"/v1/jobs/{job_id}/cancel"))
+            return
+        except (httpx.TransportError, PenstockAway, PenstockRefused) as error:
+            if isinstance(error, PenstockRefused) and error.code != UNAUTHENTICATED:
+                log.error("job %s of a task that was stopped cannot be cancelled: %s", job_id, error)
+                return
+            log.warning("job %s of a task that was stopped is not cancelled yet; trying again: %s", job_id, error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RECHECK_S)
+
+
 def describe(job: Job) -> str:
     """A job's state and GPUs, in a line for the task's log."""
     gpus = job["allocation"]
@@ -270,8 +303,11 @@ class PenstockJobTrigger(BaseTrigger):
         """Cancel the job, because a user stopped the task. Airflow does not call this when a triggerer restarts."""
         if not self.cancel:
             return
-        async with await connect(self.penstock_conn_id) as client:
-            read(await client.post(f"/v1/jobs/{self.job_id}/cancel"))
+        # A task of its own: Airflow waits for this method only for `[triggerer] on_kill_timeout`, by default 30 s.
+        task = asyncio.create_task(cancel(self.penstock_conn_id, self.job_id))
+        _cancelling.add(task)
+        task.add_done_callback(_cancelling.discard)
+        await asyncio.shield(task)
 
     async def _is_stopped(self) -> bool:
         """Whether a user stopped the task, so that it is no longer deferred. If unknown: no."""
