@@ -26,6 +26,7 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health_messages import Health
+from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.messages import (
     ApprovalView,
     AuditPage,
@@ -199,6 +200,10 @@ class Client:
             left_s = 30.0 if until is None else max(min(until - time.monotonic(), 30.0), 0.1)
             seen = self.job(job, wait_s=left_s, since=seen.version)
         return seen
+
+    def renew(self, *jobs: str) -> list[str]:
+        """Renew the leases of own jobs; the jobs that have one."""
+        return self._ask(Renewed, "POST", "/v1/jobs/renew", body=Renewal(jobs=jobs), again=True).jobs
 
     def cancel(self, job: str) -> JobView:
         """Ask Slurm to end a job. A job that has ended stays as it is."""

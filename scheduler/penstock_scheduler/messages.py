@@ -73,12 +73,18 @@ class Owner(Body):
     """Tries of one generation share a job. Another generation is to run anew, for example after the task was cleared."""
     attempt: NonNegativeInt = Field(le=2**62)
     """Grows with each try, over all generations, so that a late request of an earlier try does nothing."""
+    lease_s: PositiveFloat | None = None
+    """The job is cancelled if nobody renews its lease for this long, in seconds while penstockd runs. None: never."""
 
 
 class OwnerView(Owner):
-    """An owner and its newest job."""
+    """An owner and its newest try."""
 
-    job: str
+    job: str | None = None
+    """None: penstockd stopped while the job was submitted."""
+    key: Key | None = None
+    former: str | None = None
+    """The job that the newest one replaces."""
 
 
 class Submission(Body):

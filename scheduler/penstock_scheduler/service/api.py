@@ -30,6 +30,7 @@ from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket
 from penstock_scheduler.service.identity import Gatekeeper
+from penstock_scheduler.service.leases import Leases
 from penstock_scheduler.service.limits import Places
 from penstock_scheduler.service.report_writer import ReportWriter
 from penstock_scheduler.service.settings import ApiSettings
@@ -91,6 +92,9 @@ class Api:
         """(user, key) of the submissions in progress."""
         self.owning: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """(user, owner) of the submissions in progress."""
+        self.cancelled: set[str] = set()
+        """Jobs that were cancelled and may not have ended yet: no try of their owner takes them up."""
+        self.leases = Leases(board)
         self.writer = ReportWriter(board.store)
         self.epochs: dict[str, int] = {}
         """Job -> the newest epoch of its reports, as far as it has been read."""

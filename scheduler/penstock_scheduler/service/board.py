@@ -69,6 +69,8 @@ class Board:
                 self._take_progress(report)
         self._gpu_seconds: dict[str, Mapping[str, float]] = {}
         """Live job -> GPU type -> GPU-seconds, as of the newest tick; kept until its end is in the store."""
+        self.endings: dict[str, str] = {}
+        """Live job -> why the API has cancelled it, for its `ended_text`; only for what its user did not ask for."""
         self._activity = Activity()
         self._waiting: dict[str, asyncio.Event] = {}
         """Live job -> is set when the job changes."""
@@ -300,7 +302,7 @@ class Board:
             fate = fates.get(job, Fate("UNKNOWN", None, None))
             if fate is None:
                 continue  # the job exists, but no round may manage it now
-            before = self.shown(self._live[job])
+            before, ending = self.shown(self._live[job]), self.endings.pop(job, "")
             views.append(
                 before.model_copy(
                     update={
@@ -308,7 +310,7 @@ class Board:
                         "state": "ended",
                         "ended": fate.state,
                         "exit_code": fate.exit_code,
-                        "ended_text": fate.text,
+                        "ended_text": fate.text or (ending if fate.state == "CANCELLED" else ""),
                         "end_s": now_s if fate.end_s is None else fate.end_s,
                         "allocation": None,
                         "reason": "",

@@ -89,7 +89,11 @@ class Service:
             )
             self._servers.append(LimitedServer(config, places, self._note_refused))
         pairs = zip(self._servers, self._sockets, strict=True)
-        await asyncio.gather(*(server.serve(sockets=[listening]) for server, (listening, _) in pairs))
+        leases = asyncio.create_task(self._app.state.api.leases.run())
+        try:
+            await asyncio.gather(*(server.serve(sockets=[listening]) for server, (listening, _) in pairs))
+        finally:
+            leases.cancel()
 
     def _note_refused(self) -> None:
         self._board.counters["connections refused"] += 1

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.messages import JobView, Owner, OwnerView, Submission
-from penstock_scheduler.service.api import Call
+from penstock_scheduler.service.api import Api, Call
 from penstock_scheduler.service.errors import Refusal
 
 Answer = TypeVar("Answer")
@@ -47,31 +47,66 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
     """
     api, user = call.api, call.identity.user
     async with api.owning.setdefault((user, owner.name), asyncio.Lock()):
-        former, after = await asyncio.to_thread(api.store.owner, user, owner.name), None
-        if former is not None:
-            same = former.generation == owner.generation
-            if owner.attempt < former.attempt or (owner.attempt == former.attempt and not same):
+        newest, after = await asyncio.to_thread(api.store.owner, user, owner.name), None
+        if newest is not None:
+            same = newest.generation == owner.generation
+            if owner.attempt < newest.attempt or (owner.attempt == newest.attempt and not same):
                 text = (
-                    f"job {former.job} of a later try has taken the place of this try's job; this try submits nothing"
+                    f"{_the_job(newest)} of a later try has taken the place of this try's job; this try submits nothing"
                 )
                 raise Refusal(409, "superseded", text)
-            view = await asyncio.to_thread(api.board.job, former.job)
-            is_open = view is not None and view.state != "ended"
-            if view is not None and same and (is_open or view.ended == "COMPLETED"):
-                await _own(call, owner, view)
+            view, same = await _job_of(call, order, newest, same=same)
+            if view is not None and same and (view.ended == "COMPLETED" or _goes_on(api, view)):
+                await _own(call, OwnerView(**owner.model_dump(), job=view.id, key=newest.key))
                 return view, False
-            if is_open:
-                await call.audit(allowed=True, text=f"{former.job} is cancelled for a later try of its owner")
-                await ask_cluster(api.submitter.cancel, former.job)
-                after = former.job
+            if view is not None and view.state != "ended":
+                await call.audit(allowed=True, text=f"{view.id} is cancelled for a later try of its owner")
+                await cancel(api, view.id)
+                api.board.endings[view.id] = (
+                    f"was cancelled because its owner {owner.name} submitted a job in its place"
+                )
+                after = view.id
+        # Noted before the submission: if penstockd stops in between, the next try, which has another key, finds the job.
+        noted = OwnerView(**owner.model_dump(), key=order.key, former=after)
+        await _own(call, noted)
         view, is_new = await _submit(call, order, after)
-        await _own(call, owner, view)
+        await _own(call, noted.model_copy(update={"job": view.id}))
         return view, is_new
 
 
-async def _own(call: Call, owner: Owner, view: JobView) -> None:
-    owned = OwnerView(**owner.model_dump(), job=view.id)
-    await asyncio.to_thread(call.api.store.save_owner, call.identity.user, owned)
+async def _job_of(call: Call, order: Submission, newest: OwnerView, *, same: bool) -> tuple[JobView | None, bool]:
+    """The job of an owner's newest try, and whether it is of the order's generation, given whether the try is.
+
+    If penstockd stopped while the try was submitted, and the try has no job, it is the job that the try was to replace.
+    """
+    api, user = call.api, call.identity.user
+    if newest.job is not None:
+        return await asyncio.to_thread(api.board.job, newest.job), same
+    if newest.key is not None:
+        job = await asyncio.to_thread(api.store.submission, user, newest.key)
+        job = job or await asyncio.to_thread(api.submitter.find, user, newest.key)
+        if job is not None:
+            return await _first_view(call, job, order.model_copy(update={"key": newest.key})), same
+    return (None if newest.former is None else await asyncio.to_thread(api.board.job, newest.former)), False
+
+
+def _goes_on(api: Api, view: JobView) -> bool:
+    return view.state != "ended" and view.id not in api.cancelled
+
+
+def _the_job(newest: OwnerView) -> str:
+    return "the job" if newest.job is None else f"job {newest.job}"
+
+
+async def _own(call: Call, owner: OwnerView) -> None:
+    await asyncio.to_thread(call.api.store.save_owner, call.identity.user, owner)
+    call.api.leases.begin(call.identity.user, owner)
+
+
+async def cancel(api: Api, job: str) -> None:
+    """Cancel a job, of which no try of its owner makes use any more."""
+    await ask_cluster(api.submitter.cancel, job)
+    api.cancelled = {each for each in api.cancelled if api.board.live_job(each) is not None} | {job}
 
 
 async def _submit(call: Call, order: Submission, after: str | None = None) -> tuple[JobView, bool]:

@@ -87,6 +87,12 @@ class JobStore(LedgerStore):
             else:
                 db.execute(t.submissions.update().where(mine).values(job=job))
 
+    def submission(self, user: str, key: str) -> str | None:
+        """The job that a submission became; None: none, or its outcome is not known yet."""
+        c = t.submissions.c
+        with self.read() as db:
+            return db.scalar(sa.select(c.job).where(c.user_name == user, c.key == key))
+
     def open_submissions(self) -> list[tuple[str, str]]:
         """(user, key) of submissions whose outcome is not known yet."""
         c = t.submissions.c
@@ -100,9 +106,17 @@ class JobStore(LedgerStore):
             view = db.scalar(sa.select(c.view).where(c.user_name == user, c.name == name))
         return None if view is None else OwnerView.model_validate_json(view)
 
+    def leased_owners(self) -> list[tuple[str, OwnerView]]:
+        """(user, owner) of all owners with a lease, also of jobs that have ended."""
+        c = t.owners.c
+        with self.read() as db:
+            rows = db.execute(sa.select(c.user_name, c.view).where(c.view.like('%"lease_s":%'))).all()
+        found = [(row.user_name, OwnerView.model_validate_json(row.view)) for row in rows]
+        return [(user, owner) for user, owner in found if owner.lease_s is not None]
+
     def save_owner(self, user: str, owner: OwnerView) -> None:
         """Note an owner's newest job."""
-        row = {"user_name": user, "name": owner.name, "view": owner.model_dump_json()}
+        row = {"user_name": user, "name": owner.name, "view": owner.model_dump_json(exclude_none=True)}
         with self.write() as db:
             db.execute(self._upsert(t.owners, ["user_name", "name"], ("view",)), row)
 

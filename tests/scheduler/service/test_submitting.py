@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from penstock_scheduler.client import ApiError
-from penstock_scheduler.messages import Owner, Submission
+from penstock_scheduler.messages import Owner, OwnerView, Submission
 from tests.scheduler.service.api import ME, serving
 
 
@@ -117,6 +117,45 @@ def test_an_owner_is_noted_after_the_daemon_died_before_it_could(api):
         assert me.submit(order).id == lost
         assert me.owner(order.owner.name).job == lost
     assert set(api.submitter.cancelled) == {first.id}
+
+
+@pytest.mark.parametrize("generation", ["g", "h"])
+def test_a_job_is_found_by_the_next_try_after_the_daemon_died_before_it_was_noted(api, generation):
+    """sbatch had run for the first try, but neither its key nor its owner had the job; the next try has another key."""
+    first = owned(1, "g")
+    lost = api.submitter.submit(first, ME, 0)
+    api.board.store.begin_submission(ME, "try-1", "digest")
+    api.board.store.save_owner(ME, OwnerView(**first.owner.model_dump(), key="try-1"))
+    with api.client("me") as me:
+        found = me.submit(owned(2, generation))
+        if generation == "g":
+            assert found.id == lost
+        else:
+            assert found.id != lost
+            assert api.submitter.cancelled == [lost]
+            assert api.submitter.jobs[found.id][1].dependency == f"afterany:{lost}"
+        assert me.owner(first.owner.name).job == found.id
+
+
+def test_a_try_that_was_noted_and_never_submitted_leaves_the_former_job_in_place_of_its_own(api):
+    with api.client("me") as me:
+        former = me.submit(owned(1, "g")).id
+        lost = OwnerView(**owned(2, "h").owner.model_dump(), key="try-2", former=former)
+        api.board.store.save_owner(ME, lost)  # penstockd stopped here, before sbatch
+        found = me.submit(owned(3, "h"))
+        assert found.id != former, "it is of another generation"
+        assert api.submitter.jobs[found.id][1].dependency == f"afterany:{former}"
+
+
+def test_a_try_does_not_take_up_a_job_that_was_cancelled_and_has_not_ended_yet(api):
+    """As after `execution_timeout`: the job saves its state, and Airflow tries the task again meanwhile."""
+    with api.client("me") as me:
+        first = me.submit(owned(1, "g"))
+        me.cancel(first.id)
+        second = me.submit(owned(2, "g"))
+        assert second.id != first.id
+        assert api.submitter.jobs[second.id][1].dependency == f"afterany:{first.id}"
+        assert me.submit(owned(3, "g")).id == second.id
 
 
 def test_concurrent_tries_of_an_owner_are_one_job(api):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 
+from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.messages import (
     MAX_LOG_BYTES,
     MAX_PAGE,
@@ -103,13 +104,19 @@ async def get_job(
     return view
 
 
+@router.post("/jobs/renew")
+async def renew(order: Renewal, call: User) -> Renewed:
+    """Renew the leases of own jobs."""
+    return Renewed(jobs=call.api.leases.renew(call.identity.user, order.jobs))
+
+
 @router.post("/jobs/{job}/cancel")
 async def cancel(job: str, call: User) -> JobView:
     """End a job. A job that has ended stays as it is."""
     view = await call.job(job)
     if view.state != "ended":
         await call.audit(allowed=True)
-        await submitting.ask_cluster(call.api.submitter.cancel, job)
+        await submitting.cancel(call.api, job)
     return view
 
 

@@ -1,0 +1,96 @@
+"""Leases: a job whose owner wishes it is cancelled once nobody has renewed its lease for long enough.
+
+So the job of an Airflow task ends that was stopped while neither penstockd nor anything else could be told. A lease only counts
+the time in which penstockd runs: it begins anew when penstockd starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.messages import OwnerView
+from penstock_scheduler.service.board import Board
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 1.0
+"""Interval of the checks."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    user: str
+    owner: str
+    lease_s: float
+    until_s: float
+
+
+class Leases:
+    """The leases of live jobs. Its methods belong to the API's event loop.
+
+    Args:
+        now_s: a monotonic clock.
+    """
+
+    def __init__(self, board: Board, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._board, self._now_s = board, now_s
+        self._leases: dict[str, _Lease] = {}
+
+    def begin(self, user: str, owner: OwnerView) -> None:
+        """Begin the lease of an owner's job anew, or end it if the owner wishes none."""
+        if owner.job is None:
+            return
+        self._leases.pop(owner.job, None)
+        if owner.lease_s is not None:
+            self._leases[owner.job] = _Lease(user, owner.name, owner.lease_s, self._now_s() + owner.lease_s)
+
+    def renew(self, user: str, jobs: Iterable[str]) -> list[str]:
+        """Renew the leases of a user's jobs. Returns those that have one."""
+        renewed = []
+        for job in jobs:
+            lease = self._leases.get(job)
+            if lease is not None and lease.user == user:
+                lease.until_s = self._now_s() + lease.lease_s
+                renewed.append(job)
+        return renewed
+
+    def load(self) -> None:
+        """Begin the leases of all live jobs anew. Raises StoreError."""
+        for user, owner in self._board.store.leased_owners():
+            if owner.job is not None and owner.job not in self._leases and self._board.live_job(owner.job) is not None:
+                self.begin(user, owner)
+
+    def expired(self) -> list[tuple[str, _Lease]]:
+        """The jobs whose leases have run out."""
+        return [(job, lease) for job, lease in self._leases.items() if self._now_s() >= lease.until_s]
+
+    async def run(self) -> None:
+        """Cancel the jobs whose leases have run out, without end."""
+        self.load()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            for job, lease in self.expired():
+                try:
+                    await asyncio.to_thread(self._end, job, lease)
+                except PenstockError as error:
+                    log.warning("a job without an owner is not cancelled yet", extra={"job": job, "text": str(error)})
+                    lease.until_s = self._now_s() + min(lease.lease_s, 60.0)
+                else:
+                    self._leases.pop(job, None)
+
+    def _end(self, job: str, lease: _Lease) -> None:
+        view = self._board.job(job)
+        if view is None or view.state == "ended" or self._board.submitter is None:
+            return
+        text = (
+            f"was cancelled because its owner {lease.owner} had not renewed its lease for {lease.lease_s / 3600:.3g} h"
+        )
+        self._board.endings[job] = text
+        self._board.submitter.cancel(job)
+        log.warning("job without an owner cancelled", extra={"job": job, "text": text})
+        self._board.store.note(lease.user, "user", "lease", f"jobs/{job}", allowed=True, text=text)

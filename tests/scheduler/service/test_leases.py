@@ -1,0 +1,62 @@
+"""Leases: a job whose owner is silent is cancelled with a reason, and no other."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from penstock_scheduler.messages import Owner, OwnerView, Submission
+from penstock_scheduler.model import ClusterState
+from penstock_scheduler.ports import Fate
+from penstock_scheduler.service.leases import Leases
+from penstock_slurm.loopback import wait_for
+from tests.scheduler.builders import job, snapshot
+from tests.scheduler.service.api import ME, serving
+
+
+@pytest.fixture
+def api(tmp_path):
+    with serving(tmp_path) as api:
+        yield api
+
+
+def owned(name: str, lease_s: float | None) -> Submission:
+    return Submission(key=name, owner=Owner(name=name, generation="g", attempt=1, lease_s=lease_s), command=("train",))
+
+
+def test_a_job_is_cancelled_once_its_lease_has_run_out_and_its_owner_reads_why(api):
+    with api.client("me") as me:
+        silent = me.submit(owned("silent", 3600)).id
+        long, none = me.submit(owned("long", 36000)).id, me.submit(owned("none", None)).id
+        assert me.renew(silent, long, none, "1", "nonsense") == [silent, long], "job 1 is ada's"
+        with api.client("ada") as ada:
+            assert ada.renew(silent) == [], "it is not hers"
+        api.app.state.api.leases._now_s = lambda: time.monotonic() + 7200
+        wait_for(lambda: api.submitter.cancelled == [silent], 30, "the job to be cancelled")
+        here = [job(each, user=ME) for each in (long, none)]
+        api.submitter.ended[silent] = Fate("CANCELLED", None, None)
+        api.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, tuple(here)), time.time(), {})
+        assert "owner silent had not renewed its lease" in me.job(silent).ended_text
+        assert api.submitter.cancelled == [silent]
+    assert any(line.action == "lease" and line.target == f"jobs/{silent}" for line in api.board.store.audit())
+
+
+def test_a_lease_that_is_renewed_runs_on_and_one_begins_anew_with_penstockd(api):
+    """By a clock of the test's own, beside the service's leases."""
+    now_s = [0.0]
+    with api.client("me") as me:
+        kept = me.submit(owned("kept", 3600)).id
+    leases = Leases(api.board, lambda: now_s[0])
+    leases.begin(ME, OwnerView(name="kept", generation="g", attempt=1, lease_s=100, job=kept))
+    now_s[0] = 99
+    assert leases.renew(ME, [kept]) == [kept]
+    now_s[0] = 198
+    assert leases.expired() == []
+    now_s[0] = 199
+    assert [each for each, _ in leases.expired()] == [kept]
+    again = Leases(api.board, lambda: now_s[0])
+    again.load()
+    assert again.renew(ME, [kept]) == [kept], "the store knows it"
+    leases.begin(ME, OwnerView(name="kept", generation="g", attempt=2, job=kept))
+    assert leases.renew(ME, [kept]) == [], "a later try wants none"
