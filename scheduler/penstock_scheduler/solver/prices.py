@@ -182,9 +182,17 @@ def _mix(reduced: Reduced, picks: list[Ints], weight_NB: Floats) -> Ints:
     return mixed_J
 
 
+class _QuietHighs(highspy.Highs):
+    """highspy 1.16 prints the name of HiGHS from this method, which its constructor calls before an option can be set."""
+
+    def enableCallbacks(self) -> None:  # noqa: N802 (highspy's name)
+        self.silent()
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+
 def quiet_highs(**options: float | str) -> highspy.Highs:
     """HiGHS on one thread, with a fixed seed and without output, so that the same problem gives the same answer."""
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, value in ({"output_flag": False, "threads": 1, "random_seed": 1} | options).items():
+    highs = _QuietHighs()  # type: ignore[no-untyped-call]
+    for name, value in ({"threads": 1, "random_seed": 1} | options).items():
         highs.setOptionValue(name, value)
     return highs

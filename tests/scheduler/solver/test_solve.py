@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import highspy
 import numpy as np
@@ -289,3 +291,14 @@ def test_a_quota_of_a_thousand_jobs_is_met_by_prices():
     relaxed = relax(reduce(given), tolerance=1e-9)
     assert relaxed.bound == pytest.approx(solution.report.objective)
     assert relaxed.price_R == pytest.approx([0.0, 0.1])
+
+
+def test_solving_prints_nothing():
+    """Also not the name of HiGHS: the output of a command such as `penstock simulate --json` is read by programs."""
+    code = (
+        "from tests.scheduler.solver.test_solve import crowd\n"
+        "from penstock_scheduler.solver import solve\n"
+        "for solver in ('dual', 'milp'): solve(crowd(), solver)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
