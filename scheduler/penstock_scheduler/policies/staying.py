@@ -7,8 +7,8 @@ policy never sees the job, so it cannot stop, resize or move it. The plan then s
 see `stops`.
 
 1. A running job that has not shown that it can save stays, also on a node that asks it to leave. Where jobs can share GPUs,
-   the policy sees it nevertheless, because a suspended job loses nothing. If the plan stops such a job, the policy decides
-   again without those that it stopped.
+   the policy sees it nevertheless, because a suspended job loses nothing. If the plan stops such a job, or any job for no
+   reason that `stops` knows, the policy decides again without those jobs.
 2. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
 3. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions or its reservation no
    longer have that node, unless one of its nodes asks it to leave.
@@ -45,6 +45,8 @@ from penstock_scheduler.ports import Policy
 
 CANNOT_SAVE = "it has not shown that it can save, so that a stop would lose all its work"
 
+NO_REASON = "nothing is gained by stopping it"
+
 MISSING = "the cluster does not tell about node {name} now, and what runs there stays"
 
 
@@ -63,20 +65,22 @@ class Staying(Wrapper):
     def decide(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, with the jobs that stay."""
         closed = {each.name: each for each in snapshot.partitions if not each.may_start}
-        unsaved = {job.id for job in snapshot.jobs if _loses_all(snapshot, job)}
-        if snapshot.sharing is None:
-            return self._decide(snapshot, closed, unsaved)
-        stay = set[JobId]()
+        unsaved = {job.id: CANNOT_SAVE for job in snapshot.jobs if _loses_all(snapshot, job)}
+        stay = unsaved if snapshot.sharing is None else {}
         while True:
             plan = self._decide(snapshot, closed, stay)
-            lost = unsaved.intersection(job.id for job in stopped(snapshot, plan))
-            if not lost - stay:
+            more = {
+                job.id: unsaved.get(job.id, NO_REASON)
+                for job in stopped(snapshot, plan)
+                if job.id not in stay and (job.id in unsaved or job.id not in plan.stops)
+            }
+            if not more:
                 return plan
-            stay |= lost
+            stay = stay | more
 
-    def _decide(self, snapshot: Snapshot, closed: Mapping[str, Partition], unsaved: Container[JobId]) -> Plan:
-        """The plan if the jobs in `unsaved` stay because they cannot save."""
-        why = staying(snapshot, closed, unsaved, self._missing)
+    def _decide(self, snapshot: Snapshot, closed: Mapping[str, Partition], stay: Mapping[JobId, str]) -> Plan:
+        """The plan if the jobs in `stay` stay, for these reasons."""
+        why = staying(snapshot, closed, stay, self._missing)
         if not closed and not why and snapshot.kept is None:
             return with_reasons(snapshot, self._policy.decide(snapshot))
         groups = _groups(snapshot.sharing, snapshot.jobs, why)
@@ -113,14 +117,14 @@ def _loses_all(snapshot: Snapshot, job: Job) -> bool:
 
 
 def staying(
-    snapshot: Snapshot, closed: Mapping[str, Partition], unsaved: Container[JobId] = (), missing: str = MISSING
+    snapshot: Snapshot, closed: Mapping[str, Partition], stay: Mapping[JobId, str], missing: str = MISSING
 ) -> dict[JobId, str]:
     """Job -> why it stays.
 
     Args:
         snapshot: the round's.
         closed: partitions in which nothing may start.
-        unsaved: running jobs that stay because they have not shown that they can save.
+        stay: running jobs that stay whatever the cluster shows -> why.
         missing: see `Staying`.
     """
     nodes = {node.name: node for node in snapshot.nodes}
@@ -130,8 +134,8 @@ def staying(
         held = job.running_on
         if held is None or job.id in away:
             continue
-        if job.id in unsaved:
-            found[job.id] = CANNOT_SAVE
+        if job.id in stay:
+            found[job.id] = stay[job.id]
             continue
         there = [nodes.get(name) for name in held.nodes]
         asked = any(node is not None and node.leave_request(job.reservation) is not None for node in there)
@@ -159,7 +163,7 @@ def staying(
         if first is not None:
             ids = set(group.jobs)
             together = (job.id for job in snapshot.jobs if job.id in ids and _place(job) is not None)
-            why = "it shares GPUs with a job that stays: " + first if first == CANNOT_SAVE else first
+            why = f"it shares GPUs with a job that stays: {first}" if not stay.keys().isdisjoint(ids) else first
             found |= {job: found.get(job, why) for job in together}
     return found
 

@@ -1,4 +1,4 @@
-"""Which running jobs a plan stops, and why. No reason, no stop: nothing acts on a stop that the plan gives no reason for.
+"""Which running jobs a plan stops, and why. No reason, no stop: `staying` keeps a job that a plan stops for no reason.
 
 A plan *stops* a job if the job runs in the snapshot, and the plan gives it nothing, another number of GPUs or another place, or
 recalls it from the cloud. A policy puts the reasons that only it knows into `Plan.stops`. The other reasons follow from the

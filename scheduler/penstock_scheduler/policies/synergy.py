@@ -48,6 +48,8 @@ from penstock_scheduler.model import (
     ReasonCode,
     Share,
     Snapshot,
+    Stop,
+    StopCode,
 )
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.tuning import (
@@ -61,6 +63,7 @@ from penstock_scheduler.policies.tuning import (
     tune,
 )
 from penstock_scheduler.solver import python_mip
+from penstock_scheduler.units import times
 
 
 class ProportionalSettings(BaseModel):
@@ -228,6 +231,7 @@ class _Stage:
         for job_id, shares in self._shares.items():
             assignments[job_id] = _with_shares(assignments[job_id], shares)
         claims: Iterable[Claim] = self.claims if grants is not None else ()
+        stops = dict(self._plan.stops)
         for claim in claims:
             assert grants is not None
             before, grant = assignments[claim.job], grants[claim.job]
@@ -245,9 +249,20 @@ class _Stage:
             if claim.held is not None and claim.held != grant.amount:
                 note = f"restarts for another share: {note}"
                 code = ReasonCode.CHOSEN
+                stops[claim.job] = _stop(claim, room, claim.held, grant.amount)
             reason = dataclasses.replace(before.reason, code=code, text=f"{before.reason.text}; {note}")
             assignments[claim.job] = dataclasses.replace(after, reason=reason)
-        return dataclasses.replace(self._plan, assignments=assignments)
+        return dataclasses.replace(self._plan, assignments=assignments, stops=stops)
+
+
+def _stop(claim: Claim, room: NodeCapacity, held: Amount, given: Amount) -> Stop:
+    """Why a job restarts on the same GPUs with another share."""
+    change = f"from {held} to {given} on node {room.name}"
+    before, after = (relative_speed(claim.table, claim.gpus, room, amount) for amount in (held, given))
+    if after > before:
+        faster = f"about {times(after / before)} as fast" if before > 0 else "it makes progress with them"
+        return Stop(StopCode.GAIN, f"{change}: {faster}")
+    return Stop(StopCode.PREEMPTED, f"{change}: other jobs need the rest")
 
 
 def _share_held(job: Job, where: Placement) -> Placement | None:

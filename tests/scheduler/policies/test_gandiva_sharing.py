@@ -227,6 +227,8 @@ def test_gandiva_shrinks_for_pieces_and_under_a_limit() -> None:
     firm = job("c", min_gpus=2, max_gpus=2, preemptible=False)
     plan = make_policy("gandiva")[0].decide(shared(snapshot("t4:2x2", [a, b, firm])))
     assert {job_id: given.placement.gpus for job_id, given in plan.assignments.items()} == {"a": 1, "b": 1}
+    text = "gives back 1 of its 2 GPUs, by which it has grown, because other jobs need them"
+    assert {job_id: stop.text for job_id, stop in plan.stops.items()} == {"a": text, "b": text}
     state = shared(snapshot("t4:2x2", [a, job("c", max_gpus=1)]))
     for gpus, has in ((2, {"a": 1, "c": 1}), (1, {"a": 2})):
         limited = dataclasses.replace(state, limits=(GpuLimit("user", "ada", gpus),))

@@ -205,7 +205,11 @@ def test_a_restart_for_more_must_pay():
     for ran_s, expected in ((3600.0, 12), (10.0, 3)):
         held = job("i", max_gpus=1, phase=Phase.RUNNING, allocation=on("v100-00", 3, 60_000))
         shot = known(snapshot(NODES, [held], attained={"i": {"v100": ran_s}}), i=IMAGE)
-        assert share(decide(shot), "i")[1] == expected
+        plan = decide(shot)
+        assert share(plan, "i")[1] == expected
+        assert ["on node v100-00: about 3 times as fast" in stop.text for stop in plan.stops.values()] == [True] * (
+            expected == 12
+        )
 
 
 def test_a_running_job_of_unknown_share_keeps_running():

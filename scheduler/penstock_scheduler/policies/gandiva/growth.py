@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_scheduler.model import Configuration, Pack, Phase
+from penstock_scheduler.model import Configuration, Pack, Phase, Stop, StopCode
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva.node import SharedNode
 from penstock_scheduler.policies.gandiva.state import RoundState
@@ -32,6 +32,8 @@ def give_back(state: RoundState, shared: SharedNode, pack: Pack, gpus: int) -> N
     shared.packs[shared.packs.index(pack)] = replace(pack, gpus=pack.gpus - gpus)
     state.busy.add(job.id)
     state.notes[job.id] = f"gives back {gpus} GPUs that others need"
+    text = f"gives back {gpus} of its {pack.gpus} GPUs, by which it has grown, because other jobs need them"
+    state.stops[job.id] = Stop(StopCode.PREEMPTED, text)
 
 
 def shrink(state: RoundState, shared: SharedNode, free: int) -> None:

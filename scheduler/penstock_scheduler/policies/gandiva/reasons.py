@@ -37,6 +37,7 @@ def plan_of(state: RoundState) -> Plan:
         {job_id: assignments[job_id] for job_id in order if job_id in assignments},
         {job_id: state.waiting[job_id] for job_id in order if job_id in state.waiting},
         shared=tuple(shared_gpus),
+        stops=state.stops,
     )
 
 

@@ -18,6 +18,7 @@ from penstock_scheduler.model import (
     ReasonCode,
     SharingState,
     Snapshot,
+    Stop,
 )
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.gandiva.node import SharedNode, colocation
@@ -57,6 +58,8 @@ class RoundState:
         self.node_of: dict[JobId, SharedNode] = {}
         self.notes: dict[JobId, str] = {}
         """What the round did with a job, for its reason."""
+        self.stops: dict[JobId, Stop] = {}
+        """Jobs that give back GPUs, and why. The other reasons to stop a job follow from the plan; see `policies.stops`."""
         self.queue: list[Job] = []
         self.migrations = 0
         self.trials = Trials.of(snapshot, settings)
