@@ -189,6 +189,7 @@ class SlurmCluster:
             up=tuple(name for name in self._settings.partitions if records.partitions[name].up),
             types={node.name: gpu_type(node) for node in self._slurm_nodes.values()},
             silent=silent_nodes(self._slurm_nodes.values()),
+            max_time_s={name: each.max_time_s for name, each in records.partitions.items()},
             rules=rules,
             stopped_s=self._remembered.stopped_s,
             without_gpus={job.id for job in slurm_jobs if self._lost_gpus.lacks(job)},
@@ -350,7 +351,11 @@ class SlurmCluster:
                 kept_back = self._sharing.keeps_back(job.id, action.placement.nodes[0])
         run = remembered.limited.get(job.id)
         grace_s, counts_total = self._settings.time_limit_grace_s, self._settings.time_limit == "total"
-        limited = counts_total and slurm_job.restarts > 0
+        limit_s = None
+        if waits and not isinstance(action, Hold):
+            wanted = action.placement.partition
+            left_s = time_limits.next_limit_s(slurm_job, run, spooled.control, grace_s) if counts_total else None
+            limit_s = time_limits.limit_there_s(slurm_job, left_s, wanted, self._scene.max_time_s.get(wanted), now_s)
         return Scope(
             slurm=slurm_job,
             job=job,
@@ -369,7 +374,7 @@ class SlurmCluster:
             tries=remembered.tries.get((job.id, action.round), 0),
             one_record=slurm_job.number in self._one_record,
             signalled=remembered.signalled.get(job.id),
-            limit_s=time_limits.next_limit_s(slurm_job, run, spooled.control, grace_s) if limited else None,
+            limit_s=limit_s,
             left_s=time_limits.left_s(run, spooled.control, grace_s) if counts_total and run is not None else None,
         )
 

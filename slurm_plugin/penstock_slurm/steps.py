@@ -10,6 +10,7 @@ pending job's GRES.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -76,7 +77,7 @@ class Scope:
     signalled: str | None = None
     """The request for which it was signalled."""
     limit_s: float | None = None
-    """The time limit of its next start; None: it keeps its limit."""
+    """The time limit of its next start; infinite: none; None: it keeps its limit."""
     left_s: float | None = None
     """The time limit that is left to it when it is stopped now; None: it is not counted over its runs."""
 
@@ -187,6 +188,7 @@ def _own_gpus(scope: Scope) -> dict[str, int]:
 def _new_run(action: Placing, scope: Scope) -> ControlMessage:
     """The control message of the next run."""
     slurm, job, before = scope.slurm, scope.job, scope.spooled.control
+    limit_s = None if scope.limit_s is None or math.isinf(scope.limit_s) else scope.limit_s
     shape, share = action.placement.configuration, action.placement.shares[0]
     return ControlMessage(
         job_id=job.id,
@@ -200,8 +202,8 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
         submitted_s=job.submit_s,
         submitted_to=(before and before.submitted_to) or next(iter(job.partitions), None),
         slurm_job=None if slurm.array_job_id is None else str(slurm.number),
-        time_limit_s=scope.limit_s,
-        time_limit_restarts=None if scope.limit_s is None else slurm.restarts,
+        time_limit_s=limit_s,
+        time_limit_restarts=None if limit_s is None else slurm.restarts,
         holds=slurm.restarts,
         moved_s=before.moved_s if before is not None else None,
         pauses_s=before.pauses_s if before is not None else (),

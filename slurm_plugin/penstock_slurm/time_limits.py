@@ -3,10 +3,15 @@
 Slurm counts each run of a job separately, so a job that is moved ten times could run ten times as long as its limit. Therefore
 each restart gets the time that is left. The time that a move itself costs is added (`grace_s`), so that no job exceeds its limit
 because it was moved. Slurm rounds limits up to minutes; the spool's `ControlMessage` has the exact time.
+
+The limit that counts is the one that Slurm shows when the job is submitted: its own, or the DefaultTime or MaxTime of its
+partition. It stays the same wherever the job runs, so the job runs only in partitions that allow it. A job without a limit is
+started with TimeLimit=UNLIMITED, because Slurm's backfill scheduler writes a year into it otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -53,6 +58,39 @@ def left_s(run: LimitedRun, control: ControlMessage | None, grace_s: float) -> f
         if slurm_minutes(exact_s) * 60 == limit_s:
             limit_s = exact_s
     return max(limit_s - max(run.seen_s - run.start_s, 0.0) + grace_s, LEAST_S)
+
+
+def admits(max_time_s: float | None, limit_s: float | None) -> bool:
+    """Whether a partition with this MaxTime lets a job with this time limit run to its end. None: no limit."""
+    return max_time_s is None or (limit_s is not None and limit_s <= max_time_s)
+
+
+def limit_there_s(
+    job: SlurmJob, left_s: float | None, partition: str, max_time_s: float | None, now_s: float
+) -> float | None:
+    """The limit with which a pending job is sent to a partition, seconds; infinite: none; None: it keeps its limit.
+
+    Slurm does not start a job whose limit is longer than MaxTime, or ends after its deadline. What a move adds to the limit
+    must not do that.
+
+    Args:
+        job: the pending job.
+        left_s: what is left of its limit over all runs; None: it has the limit that Slurm shows.
+        partition: where it is sent.
+        max_time_s: MaxTime of the partition; None: it has none.
+        now_s: the time.
+    """
+    if left_s is None and job.time_limit_s is None:
+        return math.inf if max_time_s is None else None
+    if left_s is None and job.partition == (partition,) and job.deadline_s is None:
+        return None
+    limit_s = job.time_limit_s if left_s is None else left_s
+    assert limit_s is not None, "one of them is known"
+    if max_time_s is not None:
+        limit_s = min(limit_s, max(max_time_s, job.time_limit_s or 0.0))
+    if job.deadline_s is not None:
+        limit_s = min(limit_s, (job.deadline_s - now_s) // 60 * 60)
+    return max(limit_s, LEAST_S)
 
 
 def next_limit_s(job: SlurmJob, run: LimitedRun | None, control: ControlMessage | None, grace_s: float) -> float | None:

@@ -31,6 +31,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.ports import SpecCheck
+from penstock_slurm import time_limits
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.node_states import UNLISTED, node_facts, partition_facts
@@ -76,6 +77,8 @@ class Scene:
     """GPU type of each node."""
     silent: frozenset[str] = frozenset()
     """Nodes that do not respond."""
+    max_time_s: Mapping[str, float | None] = field(default_factory=dict)
+    """MaxTime of each partition; None: it has none."""
     rules: SlurmRules = field(default_factory=SlurmRules)
     stopped_s: Mapping[tuple[JobId, int], float] = field(default_factory=dict)
     """(job, restarts of the run) -> when Penstock stopped it."""
@@ -198,15 +201,12 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
     if now is State.DONE or (job.state in LEAVING and not facts.asked):
         return now, None
     phase, allocation = _phase(job, now, facts, control, scene)
-    told = control.submitted_to if control is not None else None
-    asked = (told,) if told in scene.managed else job.partition
-    mine = [name for name in asked if name in scene.managed]
     return now, Job(
         id=job.id,
         name=job.name,
         user=job.user,
         spec=spec,
-        partitions=(*mine, *(name for name in scene.managed if name not in mine)),
+        partitions=_partitions(job, control, scene),
         phase=phase,
         submit_s=_submitted_s(job, control),
         restarts=job.restarts,
@@ -223,6 +223,23 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         reservation=job.reservation,
         weight=scene.rules.weight(job),
     )
+
+
+def _partitions(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> tuple[str, ...]:
+    """Managed partitions in which a job may run, first those to which it was submitted.
+
+    A partition whose MaxTime is shorter than the job's time limit would end the job too early, and Slurm would not start it
+    there. If that is so of all partitions to which it was submitted, Slurm says so when the job is sent there.
+    """
+    told = control.submitted_to if control is not None else None
+    asked = (told,) if told in scene.managed else job.partition
+    mine = [name for name in asked if name in scene.managed]
+    others = [name for name in scene.managed if name not in mine]
+
+    def long_enough(names: list[str]) -> list[str]:
+        return [name for name in names if time_limits.admits(scene.max_time_s.get(name), job.time_limit_s)]
+
+    return (*(long_enough(mine) or mine), *long_enough(others))
 
 
 def _phase(

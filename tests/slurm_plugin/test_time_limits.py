@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -60,3 +61,53 @@ def test_a_run_is_remembered_while_its_job_is_there() -> None:
     leaving = dataclasses.replace(JOB, state="COMPLETING", restarts=JOB.restarts + 1)
     assert time_limits.seen(runs, [leaving], JOB.start_s + 9) == runs
     assert time_limits.seen(runs, [], JOB.start_s + 9) == {}
+
+
+@pytest.mark.parametrize(
+    ("max_time_s", "limit_s", "admitted"),
+    [(None, None, True), (None, 3600, True), (3600, 3600, True), (3600, 3601, False), (3600, None, False)],
+)
+def test_a_job_runs_only_in_partitions_that_let_it_run_to_its_limit(
+    max_time_s: float | None, limit_s: float | None, admitted: bool
+) -> None:
+    assert time_limits.admits(max_time_s, limit_s) is admitted
+
+
+WAITING = dataclasses.replace(
+    JOB, state="PENDING", restarts=1, partition=("all",), time_limit_s=1800.0, deadline_s=None
+)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "max_time_s", "limit_s"),
+    [
+        (1790.0, 1800.0, 1790.0),
+        (1850.0, 1800.0, 1800.0),  # 10 s of 30 min, and 60 s for the move: MaxTime is 30 min
+        (1850.0, 1200.0, 1800.0),  # Slurm let it run with more than MaxTime before (PartitionTimeLimit of its QOS)
+        (1850.0, None, 1850.0),
+        (None, 1800.0, None),  # every run has the whole limit
+    ],
+)
+def test_what_a_move_adds_does_not_exceed_maxtime(
+    left_s: float | None, max_time_s: float | None, limit_s: float | None
+) -> None:
+    assert time_limits.limit_there_s(WAITING, left_s, "all", max_time_s, 0.0) == limit_s
+
+
+def test_a_job_keeps_the_default_time_of_its_partition_in_another_one() -> None:
+    assert time_limits.limit_there_s(WAITING, None, "a100", None, 0.0) == 1800.0
+
+
+def test_a_job_without_a_limit_never_gets_the_year_of_slurms_backfill_scheduler() -> None:
+    free = dataclasses.replace(WAITING, time_limit_s=None)
+    assert time_limits.limit_there_s(free, None, "all", None, 0.0) == math.inf
+    assert time_limits.limit_there_s(free, None, "all", 1800.0, 0.0) is None, "the partition's"
+    (year,) = parse_jobs(answer(RUNNING.replace("%q5:00%q", "%q365-00:00:00%q")), SEPARATOR, OF_22_05)
+    assert year.time_limit_s is None
+
+
+def test_a_limit_ends_before_the_deadline_or_slurm_ends_the_job_at_once() -> None:
+    due = dataclasses.replace(WAITING, deadline_s=10_000.0)
+    assert time_limits.limit_there_s(due, 1850.0, "all", None, 9_000.0) == 960.0, "1000 s in whole minutes"
+    assert time_limits.limit_there_s(due, 300.0, "all", None, 9_000.0) == 300.0
+    assert time_limits.limit_there_s(due, 300.0, "all", None, 9_990.0) == 60.0, "Slurm's shortest"

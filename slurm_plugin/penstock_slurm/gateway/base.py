@@ -122,7 +122,7 @@ class SlurmJob:
     end_s: float | None
     """When the job ended or will reach its time limit."""
     time_limit_s: float | None
-    """None: no limit, or the partition's."""
+    """None: no limit, or the partition's. Slurm shows a year for a job without a limit that its backfill scheduler started."""
     restarts: int
     requeue: bool
     priority: int
@@ -216,6 +216,11 @@ def slurm_minutes(seconds: float) -> int:
     return max(math.ceil(seconds / 60), 1)
 
 
+def slurm_time_limit(seconds: float) -> str:
+    """A time limit as Slurm's commands take it; an infinite one is none."""
+    return "UNLIMITED" if math.isinf(seconds) else str(slurm_minutes(seconds))
+
+
 @dataclass(frozen=True, slots=True)
 class JobPlacement:
     """Where a pending job is to run: the same number of GPUs on each of `nodes`, and `cpus` over all of them.
@@ -231,7 +236,7 @@ class JobPlacement:
     tasks: int | None
     cpus: int
     time_limit_s: float | None = None
-    """Time limit of this run, which Slurm rounds up to whole minutes. None keeps the job's own."""
+    """Time limit of this run, which Slurm rounds up to whole minutes; infinite: no limit. None keeps the job's own."""
     cpus_per_task: int | None = None
     """None keeps the job's own."""
     memory_mb_per_node: int | None = None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock_slurm.gateway.base import STAND_IN, Write, slurm_minutes
+from penstock_slurm.gateway.base import STAND_IN, Write, slurm_time_limit
 from penstock_slurm.gateway.commands import JOB_ID, RETRIES, RETRY_PAUSE_S, SlurmCommandRunner, no_job
 from penstock_slurm.gateway.errors import ControllerAway, Refused, SlurmError, TimedOut, Transient, error_from
 
@@ -167,7 +167,7 @@ def arguments(write: Write) -> tuple[str, ...]:
         *([] if placement.memory_mb_per_node is None else [f"MinMemoryNode={placement.memory_mb_per_node}"]),
         f"TresPerNode={f'gres:gpu:{placement.gpus_per_node}' if placement.gpus_per_node else without}",
         f"ReqNodeList={','.join(placement.nodes)}",
-        *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_minutes(placement.time_limit_s)}"]),
+        *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_time_limit(placement.time_limit_s)}"]),
         "StartTime=now",
     )
 

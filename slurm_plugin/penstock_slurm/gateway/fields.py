@@ -72,6 +72,16 @@ def time_s(field: str) -> float | None:
     return None if field in NOTHING else float(field)
 
 
+YEAR_S = 365 * 86_400.0
+"""The limit that Slurm's backfill scheduler writes into a job without a time limit when it starts the job."""
+
+
+def time_limit_s(field: str) -> float | None:
+    """A job's time limit, seconds; None for no limit, the partition's, or `YEAR_S`. Raises ValueError."""
+    limit_s = duration_s(field)
+    return None if limit_s == YEAR_S else limit_s
+
+
 def duration_s(field: str) -> float | None:
     """Seconds of `1-02:03:04`, `02:03:04` or `5:00` (minutes and seconds); None for no limit or none that is set.
 

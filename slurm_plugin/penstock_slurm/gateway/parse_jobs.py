@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.accounts import parse_tres
 from penstock_slurm.gateway.base import SlurmJob
-from penstock_slurm.gateway.fields import Fields, duration_s, flag, number_or_none, number_or_one, time_s
+from penstock_slurm.gateway.fields import Fields, duration_s, flag, number_or_none, number_or_one, time_limit_s, time_s
 from penstock_slurm.gateway.hostlist import HostLists
 from penstock_slurm.gateway.parse import parse_tres_per_node
 
@@ -113,7 +113,7 @@ def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob
         eligible_s=job.read("EligibleTime", time_s, None),
         start_s=None if state == "PENDING" else job.read("StartTime", time_s, None),
         end_s=job.read("EndTime", time_s, None),
-        time_limit_s=job.read("TimeLimit", duration_s, None),
+        time_limit_s=job.read("TimeLimit", time_limit_s, None),
         restarts=job.number("RestartCnt"),
         requeue=job.read("Requeue", flag, False),
         priority=job.number("PriorityLong"),

@@ -42,7 +42,7 @@ from penstock_slurm.gateway.errors import (
     Transient,
     error_from,
 )
-from penstock_slurm.gateway.fields import Fields
+from penstock_slurm.gateway.fields import YEAR_S, Fields
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_state
 
@@ -51,6 +51,10 @@ Answer = TypeVar("Answer")
 DEFAULT_CONF = Path("/etc/slurm/slurm.conf")
 TRIES = 3
 PAUSE_S = 0.2
+
+
+def _minutes(limit_s: float) -> int | str:
+    return "UNLIMITED" if math.isinf(limit_s) else slurm_minutes(limit_s)
 
 
 class PyslurmGateway:
@@ -205,7 +209,7 @@ class PyslurmGateway:
             gres_per_node=f"gpu:{placement.gpus_per_node}",
             required_nodes=",".join(placement.nodes),
             begin_time="now",
-            **({} if (limit_s := placement.time_limit_s) is None else {"time_limit": slurm_minutes(limit_s)}),
+            **({} if (limit_s := placement.time_limit_s) is None else {"time_limit": _minutes(limit_s)}),
             **({} if placement.memory_mb_per_node is None else {"memory_per_node": f"{placement.memory_mb_per_node}M"}),
         )
         self._write("modify", job_id, lambda job: job.modify(change))
@@ -351,7 +355,7 @@ def _job(job: Any, release: Release) -> SlurmJob:
         eligible_s=_time(job.eligible_time),
         start_s=_time(job.start_time) if started else None,
         end_s=_time(job.end_time),
-        time_limit_s=float(limit) * 60 if isinstance(limit, int | float) else None,
+        time_limit_s=None if not isinstance(limit, int | float) or limit * 60 == YEAR_S else float(limit) * 60,
         restarts=int(job.requeue_count or 0),
         requeue=bool(job.is_requeueable),
         priority=int(job.priority or 0),
