@@ -9,7 +9,7 @@ from penstock_cloud.regions import MISSED
 from penstock_cloud.runs import BurstRun, Slot, cost_usd, entries
 from penstock_scheduler.burst.ledger import BudgetSettings, budget_lines
 from penstock_scheduler.burst.queue_times import QueueTime, counted, returned
-from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import BudgetLine, Job, JobId
 from penstock_scheduler.store import CloudRunRow, SqlStore
 

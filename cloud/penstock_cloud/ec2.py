@@ -39,7 +39,7 @@ from penstock_cloud.worker import Worker
 from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.estimates import Gravity
 from penstock_scheduler.burst.history import histories
-from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import (
     Action,
     BudgetLine,

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from penstock_scheduler.burst.ledger import Entry
-from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import CloudRun, Offer
 
 LEAST_S = 60.0

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel
@@ -27,10 +27,10 @@ from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health_messages import Health
 from penstock_scheduler.lease_messages import Renewal, Renewed
+from penstock_scheduler.ledger_messages import BudgetView, LedgerPage
 from penstock_scheduler.messages import (
     ApprovalView,
     AuditPage,
-    BudgetView,
     ClusterView,
     Drain,
     DrainOrder,
@@ -40,7 +40,6 @@ from penstock_scheduler.messages import (
     Identity,
     JobPage,
     JobView,
-    LedgerPage,
     LogPart,
     NewToken,
     NodeView,
@@ -225,13 +224,18 @@ class Client:
         """What happened to a job."""
         return self._ask(History, "GET", f"/v1/jobs/{job}/history", again=True)
 
-    def log(self, job: str, offset: int = 0, *, wait_s: float = 0.0) -> LogPart:
+    def log(
+        self, job: str, offset: int = 0, *, wait_s: float = 0.0, stream: Literal["stdout", "stderr"] = "stdout"
+    ) -> LogPart:
         """A part of a job's output. With `wait_s`: waits until there is some.
 
         Args:
             offset: first byte; negative: bytes from the end.
+
+        Raises:
+            ApiError: the job has ended and its output cannot be read; the text names the file.
         """
-        query = {"offset": offset, "wait": wait_s or None}
+        query = {"offset": offset, "wait": wait_s or None, "stream": stream if stream != "stdout" else None}
         return self._ask(LogPart, "GET", f"/v1/jobs/{job}/log", query=query, again=True, patience_s=wait_s)
 
     def report(self, job: str, reports: Sequence[Report]) -> ReportReceipt:

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock_scheduler.model import JobSpec, Period
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.policy_choice import PolicyChoice
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -152,6 +152,16 @@ class ResultView(Body):
     """How long the job had run by then, over all its runs."""
 
 
+class OutputFiles(Body):
+    """Where a job writes its output: paths on its nodes."""
+
+    stdout: str
+    stderr: str
+    """The same file as `stdout`, unless the user chose another one."""
+    uid: int
+    """The number of the job's user. A file is shown only if it belongs to this user."""
+
+
 class JobView(Body):
     """A job."""
 
@@ -189,6 +199,8 @@ class JobView(Body):
     """GPU type -> GPU-seconds that the job has held so far."""
     result: ResultView | None = None
     """The newest result that the job reported."""
+    output: OutputFiles | None = None
+    """Where the job writes its output, from its start on; None: it has not started, or has no output files."""
 
 
 class JobPage(Body):
@@ -321,6 +333,8 @@ class LogPart(Body):
     """The text, with bytes that are not UTF-8 replaced."""
     ended: bool
     """Whether the job has ended and this is the last part."""
+    note: str = ""
+    """Why there is no text yet, for example because the file is not there; empty: nothing is wrong."""
 
 
 class RoundSummary(Body):
@@ -550,47 +564,6 @@ class AuditPage(Body):
 
     lines: list[AuditLine]
     next: int | None = None
-
-
-class LedgerLine(Body):
-    """An entry of the budget ledger."""
-
-    id: int
-    key: str
-    time_s: float
-    account: str
-    user: str
-    job: str
-    kind: Literal["gpu-seconds", "cloud-gpu-seconds", "committed", "usd"]
-    """`gpu-seconds`: held at the site. `committed`: most that a run in the cloud may cost, written before instances are
-    ordered. `usd`: what the run cost. `cloud-gpu-seconds`: held in the cloud, from launch to end of the instances."""
-    amount: float
-    text: str
-
-
-class LedgerPage(Body):
-    """A page of the ledger, newest first."""
-
-    lines: list[LedgerLine]
-    next: int | None = None
-
-
-class BudgetView(Body):
-    """What an account may use in the present period, and what it has used."""
-
-    account: str
-    """Empty: the whole site."""
-    period: Period
-    since_s: float
-    """When the period began."""
-    ends_s: float | None = None
-    soft_gpu_hours: float | None = None
-    hard_gpu_hours: float | None = None
-    used_gpu_hours: float
-    """GPU-hours of jobs that ended in the period, and GPU-hours so far of jobs that have not ended."""
-    soft_usd: float | None = None
-    hard_usd: float | None = None
-    used_usd: float
 
 
 class ProfileList(Body):

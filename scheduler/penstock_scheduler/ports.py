@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from penstock_profiles.wire import Report
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.messages import OutputFiles, Submission
 from penstock_scheduler.model import (
     Action,
     CloudAction,
@@ -273,14 +273,6 @@ class Fate:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """A job's output file, and the uid that must own the file before it is read for that user."""
-
-    file: Path
-    uid: int
-
-
-@dataclass(frozen=True, slots=True)
 class Unmanaged:
     """A job of the cluster that Penstock does not manage."""
 
@@ -329,8 +321,8 @@ class Submitter(Protocol):
         """What this id is to the cluster if it is no managed job's: a plain job, an array; None: the cluster has no such job."""
         ...
 
-    def output(self, job: JobId) -> Output | None:
-        """Where a job writes its output; None: not known."""
+    def output(self, job: JobId, user: str) -> OutputFiles | None:
+        """Where this user's job, which has started, writes its output; None: nowhere, or the cluster has forgotten the job."""
         ...
 
     def epoch(self, job: JobId) -> int | None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
+from penstock_scheduler.ledger_messages import BudgetView
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
-from penstock_scheduler.messages import BudgetView, Drain
+from penstock_scheduler.messages import Drain
 from penstock_scheduler.model import BudgetLine, GpuBudget, LeaveCause, LeaveRequest, Node, Period, Snapshot
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import time
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.health import RESUME
-from penstock_scheduler.messages import BudgetView, JobView
+from penstock_scheduler.ledger_messages import BudgetView
+from penstock_scheduler.messages import JobView
 from penstock_scheduler.notices import Kind, Notice, Notifier
 from penstock_scheduler.ports import NodeEvents
 from penstock_scheduler.records import RoundRecord

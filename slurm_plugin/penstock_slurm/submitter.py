@@ -18,20 +18,20 @@ import shlex
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from penstock_profiles.wire import SPOOL_VARIABLE, claimed_epochs
 from penstock_scheduler import open_files
 from penstock_scheduler.errors import BadJobSpec, ClusterAway
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.messages import OutputFiles, Submission
 from penstock_scheduler.model import JobId
 from penstock_scheduler.model.spec import SPEC_KEY
-from penstock_scheduler.ports import Fate, Output, Unmanaged
+from penstock_scheduler.ports import Fate, Unmanaged
 from penstock_scheduler.spool import Spool
 from penstock_slurm.endings import exceeded_memory
 from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.holds import ADMIN, HoldFiles, foreign_hold
+from penstock_slurm.output_files import resolved
 from penstock_slurm.settings import SlurmSettings
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,12 @@ log = logging.getLogger(__name__)
 KEY = "penstock_key"
 """Key in a comment's JSON object: the idempotency key."""
 
-_FIELD = re.compile(r"(?:^| )(ExitCode|StdOut|UserId|JobState|EndTime|ArrayJobId|ArrayTaskId)=(\S*)")
+_FIELD = re.compile(
+    r"(?:^| )(ExitCode|StdOut|StdErr|UserId|JobId|JobName|JobState|BatchHost|EndTime|ArrayJobId|ArrayTaskId)="
+    r"(.*?)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)"
+)
+"""A field of `scontrol -o show job`. Users choose names and paths, which may look like other fields: nothing that protects one
+user from another may depend on them."""
 
 
 class SlurmSubmitter:
@@ -137,7 +142,16 @@ class SlurmSubmitter:
         for job in self._jobs():
             if job.id in wanted:
                 found[job.id] = self._fate(job) if job.state in ENDED else None
-        return found
+        return found | self._forgotten([job for job in jobs if job not in found])
+
+    def _forgotten(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
+        """How jobs ended that slurmctld has forgotten (MinJobAge): what the accounting says, if there is one."""
+        try:
+            ends = self._gateway.ends(jobs) if jobs else {}
+        except SlurmError as error:
+            log.info("cannot read Slurm's accounts", extra={"jobs": len(jobs), "text": str(error)})
+            return {}
+        return {job: Fate(end.state, end.exit_code, end.end_s) for job, end in ends.items() if job in jobs}
 
     def _fate(self, job: SlurmJob) -> Fate:
         control = self._spool.control(job.id)
@@ -161,20 +175,18 @@ class SlurmSubmitter:
         text = "has no job spec, so it is a plain job, which Penstock leaves to Slurm"
         return Unmanaged(user, f"{text}; `scontrol show job {job}` shows it")
 
-    def output(self, job: JobId) -> Output | None:
-        """See `ports.Submitter`.
-
-        Users choose the names of jobs and files. Where such a name holds a second `UserId=`, nobody knows whose job it is.
-        """
-        fields = self._fields(job)
-        told = dict(fields)
-        uid = re.search(r"\((\d+)\)", told.get("UserId", ""))
-        if uid is None or not told.get("StdOut", "").startswith("/"):
+    def output(self, job: JobId, user: str) -> OutputFiles | None:
+        """See `ports.Submitter`: one call of scontrol."""
+        told = self._told(job)
+        if not told.get("StdOut", "").startswith("/"):
             return None
-        if len({value for name, value in fields if name == "UserId"}) > 1:
-            log.warning("output is not shown: the job's names hold another user's", extra={"job": job})
+        try:
+            uid = pwd.getpwnam(user).pw_uid
+        except KeyError:
+            log.warning("output unknown", extra={"job": job, "text": f"this host knows no user {user}"})
             return None
-        return Output(Path(told["StdOut"]), int(uid[1]))
+        stdout, stderr = (resolved(told.get(name, ""), told) for name in ("StdOut", "StdErr"))
+        return OutputFiles(stdout=stdout, stderr=stderr or stdout, uid=uid)
 
     def epoch(self, job: JobId) -> int | None:
         """See `ports.Submitter`: the epoch from the daemon, or that of a run that Slurm has restarted by itself since."""

@@ -9,8 +9,9 @@ import pytest
 
 from penstock_profiles.estimators import LinearEstimator
 from penstock_scheduler.explain import explain, words
+from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.limits import LimitSettings, by_partition
-from penstock_scheduler.messages import Drain, LedgerLine
+from penstock_scheduler.messages import Drain
 from penstock_scheduler.model import (
     BudgetLine,
     CloudRun,

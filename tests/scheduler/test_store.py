@@ -20,7 +20,8 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import ConfigError, StoreError
-from penstock_scheduler.messages import JobView, LedgerLine, TokenView
+from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.messages import JobView, TokenView
 from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress
 from penstock_scheduler.records import dump_round
 from penstock_scheduler.store import open_store, schema, summarise

@@ -11,15 +11,8 @@ from pydantic import ValidationError
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_table
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.messages import (
-    BudgetView,
-    ClusterView,
-    JobView,
-    LedgerLine,
-    RoundSummary,
-    RoundView,
-    Submission,
-)
+from penstock_scheduler.ledger_messages import BudgetView, LedgerLine
+from penstock_scheduler.messages import ClusterView, JobView, RoundSummary, RoundView, Submission
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.units import duration

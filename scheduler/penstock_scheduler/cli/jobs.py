@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -26,7 +26,8 @@ from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
-from penstock_scheduler.messages import MAX_PAGE, AllocationView, ExplanationView, JobView, LedgerLine, ShareView
+from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.messages import MAX_PAGE, AllocationView, ExplanationView, JobView, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.shares import describe_sensitivity
@@ -165,20 +166,25 @@ def logs(
     job: str = JOB,
     follow: bool = typer.Option(False, "--follow", "-f", help="Keep printing new output until the job has ended."),
     tail: int | None = typer.Option(None, "--tail", min=0, help="Begin this many bytes before the end."),
+    stderr: bool = typer.Option(False, "--stderr", help="Print the file of standard error, if it is another one."),
     as_json: bool = typer.Option(False, "--json", help="Print each part of the output as one line of JSON."),
 ) -> None:
-    """Print a job's output."""
+    """Print a job's output, for as long as its file is there."""
+    stream: Literal["stdout", "stderr"] = "stderr" if stderr else "stdout"
 
     def read(penstock: Client) -> None:
-        part = penstock.log(job, 0 if tail is None else -tail) if tail != 0 else penstock.log(job, 2**62)
+        part = penstock.log(job, 0 if tail is None else -tail if tail else 2**62, stream=stream)
+        told = ""
         while True:
             if as_json:
                 print_json(part)
             else:
                 typer.echo(part.text, nl=False)
+            if part.note != told and (told := part.note):
+                typer.echo(told[0].upper() + told[1:] + ".", err=True)
             if part.ended or (not follow and part.next >= part.size):
                 return
-            part = penstock.log(job, part.next, wait_s=30.0 if follow else 0.0)
+            part = penstock.log(job, part.next, wait_s=30.0 if follow else 0.0, stream=stream)
 
     ask(read)
 

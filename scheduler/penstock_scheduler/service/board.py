@@ -21,16 +21,29 @@ from types import MappingProxyType
 
 from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
-from penstock_scheduler.messages import AllocationView, JobView, LedgerLine, ResultView
+from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.messages import AllocationView, JobView, ResultView
 from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Refusal
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
 from penstock_scheduler.service.activity import Activity
+from penstock_scheduler.service.outputs import Outputs
 from penstock_scheduler.store import SqlStore, summarise
 
 Listener = Callable[[str, str, str], None]
 """Called with an event's kind, the user that may see it ("": all users), and its JSON."""
+
+
+FORGOTTEN = Fate(
+    "UNKNOWN",
+    None,
+    None,
+    "ended while penstockd did not see it, and Slurm has forgotten it: its state, its exit code and the time of its end are "
+    "not known, and its GPU-hours may lack the time after penstockd last saw it. Slurm's accounting (slurmdbd) would know "
+    "them, and a larger MinJobAge keeps them longer",
+)
+"""The end of a job that nothing knows of."""
 
 
 class Board:
@@ -72,6 +85,7 @@ class Board:
         self.endings: dict[str, str] = {}
         """Live job -> why the API has cancelled it, for its `ended_text`; only for what its user did not ask for."""
         self._activity = Activity()
+        self._outputs = Outputs(submitter)
         self._waiting: dict[str, asyncio.Event] = {}
         """Live job -> is set when the job changes."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,6 +122,7 @@ class Board:
         gone = [job for job in self._live if job not in there]
         if gone:
             views += self._ended(gone, now_s)
+        views = self._outputs.added_to(views)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in _charges(view)]
         if changed:
@@ -123,6 +138,7 @@ class Board:
                     self._live.pop(view.id, None)
                     self._progress.pop(view.id, None)
                     self._activity.forget(view.id)
+                    self._outputs.forget(view.id)
                     self.results.forget(view.id)
                 else:
                     self._live[view.id] = view
@@ -289,6 +305,7 @@ class Board:
             total=before.total if before else None,
             gpu_seconds=before.gpu_seconds if before else {},
             result=result or (before.result if before else None),
+            output=before.output if before else None,
         )
         if before is not None and fields == before:
             return before
@@ -299,7 +316,7 @@ class Board:
         fates: dict[str, Fate | None] = self.submitter.fates(jobs) if self.submitter else {}
         views = []
         for job in jobs:
-            fate = fates.get(job, Fate("UNKNOWN", None, None))
+            fate = fates.get(job, FORGOTTEN)
             if fate is None:
                 continue  # the job exists, but no round may manage it now
             before, ending = self.shown(self._live[job]), self.endings.pop(job, "")

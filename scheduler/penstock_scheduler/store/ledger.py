@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from penstock_slurm.gateway.base import SlurmLimit, SlurmRun
+from penstock_slurm.gateway.base import ENDED, SlurmEnd, SlurmLimit, SlurmRun
 from penstock_slurm.gateway.hostlist import HostLists
 
 TRES_GPUS = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
@@ -81,6 +81,34 @@ def parse_runs(text: str) -> tuple[SlurmRun, ...]:
         if start.isdigit() and end.isdigit() and int(end) >= int(start):
             runs.append(SlurmRun(job_id, float(start), float(end), names[nodes], parse_tres(tres).get("", 0)))
     return tuple(runs)
+
+
+END_FIELDS = ("JobID", "Submit", "State", "ExitCode", "End")
+
+
+def parse_ends(text: str) -> dict[str, SlurmEnd]:
+    """Job -> how it ended, from `sacct -D -X -n -P` with END_FIELDS and SLURM_TIME_FORMAT=%s.
+
+    A job that Slurm requeued has a record for each run, and its newest one counts: Slurm gives each a later time of submission. A
+    job whose newest record has no end is left out.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    newest: dict[str, tuple[int, SlurmEnd | None]] = {}
+    for job_id, submit, state, exit_code, end in _rows(text, len(END_FIELDS)):
+        if not submit.isdigit() or int(submit) < newest.get(job_id, (0, None))[0]:
+            continue
+        word = state.split(" ")[0]  # a cancelled job's is `CANCELLED by 1000`
+        if word not in ENDED or not end.isdigit():
+            newest[job_id] = int(submit), None
+            continue
+        code, _, number = exit_code.partition(":")
+        status = None
+        if code.isdigit():
+            status = int(code) or (128 + int(number) if number.isdigit() and int(number) else 0)
+        newest[job_id] = int(submit), SlurmEnd(word, status, float(end))
+    return {job_id: found for job_id, (_, found) in newest.items() if found is not None}
 
 
 def _rows(text: str, width: int) -> list[list[str]]:

@@ -167,6 +167,16 @@ class SlurmRun:
 
 
 @dataclass(frozen=True, slots=True)
+class SlurmEnd:
+    """How a job ended, by Slurm's accounting."""
+
+    state: str
+    exit_code: int | None
+    """128 and the number of a signal that ended it; None: not known."""
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmReservation:
     """One reservation. One of licences only has no nodes."""
 

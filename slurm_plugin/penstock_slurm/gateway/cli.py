@@ -14,9 +14,11 @@ from penstock_slurm import abilities
 from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.accounts import (
     ASSOCIATION_FIELDS,
+    END_FIELDS,
     QOS_FIELDS,
     RUN_FIELDS,
     parse_associations,
+    parse_ends,
     parse_fair_shares,
     parse_qos,
     parse_runs,
@@ -24,6 +26,7 @@ from penstock_slurm.gateway.accounts import (
 from penstock_slurm.gateway.base import (
     JobPlacement,
     PlainShape,
+    SlurmEnd,
     SlurmFeatures,
     SlurmJob,
     SlurmLimit,
@@ -229,6 +232,23 @@ class CliGateway:
             options = ("-D", "-X", "-n", "-P", "-S", since, "-j", ",".join(some), "-o", ",".join(RUN_FIELDS))
             text = self._commands.read("sacct", *options, variables={"SLURM_TIME_FORMAT": "%s"})
             found += _read(parse_runs, text, "sacct")
+        return found
+
+    def ends(self, job_ids: Collection[str]) -> dict[str, SlurmEnd]:
+        """How these jobs ended, by `sacct -D`, for RUNS_AT_ONCE jobs at a time. Jobs without a record of their end are left out.
+
+        Raises:
+            SlurmError: there is no accounting, or it does not answer.
+        """
+        ids: list[str] = list(job_ids)
+        found: dict[str, SlurmEnd] = {}
+        for at in range(0, len(ids), RUNS_AT_ONCE):
+            some = ids[at : at + RUNS_AT_ONCE]
+            for job_id in some:
+                expect_id(job_id)
+            options = ("-D", "-X", "-n", "-P", "-j", ",".join(some), "-o", ",".join(END_FIELDS))
+            text = self._commands.read("sacct", *options, variables={"SLURM_TIME_FORMAT": "%s"})
+            found |= _read(parse_ends, text, "sacct")
         return found
 
     def hold(self, job_id: str) -> None:

@@ -16,12 +16,12 @@ from penstock_scheduler.disks import store_check
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.health import HealthSettings, LoopHealth, StepName
 from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.messages import Role, Submission, TokenOrder
+from penstock_scheduler.messages import OutputFiles, Role, Submission, TokenOrder
 from penstock_scheduler.model import ClusterState, Phase
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Fate, Output, Unmanaged
+from penstock_scheduler.ports import Fate, Unmanaged
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.service.app import Controls, make_app
@@ -46,6 +46,7 @@ class MadeUp:
     held: dict[str, tuple[str, bool]] = field(default_factory=dict)
     ended: dict[str, Fate] = field(default_factory=dict)
     given_epoch: int | None = None
+    forgotten: set[str] = field(default_factory=set)
 
     def submit(self, order: Submission, user: str, uid: int) -> str:
         number = str(1000 + len(self.jobs))
@@ -74,8 +75,11 @@ class MadeUp:
     def unmanaged(self, name: str) -> Unmanaged | None:
         return self.others.get(name)
 
-    def output(self, name: str) -> Output | None:
-        return Output(self.folder / f"{name}.out", (self.folder).stat().st_uid)
+    def output(self, name: str, user: str) -> OutputFiles | None:
+        if name in self.forgotten:
+            return None
+        file = str(self.folder / f"{name}.out")
+        return OutputFiles(stdout=file, stderr=file.replace(".out", ".err"), uid=self.folder.stat().st_uid)
 
     def epoch(self, name: str) -> int | None:
         return self.given_epoch

@@ -15,6 +15,7 @@ from penstock_scheduler.health import HealthSettings, StepName
 from penstock_scheduler.messages import Submission
 from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.ports import Fate
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import serving
 
@@ -47,7 +48,27 @@ def test_a_log_is_read_in_parts_and_never_through_a_link(api, tmp_path):
         (tmp_path / "secret").write_text("secret")
         (tmp_path / "1.out").unlink()
         (tmp_path / "1.out").symlink_to(tmp_path / "secret")
-        assert ada.log("1").text == ""
+        assert (ada.log("1").text, "1.out, cannot be read" in ada.log("1").note) == ("", True)
+
+
+def test_a_log_is_there_as_long_as_its_file_even_if_the_cluster_has_forgotten_the_job(api, tmp_path):
+    """A file that is missing is an error that names it: nothing with status 0 would look like a job that printed nothing."""
+    (tmp_path / "1.out").write_text("one\n")
+    (tmp_path / "1.err").write_text("oh\n")
+    with api.client("ada") as ada, api.client("bob") as bob:
+        assert (bob.log("2").text, bob.log("2").note) == ("", "job 2 has not started, so it has no output")
+        api.submitter.forgotten |= {"1", "2"}
+        api.look(finished={"1": Fate("COMPLETED", 0, 77.0), "2": Fate("CANCELLED", 0, 77.0)})
+        assert ada.log("1").text == "one\n"
+        assert ada.log("1", stream="stderr").text == "oh\n"
+        (tmp_path / "1.out").unlink()
+        with pytest.raises(
+            ApiError, match=f"{tmp_path}/1.out, cannot be read on the host of penstockd: No such file"
+        ) as e:
+            ada.log("1")
+        assert (e.value.status, e.value.code) == (404, "no-output")
+        with pytest.raises(ApiError, match="job 2 has not started"):
+            bob.log("2")
 
 
 def test_a_forecast_submits_nothing(api):

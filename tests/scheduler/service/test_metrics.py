@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock_scheduler.messages import LedgerLine
+from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import UnknownValue
 from tests.scheduler.service.api import serving
 

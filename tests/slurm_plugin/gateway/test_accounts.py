@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_slurm.gateway.accounts import parse_associations, parse_fair_shares, parse_qos, parse_runs
-from penstock_slurm.gateway.base import SlurmLimit
+from penstock_slurm.gateway.accounts import parse_associations, parse_ends, parse_fair_shares, parse_qos, parse_runs
+from penstock_slurm.gateway.base import SlurmEnd, SlurmLimit
 
 
 def test_reads_runs_that_are_over():
@@ -14,6 +14,16 @@ def test_reads_runs_that_are_over():
     first, element = parse_runs(text)
     assert (first.job_id, first.end_s - first.start_s, first.nodes, first.gpus) == ("7", 10, ("t4-00", "t4-01"), 8)
     assert (element.job_id, element.gpus) == ("12_3", 0)
+
+
+def test_reads_how_jobs_ended_by_their_newest_records():
+    text = (
+        "7|100|NODE_FAIL|0:0|150\n7|200|FAILED|3:0|250\n"  # requeued once
+        "8|200|CANCELLED by 1000|0:15|260\n8|100|NODE_FAIL|0:0|150\n"  # in the other order
+        "9|100|NODE_FAIL|0:0|150\n9|200|RUNNING|0:0|Unknown\n"  # goes on
+        "12_3|100|REQUEUED|0:0|150\n13|100|TIMEOUT|0:0|Unknown\n14|Unknown|FAILED|1:0|150\n"
+    )
+    assert parse_ends(text) == {"7": SlurmEnd("FAILED", 3, 250.0), "8": SlurmEnd("CANCELLED", 143, 260.0)}
 
 
 def test_reads_limits_of_qos():
@@ -43,7 +53,7 @@ def test_reads_fair_shares():
     assert parse_fair_shares(text) == {("root", "root"): 1.0, ("maths", "nobody"): 0.25}
 
 
-@pytest.mark.parametrize("parse", [parse_qos, parse_associations, parse_fair_shares])
+@pytest.mark.parametrize("parse", [parse_qos, parse_associations, parse_fair_shares, parse_ends])
 def test_says_when_a_listing_has_other_fields(parse):
     with pytest.raises(ValueError, match="fields"):
         parse("a|b\n")

@@ -30,7 +30,7 @@ from penstock_scheduler.messages import (
 from penstock_scheduler.service import page, reporting, submitting, views
 from penstock_scheduler.service.api import AnyRole, Call, User, storable
 from penstock_scheduler.service.errors import Refusal
-from penstock_scheduler.service.output import read_log
+from penstock_scheduler.service.output import Stream, read_log
 
 router = APIRouter(prefix="/v1")
 
@@ -168,9 +168,7 @@ async def get_page(job: str, call: User) -> HTMLResponse:
     tail = None
     if (submitter := call.api.board.submitter) is not None:
         with contextlib.suppress(Refusal):  # the page leaves out an output that may not be read
-            tail = await asyncio.to_thread(
-                read_log, submitter, job, -page.TAIL_BYTES, page.TAIL_BYTES, ended=view.state == "ended"
-            )
+            tail = await asyncio.to_thread(read_log, submitter, view, "stdout", -page.TAIL_BYTES, page.TAIL_BYTES)
     text = page.render(view, explanation, events.outcomes, tail, now_s=time.time())
     return HTMLResponse(text, headers={"Content-Security-Policy": page.POLICY, "Cache-Control": "no-store"})
 
@@ -182,13 +180,14 @@ async def get_log(
     offset: Annotated[int, Query(ge=-(2**62), le=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = MAX_LOG_BYTES,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0,
+    stream: Stream = "stdout",
 ) -> LogPart:
     """Show a part of a job's output. With `wait`: as soon as there is some, at the latest after `wait` seconds."""
     view = await call.job(job)
-    submitter = call.api.submitter
+    submitter = call.api.board.submitter
     until_s = time.monotonic() + wait
     while True:
-        part = await asyncio.to_thread(read_log, submitter, job, offset, limit, ended=view.state == "ended")
+        part = await asyncio.to_thread(read_log, submitter, view, stream, offset, limit)
         if part.text or part.ended or time.monotonic() >= until_s:
             return part
         await asyncio.sleep(min(1.0, max(until_s - time.monotonic(), 0.01)))

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from penstock_profiles.profiles import Profile
-from penstock_scheduler.messages import MAX_PAGE, BudgetView, LedgerPage, ProfileList
+from penstock_scheduler.ledger_messages import BudgetView, LedgerPage
+from penstock_scheduler.messages import MAX_PAGE, ProfileList
 from penstock_scheduler.service.api import User, storable
 
 router = APIRouter(prefix="/v1")

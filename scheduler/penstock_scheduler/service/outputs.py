@@ -1,0 +1,55 @@
+"""Learns where each job writes its output when it starts, because Slurm forgets a job some minutes after its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from penstock_scheduler.errors import ClusterAway
+from penstock_scheduler.messages import JobView, OutputFiles
+from penstock_scheduler.ports import Submitter
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 50
+"""Most jobs that are asked for in one tick. Each costs one call of scontrol, about 5 ms."""
+
+
+class Outputs:
+    """Asks for the output files of each run once. If the cluster does not answer, it asks again in the next tick."""
+
+    def __init__(self, submitter: Submitter | None) -> None:
+        self._submitter = submitter
+        self._known: dict[str, tuple[int, OutputFiles | None]] = {}
+        """Live job -> its restarts when it was asked for, because a file's name may contain the node, and the answer."""
+
+    def added_to(self, views: Sequence[JobView]) -> list[JobView]:
+        """The views, with the output files of jobs that have started since."""
+        self._ask([view for view in views if self._unknown(view)])
+        found = []
+        for view in views:
+            _, output = self._known.get(view.id, (0, None))
+            if output is not None and output != view.output:
+                view = view.model_copy(update={"output": output, "version": view.version + 1})
+            found.append(view)
+        return found
+
+    def forget(self, job: str) -> None:
+        """Drop what is known of a job that has ended."""
+        self._known.pop(job, None)
+
+    def _ask(self, views: Sequence[JobView]) -> None:
+        if self._submitter is None:
+            return
+        for view in views[:AT_ONCE]:
+            try:
+                self._known[view.id] = view.restarts, self._submitter.output(view.id, view.user)
+            except ClusterAway as error:
+                log.info("output files not known yet", extra={"job": view.id, "text": str(error)})
+                return
+
+    def _unknown(self, view: JobView) -> bool:
+        if view.state == "ended":
+            return view.output is None and view.id not in self._known  # it may have run between two ticks
+        known = self._known.get(view.id)
+        return view.state in ("running", "stopping") and (known is None or known[0] != view.restarts)
