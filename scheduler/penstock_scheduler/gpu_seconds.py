@@ -86,9 +86,7 @@ class GpuSeconds:
         if not self._rests:
             return self.attained
         found = dict(self.attained)
-        for job_id, held, seconds in self._rests:
-            amounts = found.get(job_id, {})
-            found[job_id] = amounts | {held.gpu_type: amounts.get(held.gpu_type, 0.0) + held.gpus * seconds}
+        _add(found, self._rests)
         return found
 
     def unknown_ends(self, state: ClusterState) -> UnknownEnds | None:
@@ -129,12 +127,7 @@ class GpuSeconds:
             for job_id, last in ended.items()
             if last.ended_s > now_s and job_id not in from_accounts and not _in_cloud(last.held, cloud_nodes)
         ]
-        for job_id, held, seconds in charges:
-            if _in_cloud(held, cloud_nodes):
-                continue
-            attained = self.attained.get(job_id, {})
-            total = max(attained.get(held.gpu_type, 0.0) + held.gpus * seconds, 0.0)
-            self.attained[job_id] = attained | {held.gpu_type: total}
+        _add(self.attained, (charge for charge in charges if not _in_cloud(charge[1], cloud_nodes)))
         self._runs, self._observed_s = runs, now_s
 
     def sent(self, jobs: Iterable[Job], placements: Mapping[JobId, Placement], now_s: float) -> None:
@@ -191,6 +184,13 @@ class GpuSeconds:
             for job, attained in self.attained.items()
             if now_s - self._absent_since_s.get(job, now_s) < FORGET_S
         }
+
+
+def _add(attained: dict[JobId, dict[str, float]], charges: Iterable[Charge]) -> None:
+    """Add to the GPU-seconds of jobs, each of which gets a new mapping."""
+    for job_id, held, seconds in charges:
+        before = attained.get(job_id, {})
+        attained[job_id] = before | {held.gpu_type: max(before.get(held.gpu_type, 0.0) + held.gpus * seconds, 0.0)}
 
 
 def _in_cloud(held: Placement, cloud_nodes: Collection[str]) -> bool:

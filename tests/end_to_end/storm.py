@@ -304,11 +304,9 @@ class Storm:
         A daemon that is killed right after it has stopped a run has not recorded the stop, so runs that ended within 5 s of a
         kill do not count.
         """
-        asked = list(open_store(self.site.state).outcomes())
-        bare = [
-            f"{line.action}: {line.text}" for line in asked if ", leaves its GPUs" in line.text and line.stop is None
-        ]
-        explained = self._requeued + Counter(line.action.job for line in asked if ", leaves its GPUs" in line.text)
+        asked = [line for line in open_store(self.site.state).outcomes() if ", leaves its GPUs" in line.text]
+        bare = [f"{line.action}: {line.text}" for line in asked if line.stop is None]
+        explained = self._requeued + Counter(line.action.job for line in asked)
         for line in path.read_text().splitlines():
             job, state, _, _, _, end = line.split("|")
             if job not in self.submitted or state != "REQUEUED":
