@@ -4,7 +4,8 @@ With several replicas, each replica's own gradient is recorded just before it is
 the mean afterwards: two norms. One replica that accumulates compares its micro-steps. One replica that does not
 accumulate, or a sharded model, compares a step with the step before. `penstock_profiles.noise` has the formulas.
 
-With an optimiser of Adam's kind, gradients are first divided as Adam does it, by its state from before the step.
+With an optimiser of Adam's kind, gradients are first divided as Adam does it, by its state from before the step
+(`preconditioning`).
 
 Each norm reads all gradients once. On a CPU that takes a good part of the time of the optimiser's step. If it would
 take more than `SHARE` of the time, only every n-th step is measured (`measure_every`). A step that is not measured runs
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from penstock_executor.training.batches import Part
+from penstock_executor.training.preconditioning import Preconditioner, local, split
 
 SHARE = 0.002
 """Share of the training time that measuring may take once there is an estimate."""
@@ -111,7 +113,7 @@ class GradientMeter:
 
     Args:
         parameters: of the model.
-        optimizer: for Adam's state.
+        optimizer: of the parameters, for Adam's state.
         replicas: number of replicas of the model, whose gradients are averaged.
         averaged: whether there are several replicas, each with whole gradients before they are averaged. If not, each
             process has a part of the mean.
@@ -126,8 +128,7 @@ class GradientMeter:
         averaged: bool = False,
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._optimizer = optimizer
-        self._groups = {p: group for group in optimizer.param_groups for p in group["params"] if "betas" in group}
+        self._preconditioner = Preconditioner(self._parameters, optimizer)
         self._replicas, self._averaged = replicas, averaged
         self._own_norms: list[torch.Tensor] = []
         """Norms of this replica's own gradient in this step, one for each parameter."""
@@ -135,8 +136,8 @@ class GradientMeter:
         """Sum of squared norms over the micro-steps of one replica."""
         self._sum: torch.Tensor | None = None
         """One replica's gradient so far in this step, flat."""
-        self._previous: tuple[torch.Tensor, int] | None = None
-        """The step before: its gradient, flat, and its samples."""
+        self._previous: tuple[torch.Tensor, int, torch.Tensor] | None = None
+        """The step before: its gradient, flat, its samples, and the gradient's squared norm."""
         self._flat: list[torch.Tensor] = []
         """Memory for two flat gradients, used alternately. Allocating it for each step costs more than the computing in
         it."""
@@ -156,6 +157,11 @@ class GradientMeter:
         self._on = into == 0 or (into == 1 and self._previous is not None)
         if not self._on:
             self._previous = None
+        else:
+            began_s = time.perf_counter()
+            if self._preconditioner.refresh(step):
+                self._previous = None  # in another unit
+            self.seconds += time.perf_counter() - began_s
         self._local_sqr, self._sum = 0.0, None
         self._own_norms.clear()
 
@@ -183,16 +189,15 @@ class GradientMeter:
         """Record all of this replica's own gradients at once, before something other than DDP averages them."""
         if self._on and self._averaged:
             began_s = time.perf_counter()
-            own = [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None]
-            self._own_norms.extend(torch._foreach_norm(own))
+            self._own_norms.extend(torch._foreach_norm(self._gradients()))
             self.seconds += time.perf_counter() - began_s
 
     def _record(self, parameter: torch.Tensor) -> None:
         began_s = time.perf_counter()
         gradient = parameter.grad
-        assert isinstance(parameter, torch.nn.Parameter)
         assert gradient is not None
-        self._own_norms.append(torch.linalg.vector_norm(self._scaled(parameter, gradient)))
+        factor = self._preconditioner.factors.get(parameter)
+        self._own_norms.append(torch.linalg.vector_norm(gradient if factor is None else gradient * factor))
         if len(self._own_norms) == len(self._parameters):
             self.sync.begin(cuda=gradient.is_cuda)
         self.seconds += time.perf_counter() - began_s
@@ -233,9 +238,8 @@ class GradientMeter:
         if not part.even or not self._own_norms:
             return None
         # Gradients are not clipped yet.
-        mean = [self._scaled(p, p.grad) for p in self._parameters if p.grad is not None]
         replicas = self._replicas
-        local_sqr, mean_sqr = _sum_of_squares(self._own_norms) / loss_scale**2, _squared_norm(mean)
+        local_sqr, mean_sqr = _sum_of_squares(self._own_norms) / loss_scale**2, _squared_norm(self._gradients())
         return Norms(local_sqr / replicas, mean_sqr / replicas, replicas, consecutive=False)
 
     def _of_micro_steps(self, part: Part, loss_scale: float) -> Norms | None:
@@ -249,32 +253,41 @@ class GradientMeter:
 
     def _of_pair(self, part: Part) -> Norms | None:
         previous, now = self._previous, self._flatten()
-        self._previous = now, part.step_samples
+        now_sqr = torch.dot(now, now).double()
+        self._previous = now, part.step_samples, now_sqr
         if previous is None or previous[1] != part.step_samples:
             return None
-        pair = (now, now), (previous[0], previous[0]), (now, previous[0])
-        now_sqr, before_sqr, product = (torch.dot(a, b).double() for a, b in pair)
+        before_sqr, product = previous[2], torch.dot(now, previous[0]).double()
         return Norms((now_sqr + before_sqr) / 2, (now_sqr + before_sqr + 2 * product) / 4, 2, consecutive=True)
 
+    def _gradients(self) -> list[torch.Tensor]:
+        """This process's share of the gradients that there are, as the optimiser uses them."""
+        found = [p for p in self._parameters if p.grad is not None]
+        gradients = [local(p.grad) for p in found]
+        factors = self._preconditioner.factors
+        return torch._foreach_mul(gradients, [factors[p] for p in found]) if factors and found else gradients
+
     def _flatten(self) -> torch.Tensor:
-        gradients = [_local(self._scaled(p, p.grad)).reshape(-1) for p in self._parameters if p.grad is not None]
-        size = sum(map(len, gradients))
-        if not self._flat or len(self._flat[0]) != size:
-            self._flat = [torch.empty(size, device=gradients[0].device) for _ in range(2)]
+        """All gradients in one vector. Of a parameter without a gradient, 0."""
+        if not self._flat:
+            first = local(self._parameters[0])
+            size = sum(local(each).numel() for each in self._parameters)
+            self._flat = [torch.empty(size, device=first.device) for _ in range(2)]
         self._flat.reverse()
-        return torch.cat(gradients, out=self._flat[0])
+        flat = self._flat[0]
+        views = split(flat, self._parameters)
+        pairs = list(zip(views, self._parameters, strict=True))
+        torch._foreach_copy_(
+            [v for v, p in pairs if p.grad is not None], [local(p.grad) for p in self._parameters if p.grad is not None]
+        )
+        for view in (v for v, p in pairs if p.grad is None):
+            view.zero_()
+        factors = self._preconditioner.flat
+        return flat if factors is None else flat.mul_(factors)
 
     def _ready(self) -> bool:
-        """Whether the optimiser has made a step, so that Adam has its state."""
-        return not self._groups or any("exp_avg_sq" in self._optimizer.state[p] for p in self._groups)
-
-    def _scaled(self, parameter: torch.nn.Parameter, gradient: Any) -> torch.Tensor:
-        group = self._groups.get(parameter)
-        state = self._optimizer.state.get(parameter, {}) if group is not None else {}
-        if group is None or "exp_avg_sq" not in state:
-            return gradient
-        correction = 1 - group["betas"][1] ** float(state["step"])
-        return gradient / ((state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"]))
+        """Whether what the optimiser multiplies gradients by is known."""
+        return self._preconditioner.plain or bool(self._preconditioner.factors)
 
 
 def _squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -287,8 +300,3 @@ def _sum_of_squares(norms: Sequence[torch.Tensor]) -> torch.Tensor:
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
     return torch.stack(list(norms)).double().square().sum()
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    """This process's shard of a DTensor; a plain tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
