@@ -1,6 +1,6 @@
 """What `run.step` costs over a plain DDP step of 50 ms. One run measures both alternately.
 
-    python benchmarks/executor.py [--processes 2] [--steps 20] [--rounds 60] [--optimizer adam]
+    python benchmarks/executor.py [--processes 2] [--steps 20] [--rounds 60] [--optimizer adamw]
 
 Each round makes `steps` steps with DDP alone (next batch, forward, backward, optimiser), then as many with the loader
 of `prepare` and `run.step`, on the same model and data. Every other round begins with Penstock's steps. A round's ratio
@@ -74,7 +74,7 @@ def worker(options):
     data = Ones(BATCH * run.world * (SETTLED + options.steps * options.rounds), width)
 
     def optimizer_of(model):
-        kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.SGD
+        kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.SGD
         return kind(model.parameters(), lr=1e-5)
 
     wrapped, _, loader = run.prepare(model, optimizer_of(model), data, batch_size=BATCH * run.world)
@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adam"])
+    parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adamw"])
     parser.add_argument("--report-every", type=float, default=30.0, metavar="S", help="(30, as in jobs)")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -34,6 +34,12 @@ SHARE = 0.002
 LONGEST_INTERVAL = 20
 """The most steps from one measurement to the next: gradients change as training goes on."""
 
+FIRST_SHARE = 0.04
+"""Share of the training time that measuring may take until there is an estimate."""
+
+FIRST_INTERVAL = 4
+"""The most steps from one measurement to the next until there is an estimate: without it, the batch cannot be chosen."""
+
 
 @dataclass(frozen=True, slots=True)
 class Norms:
@@ -103,9 +109,16 @@ def _mark(*, cuda: bool) -> Any:
     return event
 
 
-def measure_every(measuring_s: float, step_s: float) -> int:
-    """Steps from one measurement to the next, if measuring takes `measuring_s` of a step of `step_s` seconds."""
-    return min(max(math.ceil(measuring_s / (SHARE * step_s)), 1), LONGEST_INTERVAL)
+def measure_every(measuring_s: float, step_s: float, *, settled: bool) -> int:
+    """Steps from one measurement to the next.
+
+    Args:
+        measuring_s: what a measurement takes, in seconds.
+        step_s: what a step takes.
+        settled: whether there is an estimate, which only has to follow the training.
+    """
+    share, longest = (SHARE, LONGEST_INTERVAL) if settled else (FIRST_SHARE, FIRST_INTERVAL)
+    return min(max(math.ceil(measuring_s / (share * step_s)), 1), longest)
 
 
 class GradientMeter:
@@ -147,12 +160,13 @@ class GradientMeter:
         self.seconds = 0.0
         """Time spent on measuring since this was set to 0, by this process's clock."""
         self.measured = 0
-        """Number of steps measured since `seconds` was set to 0."""
-        self._on = True
+        """Number of measurements since `seconds` was set to 0; a pair of steps counts once."""
+        self._on = self._first = True
 
     def begin(self, step: int) -> None:
         """Decide whether to measure a step, before its first backward pass."""
         into = step % self.every
+        self._first = into == 0
         # With one gradient a step, two neighbouring steps make a pair.
         self._on = into == 0 or (into == 1 and self._previous is not None)
         if not self._on:
@@ -224,7 +238,7 @@ class GradientMeter:
         began_s = time.perf_counter()
         norms = self._norms(part, loss_scale)
         self.seconds += time.perf_counter() - began_s
-        self.measured += 1
+        self.measured += self._first
         return norms
 
     def _norms(self, part: Part, loss_scale: float) -> Norms | None:

@@ -19,11 +19,12 @@ from penstock_profiles.noise import Moments, NoiseEstimator
 from penstock_profiles.wire import Observation
 
 TRUSTED_WEIGHT = 0.1
-"""How full the memory of the noise estimate must be before batches are chosen by it: 105 steps at the initial batch."""
+"""How full the memory of the noise estimate must be before batches are chosen by it: 105 measured steps at the initial
+batch."""
 
 SETTLED_WEIGHT = 0.39
-"""How full it must be before steps go unmeasured: 500 steps at the initial batch, after which estimates are within 10
-%."""
+"""How full it must be before most steps go unmeasured: 500 measured steps at the initial batch, after which estimates
+are within 10 %."""
 
 MIB = 2**20
 
@@ -66,7 +67,7 @@ class Measurements:
 
     @property
     def settled(self) -> bool:
-        """Whether the noise estimate is so good that steps may go unmeasured."""
+        """Whether the noise estimate is so good that most steps may go unmeasured."""
         return self._noise.weight >= SETTLED_WEIGHT
 
     def restart_clock(self) -> None:
@@ -114,7 +115,7 @@ class Measurements:
         if not meter.measured:
             return meter.every
         measuring_s, meter.seconds, meter.measured = meter.seconds / meter.measured, 0.0, 0
-        return measure_every(measuring_s, step_s)
+        return measure_every(measuring_s, step_s, settled=self.settled)
 
     def take_observation(
         self, gpus: Allocation, group: Group, batch: BatchSize, atomic_batch: int, device: torch.device, progress: float

@@ -441,10 +441,9 @@ class TrainingRun:
         if batch is not None and batch != self._batch:
             vote = vote._replace(total_batch=batch.total, atomic_batch=batch.atomic)
         measurements, step_s = self._measurements, self._measurements.mean_step_s
-        if self.steps % COST_CHECKED_EVERY == 0 and measurements.trusted and step_s is not None:
-            if measurements.settled:
-                vote = vote._replace(measure_every=measurements.measure_every(step_s))
-            if self.world > 1:
+        if self.steps % COST_CHECKED_EVERY == 0 and step_s is not None:
+            vote = vote._replace(measure_every=measurements.measure_every(step_s))
+            if self.world > 1 and measurements.trusted:
                 vote = vote._replace(vote_every=stride_of(step_s))
         return vote
 

@@ -12,7 +12,13 @@ from penstock_executor.training.gradients import GradientMeter, SyncTimer, measu
 
 def test_measuring_takes_a_fifth_of_a_hundredth_of_the_time_and_a_twentieth_of_the_steps_at_least():
     """0.1 ms are a fifth of a hundredth of a step of 50 ms. So 0.09 ms fit into each step, 0.48 ms into every fifth."""
-    assert [measure_every(seconds, 0.05) for seconds in (0.0, 0.00009, 0.00048, 1.0)] == [1, 1, 5, 20]
+    found = [measure_every(seconds, 0.05, settled=True) for seconds in (0.0, 0.00009, 0.00048, 1.0)]
+    assert found == [1, 1, 5, 20]
+
+
+def test_until_there_is_an_estimate_it_takes_a_twenty_fifth_of_the_time_and_a_quarter_of_the_steps_at_least():
+    """2 ms are 4 % of a step of 50 ms."""
+    assert [measure_every(seconds, 0.05, settled=False) for seconds in (0.0019, 0.0039, 0.0065, 1.0)] == [1, 2, 4, 4]
 
 
 def test_of_one_gradient_a_step_neighbours_make_a_pair():
@@ -28,6 +34,7 @@ def test_of_one_gradient_a_step_neighbours_make_a_pair():
         if norms is not None:
             found[step] = float(norms.local_sqr), float(norms.mean_sqr)
     assert found == {1: (2.5, 2.25), 5: (30.5, 30.25), 9: (90.5, 90.25)}
+    assert meter.measured == 3, "what a pair takes is what a measurement takes"
 
 
 def test_parts_of_two_replicas_add_up_to_the_whole_models_norms():

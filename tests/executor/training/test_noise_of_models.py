@@ -64,6 +64,7 @@ def test_it_is_that_of_single_samples(make, kind: str, micro_steps: int):
     """The optimiser sees half of the samples, and then the model stands still, so that the truth is known.
 
     It has hardly learned: a gradient that is not small beside its noise can be told from it in 800 steps."""
+    torch.set_num_threads(1)  # on a busy machine, threads wait for each other for most of the time
     torch.manual_seed(1)
     model, x, y = make()
     optimizer = (

@@ -194,14 +194,14 @@ def test_stopped_in_an_epochs_last_step_the_next_run_makes_the_end_of_that_epoch
         "one of Adam by pairs",
     ],
 )
-def test_gradient_noise_of_a_known_problem_is_found_in_500_steps(
+def test_gradient_noise_of_a_known_problem_is_found_in_1900_steps_of_which_500_are_measured(
     tmp_path: Path, launcher: str, processes: int, options: tuple[str, ...]
 ):
     if launcher:
-        with process(*torchrun(processes), QUADRATIC, tmp_path, "500", *options, environment=environment()) as child:
+        with process(*torchrun(processes), QUADRATIC, tmp_path, "1900", *options, environment=environment()) as child:
             finish(child)
     else:
-        with gang(QUADRATIC, tmp_path, "500", *options, processes=processes) as job:
+        with gang(QUADRATIC, tmp_path, "1900", *options, processes=processes) as job:
             job.finish()
     noise = json.loads((tmp_path / "noise.json").read_text())
     assert noise["found"] == pytest.approx(noise["true"], rel=0.1)
