@@ -10,7 +10,7 @@ record, only pauses are kept: for how long a type, a market or a call is not use
 tag are compared with the runs. An instance that belongs to no run is ended, and its cost is added to the ledger. A run that has
 lost its instance ends, and its job is queued again.
 
-The *pass* does all that asks EC2 or S3, in a thread of its own. docs/decisions/0013-the-cloud-has-a-thread.md has its rules.
+The *pass* does all that asks EC2 or S3, in a thread of its own. docs/decisions/0014-the-cloud-has-a-thread.md has its rules.
 """
 
 from __future__ import annotations
