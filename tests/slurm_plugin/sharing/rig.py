@@ -22,6 +22,8 @@ from penstock_scheduler.model import (
     ReasonCode,
     Share,
     SharedGpus,
+    Stop,
+    StopCode,
 )
 from penstock_scheduler.sharing.messages import CarriedGroup, CarriedJob, NodeOrder, NodeStatus, order_file, status_file
 from penstock_scheduler.spool import Spool
@@ -35,6 +37,7 @@ from penstock_slurm.settings import SlurmSettings
 
 NODE = "t4-00"
 CHOSEN = Reason(ReasonCode.CHOSEN, "by the test")
+STOP = Stop(StopCode.ASKED, "by the test")
 
 
 class Rig:
@@ -93,13 +96,14 @@ class Rig:
         return self.slurm.command("sbatch", "--parsable", *flags).stdout.strip()
 
     def wants(self, gpus: dict[str, int], *groups: SharedGpus) -> None:
-        """Set the plan: these groups, and these jobs with this many GPUs."""
+        """Set the plan: these groups, and these jobs with this many GPUs. It may stop every job: without a reason, none stops."""
         assignments = {
             job: Assignment(Placement("t4", "all", (Share(NODE, count),)), CHOSEN, 1.0) for job, count in gpus.items()
         }
         known = {job.id for job in self.cluster.observe().jobs}
         waiting = dict.fromkeys(known - assignments.keys(), CHOSEN)
-        self.plan = Plan(self.plan.round + 1, assignments, waiting, shared=groups)
+        stops = dict.fromkeys(known | assignments.keys(), STOP)
+        self.plan = Plan(self.plan.round + 1, assignments, waiting, shared=groups, stops=stops)
 
     def tick(self) -> ClusterState:
         self.agent()
