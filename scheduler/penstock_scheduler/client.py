@@ -27,7 +27,7 @@ from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health_messages import Health
 from penstock_scheduler.lease_messages import Renewal, Renewed
-from penstock_scheduler.ledger_messages import BudgetView, LedgerPage
+from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import (
     ApprovalView,
     AuditPage,
@@ -300,6 +300,13 @@ class Client:
     def budgets(self) -> list[BudgetView]:
         """Budgets as of the newest round: for users those of their accounts, for operators all."""
         return [BudgetView.model_validate(each) for each in self._json("GET", "/v1/budgets")]
+
+    def usage(self, by: UsageBy = "user", *, from_s: float | None = None, to_s: float | None = None) -> Usage:
+        """What jobs used between two times, s since 1970: for users their own, for operators all. None: the beginning, now.
+
+        `penstock_scheduler.usage.usage` returns it as a DataFrame.
+        """
+        return self._ask(Usage, "GET", "/v1/usage", query={"by": by, "from": from_s, "to": to_s}, again=True)
 
     def settings(self) -> dict[str, Any]:
         """The settings by section. For admins."""

@@ -1,8 +1,8 @@
-"""The bodies of the API's answers about what jobs used: the ledger and budgets. `messages` has the other bodies."""
+"""The bodies of the API's answers about what jobs used: the ledger, usage and budgets. `messages` has the other bodies."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock_scheduler.messages import Body
 from penstock_scheduler.model import Period
@@ -29,6 +29,40 @@ class LedgerPage(Body):
 
     lines: list[LedgerLine]
     next: int | None = None
+
+
+UsageBy = Literal["user", "account", "gpu-type", "partition"]
+"""What usage is added up by."""
+USAGE_BY: tuple[UsageBy, ...] = get_args(UsageBy)
+
+
+class UsageLine(Body):
+    """What the jobs of one user, account, GPU type or partition used of one GPU type."""
+
+    name: str
+    """The user, account, GPU type or partition. Empty: none, or not known any more."""
+    gpu_type: str
+    """Empty: a charge of the cloud for a run that held no GPUs."""
+    where: Literal["site", "cloud"]
+    jobs: int
+    gpu_hours: float
+    usd: float | None
+    """At the site: GPU-hours times the site's price; null: the site has no price for this GPU type. In the cloud: what the
+    runs cost."""
+
+
+class Usage(Body):
+    """What jobs used, largest first. A job counts at its end. A job that has not ended counts with what it has used so far,
+    unless `to_s` has passed."""
+
+    by: UsageBy
+    from_s: float
+    """The first time that counts."""
+    to_s: float
+    """The first time that does not count any more."""
+    prices: dict[str, float]
+    """GPU type -> the site's price of a GPU-hour, USD."""
+    lines: list[UsageLine]
 
 
 class BudgetView(Body):

@@ -182,6 +182,8 @@ class JobView(Body):
     """When the job first held GPUs."""
     end_s: float | None = None
     restarts: int = 0
+    partition: str = ""
+    """The partition to which the job was submitted; empty: not known."""
     spec: JobSpec
     key: str | None = None
     allocation: AllocationView | None = None

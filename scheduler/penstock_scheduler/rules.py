@@ -69,6 +69,10 @@ class BudgetSettings(BaseModel):
     grace_s: NonNegativeFloat = Field(
         default=86_400.0, description="With at_hard = 'stop': how long jobs run on over a hard limit, seconds."
     )
+    prices: dict[str, NonNegativeFloat] = Field(
+        default={},
+        description="Price of a GPU-hour at the site by GPU type, USD, such as {t4 = 0.4}, for `penstock usage` and `cost`.",
+    )
 
 
 Reached = Callable[[BudgetView, Literal["soft", "hard"]], None]
@@ -103,6 +107,11 @@ class SchedulingRules:
     def budgets(self) -> tuple[BudgetView, ...]:
         """Budgets, as of the newest round."""
         return self._views
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """GPU type -> price of a GPU-hour at the site, USD."""
+        return self._settings.prices
 
     @property
     def limits(self) -> LimitSettings:

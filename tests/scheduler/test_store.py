@@ -205,6 +205,19 @@ def test_tokens_audit_controls_models_and_profiles(store):
     assert store.profiles("bob") == []
 
 
+def test_usage_by_partition_also_of_jobs_whose_partition_is_not_known(store):
+    store.save_jobs([view("1", end_s=9.0, partition="night"), view("2", end_s=9.0)])
+    with store.write() as db:  # a view as it was before partitions were kept
+        old = JobView.model_dump_json(view("2", end_s=9.0), exclude={"partition"})
+        db.execute(sa.text("UPDATE jobs SET view = :old WHERE job = '2'"), {"old": old})
+    charge = {"id": 0, "time_s": 9.0, "account": "", "user": "ada", "kind": "gpu-seconds", "text": "t4"}
+    corrected = {**charge, "key": "c", "job": "1", "amount": -3.0}
+    store.charge([LedgerLine(key=job, job=job, amount=10.0, **charge) for job in "123"] + [LedgerLine(**corrected)])
+    found = {(each.name, each.jobs, each.amount) for each in store.used("partition", 0.0, 10.0)}
+    assert found == {("night", 1, 7.0), ("", 2, 20.0)}
+    assert store.used("partition", 0.0, 9.0) == store.used("user", 0.0, 10.0, "bob") == []
+
+
 def test_what_is_old_goes_and_the_ledger_stays(store):
     """Kept for a day: at 200,000 s, what ended at 100,000 s goes, what ended at 150,000 s stays."""
     ended = {"old": 100_000.0, "new": 150_000.0, "runs": None}

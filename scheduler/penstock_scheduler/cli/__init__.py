@@ -29,7 +29,8 @@ COMMANDS = "penstock.commands"
 OWN = {
     "list": "jobs:list_",
     **{name: f"jobs:{name}" for name in ("show", "explain", "history", "logs", "wait", "cancel", "hold", "release")},
-    **{name: f"jobs:{name}" for name in ("efficiency", "cost")},
+    "efficiency": "jobs:efficiency",
+    **{name: f"usage:{name}" for name in ("usage", "cost")},
     **{name: f"cluster:{name}" for name in ("queue", "nodes", "rounds", "plan", "budget")},
     "top": "top:top",
     **{name: f"admin:{name}" for name in ("pause", "resume", "drain", "policy", "token")},
@@ -51,7 +52,7 @@ OWN = {
 PANELS = {
     "Jobs": (
         *("submit", "list", "show", "explain", "history", "logs", "wait", "cancel", "hold", "release"),
-        *("efficiency", "cost"),
+        *("efficiency", "usage", "cost"),
     ),
     "Cluster": ("queue", "nodes", "rounds", "plan", "top", "budget"),
     "Administration": ("doctor", "pause", "resume", "drain", "policy", "token", "config", "db", "slurm", "cloud"),

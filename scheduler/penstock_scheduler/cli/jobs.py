@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -21,12 +21,10 @@ from penstock_scheduler.cli.ask import (
     print_json,
     print_table,
 )
-from penstock_scheduler.cli.options import numbers
 from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
-from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import MAX_PAGE, AllocationView, ExplanationView, JobView, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
@@ -322,66 +320,6 @@ def _shares(share: ShareView | None) -> dict[str, str]:
         "share": f"{has} on each node; proportional to its GPUs would be {part}{speed}",
         "sensitivity": sensitivity,
     }
-
-
-def cost(
-    job: str | None = typer.Argument(None, help="Id of the job in Slurm; by default all jobs that you may see."),
-    by: str = typer.Option("user", help="What to add up by: user, account or job."),
-    prices: str = typer.Option("", help="Prices of a GPU-hour, such as t4=0.4,a100=2.5."),
-    as_json: bool = JSON,
-) -> None:
-    """Add up the GPU-hours of jobs, and their cost.
-
-    Jobs that have ended count by the ledger, the other jobs by what they have used so far.
-
-    Example: penstock cost --by account --prices t4=0.4,a100=2.5
-    """
-    if by not in ("user", "account", "job"):
-        raise ConfigError(f"--by={by!r}: choose one of user, account and job")
-    price = numbers("--prices", prices) if prices else {}
-    total: dict[tuple[str, str], float] = {}
-    for name, gpu_type, amount in ask(lambda penstock: _uses(penstock, job, by)):
-        total[name, gpu_type] = total.get((name, gpu_type), 0.0) + amount
-    if unknown := {gpu_type for _, gpu_type in total} - set(price) if price else set():
-        raise ConfigError(f"--prices lacks {', '.join(sorted(unknown))}")
-    lines: list[dict[str, Any]] = [
-        {by: name, "gpu_type": gpu_type, "gpu_hours": amount / 3600}
-        | ({"cost": amount / 3600 * price[gpu_type]} if price else {})
-        for (name, gpu_type), amount in sorted(total.items())
-    ]
-    if as_json:
-        typer.echo(json.dumps(lines))
-        return
-    rows = [
-        [line[by] or "-", line["gpu_type"], f"{line['gpu_hours']:.2f}", *([f"{line['cost']:.2f}"] if price else [])]
-        for line in lines
-    ]
-    columns = (by.upper(), "GPU TYPE", "GPU-HOURS", *(["COST"] if price else []))
-    print_table(columns, rows, "No GPU-hours have been used yet.")
-
-
-def _uses(penstock: Client, job: str | None, by: str) -> list[tuple[str, str, float]]:
-    """(user, account or job; GPU type; GPU-seconds) of one job, or of all jobs."""
-    views = [penstock.job(job)] if job is not None else list(penstock.jobs(state=LIVE))
-    found = [(_key(view, by), gpu_type, amount) for view in views for gpu_type, amount in view.gpu_seconds.items()]
-    if job is None:
-        found += [
-            (getattr(line, by), line.text, line.amount) for line in _ledger(penstock) if line.kind == "gpu-seconds"
-        ]
-    return found
-
-
-def _ledger(penstock: Client) -> Iterator[LedgerLine]:
-    page = penstock.ledger()
-    while True:
-        yield from page.lines
-        if page.next is None:
-            return
-        page = penstock.ledger(before=page.next)
-
-
-def _key(view: JobView, by: str) -> str:
-    return {"user": view.user, "account": view.account, "job": view.id}[by]
 
 
 def _kept(kept: SqlStore, job: str) -> JobView:

@@ -291,6 +291,7 @@ class Board:
             name=job.name[:1000],
             user=job.user,
             account=job.account,
+            partition=next(iter(job.partitions), before.partition if before else ""),
             state=job.phase.value,
             submit_s=job.submit_s,
             start_s=before.start_s if before and before.start_s is not None else now_s if has else None,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.ledger_messages import LedgerLine, UsageBy
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
 
@@ -27,6 +27,19 @@ class CloudRunRow:
     """None: the run goes on."""
     record: str
     """JSON that the cloud's package reads and writes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UsedRow:
+    """A sum over entries of the ledger."""
+
+    kind: str
+    """`gpu-seconds`, `cloud-gpu-seconds` or `usd`."""
+    name: str
+    gpu_type: str
+    """Empty: a charge of the cloud for a run that held no GPUs."""
+    jobs: int
+    amount: float
 
 
 class LedgerStore(Database):
@@ -50,6 +63,32 @@ class LedgerStore(Database):
             chosen = chosen.where(t.ledger.c.id < before)
         with self.read() as db:
             return [LedgerLine.model_validate(named(row)) for row in db.execute(chosen)]
+
+    def used(self, by: UsageBy, from_s: float, to_s: float, user: str | None = None) -> list[UsedRow]:
+        """What jobs that ended in `from_s <= time < to_s` used, added up. Partitions are known while a job's history is kept."""
+        c, gpus = t.ledger.c, t.ledger.alias()
+        gpu_type = sa.case((c.kind == "usd", sa.func.coalesce(gpus.c.text, "")), else_=c.text)
+        name = {"user": c.user_name, "account": c.account, "gpu-type": gpu_type, "partition": self._partition()}[by]
+        of_one_run = gpus.c.key == sa.func.replace(c.key, ":usd", ":cloud-gpu-seconds")
+        chosen = (
+            sa.select(c.kind, name, gpu_type, sa.func.count(c.job.distinct()), sa.func.sum(c.amount))
+            .select_from(t.ledger.outerjoin(gpus, sa.and_(c.kind == "usd", of_one_run)))
+            .where(c.kind != "committed", c.time_s >= from_s, c.time_s < to_s)
+            .group_by(c.kind, name, gpu_type)
+        )
+        if by == "partition":
+            chosen = chosen.outerjoin_from(t.ledger, t.jobs, t.jobs.c.job == c.job)
+        if user is not None:
+            chosen = chosen.where(c.user_name == user)
+        with self.read() as db:
+            return [UsedRow(*row) for row in db.execute(chosen)]
+
+    def _partition(self) -> sa.ColumnElement[str]:
+        """The partition of a job's view; empty: not known."""
+        view = t.jobs.c.view
+        postgres = self.engine.dialect.name == "postgresql"
+        document = sa.cast(view, sa.JSON) if postgres else sa.type_coerce(view, sa.JSON)
+        return sa.func.coalesce(document["partition"].as_string(), "")
 
     def ledger_totals(self, kind: str, *, since_s: float = 0.0) -> dict[str, float]:
         """Account -> sum of its entries of a kind since a time, s since 1970."""

@@ -109,7 +109,7 @@ BOBS = job("2", user="bob", max_gpus=2)
 
 
 @contextmanager
-def serving(folder: Path, **settings: object) -> Iterator[Api]:
+def serving(folder: Path, prices: dict[str, float] | None = None, **settings: object) -> Iterator[Api]:
     """Job 1 is ada's and runs, job 2 is bob's and waits; ada, bob, oz (operator) and root have tokens."""
     store = open_store(folder / "state", writer=True)
     submitter = MadeUp(folder)
@@ -134,7 +134,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Api]:
         lambda: bool(changes["paused"]),
         lambda paused: changes.update(paused=paused),
         lambda: {"daemon": {}},
-        SchedulingRules(BudgetSettings(), LimitSettings(), store),
+        SchedulingRules(BudgetSettings(prices=prices or {}), LimitSettings(), store),
         lambda number, by: Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900),
         vitals.health,
     )

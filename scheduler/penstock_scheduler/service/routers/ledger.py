@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from penstock_profiles.profiles import Profile
-from penstock_scheduler.ledger_messages import BudgetView, LedgerPage
+from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import MAX_PAGE, ProfileList
 from penstock_scheduler.service.api import User, storable
+from penstock_scheduler.usage import add_up
 
 router = APIRouter(prefix="/v1")
 
@@ -28,6 +30,24 @@ def get_ledger(
     user = None if call.sees_all else call.identity.user
     lines = call.api.store.ledger(user=user, job=job, before=before, limit=limit)
     return LedgerPage(lines=lines, next=lines[-1].id if len(lines) == limit else None)
+
+
+@router.get("/usage")
+def get_usage(
+    call: User,
+    by: UsageBy = "user",
+    from_s: Annotated[float, Query(alias="from", ge=0, le=2**53, allow_inf_nan=False)] = 0.0,
+    to_s: Annotated[float | None, Query(alias="to", ge=0, le=2**53, allow_inf_nan=False)] = None,
+) -> Usage:
+    """Show what jobs used between two times, in s since 1970, and what it cost. Users see their own jobs."""
+    now_s = time.time()
+    end_s = now_s if to_s is None else to_s
+    board, user = call.api.board, None if call.sees_all else call.identity.user
+    rows = call.api.store.used(by, from_s, end_s, user)
+    live = board.live() if from_s <= now_s <= end_s else []
+    mine = [board.shown(view) for view in live if user is None or view.user == user]
+    prices = call.api.controls.rules.prices
+    return Usage(by=by, from_s=from_s, to_s=end_s, prices=prices, lines=add_up(by, rows, mine, prices))
 
 
 @router.get("/budgets")
