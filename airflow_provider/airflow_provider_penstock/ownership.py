@@ -31,11 +31,14 @@ class Ownership:
     """Grows with each try."""
     key: str
     """The key of this try's submission."""
+    lease_s: float | None = None
+    """Seconds after which penstockd cancels the job if nothing waits for it."""
 
     @property
     def body(self) -> dict[str, Any]:
         """The field `owner` of a submission."""
-        return {"name": self.name, "generation": self.generation, "attempt": self.attempt}
+        body = {"name": self.name, "generation": self.generation, "attempt": self.attempt}
+        return body if self.lease_s is None else body | {"lease_s": self.lease_s}
 
 
 def ownership(context: Any, deployment: str) -> Ownership:

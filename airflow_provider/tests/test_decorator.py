@@ -87,3 +87,17 @@ def test_a_function_may_skip_its_task(folder, instance):
 
     with pytest.raises(AirflowSkipException, match="nothing to train on"):
         of_function(skip, folder, "skip").execute(context(instance("skip")))
+
+
+def test_a_function_that_asks_airflow_for_a_variable_fails_with_the_remedy(folder, instance, monkeypatch):
+    pytest.importorskip("airflow.sdk", reason="Airflow 2 has no task SDK")
+
+    def rate(name):
+        from airflow.sdk import Variable
+
+        return Variable.get(name, default="0.1")
+
+    with pytest.raises(PenstockFunctionFailed, match=r"Variable\.get\('rate'\)(.|\n)*\{\{ var\.value\.rate \}\}"):
+        of_function(rate, folder, "variable", "rate").execute(context(instance("variable")))
+    found = of_function(rate, folder, "given", "rate", environment={"AIRFLOW_VAR_RATE": "0.2"})
+    assert found.execute(context(instance("given"))) == "0.2"

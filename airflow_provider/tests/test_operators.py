@@ -43,6 +43,11 @@ def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, 
     hook.cancel(unchecked.execute(context(instance(f"never-{words}")))["job_id"])
 
 
+def test_a_job_for_the_cloud_alone_fails_at_once_where_there_is_no_cloud(folder, instance):
+    with pytest.raises(AirflowFailException, match="this site has no cloud"):
+        submit("cloud", folder, burst="only", max_gpus=1).execute(context(instance("cloud")))
+
+
 def test_dictionaries_and_moments_may_come_from_templates(folder, instance):
     given = {"spec": '{"max_gpus": 3}', "options": '{"memory_mb": 100}', "environment": '{"RATE": 0.1}'}
     body = submit("templates", folder, deadline="2100-01-01T01:00:00+01:00", **given).submission(instance("templates"))

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from airflow_provider_penstock.operators.penstock import (
     PenstockWaitOperator,
     TaskDeferralTimeout,
 )
+from airflow_provider_penstock.ownership import ownership
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect, poller
 
@@ -249,3 +251,43 @@ def test_a_job_that_somebody_cancelled_fails_its_task_without_a_retry(folder, in
     hook.cancel(job_id)
     with pytest.raises(AirflowFailException, match="CANCELLED"):
         PenstockWaitOperator(task_id="waits", job_id=job_id, deferrable=False).execute(context(instance("waits")))
+
+
+def test_a_task_that_waits_renews_its_jobs_lease(folder, instance, hook, monkeypatch):
+    ti = instance("leased")
+    with pytest.raises(TaskDeferred) as deferred:
+        submit("leased", folder).execute(context(ti))
+    name = ownership(context(ti), hook.deployment).name
+    assert hook.owner(name)["lease_s"] == 3 * 86400
+    job_id, renewed, real = ti.pushed["job_id"], [], httpx.AsyncClient.post
+
+    async def noted(self, path, **arguments):
+        answer = await real(self, path, **arguments)
+        renewed.append((path, answer.json()["jobs"]))
+        return answer
+
+    monkeypatch.setattr(httpx.AsyncClient, "post", noted)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.RENEW_S", 0.1)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.RECHECK_S", 0.1)
+
+    async def wait():
+        waiting = asyncio.ensure_future(anext(revived(deferred).run()))
+        while len(renewed) < 2:
+            await asyncio.sleep(0.1)
+        waiting.cancel()
+
+    asyncio.run(asyncio.wait_for(wait(), 60))
+    assert renewed[:2] == [("/v1/jobs/renew", [job_id])] * 2
+    hook.cancel(job_id)
+
+
+def test_a_job_that_is_to_outlive_its_task_has_no_lease(folder, instance, hook):
+    for number, more in enumerate(({"cancel_on_kill": False}, {"lease": None}, {"wait_for_completion": False})):
+        ti = instance(f"unleased-{number}")
+        with contextlib.suppress(TaskDeferred):
+            submit(ti.task_id, folder, **more).execute(context(ti))
+        owner = hook.owner(ownership(context(ti), hook.deployment).name)
+        assert owner.get("lease_s") is None
+        hook.cancel(owner["job"])
+    with pytest.raises(ValueError, match="shorter than 0:10:00"):
+        submit("short", folder, lease=timedelta(seconds=30))

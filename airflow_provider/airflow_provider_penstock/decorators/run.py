@@ -7,6 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def write(path: Path, data: bytes) -> None:
@@ -42,13 +43,38 @@ def check(folder: Path) -> ModuleType:
     return cloudpickle
 
 
+def refuse_variables() -> None:
+    """Let `Variable.get` raise: a job cannot ask Airflow, so it would return the default without a word.
+
+    Variables in the job's environment (AIRFLOW_VAR_...) are found as ever.
+    """
+    try:
+        from airflow.sdk import Variable
+    except ImportError:  # this interpreter has no Airflow, or Airflow 2
+        return
+    get = Variable.get
+
+    def guarded(name: str, *args: Any, **kwargs: Any) -> Any:
+        if f"AIRFLOW_VAR_{name.upper()}" in os.environ:
+            return get(name, *args, **kwargs)
+        raise LookupError(
+            f"Variable.get({name!r}): a job cannot ask Airflow; pass the value to the function as an argument, such as "
+            f"'{{{{ var.value.{name} }}}}'"
+        )
+
+    Variable.get = staticmethod(guarded)
+
+
 def main(folder: Path) -> None:
     """Call the function and write its result. Of several processes, only the first writes."""
     cloudpickle = check(folder)
     first = os.environ.get("SLURM_PROCID", "0") == "0"
     job = os.environ["SLURM_JOB_ID"]
     try:
-        function, args, kwargs = cloudpickle.loads((folder / "call.pkl").read_bytes())
+        call = (folder / "call.pkl").read_bytes()
+        if b"airflow" in call:
+            refuse_variables()
+        function, args, kwargs = cloudpickle.loads(call)
         result = cloudpickle.dumps(function(*args, **kwargs))
     except Exception as error:
         text = traceback.format_exc()

@@ -130,6 +130,10 @@ class PenstockHook(BaseHook):
         """Cancel a job. May be repeated."""
         return dict(self.ask("POST", f"/v1/jobs/{job_id}/cancel"))
 
+    def renew(self, job_id: str) -> None:
+        """Renew the lease of a job, if it has one."""
+        self.ask("POST", "/v1/jobs/renew", json={"jobs": [job_id]})
+
     def forecast(self, submission: dict[str, Any]) -> dict[str, Any]:
         """What a job would get if it were submitted now. Submits nothing."""
         return dict(self.ask("POST", "/v1/jobs/plan", json=submission))

@@ -33,6 +33,8 @@ OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "
 """Parameters that are fields of a submission. `deadline` and `output_file` are others, with names or values of their own."""
 JOB_ID = "job_id"
 """XCom key of the job's id."""
+SHORTEST_LEASE = timedelta(minutes=10)
+"""What waits for a job renews the lease once a minute, and may have to restart in between."""
 
 
 class _JobOperator(BaseOperator):
@@ -44,6 +46,8 @@ class _JobOperator(BaseOperator):
     log_interval_s: float
     job_id: str | None
     cancel_on_kill: bool
+    lease: timedelta | None = None
+    """How long the job runs on although nothing waits for it any more; None: until its end."""
 
     @property
     def hook(self) -> PenstockHook:
@@ -55,13 +59,20 @@ class _JobOperator(BaseOperator):
         if self.deferrable and self.hook.job(job_id)["state"] != "ended":
             self.defer(
                 trigger=PenstockJobTrigger(
-                    self.penstock_conn_id, job_id, self.poll_interval_s, self.cancel_on_kill, self.log_interval_s
+                    self.penstock_conn_id,
+                    job_id,
+                    self.poll_interval_s,
+                    self.cancel_on_kill,
+                    self.log_interval_s,
+                    self._leased,
                 ),
                 method_name="execute_complete",
                 timeout=self._left(context),
             )
         logged, shown = "", 0
         for job in self.hook.wait(job_id):
+            if self._leased:
+                self.hook.renew(job_id)
             news = describe(job)
             if news != logged:
                 self.log.info("%s", news)
@@ -70,6 +81,10 @@ class _JobOperator(BaseOperator):
                 lines, shown = self.hook.log_since(job_id, shown)
                 self.show_output(lines)
         return self._finish(job_id, shown)
+
+    @property
+    def _leased(self) -> bool:
+        return self.lease is not None and self.cancel_on_kill
 
     def _left(self, context: Any) -> timedelta | None:
         """What is left of the try's `execution_timeout`, which Airflow itself applies only while the task is on a worker."""
@@ -196,6 +211,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         wait_for_completion: bool = True,
         deferrable: bool = True,
         cancel_on_kill: bool = True,
+        lease: timedelta | None = timedelta(days=3),
         poll_interval_s: float = 2.0,
         log_interval_s: float = 30.0,
         penstock_conn_id: str = PenstockHook.default_conn_name,
@@ -220,6 +236,8 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             wait_for_completion: If False, the task ends once the job is submitted.
             deferrable: Whether the task waits in the triggerer, where it takes no worker slot.
             cancel_on_kill: Whether to cancel the job when the task is stopped.
+            lease: With `cancel_on_kill`, penstockd cancels the job once nothing in Airflow has waited for it for this long, for
+                example because the task was stopped while penstockd was away. At least 10 minutes; None: never.
             poll_interval_s: Seconds between two requests for the job's state.
             log_interval_s: Seconds between two copies of a running job's output into the task's log; 0 copies it at the end.
             penstock_conn_id: The connection to penstockd.
@@ -229,7 +247,12 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
                 "array: a task is one job; map it, as in partial(...).expand(environment=[{'INDEX': '1'}, {'INDEX': '2'}]), "
                 "so that each element is retried alone"
             )
+        if lease is not None and lease < SHORTEST_LEASE:
+            raise ValueError(
+                f"lease={lease} is shorter than {SHORTEST_LEASE}, in which a triggerer may have to restart"
+            )
         super().__init__(**kwargs)
+        self.lease = lease
         self.script = script
         self.command = command
         self.name = name
@@ -307,6 +330,8 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         owner = ownership(context, self.hook.deployment)
         if not self.durable:
             owner = replace(owner, generation=f"{owner.generation}:{owner.attempt}")
+        if self.lease is not None and self._leased and self.wait_for_completion:
+            owner = replace(owner, lease_s=self.lease.total_seconds())
         self._check(owner, body)
         job = self._once(body | {"key": owner.key, "owner": owner.body})
         self.log.info("job %s is %s, key %s", job["id"], job["ended"] or job["state"], job["key"])

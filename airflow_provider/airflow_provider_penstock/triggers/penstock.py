@@ -34,6 +34,10 @@ RECHECK_S = 30.0
 """Interval at which all jobs are read while penstockd's event stream is open, and at which a closed stream is reopened."""
 SILENCE_S = 60.0
 """An event stream without data for this long counts as dead. penstockd sends data at least every 15 s."""
+RENEW_S = 60.0
+"""Interval at which leases are renewed."""
+MAX_RENEWED = 1000
+"""Most leases that one request renews."""
 PAGE = 500
 FEW = 5
 """Up to this many jobs are requested one by one."""
@@ -60,6 +64,8 @@ class Poller:
         self.client: httpx.AsyncClient | None = None
         """The client while the poller runs."""
         self._waiting: dict[str, set[asyncio.Future[Job]]] = {}
+        self._leased: set[str] = set()
+        self._renew_at_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._ask = asyncio.Event()
         """Set when the list of jobs must be read at once."""
@@ -67,10 +73,17 @@ class Poller:
         self._is_known = False
         """Whether penstockd has accepted the connection's token."""
 
-    async def ended(self, job_id: str) -> Job:
-        """Wait until a job has ended, and return it. Raises PenstockRefused if the API does not know the job."""
+    async def ended(self, job_id: str, *, leased: bool = False) -> Job:
+        """Wait until a job has ended, and return it. Renews its lease meanwhile, if it has one.
+
+        Raises:
+            PenstockRefused: the API does not know the job.
+        """
         future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, set()).add(future)
+        if leased:
+            self._leased.add(job_id)
+            self._renew_at_s = 0.0
         self._ask.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._poll())
@@ -81,6 +94,7 @@ class Poller:
             waiting.discard(future)
             if not waiting:
                 self._waiting.pop(job_id, None)
+                self._leased.discard(job_id)
                 self.seen.pop(job_id, None)
 
     async def _poll(self) -> None:
@@ -93,6 +107,7 @@ class Poller:
                             self._ask.clear()
                             await self._read_all(self.client)
                             self._is_known = True
+                            await self._renew(self.client)
                             await asyncio.sleep(self.poll_interval_s)
                             if self._listening:
                                 with contextlib.suppress(TimeoutError):
@@ -115,6 +130,16 @@ class Poller:
         """Whether penstockd knew the connection's token until now: an admin may have replaced it in the connection."""
         was_known, self._is_known = self._is_known, False
         return was_known and isinstance(error, PenstockRefused) and error.code == UNAUTHENTICATED
+
+    async def _renew(self, client: httpx.AsyncClient) -> None:
+        """Renew the leases of the jobs that tasks wait for."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._leased or now_s < self._renew_at_s:
+            return
+        leased = sorted(self._leased)
+        for first in range(0, len(leased), MAX_RENEWED):
+            read(await client.post("/v1/jobs/renew", json={"jobs": leased[first : first + MAX_RENEWED]}))
+        self._renew_at_s = now_s + RENEW_S
 
     async def _listen(self, client: httpx.AsyncClient) -> None:
         """Read penstockd's events, and reopen the stream when it ends."""
@@ -264,10 +289,12 @@ class PenstockJobTrigger(BaseTrigger):
         poll_interval_s: float = 2.0,
         cancel: bool = True,
         log_interval_s: float = 30.0,
+        leased: bool = False,
     ) -> None:
         super().__init__()
         self.penstock_conn_id = penstock_conn_id
         self.job_id = job_id
+        self.leased = leased
         self.poll_interval_s = poll_interval_s
         self.cancel = cancel
         self.log_interval_s = log_interval_s
@@ -276,7 +303,7 @@ class PenstockJobTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments, without secrets."""
-        names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel", "log_interval_s")
+        names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel", "log_interval_s", "leased")
         return f"{__name__}.PenstockJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -285,7 +312,7 @@ class PenstockJobTrigger(BaseTrigger):
         progress = asyncio.create_task(self._log_progress(ours))
         settled = asyncio.create_task(asyncio.sleep(SETTLE_S))
         try:
-            await ours.ended(self.job_id)
+            await ours.ended(self.job_id, leased=self.leased)
             await settled
         except asyncio.CancelledError:
             if not HAS_ON_KILL and await self._is_stopped():
