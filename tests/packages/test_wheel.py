@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import skip_without_slurm
 
 ROOT = Path(__file__).parent.parent.parent
+PROVIDER = ROOT / "airflow_provider/airflow_provider_penstock"
 
 # About two minutes, and 150 MB from the package index: `.ci/run` runs them as a part of its own.
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
@@ -147,3 +149,19 @@ def test_the_sdist_has_what_the_wheel_is_built_from(wheel: Path) -> None:
     with tarfile.open(wheel.with_name(f"penstock_scheduler-{__version__}.tar.gz")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "slurm_plugin/spank/penstock.c", "script/test", "tests/conftest.py"} <= names
+
+
+def test_the_wheel_of_the_provider_for_airflow_is_complete(wheel: Path) -> None:
+    (built,) = wheel.parent.glob("airflow_provider_penstock-*.whl")
+    with zipfile.ZipFile(built) as archive:
+        names = set(archive.namelist())
+        info = next(name for name in names if name.endswith(".dist-info/METADATA")).removesuffix("METADATA")
+        metadata, points = (archive.read(f"{info}{name}").decode() for name in ("METADATA", "entry_points.txt"))
+        licence = archive.read(f"{info}licenses/LICENSE")
+    there = {path.relative_to(PROVIDER.parent).as_posix() for path in PROVIDER.rglob("*") if path.suffix != ".pyc"}
+    assert {name for name in there if not (PROVIDER.parent / name).is_dir()} <= names
+    assert "airflow_provider_penstock/py.typed" in names
+    assert not [name for name in names if name.startswith("tests")]
+    assert licence == (ROOT / "LICENSE").read_bytes()
+    assert "PenstockSubmitOperator(" in metadata, "the README is the project's page on the index"
+    assert "provider_info = airflow_provider_penstock:get_provider_info" in points
