@@ -20,7 +20,7 @@ def retry_policy(delay: timedelta = timedelta(0)) -> Any:
     """
     from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 
-    def names(*kinds: type[Exception]) -> list[str]:
+    def names(*kinds: type[Exception]) -> list[type[BaseException] | str]:
         return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
 
     return ExceptionRetryPolicy(

@@ -34,7 +34,7 @@ from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 from airflow_provider_penstock.ownership import ownership
 
 
-class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # type: ignore[misc]
+class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
     template_fields: Sequence[str] = (
         *DecoratedOperator.template_fields,
         *(name for name in PenstockSubmitOperator.template_fields if name not in ("script", "command")),
@@ -95,8 +95,9 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):  # 
         return self._output(context, self._result(folder)) if job["state"] == "COMPLETED" else job
 
     def _output(self, context: Any, value: Any) -> Any:
+        of_any_version: Any = self
         if "context" in inspect.signature(self._handle_output).parameters:  # before Airflow 3
-            return self._handle_output(value, context, self.xcom_push)
+            return of_any_version._handle_output(value, context, of_any_version.xcom_push)
         return self._handle_output(value)
 
     def _folder(self, context: Any) -> Path:

@@ -6,7 +6,6 @@ import platform
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 
@@ -20,7 +19,7 @@ def write(path: Path, data: bytes) -> None:
     beside.replace(path)
 
 
-def check(folder: Path) -> ModuleType:
+def check(folder: Path) -> Any:
     """Return cloudpickle. Ends the job if this Python or cloudpickle could not read the function."""
     made_by = json.loads((folder / "made_by.json").read_text())
     here = platform.python_version()
@@ -62,7 +61,7 @@ def refuse_variables() -> None:
             f"'{{{{ var.value.{name} }}}}'"
         )
 
-    Variable.get = staticmethod(guarded)
+    Variable.get = staticmethod(guarded)  # type: ignore[method-assign,assignment]
 
 
 def main(folder: Path) -> None:

@@ -23,7 +23,7 @@ from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, desc
 try:
     from airflow.sdk.exceptions import TaskDeferralTimeout
 except ImportError:  # before Airflow 3.2
-    from airflow.exceptions import TaskDeferralTimeout
+    from airflow.exceptions import TaskDeferralTimeout  # type: ignore[no-redef]
 
 LOG_LINES = 10_000
 """Most lines of the job's output that its end adds to the task's log."""
@@ -90,7 +90,8 @@ class _JobOperator(BaseOperator):
         """What is left of the try's `execution_timeout`, which Airflow itself applies only while the task is on a worker."""
         if self.execution_timeout is None:
             return None
-        return max(self.execution_timeout - (datetime.now(UTC) - context["ti"].start_date), timedelta(0))
+        spent: timedelta = datetime.now(UTC) - context["ti"].start_date
+        return max(self.execution_timeout - spent, timedelta(0))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
         """Go on after the trigger. Cancels the job if the trigger has waited for as long as `execution_timeout` allows."""
@@ -186,7 +187,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
     )
     template_ext: Sequence[str] = (".sh", ".sbatch")
     template_fields_renderers = {"script": "bash", "spec": "json", "options": "json", "environment": "json"}  # noqa: RUF012
-    operator_extra_links = (PenstockJobLink(), PenstockExplainLink())
+    operator_extra_links: tuple[Any, ...] = (PenstockJobLink(), PenstockExplainLink())
 
     def __init__(
         self,
@@ -436,7 +437,7 @@ def _seconds(moment: datetime | str | None) -> float | None:
 def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
     """What a task returns about its job. `used` comes from `PenstockHook.used`."""
     used = dict(used or {})
-    seconds = Counter(job["gpu_seconds"])
+    seconds: Counter[str] = Counter(job["gpu_seconds"])
     seconds.update(used.pop("cloud_gpu_seconds", {}))
     return {
         "job_id": job["id"],

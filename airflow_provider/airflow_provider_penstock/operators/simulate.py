@@ -17,7 +17,7 @@ from airflow_provider_penstock.operators.penstock import LAST_LINES, PenstockSub
 try:
     from airflow.sdk.log import mask_secret
 except ImportError:  # before Airflow 3
-    from airflow.utils.log.secrets_masker import mask_secret
+    from airflow.utils.log.secrets_masker import mask_secret  # type: ignore[no-redef]
 
 _PASSWORD = re.compile(r"(?<=://)(?P<user>[^:/@]*:)(?P<password>[^@]*)(?=@)")
 """User and password in a database URL of SQLAlchemy."""

@@ -23,7 +23,7 @@ from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, 
 try:
     from airflow.triggers.base import BaseEventTrigger
 except ImportError:  # before Airflow 3
-    BaseEventTrigger = BaseTrigger
+    BaseEventTrigger = BaseTrigger  # type: ignore[misc,assignment]
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +268,8 @@ def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | No
 
         names = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": map_index}
         with create_session() as session:
-            return session.query(TaskInstance.state).filter_by(**names).scalar()
+            state: str | None = session.query(TaskInstance.state).filter_by(**names).scalar()
+            return state
     states = RuntimeTaskInstance.get_task_states(
         dag_id=dag_id, run_ids=[run_id], task_ids=[task_id], map_index=map_index
     )
@@ -291,7 +292,7 @@ class PenstockJobTrigger(BaseTrigger):
         log_interval_s: float = 30.0,
         leased: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.penstock_conn_id = penstock_conn_id
         self.job_id = job_id
         self.leased = leased
@@ -339,6 +340,8 @@ class PenstockJobTrigger(BaseTrigger):
     async def _is_stopped(self) -> bool:
         """Whether a user stopped the task, so that it is no longer deferred. If unknown: no."""
         ti = self.task_instance
+        if ti is None:
+            return False
         try:
             state = await sync_to_async(state_of)(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
         except Exception as error:
@@ -398,7 +401,7 @@ class PenstockJobEventTrigger(BaseEventTrigger):
         penstock_conn_id: str = "penstock_default",
         poll_interval_s: float = 10.0,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.name = name
         self.ended = list(ended)
         self.penstock_conn_id = penstock_conn_id
