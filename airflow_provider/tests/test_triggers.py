@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
+from airflow.triggers.base import TaskSuccessEvent
 from helpers import away, context, first_event, revived, submit
 
 from airflow_provider_penstock.exceptions import PenstockRefused
@@ -291,3 +292,25 @@ def test_a_job_that_is_to_outlive_its_task_has_no_lease(folder, instance, hook):
         hook.cancel(owner["job"])
     with pytest.raises(ValueError, match="shorter than 0:10:00"):
         submit("short", folder, lease=timedelta(seconds=30))
+
+
+def test_a_task_may_end_in_the_triggerer_with_its_summary_and_the_whole_log(folder, instance, hook, caplog, capsys):
+    ti = instance("ends-there")
+    script = "#!/bin/bash\necho the first line\necho the last line\n"
+    with pytest.raises(TaskDeferred) as deferred:
+        submit(ti.task_id, folder, script=f"{script}sleep 1\n", end_from_trigger=True).execute(context(ti))
+    with caplog.at_level("INFO"):
+        event = asyncio.run(asyncio.wait_for(anext(revived(deferred).run()), 60))
+    told = capsys.readouterr().out + caplog.text
+    assert told.count("the first line") == told.count("the last line") == 1
+    assert isinstance(event, TaskSuccessEvent)
+    result = event.xcoms["return_value"]
+    assert (result["job_id"], result["state"], result["cost_usd"]) == (ti.pushed["job_id"], "COMPLETED", 0)
+    failing = instance("fails-there")
+    with pytest.raises(TaskDeferred) as deferred:
+        submit(failing.task_id, folder, script="#!/bin/sh\nsleep 1\nexit 3\n", end_from_trigger=True).execute(
+            context(failing)
+        )
+    assert first_event(revived(deferred))["job_id"] == failing.pushed["job_id"], "a worker says why, and retries it"
+    with pytest.raises(ValueError, match="events for the task's outlets"):
+        submit("outlets", folder, end_from_trigger=True, outlets=[object()])

@@ -66,6 +66,8 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
         """
         if "script" in kwargs or "command" in kwargs:
             raise ValueError("@task.penstock runs the function: leave script and command out")
+        if kwargs.get("end_from_trigger"):
+            raise ValueError("@task.penstock reads the function's result on a worker: leave end_from_trigger out")
         self.shared_folder = shared_folder
         self.python = python
         self.launcher = launcher

@@ -36,9 +36,13 @@ class PenstockHook(BaseHook):
     conn_type = "penstock"
     hook_name = "Penstock"
 
-    def __init__(self, penstock_conn_id: str = default_conn_name) -> None:
+    def __init__(
+        self, penstock_conn_id: str = default_conn_name, *, client_options: dict[str, Any] | None = None
+    ) -> None:
+        """`client_options` are those of a connection that was read before."""
         super().__init__()
         self.penstock_conn_id = penstock_conn_id
+        self._client_options = client_options
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
@@ -51,7 +55,7 @@ class PenstockHook(BaseHook):
 
     def get_conn(self) -> httpx.Client:
         """An HTTP client with the connection's address, token, certificates and timeout."""
-        return httpx.Client(**client_options(self.get_connection(self.penstock_conn_id)))
+        return httpx.Client(**(self._client_options or client_options(self.get_connection(self.penstock_conn_id))))
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
@@ -202,6 +206,21 @@ class PenstockHook(BaseHook):
         seen = [report["body"] for report in self.ask("GET", f"/v1/jobs/{job_id}/history")["observations"]]
         sizes = {each["atomic_batch"] * each["gpus"] * (each["accumulation_steps"] + 1) for each in seen}
         return {"cost_usd": cost_usd, "cloud_gpu_seconds": dict(cloud), "batch_sizes": sorted(sizes)}
+
+
+def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a task returns about its job. `used` comes from `PenstockHook.used`."""
+    used = dict(used or {})
+    seconds: Counter[str] = Counter(job["gpu_seconds"])
+    seconds.update(used.pop("cloud_gpu_seconds", {}))
+    return {
+        "job_id": job["id"],
+        "state": job["ended"] or job["state"],
+        "exit_code": job["exit_code"],
+        "gpu_hours": {gpu_type: amount / 3600 for gpu_type, amount in seconds.items() if amount > 0},
+        "restarts": job["restarts"],
+        **used,
+    }
 
 
 def client_options(connection: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ from typing import Any, TypeGuard
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, failure
-from airflow_provider_penstock.hooks.penstock import Job, PenstockHook
+from airflow_provider_penstock.hooks.penstock import Job, PenstockHook, summary
 from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_URL, PenstockExplainLink, PenstockJobLink
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
@@ -49,6 +48,8 @@ class _JobOperator(BaseOperator):
     lease: timedelta | None = None
     """How long the job runs on although nothing waits for it any more; None: until its end."""
 
+    end_from_trigger: bool = False
+
     @property
     def hook(self) -> PenstockHook:
         """A hook for the task's connection."""
@@ -65,6 +66,7 @@ class _JobOperator(BaseOperator):
                     self.cancel_on_kill,
                     self.log_interval_s,
                     self._leased,
+                    self.end_from_trigger,
                 ),
                 method_name="execute_complete",
                 timeout=self._left(context),
@@ -213,6 +215,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         deferrable: bool = True,
         cancel_on_kill: bool = True,
         lease: timedelta | None = timedelta(days=3),
+        end_from_trigger: bool = False,
         poll_interval_s: float = 2.0,
         log_interval_s: float = 30.0,
         penstock_conn_id: str = PenstockHook.default_conn_name,
@@ -239,6 +242,8 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             cancel_on_kill: Whether to cancel the job when the task is stopped.
             lease: With `cancel_on_kill`, penstockd cancels the job once nothing in Airflow has waited for it for this long, for
                 example because the task was stopped while penstockd was away. At least 10 minutes; None: never.
+            end_from_trigger: Whether a task that waits in the triggerer succeeds there once its job has completed, without
+                another worker slot. Not for tasks with outlets, whose events Airflow only creates on a worker.
             poll_interval_s: Seconds between two requests for the job's state.
             log_interval_s: Seconds between two copies of a running job's output into the task's log; 0 copies it at the end.
             penstock_conn_id: The connection to penstockd.
@@ -253,6 +258,11 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
                 f"lease={lease} is shorter than {SHORTEST_LEASE}, in which a triggerer may have to restart"
             )
         super().__init__(**kwargs)
+        if end_from_trigger and self.outlets:
+            raise ValueError(
+                "end_from_trigger: Airflow would create no events for the task's outlets; leave one of them out"
+            )
+        self.end_from_trigger = end_from_trigger
         self.lease = lease
         self.script = script
         self.command = command
@@ -432,18 +442,3 @@ def _seconds(moment: datetime | str | None) -> float | None:
     if found is not None and found.tzinfo is None:
         raise PenstockRefused(f"deadline={moment!r} has no time zone; add one, such as +00:00")
     return None if found is None else found.timestamp()
-
-
-def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a task returns about its job. `used` comes from `PenstockHook.used`."""
-    used = dict(used or {})
-    seconds: Counter[str] = Counter(job["gpu_seconds"])
-    seconds.update(used.pop("cloud_gpu_seconds", {}))
-    return {
-        "job_id": job["id"],
-        "state": job["ended"] or job["state"],
-        "exit_code": job["exit_code"],
-        "gpu_hours": {gpu_type: amount / 3600 for gpu_type, amount in seconds.items() if amount > 0},
-        "restarts": job["restarts"],
-        **used,
-    }

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 
 import httpx
 from airflow.providers.common.compat.connection import get_async_connection
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from asgiref.sync import sync_to_async
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
-from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, read
+from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, client_options, read, summary
 
 try:
     from airflow.triggers.base import BaseEventTrigger
@@ -217,7 +217,9 @@ def poller(conn_id: str, poll_interval_s: float) -> Poller:
 
 async def connect(conn_id: str) -> httpx.AsyncClient:
     """A client for a connection, to be used with `async with`."""
-    return httpx.AsyncClient(**client_options(await get_async_connection(conn_id)))
+    connection = await get_async_connection(conn_id)
+    # In a thread: reading the certificates of TLS takes a tenth of a second, in which all triggers would stand still.
+    return httpx.AsyncClient(**await asyncio.to_thread(client_options, connection))
 
 
 async def pages(client: httpx.AsyncClient, query: dict[str, Any]) -> AsyncIterator[list[Job]]:
@@ -276,6 +278,11 @@ def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | No
     return next(iter(states.get(run_id, {}).values()), None)
 
 
+def _summary(options: dict[str, Any], job_id: str) -> dict[str, Any]:
+    hook = PenstockHook(client_options=options)
+    return summary(hook.job(job_id), hook.used(job_id))
+
+
 class PenstockJobTrigger(BaseTrigger):
     """Fires once a job has ended. Meanwhile it logs the job's changes of state or place, and its output.
 
@@ -291,11 +298,13 @@ class PenstockJobTrigger(BaseTrigger):
         cancel: bool = True,
         log_interval_s: float = 30.0,
         leased: bool = False,
+        ends_task: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.penstock_conn_id = penstock_conn_id
         self.job_id = job_id
         self.leased = leased
+        self.ends_task = ends_task
         self.poll_interval_s = poll_interval_s
         self.cancel = cancel
         self.log_interval_s = log_interval_s
@@ -304,7 +313,7 @@ class PenstockJobTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments, without secrets."""
-        names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel", "log_interval_s", "leased")
+        names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel", "log_interval_s", "leased", "ends_task")
         return f"{__name__}.PenstockJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -313,8 +322,10 @@ class PenstockJobTrigger(BaseTrigger):
         progress = asyncio.create_task(self._log_progress(ours))
         settled = asyncio.create_task(asyncio.sleep(SETTLE_S))
         try:
-            await ours.ended(self.job_id, leased=self.leased)
+            job = await ours.ended(self.job_id, leased=self.leased)
             await settled
+            progress.cancel()  # `_ending` shows the rest
+            ending = await self._ending() if self.ends_task and job["ended"] == "COMPLETED" else None
         except asyncio.CancelledError:
             if not HAS_ON_KILL and await self._is_stopped():
                 await self.on_kill()
@@ -322,10 +333,25 @@ class PenstockJobTrigger(BaseTrigger):
         except Exception as error:
             yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}"})
         else:
-            yield TriggerEvent({"job_id": self.job_id, "shown": self.shown})
+            yield ending or TriggerEvent({"job_id": self.job_id, "shown": self.shown})
         finally:
             progress.cancel()
             settled.cancel()
+
+    async def _ending(self) -> TriggerEvent | None:
+        """The task's success, after the rest of the job's output. None if penstockd does not answer: a worker ends the task."""
+        options = await asyncio.to_thread(client_options, await get_async_connection(self.penstock_conn_id))
+        try:
+            async with httpx.AsyncClient(**options) as client:
+                before = -1
+                while before != self.shown:
+                    before = self.shown
+                    await self.show_output(client)
+            result = await asyncio.to_thread(_summary, options, self.job_id)
+        except (httpx.TransportError, PenstockAway, PenstockRefused) as error:
+            self.log.info("a worker ends the task, because the job's summary cannot be read now: %s", error)
+            return None
+        return TaskSuccessEvent(xcoms={"return_value": result})
 
     async def on_kill(self) -> None:
         """Cancel the job, because a user stopped the task. Airflow does not call this when a triggerer restarts."""
