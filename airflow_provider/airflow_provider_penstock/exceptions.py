@@ -21,6 +21,10 @@ class PenstockAway(AirflowException):
     """penstockd does not answer, or is overloaded. A retry may help."""
 
 
+class PenstockTimeout(AirflowException):
+    """The job has not ended within the task's `execution_timeout`. A retry has a new job."""
+
+
 class PenstockJobFailed(AirflowException):
     """The job has ended, but not as COMPLETED."""
 

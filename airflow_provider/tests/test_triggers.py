@@ -3,6 +3,7 @@ import contextlib
 import os
 import time
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 
 import httpx
 import pytest
@@ -10,16 +11,14 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 from airflow.triggers.base import TaskSuccessEvent
 from helpers import away, context, first_event, revived, submit
 
-from airflow_provider_penstock.exceptions import PenstockRefused
+from airflow_provider_penstock.exceptions import PenstockRefused, PenstockTimeout
 from airflow_provider_penstock.hooks.penstock import PenstockHook
-from airflow_provider_penstock.operators.penstock import (
-    PenstockCancelOperator,
-    PenstockWaitOperator,
-    TaskDeferralTimeout,
-)
+from airflow_provider_penstock.operators.penstock import PenstockCancelOperator, PenstockWaitOperator
 from airflow_provider_penstock.ownership import ownership
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect, poller
+
+TIMED_OUT = "Trigger/execution timeout" if version("apache-airflow").startswith("2.") else "Trigger timeout"
 
 
 def test_a_trigger_lets_the_worker_leave_before_it_fires(folder, instance, hook, until, monkeypatch):
@@ -242,8 +241,8 @@ def test_execution_timeout_counts_while_the_task_waits_and_cancels_the_job(folde
     assert timedelta(0) < deferred.value.timeout < timedelta(seconds=21)
     ti.xcom_pull = lambda task_ids, key, map_indexes: ti.pushed[key]
     again = submit("overdue", folder, execution_timeout=timedelta(seconds=60))
-    with pytest.raises(TaskDeferralTimeout, match=r"execution_timeout=0:01:00, and is cancelled"):
-        again.resume_execution("__fail__", {"error": "Trigger timeout"}, context(ti))
+    with pytest.raises(PenstockTimeout, match=r"execution_timeout=0:01:00, and is cancelled"):
+        again.resume_execution("__fail__", {"error": TIMED_OUT}, context(ti))
     until(lambda: hook.job(ti.pushed["job_id"])["ended"] == "CANCELLED")
 
 

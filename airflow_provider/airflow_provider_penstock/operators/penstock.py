@@ -11,18 +11,13 @@ from typing import Any, TypeGuard
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 
-from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, failure
+from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, PenstockTimeout, failure
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook, summary
 from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_URL, PenstockExplainLink, PenstockJobLink
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
 from airflow_provider_penstock.ownership import Ownership, ownership
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, describe
-
-try:
-    from airflow.sdk.exceptions import TaskDeferralTimeout
-except ImportError:  # before Airflow 3.2
-    from airflow.exceptions import TaskDeferralTimeout  # type: ignore[no-redef]
 
 LOG_LINES = 10_000
 """Most lines of the job's output that its end adds to the task's log."""
@@ -32,6 +27,8 @@ OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "
 """Parameters that are fields of a submission. `deadline` and `output_file` are others, with names or values of their own."""
 JOB_ID = "job_id"
 """XCom key of the job's id."""
+WAITED_TOO_LONG = ("Trigger timeout", "Trigger/execution timeout")
+"""What Airflow 3 and 2 call the end of a deferral's time. Airflow 2 has no exception of its own for it."""
 SHORTEST_LEASE = timedelta(minutes=10)
 """What waits for a job renews the lease once a minute, and may have to restart in between."""
 
@@ -97,16 +94,15 @@ class _JobOperator(BaseOperator):
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
         """Go on after the trigger. Cancels the job if the trigger has waited for as long as `execution_timeout` allows."""
-        try:
+        if next_method != "__fail__" or (next_kwargs or {}).get("error") not in WAITED_TOO_LONG:
             return super().resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralTimeout:
-            ti = context["ti"]
-            self.job_id = self.job_id or ti.xcom_pull(task_ids=ti.task_id, key=JOB_ID, map_indexes=ti.map_index)
-            self.on_kill()
-            end = "is cancelled" if self.cancel_on_kill else "runs on, because of cancel_on_kill=False"
-            raise TaskDeferralTimeout(
-                f"job {self.job_id} has not ended within execution_timeout={self.execution_timeout}, and {end}"
-            ) from None
+        ti = context["ti"]
+        self.job_id = self.job_id or ti.xcom_pull(task_ids=ti.task_id, key=JOB_ID, map_indexes=ti.map_index)
+        self.on_kill()
+        end = "is cancelled" if self.cancel_on_kill else "runs on, because of cancel_on_kill=False"
+        raise PenstockTimeout(
+            f"job {self.job_id} has not ended within execution_timeout={self.execution_timeout}, and {end}"
+        )
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """Return the job's summary after the trigger, or fail."""
