@@ -35,6 +35,9 @@ from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.shares import ShareUse, describe_share, share_use
 from penstock_scheduler.units import duration
 
+MOST_HOLDERS = 5
+"""Jobs that are named as holders of the GPUs that a waiting job could use."""
+
 MOST_REMEDIES = 3
 """Job specs that are tried for a job that waits. Each decides the round once more."""
 
@@ -74,13 +77,14 @@ class TypeUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """GPUs that are expected to become free, by what is known about the job that holds them."""
+class Holder:
+    """A job to which the plan gives GPUs that the waiting job could use."""
 
+    job: JobId
     gpus: int
     gpu_type: str
-    at_s: float
-    """s since 1970, if the job stays where it is."""
+    until_s: float | None
+    """When it is expected to end, s since 1970, if it stays where it is; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,8 @@ class Explanation:
     """Sentences of the policy, about a job that has GPUs."""
     limits: tuple[str, ...] = ()
     """Limits that cover the job, in words."""
-    endings: tuple[Ending, ...] = ()
-    """Soonest first; only for a job that waits."""
+    holders: tuple[Holder, ...] = ()
+    """Soonest end first; only for a job that waits."""
     remedies: tuple[Remedy, ...] = ()
     """Only for a job that waits."""
     stop: Stop | None = None
@@ -151,7 +155,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
             *(str(limit) for limit in snapshot.limits if limit.covers(job)),
             *(str(budget) for budget in snapshot.budgets if budget.covers(job.account)),
         ),
-        _endings(record, job) if waits else (),
+        _holders(record, job) if waits else (),
         _remedies(record, policy, job, remedies) if waits and remedies > 0 else (),
         plan.stops.get(job_id),
         None if assignment is None else share_use(snapshot, job_id, assignment.placement),
@@ -224,13 +228,26 @@ def _waiting_words(said: Explanation, now_s: float) -> list[str]:
         lines.append(f"It is expected to start in {duration(max(start_s - now_s, 0.0))}.")
     elif not never:
         lines.append("Its start time is not known, because it depends on the jobs that others submit.")
-    for ending in said.endings[:3] if not never else ():
-        in_s = max(ending.at_s - now_s, 0.0)
-        gpus = f"{ending.gpus} {ending.gpu_type} {_are(ending.gpus)}"
-        lines.append(f"{gpus} expected to become free in {duration(in_s)}.")
+    lines += _holder_words(said.holders, now_s) if not never else []
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
     return lines
+
+
+def _holder_words(holders: tuple[Holder, ...], now_s: float) -> list[str]:
+    lines = []
+    for each in holders[:MOST_HOLDERS]:
+        until = "its end is not known" if each.until_s is None else f"expected end in {_in(each.until_s, now_s)}"
+        lines.append(f"Job {each.job} has {each.gpus} {each.gpu_type}: {until}.")
+    if (more := holders[MOST_HOLDERS:]) and len(more) > 1:
+        lines.append(f"{len(more)} further jobs have {sum(each.gpus for each in more)} GPUs that it could use.")
+    elif more:
+        lines.append(f"One further job has {more[0].gpus} GPUs that it could use.")
+    return lines
+
+
+def _in(time_s: float, now_s: float) -> str:
+    return duration(max(time_s - now_s, 0.0))
 
 
 def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tuple[Option, ...]:
@@ -275,7 +292,7 @@ def _uses(record: RoundRecord, job: Job) -> tuple[TypeUse, ...]:
     )
 
 
-def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
+def _holders(record: RoundRecord, job: Job) -> tuple[Holder, ...]:
     snapshot = record.snapshot
     open_to_it = {node.name for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)}
     found = []
@@ -284,10 +301,10 @@ def _endings(record: RoundRecord, job: Job) -> tuple[Ending, ...]:
         if assignment is None or other.id == job.id or not open_to_it.intersection(assignment.placement.nodes):
             continue
         left_s = common.remaining_s(snapshot, other, assignment.configuration, assignment.goodput)
-        if left_s is not None:
-            shape = assignment.configuration
-            found.append(Ending(shape.gpus, shape.gpu_type, snapshot.time_s + left_s))
-    return tuple(sorted(found, key=lambda ending: (ending.at_s, ending.gpu_type, ending.gpus)))
+        shape, until_s = assignment.configuration, None if left_s is None else snapshot.time_s + left_s
+        found.append(Holder(other.id, shape.gpus, shape.gpu_type, until_s))
+    # With a known end first, the soonest first; then those with most GPUs.
+    return tuple(sorted(found, key=lambda each: (each.until_s or math.inf, -each.gpus, each.job)))
 
 
 def _remedies(record: RoundRecord, policy: Policy, job: Job, most: int) -> tuple[Remedy, ...]:

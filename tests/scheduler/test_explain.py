@@ -42,7 +42,7 @@ def test_a_waiting_job_is_told_which_jobs_hold_its_gpus_and_what_would_help():
         ("a100", 4, 4, 0, 0)
     ]
     # Job 1 may run for 3600 s and has run for 4 x 600 / 4.
-    assert [(e.gpus, e.gpu_type, e.at_s) for e in said.endings] == [(4, "a100", 1000.0 + 3000.0)]
+    assert [(e.job, e.gpus, e.gpu_type, e.until_s) for e in said.holders] == [("1", 4, "a100", 1000.0 + 3000.0)]
     assert {remedy.change: remedy.gets for remedy in said.remedies} == {
         "any GPU type (no --gpu-types)": Configuration(1, 2, "t4"),
     }
@@ -50,9 +50,46 @@ def test_a_waiting_job_is_told_which_jobs_hold_its_gpus_and_what_would_help():
     assert text[0].startswith("Job 2 waits: ")
     assert text[0].endswith("It needs 2 GPUs of type a100.")
     assert "Of 4 a100 GPUs that it may use, 4 are allocated to other jobs, 0 are free." in text
-    assert "4 a100 are expected to become free in 49 min." in text  # 2940 s from now
+    assert "Job 1 has 4 a100: expected end in 49 min." in text  # 2940 s from now
     assert "With any GPU type (no --gpu-types) it would have started in this round, on 2 t4." in text
     assert any("not known" in line for line in text)
+
+
+def test_a_job_learns_of_holders_without_a_known_end_too():
+    """Half of the 4 GPUs that job 9 needs are held by a job that cannot move. Nothing there "does more for other jobs"."""
+    held = on("t4", t4_00=2)
+    jobs = [
+        job("1", phase=Phase.RUNNING, allocation=held, min_gpus=2, max_gpus=2, preemptible=False),
+        job("9", adaptivity="rigid", min_gpus=4, max_gpus=4),
+    ]
+    said = explain(decided(snapshot("t4:1x4", jobs, {"1": FAST, "9": FAST})), "9")
+    assert said is not None
+    text = words(said, now_s=1000.0)
+    assert text[0] == (
+        "Job 9 waits: other jobs, or limits that it is under, leave it no configuration in this round. "
+        "It needs 4 GPUs of type any."
+    )
+    assert "Of 4 t4 GPUs that it may use, 2 are allocated to other jobs, 2 are free." in text
+    assert "Job 1 has 2 t4: its end is not known." in text
+    assert any(line.startswith("With --adaptive=strong-scaling --min-gpus=1 it would have started") for line in text)
+
+
+def test_many_holders_are_summed_up():
+    jobs = [
+        job(
+            str(n),
+            phase=Phase.RUNNING,
+            allocation=on("t4", **{f"t4_{n:02}": 4}),
+            min_gpus=4,
+            max_gpus=4,
+            preemptible=False,
+        )
+        for n in range(7)
+    ]
+    state = snapshot("t4:7x4", [*jobs, job("9", min_gpus=4, max_gpus=4)], dict.fromkeys("01234569", FAST))
+    text = words(explain(decided(state), "9"), now_s=1000.0)  # type: ignore[arg-type]
+    assert sum("its end is not known" in line for line in text) == 5
+    assert "2 further jobs have 8 GPUs that it could use." in text
 
 
 def test_changes_that_help_only_together_are_named_together():

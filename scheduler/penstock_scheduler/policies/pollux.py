@@ -206,7 +206,7 @@ class Pollux:
             elif not speedups[job.id].any():
                 waiting[job.id] = common.never_fits(job, snapshot.nodes, common.configurations(snapshot.nodes))
             else:
-                text = "the GPUs that it could use do more for other jobs in this round"
+                text = "other jobs, or limits that it is under, leave it no configuration in this round"
                 waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
         return Plan(snapshot.round, assignments, waiting)
 

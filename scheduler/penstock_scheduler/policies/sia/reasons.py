@@ -124,5 +124,5 @@ def _why_not(matrix: SiaMatrix, job: Job, row: int, chosen: Configuration | None
             if not (matrix.ever_JC[row] & ~(counted_C & (matrix.gpus_C > limit.gpus))).any():
                 fewest = int(matrix.gpus_C[matrix.ever_JC[row]].min())
                 return Reason(ReasonCode.NEVER_FITS, f"needs {fewest} GPUs, but {limit} does not allow that", needs)
-    text = "the GPUs that it could use do more for other jobs in this round"
+    text = "other jobs, or limits that it is under, leave it no configuration in this round"
     return Reason(ReasonCode.WAITING_CAPACITY, text, needs)
