@@ -47,6 +47,7 @@ from penstock_scheduler.messages import (
     Pause,
     PolicyView,
     ProfileList,
+    RefusedJob,
     ReportBatch,
     ReportReceipt,
     RoundPage,
@@ -260,6 +261,10 @@ class Client:
     def cluster(self) -> ClusterView:
         """The cluster in numbers."""
         return self._ask(ClusterView, "GET", "/v1/cluster", again=True)
+
+    def refused(self) -> list[RefusedJob]:
+        """Jobs that ask for Penstock and cannot be managed, and why: for users their own, for operators all."""
+        return [RefusedJob.model_validate(each) for each in self._json("GET", "/v1/refused")]
 
     def nodes(self) -> list[NodeView]:
         """The nodes."""

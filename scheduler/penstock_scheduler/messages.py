@@ -213,6 +213,16 @@ class JobPage(Body):
     """Value of `after` for the next page; None: this is the last page."""
 
 
+class RefusedJob(Body):
+    """A job in Slurm that asks for Penstock and that Penstock cannot manage. It waits until its job spec is corrected."""
+
+    id: str
+    name: str
+    user: str
+    text: str
+    """What is wrong with its job spec."""
+
+
 class ConfigurationView(Body):
     """A configuration that a job could have, with the goodput that its model predicts."""
 

@@ -17,6 +17,7 @@ from penstock_scheduler.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
+    from penstock_scheduler.messages import RefusedJob
     from penstock_scheduler.store import SqlStore
 
 Answer = TypeVar("Answer")
@@ -99,6 +100,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     for line in lines:
         table.add_row(*(Text(cell) for cell in line))
     Console().print(table)
+
+
+def print_refused(jobs: Sequence[RefusedJob]) -> None:
+    """Print jobs that Penstock cannot manage, and why; nothing if there are none."""
+    if jobs:
+        typer.echo("\nPenstock refuses these jobs. Each waits in Slurm until its job spec is corrected:")
+        print_table(("JOB", "NAME", "USER", "WHY"), [(each.id, each.name, each.user, each.text) for each in jobs], "")
 
 
 def print_fields(fields: dict[str, str]) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import ValidationError
 
-from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_table
+from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_refused, print_table
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.ledger_messages import BudgetView, LedgerLine
-from penstock_scheduler.messages import ClusterView, JobView, RoundSummary, RoundView, Submission
+from penstock_scheduler.messages import ClusterView, JobView, RefusedJob, RoundSummary, RoundView, Submission
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.units import duration
@@ -27,17 +27,18 @@ def queue(as_json: bool = JSON) -> None:
     The job that has waited longest comes first. The reason is that of the newest round.
     """
 
-    def read(penstock: Client) -> tuple[ClusterView, list[JobView], dict[str, str]]:
-        cluster = penstock.cluster()
+    def read(penstock: Client) -> tuple[ClusterView, list[JobView], list[RefusedJob], dict[str, str]]:
+        cluster, refused = penstock.cluster(), penstock.refused()
         waiting = sorted(penstock.jobs(state=("queued",)), key=lambda view: (view.submit_s, view.id))
         if cluster.round is None:
-            return cluster, waiting, {}
-        return cluster, waiting, {each.job: each.text for each in penstock.round(cluster.round).decisions}
+            return cluster, waiting, refused, {}
+        return cluster, waiting, refused, {each.job: each.text for each in penstock.round(cluster.round).decisions}
 
-    cluster, waiting, reasons = ask(read)
+    cluster, waiting, refused, reasons = ask(read)
     if as_json:
         shown = [view.model_dump(mode="json") | {"text": reasons.get(view.id, "")} for view in waiting]
-        typer.echo(json.dumps({"cluster": cluster.model_dump(mode="json"), "waiting": shown}))
+        never = [each.model_dump(mode="json") for each in refused]
+        typer.echo(json.dumps({"cluster": cluster.model_dump(mode="json"), "waiting": shown, "refused": never}))
         return
     for gpu_type, total in sorted(cluster.gpus.items()):
         out = cluster.unusable.get(gpu_type, 0)
@@ -58,6 +59,7 @@ def queue(as_json: bool = JSON) -> None:
         for view in waiting
     ]
     print_table(("JOB", "NAME", "USER", "WAITED", "REASON"), rows, "No jobs are waiting.")
+    print_refused(refused)
 
 
 def nodes(as_json: bool = JSON) -> None:

@@ -19,13 +19,14 @@ from penstock_scheduler.cli.ask import (
     local_time,
     print_fields,
     print_json,
+    print_refused,
     print_table,
 )
 from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
-from penstock_scheduler.messages import MAX_PAGE, AllocationView, ExplanationView, JobView, ShareView
+from penstock_scheduler.messages import MAX_PAGE, AllocationView, ExplanationView, JobView, RefusedJob, ShareView
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.shares import describe_sensitivity
@@ -55,6 +56,8 @@ def list_(
 ) -> None:
     """List jobs, newest first.
 
+    Jobs that Penstock refuses follow, with the reason, unless --state is given.
+
     Example: penstock list --state queued --state running
     """
     if unknown := set(state) - set(STATES):
@@ -62,9 +65,15 @@ def list_(
             f"--state: there is no state {', '.join(sorted(unknown))}; the states are {', '.join(STATES)}"
         )
     states = tuple(state) or (STATES if ended else LIVE)
-    found = ask(
-        lambda penstock: list(penstock.jobs(user=user, state=states, name=name)),
-        lambda kept: [view for _, view in kept.jobs(user=user, states=states, name=name, limit=MAX_PAGE)],
+
+    def read(penstock: Client) -> tuple[list[JobView], list[RefusedJob]]:
+        refused = [] if state or as_json else penstock.refused()
+        wanted = [each for each in refused if user in (None, each.user) and name in (None, each.name)]
+        return list(penstock.jobs(user=user, state=states, name=name)), wanted
+
+    found, refused = ask(
+        read,
+        lambda kept: ([view for _, view in kept.jobs(user=user, states=states, name=name, limit=MAX_PAGE)], []),
         store,
     )
     if as_json:
@@ -76,6 +85,7 @@ def list_(
     ]
     columns = ("JOB", "NAME", "USER", "STATE", "ASKS FOR", "GPUS", "PROGRESS", "REASON")
     print_table(columns, rows, "No jobs found.")
+    print_refused(refused)
 
 
 def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:

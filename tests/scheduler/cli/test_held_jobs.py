@@ -77,3 +77,15 @@ def test_a_plain_job_and_an_array_say_what_they_are_to_their_user(api: Api) -> N
         assert "job 7 is an array: ask for its elements, such as 7_1" in str(penstock(api, *words, who="ada").exception)
         assert "array" not in str(penstock(api, *words, who="bob").exception)
     assert "is an array" in penstock(api, "cancel", "7", who="ada").stderr
+
+
+def test_refused_jobs_are_in_list_and_queue_with_their_reason(api):
+    """A job that was never managed has no place in the table of jobs; nobody would learn why it waits."""
+    look(api, refused=(Refusal("7", "big", "bob", "min_gpus=9 is above max_gpus=8: correct one of them"),))
+    for command in ("list", "queue"):
+        told = penstock(api, command, who="bob").output
+        assert "Penstock refuses these jobs" in told
+        assert "min_gpus=9 is above max_gpus=8" in told
+        assert "Penstock refuses" not in penstock(api, command, who="ada").output
+    assert "Penstock refuses" not in penstock(api, "list", "--name", "small").output
+    assert "Penstock refuses" not in penstock(api, "list", "--state", "running").output

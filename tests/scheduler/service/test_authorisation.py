@@ -75,6 +75,7 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("DELETE", "/v1/drains/{kind}/{name}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
     ("GET", "/v1/budgets"): (USERS, None),
     ("GET", "/v1/usage"): (USERS, None),
+    ("GET", "/v1/refused"): (USERS, None),
     ("GET", "/v1/settings"): (ADMINS, None),
     ("GET", "/v1/profiles"): (USERS, None),
     ("PUT", "/v1/profiles"): (USERS, PROFILE),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 
 from penstock_scheduler.errors import StoreError
-from penstock_scheduler.messages import MAX_PAGE, ClusterView, NodeView, RoundPage, RoundView
+from penstock_scheduler.messages import MAX_PAGE, ClusterView, NodeView, RefusedJob, RoundPage, RoundView
 from penstock_scheduler.service import metrics, views
 from penstock_scheduler.service.api import Operator, User
 
@@ -68,6 +68,18 @@ def get_metrics(call: User) -> Response:
 def get_nodes(call: User) -> list[NodeView]:
     """List the nodes."""
     return views.node_views(call.api.board, call.api.controls.rules.drains)
+
+
+@router.get("/refused")
+def get_refused(call: User) -> list[RefusedJob]:
+    """List jobs that ask for Penstock and cannot be managed, and why. Users see their own."""
+    board = call.api.board
+    refused = board.state.refused if board.state is not None else ()
+    return [
+        RefusedJob(id=each.job, name=each.name[:1000], user=each.user, text=each.text)
+        for each in refused
+        if call.may_see(each.user) and board.live_job(each.job) is None  # a job that was managed is in the list of jobs
+    ]
 
 
 @router.get("/prices")
