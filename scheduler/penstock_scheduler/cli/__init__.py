@@ -29,7 +29,7 @@ COMMANDS = "penstock.commands"
 OWN = {
     "list": "jobs:list_",
     **{name: f"jobs:{name}" for name in ("show", "explain", "history", "logs", "wait", "cancel", "hold", "release")},
-    "efficiency": "jobs:efficiency",
+    "efficiency": "efficiency:efficiency",
     **{name: f"usage:{name}" for name in ("usage", "cost")},
     **{name: f"cluster:{name}" for name in ("queue", "nodes", "rounds", "plan", "budget")},
     "top": "top:top",

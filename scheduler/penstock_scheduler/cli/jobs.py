@@ -1,16 +1,14 @@
-"""Commands about jobs: list, show, explain, history, logs, wait, cancel, efficiency, cost."""
+"""Commands about jobs: list, show, explain, history, logs, wait, hold, release, cancel."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from penstock_profiles.sensitivity import Option
-from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.cli.ask import (
     JSON,
     STORE,
@@ -26,10 +24,7 @@ from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
-from penstock_scheduler.messages import MAX_PAGE, AllocationView, ExplanationView, JobView, RefusedJob, ShareView
-from penstock_scheduler.model import Configuration
-from penstock_scheduler.policies.tuning import Amount
-from penstock_scheduler.shares import describe_sensitivity
+from penstock_scheduler.messages import MAX_PAGE, AllocationView, JobView, RefusedJob
 from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:
@@ -268,95 +263,11 @@ def cancel(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), a
     _each(jobs, lambda penstock, job: penstock.cancel(job), "is being cancelled", as_json)
 
 
-def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
-    """Show how well a job uses its GPUs.
-
-    Shows the measured throughput, the expected goodput, how it scales, and what its restarts cost. Where the policy allocates
-    CPUs and memory, also what other amounts of them would change.
-    """
-    view, explanation, history = ask(lambda penstock: (penstock.job(job), penstock.explain(job), penstock.history(job)))
-    reports = [Report.model_validate(each) for each in history.observations]
-    figures = _efficiency(view, explanation, _measured(reports))
-    if as_json:
-        typer.echo(json.dumps(figures))
-        return
-    lost_s = figures["restart_seconds"]
-    print_fields(
-        {
-            "GPU-hours": _gpu_hours(view) or "none yet",
-            "progress": _progress(view),
-            "measured": _rate(figures["measured_throughput"], "samples/s, by the newest report"),
-            "expected": _rate(figures["goodput"], "samples/s of goodput on its GPUs"),
-            "relative": _share(figures["share_of_best"], "of the goodput of its best configuration"),
-            "scaling": _share(figures["scaling"], "of linear: its goodput per GPU, relative to a single GPU"),
-            "restarts": f"{view.restarts}" + (f", which cost about {duration(lost_s)} of training" if lost_s else ""),
-            **_shares(explanation.share),
-        }
-    )
-
-
-def _efficiency(view: JobView, explanation: ExplanationView, measured: float | None) -> dict[str, Any]:
-    held = view.allocation
-    goodput = {
-        Configuration(shape.nodes, shape.gpus, shape.gpu_type): shape.goodput for shape in explanation.configurations
-    }
-    best = max(goodput.values(), default=None)
-    now = goodput.get(Configuration(len(held.nodes), held.gpus, held.gpu_type)) if held else None
-    single = goodput.get(Configuration(1, 1, held.gpu_type)) if held else None
-    restart_cost_s = explanation.restart_cost_s
-    return {
-        "job": view.id,
-        "gpu_hours": {gpu_type: amount / 3600 for gpu_type, amount in view.gpu_seconds.items()},
-        "samples": view.progress,
-        "goodput": now,
-        "share_of_best": now / best if now and best else None,
-        "scaling": now / (held.gpus * single) if now and held and single else None,
-        "measured_throughput": measured,
-        "restarts": view.restarts,
-        "restart_seconds": view.restarts * restart_cost_s if restart_cost_s is not None else None,
-        "share": None if explanation.share is None else explanation.share.model_dump(mode="json"),
-    }
-
-
-def _shares(share: ShareView | None) -> dict[str, str]:
-    """The lines about CPU and memory; none if the policy does not allocate them."""
-    if share is None:
-        return {}
-    has, part = Amount(share.cpus, share.memory_mb), Amount(share.part_cpus, share.part_memory_mb)
-    options = [Option(option.cpus, option.memory_mb, option.speed) for option in share.sensitivity]
-    speed = f"; {share.speed:.2f} times as fast as with that" if share.profile else ""
-    sensitivity = f"{describe_sensitivity(options)}, by the profile {share.profile}" if share.profile else "not known"
-    return {
-        "share": f"{has} on each node; proportional to its GPUs would be {part}{speed}",
-        "sensitivity": sensitivity,
-    }
-
-
 def _kept(kept: SqlStore, job: str) -> JobView:
     view = kept.job(job)
     if view is None:
         raise PenstockError(f"the store has no job {job}")
     return view
-
-
-def _measured(reports: list[Report]) -> float | None:
-    """Samples per second by the newest observation; None: there is no observation."""
-    newest = max(
-        (report for report in reports if isinstance(report.body, Observation)),
-        key=lambda report: (report.epoch, report.sequence),
-        default=None,
-    )
-    if newest is None or not isinstance(newest.body, Observation):
-        return None
-    return newest.body.samples_per_s
-
-
-def _rate(rate: float | None, unit: str) -> str:
-    return "not known" if rate is None else f"{rate:.4g} {unit}"
-
-
-def _share(share: float | None, of_what: str) -> str:
-    return "not known" if share is None else f"{share:.0%} {of_what}"
 
 
 def _state(view: JobView) -> str:

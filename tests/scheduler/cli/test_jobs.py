@@ -9,13 +9,9 @@ import re
 import httpx
 import pytest
 
-from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
-from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.model import Outcome, Phase, Progress, Resize
-from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import Fate
-from penstock_scheduler.records import RoundRecord
-from tests.scheduler.builders import job, on, snapshot, staged, with_facts
+from tests.scheduler.builders import job, on
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import BOBS, serving
 
@@ -89,36 +85,6 @@ def test_the_ledger_has_what_an_ended_job_used(api):
     api.look(used, BOBS, gpu_seconds={"1": {"t4": 7200.0}})
     api.look(BOBS, finished={used.id: Fate("COMPLETED", 0, None)})
     assert "2.00 GPU-hours of t4" in penstock(api, "budget").output
-
-
-def test_efficiency_shows_what_was_measured(api):
-    """8 samples on each of 2 GPUs, twice accumulated, in half a second: 3 x 16 / 0.5 samples/s."""
-    body = Observation(
-        gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, accumulation_steps=2, steps=5, step_time_s=0.5, progress=10.0
-    )
-    api.board.store.add_reports([Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=body)])
-    figures = json.loads(penstock(api, "efficiency", "1", "--json").stdout)
-    assert figures["measured_throughput"] == pytest.approx(96.0)
-    # It holds 2 GPUs and the round gives it 4: the figures are of the 2, and this model is linear.
-    assert figures["share_of_best"] == pytest.approx(0.5)
-    assert figures["scaling"] == pytest.approx(1.0)
-
-
-def test_efficiency_shows_cpus_and_memory_and_what_other_amounts_would_change(api):
-    """4 GPUs of a node of 8 CPUs: a part of 1 CPU a GPU."""
-    table = Sensitivity(4, (1, 2), (1000,), ((1.0,), (1.5,)))
-    shot = with_facts(
-        snapshot("t4:2x4:8c", [job("1", max_gpus=4)]), sensitivity={"1": SensitivityProfile("image", (table,))}
-    )
-    policy, choice = make_policy(staged("fifo", "synergy-tune"))
-    api.board.record = RoundRecord(shot, choice, policy.decide(shot))
-    told = penstock(api, "efficiency", "1").output
-    assert (
-        "share       8 CPUs on each node; proportional to its GPUs would be 8 CPUs; 1.00 times as fast as with that"
-        in told
-    )
-    assert "sensitivity 0.67 with 4 CPUs, 1.00 with 8 CPUs, by the profile image" in told
-    assert json.loads(penstock(api, "efficiency", "1", "--json").stdout)["share"]["profile"] == "image"
 
 
 def test_the_remedy_for_a_job_that_ran_out_of_memory_is_shown_everywhere(api):
