@@ -1,8 +1,8 @@
-"""How long a round's actions take with many jobs: `python benchmarks/actions.py [--jobs N] [--trials N] [--backend B] [--json]`.
+"""How long a round's actions take with many jobs: `python benchmarks/actions.py [--jobs N] [--trials N] [--json]`.
 
-It starts a loopback cluster with N emulated GPUs and N held jobs with a job spec, and the daemon's cluster object over the back
-end `cli` or `pyslurm`. Each trial applies N starts in one call (an epoch in the spool, an update, a release) and, once Slurm
-has carried them out, N holds. The nodes are reserved for another user, so that no job runs and only the requests are timed.
+It starts a loopback cluster with N emulated GPUs and N held jobs with a job spec, and the daemon's cluster object. Each trial
+applies N starts in one call (an epoch in the spool, an update, a release) and, once Slurm has carried them out, N holds. The
+nodes are reserved for another user, so that no job runs and only the requests are timed.
 Then it times the same number of single writes of one kind. It prints slurmctld's own figures (sdiag) from before and after.
 Meanwhile, a user calls `squeue` all the time.
 """
@@ -73,7 +73,6 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--backend", choices=["cli", "pyslurm"], default="cli")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
     count = options.jobs
@@ -92,7 +91,7 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
         for _ in range(count):
             options_ = ("--hold", "--requeue", "--gres=gpu:1", "--output=/dev/null", f"--comment={comment}")
             cluster.command("sbatch", *options_, input=script)
-        gateway = open_gateway(options.backend, conf=cluster.slurm_conf, timeout_s=60)
+        gateway = open_gateway("cli", conf=cluster.slurm_conf, timeout_s=60)
         settings = SlurmSettings(partitions=("all",), conf=cluster.slurm_conf, start_patience_s=600)
         slurm = SlurmCluster(gateway, Spool(Path(folder) / "spool"), WallClock(), settings, lambda spec: None)
         cluster.command("sdiag", "--reset")
@@ -133,7 +132,7 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     result = {name: {"median_s": statistics.median(all_s), "max_s": max(all_s)} for name, all_s in seconds.items()}
     if not options.json:
         print(
-            f"{count} actions by {options.backend}, Slurm {version[0]}.{version[1]:02d}, Python {platform.python_version()}, "
+            f"{count} actions, Slurm {version[0]}.{version[1]:02d}, Python {platform.python_version()}, "
             f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {options.trials} trials"
         )
         for name, figures in result.items():
@@ -149,7 +148,6 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
             {
                 "benchmark": "actions",
                 "actions": count,
-                "backend": options.backend,
                 "squeue_alone": alone,
                 "squeue_meanwhile": meanwhile,
                 "sdiag_before": before,

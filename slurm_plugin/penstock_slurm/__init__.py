@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
     """The Slurm that the section `[slurm]` describes. Raises ConfigError."""
-    from penstock_scheduler.errors import ConfigError
     from penstock_scheduler.ports import ClusterParts
     from penstock_scheduler.spool import Spool
     from penstock_slurm import abilities
@@ -29,10 +28,6 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
     from penstock_slurm.submitter import SlurmSubmitter
 
     section = settings.section(SlurmSettings)
-    if section.agents and section.backend != "cli":
-        raise ConfigError(
-            "[slurm] agents = true needs backend = 'cli': no other backend has the commands for shared GPUs"
-        )
     gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
     stand_in = section.agents and not abilities.release(gateway.version()).empty_tres_clears_gpus
     if stand_in:

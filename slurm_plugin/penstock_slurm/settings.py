@@ -27,7 +27,7 @@ class SlurmSettings(BaseModel):
     )
     backend: Literal["cli", "pyslurm"] = Field(
         default="cli",
-        description="'cli': Slurm's commands, any version. 'pyslurm': needs the pyslurm of Slurm's version.",
+        description="'cli': Slurm's commands. 'pyslurm' is refused: no release of it passes the contract tests.",
     )
     spool_dir: Path = Field(
         default=Path("/var/spool/penstock"),

@@ -68,16 +68,21 @@ __all__ = [
 ]
 
 
+PYSLURM_IS_REFUSED = (
+    "no release of pyslurm passes the contract tests of the gateway: its hold ends penstockd, its requeue revives cancelled "
+    "jobs, and it cannot change a job's number of nodes (docs/decisions/0015-pyslurm-is-refused.md); set [slurm] backend = 'cli'"
+)
+
+
 def open_gateway(backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeout_s: float) -> Gateway:
     """The gateway to the Slurm of `conf`. None: that of SLURM_CONF or the default. Contacts no daemon yet.
 
     `timeout_s` is the time limit of one command, in seconds.
 
     Raises:
-        BackendMissing: Slurm's commands or the matching pyslurm are not on this machine. It is also a ConfigError.
+        BackendMissing: Slurm's commands are not on this machine, or `backend` is pyslurm, which does not pass the contract tests.
+            It is also a ConfigError.
     """
     if backend == "pyslurm":
-        from penstock_slurm.gateway.pyslurm import PyslurmGateway
-
-        return PyslurmGateway(conf=conf, timeout_s=timeout_s)
+        raise BackendMissing(PYSLURM_IS_REFUSED, command="pyslurm")
     return CliGateway(conf=conf, timeout_s=timeout_s)

@@ -1,8 +1,9 @@
 """Back end `pyslurm`: libslurm in this process, without a command for each call. Optional: pyslurm is GPL-2.0.
 
-pyslurm must have exactly the site's Slurm version, and comes from its git tags (v22.5.3 for Slurm 22.05, v24.11.0 for 24.11). It
-is imported only when this back end is opened. libslurm reads one slurm.conf for the whole process, and ends the process if there
-is none; this back end checks both first. The time limit is Slurm's MessageTimeout, not `timeout_s`.
+No release of pyslurm passes the contract tests, so that `open_gateway` refuses this back end, and only those tests open it:
+docs/decisions/0015-pyslurm-is-refused.md. pyslurm must be of the site's Slurm release. libslurm reads one slurm.conf for the
+whole process, and ends the process if there is none; this back end checks both first. The time limit is Slurm's MessageTimeout,
+not `timeout_s`.
 """
 
 from __future__ import annotations
@@ -80,8 +81,7 @@ class PyslurmGateway:
             else:
                 os.environ["SLURM_CONF"] = before
             raise BackendMissing(
-                f"{error}; install the pyslurm of your Slurm's version (docs/developer/slurm-gateway.md), or set "
-                "[slurm] backend = 'cli'",
+                f"{error}; install the pyslurm of your Slurm's release (docs/developer/slurm-gateway.md)",
                 command="pyslurm",
             ) from None
         loaded[:] = [wanted]

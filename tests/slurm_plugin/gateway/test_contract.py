@@ -1,4 +1,7 @@
-"""What every back end of the gateway must do, on a real Slurm: `cli` always, `pyslurm` wherever it imports."""
+"""What every back end of the gateway must do, on a real Slurm: `cli` always, `pyslurm` wherever it imports.
+
+penstockd may use a back end only if all of these pass: see docs/decisions/0015-pyslurm-is-refused.md.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ from penstock_slurm.gateway.errors import MESSAGES, error_from
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_tres_per_node
 from penstock_slurm.gateway.parse_jobs import parse_jobs, squeue_format
+from penstock_slurm.gateway.pyslurm import PyslurmGateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.node_states import node_facts
 from tests.slurm_plugin.state import save_jobs
@@ -44,11 +48,13 @@ slurm = pytest.mark.slurm
 
 @pytest.fixture(params=["cli", "pyslurm"])
 def gateway(request: pytest.FixtureRequest, loopback: LoopbackCluster) -> Gateway:
-    if request.param == "pyslurm" and importlib.util.find_spec("pyslurm") is None:
+    if request.param == "cli":
+        return open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    if importlib.util.find_spec("pyslurm") is None:
         pytest.skip(
             "pyslurm is not installed: it must be built for this machine's Slurm, see docs/developer/slurm-gateway.md"
         )
-    return open_gateway(request.param, conf=loopback.slurm_conf, timeout_s=20)
+    return PyslurmGateway(conf=loopback.slurm_conf, timeout_s=20)
 
 
 def held(loopback: LoopbackCluster, *options: str) -> str:
@@ -93,7 +99,8 @@ def test_readings(gateway, loopback):
 
 @slurm
 def test_an_untyped_job_is_placed_on_each_type_shrunk_and_grown(gateway, loopback):
-    job_id = held(loopback)
+    """Also on fewer nodes than its user requested."""
+    job_id = held(loopback, "--nodes=2")
     assert job(gateway, job_id).held
     for nodes, gpus in ((("t4-00",), 2), (("rtx-00", "rtx-01"), 8), (("a100-01",), 3), (("t4-00", "t4-01"), 4)):
         gateway.place(job_id, JobPlacement("all", nodes, gpus, len(nodes), len(nodes)))
@@ -209,6 +216,23 @@ def test_reservations(gateway, loopback):
     finally:
         for name in ("exam", "later"):
             loopback.command("scontrol", "delete", f"ReservationName={name}")
+
+
+@slurm
+def test_a_node_in_a_maintenance_reservation_says_so(loopback):
+    gateway = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    options = ("ReservationName=maint", "StartTime=now", "Duration=60", "Nodes=t4-01", "Users=root", "Flags=MAINT")
+    loopback.command("scontrol", "create", "reservation", *options)
+
+    def state() -> frozenset[str]:
+        return {node.name: node for node in gateway.nodes()}["t4-01"].state
+
+    try:
+        wait_for(
+            lambda: state() == {"IDLE", "MAINTENANCE", "RESERVED"}, 60, "the state of a reservation", details=state
+        )
+    finally:
+        loopback.command("scontrol", "delete", "ReservationName=maint")
 
 
 TOPOLOGY = """\
