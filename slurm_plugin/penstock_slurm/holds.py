@@ -123,6 +123,15 @@ def is_held(job: SlurmJob) -> bool:
     return job.state in WAITING and (job.priority == 0 or job.state in BY_SLURM)
 
 
+def held_meanwhile(job: SlurmJob) -> bool:
+    """Whether somebody has held a job that runs, so that it is to stay held after its run.
+
+    Every suspended job has priority 0 in Slurm, so that only the reason tells of a hold. A resume gives the job a priority again
+    and leaves the reason.
+    """
+    return job.reason in (ADMIN, USER) or (job.priority == 0 and job.state != "SUSPENDED")
+
+
 def foreign_hold(job: SlurmJob, control: ControlMessage | None) -> bool:
     """Whether somebody else than Penstock holds a job in Slurm.
 

@@ -30,6 +30,7 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
+from penstock_slurm.holds import held_meanwhile
 from penstock_slurm.notes import kept_by_begin
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.states import LEAVING, WAITING
@@ -269,7 +270,7 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
         text = "waits until its GPUs are reserved for the jobs that share them"
         return Step(Outcome(action, Progress.UNDER_WAY, text), (), told, signal=signal, message=message)
     # In the spool before the job is stopped, because the daemon may die meanwhile. Somebody may have held the running job.
-    kept: dict[str, float | None] = {"holds": None if slurm.priority == 0 else slurm.restarts + 1}
+    kept: dict[str, float | None] = {"holds": None if held_meanwhile(slurm) else slurm.restarts + 1}
     if scope.left_s is not None:
         kept |= {"time_limit_s": scope.left_s, "time_limit_restarts": slurm.restarts + 1}
     told = control.model_copy(update=kept)

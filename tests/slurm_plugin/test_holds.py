@@ -110,13 +110,40 @@ def test_each_hold_of_penstocks_is_noted_before_slurm_is_asked(
     assert holds() is None, "Slurm has released it: who holds it now is somebody else"
     cluster.apply([Hold("7", 2)])
     assert holds() == 1
-    running = {"state": "RUNNING", "nodes": ("n0",), "restarts": 1}
-    for priority, noted_as in ((9, 2), (0, None)):
-        told.listed = [pending("gpu", priority=priority, **running)]
-        cluster.observe()
-        cluster.apply([Hold("7", 3)])
-        assert told.written[-1].kind == "requeue_hold"
-        assert holds() == noted_as, "who holds a running job wants it held after the stop"
+
+
+@pytest.mark.parametrize(
+    ("state", "priority", "reason", "noted_as"),
+    [
+        ("RUNNING", 9, "None", 2),
+        ("RUNNING", 0, "JobHeldUser", None),
+        ("RUNNING", 9, "JobHeldUser", None),
+        ("SUSPENDED", 0, "None", 2),
+        ("SUSPENDED", 0, "JobHeldUser", None),
+        ("SUSPENDED", 0, "JobHeldAdmin", None),
+    ],
+    ids=[
+        "runs",
+        "held",
+        "held, suspended and resumed",
+        "suspended",
+        "held and suspended",
+        "suspended and held by an admin",
+    ],
+)
+def test_a_stopped_job_stays_held_only_if_somebody_held_it_while_it_ran(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, state: str, priority: int, reason: str, noted_as: int | None
+) -> None:
+    """Every suspended job has priority 0. Its time slice is no hold, so Penstock starts it again."""
+    told.listed = [pending("gpu", state=state, nodes=("n0",), restarts=1, priority=priority, reason=reason)]
+    cluster.observe()
+    cluster.apply([Hold("7", 3)])
+    assert told.written[-1].kind == "requeue_hold"
+    control = Spool(tmp_path / "spool").control("7")
+    assert control is not None
+    assert control.holds == noted_as
+    told.listed = [pending("gpu", restarts=2, reason=REQUEUED)]
+    assert look(cluster)[0] == (["7"] if noted_as else [])
 
 
 def test_an_asked_hold_keeps_a_job_until_it_is_released(

@@ -150,12 +150,12 @@ def test_nothing_is_reserved_on_a_node_that_a_new_controller_does_not_know_yet(r
     rig.until(lambda: len(rig.placeholders("RUNNING")) == 3, "the GPU reservation to be whole")
 
 
-@pytest.mark.long
 def test_what_suspended_jobs_are(rig: Rig) -> None:
-    """They run as planned, their time does not count as GPU-seconds, they leave on request, and the accounting lists co-located
-    jobs."""
+    """They run as planned, their time does not count as GPU-seconds, they leave on request and start again later, and the
+    accounting lists co-located jobs."""
     first, second = rig.submit(), rig.submit()
-    rig.wants({first: 1, second: 1}, SharedGpus(NODE, 1, packs(first, second)))
+    both = SharedGpus(NODE, 1, packs(first, second))
+    rig.wants({first: 1, second: 1}, both)
     rig.until(lambda: {rig.state(first), rig.state(second)} == {"RUNNING"}, "both run")
     asked_s = time.time()
     rig.slurm.command("scontrol", "suspend", second)
@@ -171,5 +171,7 @@ def test_what_suspended_jobs_are(rig: Rig) -> None:
     rig.wants({first: 1})
     rig.until(lambda: rig.state(second) == "PENDING", "the suspended one leaves")
     assert rig.state(first) == "RUNNING"
+    rig.wants({first: 1, second: 1}, both)
+    rig.until(lambda: rig.state(second) == "RUNNING", "it starts again: a suspended job is not held")
     rig.slurm.command("scancel", first, second)
     rig.until(lambda: not rig.placeholders(), "the GPU reservation goes")
