@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'penstock-scheduler[executor]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 import torch
 from torch import nn
