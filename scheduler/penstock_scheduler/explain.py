@@ -21,6 +21,7 @@ from penstock_scheduler.model import (
     Job,
     JobId,
     JobSpec,
+    NodeChoice,
     Phase,
     Plan,
     Reason,
@@ -33,7 +34,7 @@ from penstock_scheduler.policies.wrapper import remarks
 from penstock_scheduler.ports import Policy
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.shares import ShareUse, describe_share, share_use
-from penstock_scheduler.units import duration
+from penstock_scheduler.units import duration, shortened
 
 MOST_HOLDERS = 5
 """Jobs that are named as holders of the GPUs that a waiting job could use."""
@@ -190,6 +191,8 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
         else:
             lines.append(_unsaved(said.job, said.decided_s))
         lines += describe_share(said.share) if said.share is not None else []
+    if said.job.nodes is not None:
+        lines.append(f"Its user allows only some nodes: {shortened(str(said.job.nodes))}.")
     lines += [f"It is under {limit}." for limit in said.limits]
     if len(said.options) > 1:
         best = said.options[0]
@@ -310,16 +313,18 @@ def _holders(record: RoundRecord, job: Job) -> tuple[Holder, ...]:
 def _remedies(record: RoundRecord, policy: Policy, job: Job, most: int) -> tuple[Remedy, ...]:
     """Decide the round again with job specs that are easier to meet, and return those with which the job would have started."""
 
-    def helps(change: str, fields: Mapping[str, object]) -> Remedy | None:
-        spec = job.spec.model_copy(update=fields)
+    def helps(change: str, fields: Mapping[str, object], nodes: NodeChoice | None = job.nodes) -> Remedy | None:
+        changed = dataclasses.replace(job, spec=job.spec.model_copy(update=fields), nodes=nodes)
         try:
-            given = policy.decide(_with_spec(record.snapshot, job.id, spec)).assignments.get(job.id)
+            given = policy.decide(_with(record.snapshot, changed)).assignments.get(job.id)
         except RoundFailed:
             return None
         return Remedy(change, given.configuration) if given is not None else None
 
     singly, together = _easier(job.spec)
     found = [remedy for change in list(singly.items())[:most] if (remedy := helps(*change))]
+    if job.nodes is not None and len(found) < most:
+        found += [remedy for remedy in [helps(f"any node (no {shortened(str(job.nodes))})", {}, None)] if remedy]
     if not found and len(singly) < most and together:
         found = [remedy for remedy in [helps(" and ".join(singly), together)] if remedy]
     return tuple(found)
@@ -338,8 +343,8 @@ def _easier(spec: JobSpec) -> tuple[dict[str, dict[str, object]], dict[str, obje
     return changes, together if len(changes) > 1 else {}
 
 
-def _with_spec(snapshot: Snapshot, job_id: JobId, spec: JobSpec) -> Snapshot:
-    jobs = tuple(dataclasses.replace(job, spec=spec) if job.id == job_id else job for job in snapshot.jobs)
+def _with(snapshot: Snapshot, changed: Job) -> Snapshot:
+    jobs = tuple(changed if job.id == changed.id else job for job in snapshot.jobs)
     return dataclasses.replace(snapshot, jobs=jobs)
 
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_scheduler.free_gpus import FreeGpus
-from penstock_scheduler.model import Configuration, JobId, Node, Placement
+from penstock_scheduler.model import Configuration, JobId, Node, NodeChoice, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def place(
     pinned: Mapping[JobId, Placement],
     *,
     reservations: Mapping[JobId, str] | None = None,
+    choices: Mapping[JobId, NodeChoice] | None = None,
     move_cost: Mapping[JobId, float] | None = None,
 ) -> Placed:
     """Place every job of `wanted`.
@@ -62,12 +63,15 @@ def place(
         current: placements now held by wanted jobs.
         pinned: placements of other jobs, which must stay.
         reservations: job -> its reservation. Only jobs of a reservation use its nodes.
+        choices: job -> its node choice. A job without one may use all nodes.
         move_cost: GPU-seconds of work that moving a job costs, >= 0; None or absent: its GPUs.
     """
     placements: dict[JobId, Placement] = {}
     made_room_for: dict[JobId, JobId] = {}
     left_over: list[JobId] = []
     inside = reservations or {}
+    choice = {job: str(each) for job, each in (choices or {}).items()}
+    by_text = dict(sorted((str(each), each) for each in set((choices or {}).values())))
     free = FreeGpus(nodes)
     for placement in pinned.values():
         free.take_nodes(placement)
@@ -75,17 +79,19 @@ def place(
     for job, configuration in wanted.items():
         by_type.setdefault(configuration.gpu_type, {})[job] = configuration
     for gpu_type, todo in sorted(by_type.items()):
-        room = free.index(gpu_type, move_cost)
+        room = free.index(gpu_type, move_cost, by_text)
         queue = []
         for job, configuration in todo.items():
             held = current.get(job)
             stays = held is not None and held.configuration == configuration and held.partition in partitions[job]
-            if not (stays and held is not None and room.keep(job, held, inside.get(job, ""))):
+            if not (stays and held is not None and room.keep(job, held, inside.get(job, ""), choice.get(job, ""))):
                 queue.append((-configuration.gpus, -configuration.nodes, job))
         heapq.heapify(queue)
         while queue:
             _, _, job = heapq.heappop(queue)
-            found, moved = room.find(todo[job], [(name, inside.get(job, "")) for name in partitions[job]])
+            found, moved = room.find(
+                todo[job], [(name, inside.get(job, ""), choice.get(job, "")) for name in partitions[job]]
+            )
             if found is None:
                 left_over.append(job)
                 continue

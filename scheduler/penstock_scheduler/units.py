@@ -17,6 +17,11 @@ def times(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 2.95 else f"{ratio:.1f} times"
 
 
+def shortened(text: str, most: int = 120) -> str:
+    """A text of at most `most` characters, for example of a list that may have thousands of names."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def data_size(count: float) -> str:
     """A number of bytes in the unit that fits it best."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):

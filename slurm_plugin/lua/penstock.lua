@@ -13,6 +13,7 @@ local penstock = {}
 
 local SITE = (debug.getinfo(1, "S").source:match("^@(.*/)") or "./") .. "penstock_site.lua"
 local MOST_DIGITS, MOST_NAME, MOST_LIST = 9, 64, 1024 -- as in flags.c
+local MOST_NODES = 10000 -- in a list of nodes
 
 -- Readers: from a flag's text to its value, or nil if the text does not have the flag's form. flags.c accepts the same
 -- texts.
@@ -320,9 +321,6 @@ local TEXTS = {
   {"tres_per_node", "--gres or --gpus-per-node", GPUS},
   {"tres_per_job", "--gpus", GPUS},
   {"tres_per_socket", "--gpus-per-socket", GPUS},
-  {"req_nodes", "--nodelist", "Penstock chooses the nodes: " .. GPUS},
-  {"exc_nodes", "--exclude", "Penstock chooses the nodes: " .. GPUS},
-  {"features", "--constraint", "Penstock chooses the nodes: use --gpu-types"},
   {"licenses", "--licenses", "Penstock does not know which licences are free: submit it without --adaptive"},
 }
 local NUMBERS = {
@@ -357,16 +355,93 @@ local function check_request(job)
   end
 end
 
--- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes whose GPU types the job must not
--- get. nil if no shape suits it.
-local function shape_in(partition, spec)
+-- The nodes that the user allows, by --nodelist, --exclude and --constraint.
+
+-- The names of a host list such as t4-[00-02,05],x, as a set.
+local function hosts(option, text)
+  local found, count = {}, 0
+  local function wrong() refuse("%s=%s: give names of nodes, such as %s=node[01-04]", option, shown(text), option) end
+  local function expand(item)
+    local before, ranges, after = item:match("^([^%[]*)%[([^%]]*)%](.*)$")
+    if not before then
+      count = count + 1
+      if count > MOST_NODES or not item:find("^[A-Za-z0-9._-]+$") then wrong() end
+      found[item] = true
+      return
+    end
+    for range in (ranges .. ","):gmatch("([^,]*),") do
+      local first, last = range:match("^([0-9]+)%-([0-9]+)$")
+      first = first or range:match("^[0-9]+$")
+      last = last or first
+      if not first or #first > MOST_DIGITS or #last > MOST_DIGITS or last - first > MOST_NODES then wrong() end
+      for number = tonumber(first), tonumber(last) do
+        expand(before .. string.format("%0" .. #first .. "d", number) .. after)
+      end
+    end
+  end
+  local item
+  for piece in (text .. ","):gmatch("([^,]*),") do
+    item = item and item .. "," .. piece or piece
+    if not item:find("%[[^%]]*$") then
+      expand(item)
+      item = nil
+    end
+  end
+  if item then wrong() end
+  return found, count
+end
+
+-- Tells whether a node has the features of --constraint: all of a&b, or one of a|b.
+local function having(text, site)
+  if text:find("[^A-Za-z0-9._:=+&|-]") or (text:find("&") and text:find("|", 1, true)) then
+    refuse("--constraint=%s cannot be used with --adaptive: join features by & or by |, such as --constraint='a&b'", shown(text))
+  end
+  if not site.features then error(SITE .. " lists no features: run `penstock slurm sync`", 0) end
+  local any = text:find("|", 1, true)
+  return function(node)
+    for feature in text:gmatch("[^&|]+") do
+      local has = (site.features[feature] or {})[node] or false
+      if has == (any ~= nil) then return has end
+    end
+    return not any
+  end
+end
+
+-- Returns whether a node is allowed, as a function, and the note about it for the daemon; "" if all nodes are.
+local function allowed_nodes(job, spec, site)
+  local named, count
+  if job.req_nodes then named, count = hosts("--nodelist", job.req_nodes) end
+  if named and job.min_nodes == count then job.min_nodes = slurm.NO_VAL end -- set by sbatch, which counts the list
+  local excluded = job.exc_nodes and hosts("--exclude", job.exc_nodes) or {}
+  local has = job.features and having(job.features, site)
+  local unknown, fields = set_of(sorted(named or {})), {}
+  for _, partition in ipairs(site.partitions) do
+    for _, sizes in pairs(partition.types) do
+      for node in pairs(sizes) do unknown[node] = nil end
+    end
+  end
+  if next(unknown) then refuse("--nodelist: Penstock manages no GPUs of a node %s", sorted(unknown)[1]) end
+  if (named or has) and spec.burst == "only" then
+    refuse("--burst=only cannot be used with --nodelist and --constraint, which name nodes of this site: leave them out")
+  end
+  for _, each in ipairs({{"nodelist", job.req_nodes}, {"exclude", job.exc_nodes}, {"constraint", job.features}}) do
+    if each[2] then fields[#fields + 1] = quoted(each[1]) .. ":" .. quoted(each[2]) end
+  end
+  local function allows(node) return (not named or named[node]) and not excluded[node] and (not has or has(node)) end
+  return allows, #fields > 0 and ',"penstock_nodes":{' .. table.concat(fields, ",") .. "}" or ""
+end
+
+-- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes that the job must not get, by their
+-- GPU type or because its user does not allow them. nil if no shape suits it.
+local function shape_in(partition, spec, allows)
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   local named = chosen and set_of(chosen.names)
   local order, others = sorted(partition.types), {}
   if chosen and not chosen.excluded then order = chosen.names end
   for gpu_type, sizes in pairs(partition.types) do
-    if named and (named[gpu_type] or false) == chosen.excluded then
-      for node in pairs(sizes) do others[#others + 1] = node end
+    local suits = not named or (named[gpu_type] or false) ~= chosen.excluded
+    for node in pairs(sizes) do
+      if not (suits and allows(node)) then others[#others + 1] = node end
     end
   end
   table.sort(others)
@@ -376,7 +451,9 @@ local function shape_in(partition, spec)
     local gpus = math.ceil(spec.low / step) * step
     if sizes and not (named and chosen.excluded and named[gpu_type]) then
       local have = {}
-      for _, size in pairs(sizes) do have[#have + 1] = size end
+      for node, size in pairs(sizes) do
+        if allows(node) then have[#have + 1] = size end
+      end
       table.sort(have, function(a, b) return a > b end)
       for nodes = 1, math.min(#have, gpus) do
         local each = math.ceil(gpus / nodes)
@@ -400,19 +477,29 @@ local function describe(site)
   return table.concat(lines, "; ")
 end
 
--- The partitions to try: those that the user names, or else the managed ones that the user may use.
+-- By MaxTime and --time, both in minutes.
+local function long_enough(partition, job)
+  return not given_number(job.time_limit) or not given_number(partition.max_time) or job.time_limit <= partition.max_time
+end
+
+-- The partitions to try: those that the user names, or else the managed ones that the user may use and that allow --time.
 local function partitions_for(job, visible, site)
-  local managed, names, found = {}, {}, {}
+  local managed, names, found, shorter = {}, {}, {}, false
   for _, partition in ipairs(site.partitions) do
     managed[partition.name] = partition
     names[#names + 1] = partition.name
-    if not job.partition and visible[partition.name] then found[#found + 1] = partition end
+    local own = not job.partition and visible[partition.name]
+    if own and long_enough(own, job) then found[#found + 1] = partition end
+    shorter = shorter or (own and not long_enough(own, job))
   end
   for each in (job.partition or ""):gmatch("[^,]+") do
     if not managed[each] then
       refuse("Penstock does not manage partition %s; it manages %s", shown(each), table.concat(names, ", "))
     end
     found[#found + 1] = managed[each]
+  end
+  if #found == 0 and shorter then
+    refuse("--time is more than the MaxTime of every partition that Penstock manages and you may use: give a shorter one")
   end
   if #found == 0 then refuse("you may not use any partition that Penstock manages: %s", table.concat(names, ", ")) end
   return found
@@ -427,22 +514,25 @@ local function adapt(job, visible, given)
     error("the list of the site's partitions cannot be read (" .. tostring(site) .. "): run `penstock slurm sync`", 0)
   end
   local spec, json = penstock.spec(given, site)
+  local allows, node_note = allowed_nodes(job, spec, site)
   check_request(job)
   if not job.script and spec["non-preemptible"] ~= "yes" then
     refuse("a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch")
   end
   for _, partition in ipairs(partitions_for(job, visible, site)) do
-    local nodes, gpus, others = shape_in(partition, spec)
+    local nodes, gpus, others = shape_in(partition, spec, allows)
     if nodes then
       job.partition = job.partition or partition.name
       job.min_nodes, job.max_nodes = nodes, nodes
       job.gres = string.format("gpu:%d", gpus)
       job.requeue = 1
-      local begin, notes = job.begin_time, ""
-      if begin ~= 0 then notes = string.format(',"penstock_begin_s":%d', begin) end
+      local begin, notes = job.begin_time, node_note
+      if job.req_nodes then job.req_nodes = "" end -- Slurm would give the job all of them, and the daemon overwrites it
+      if begin ~= 0 then notes = notes .. string.format(',"penstock_begin_s":%d', begin) end
       if site.plain_after_s then
         notes = notes .. string.format(',"penstock_plain":{"partition":"%s","nodes":%d,"gpus_per_node":%d}', partition.name, nodes, gpus)
         job.begin_time = math.max(os.time(), begin) + site.plain_after_s
+        if job.exc_nodes then others[#others + 1] = job.exc_nodes end
         if #others > 0 then job.exc_nodes = table.concat(others, ",") end
       else
         job.priority = 0
@@ -454,7 +544,8 @@ local function adapt(job, visible, given)
       return
     end
   end
-  refuse("no partition has %d to %d GPUs of the kind that the flags ask for; there are %s", spec.low, spec.high, describe(site))
+  local on = node_note ~= "" and " on the nodes that --nodelist, --exclude and --constraint allow" or ""
+  refuse("no partition has %d to %d GPUs of the kind that the flags ask for%s; there are %s", spec.low, spec.high, on, describe(site))
 end
 
 -- For slurm_job_submit.

@@ -138,7 +138,14 @@ class SlurmCluster:
         expect_partitions(ours, records.partitions)
         slurm_jobs = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         self._has_observed, self._gone = True, dict(records.gone)
-        found = sort_jobs(slurm_jobs, ours, cleared=self._cleared, was_managed=self._was_managed, check=self._check)
+        found = sort_jobs(
+            slurm_jobs,
+            ours,
+            cleared=self._cleared,
+            sent=lambda job: self._spool.control(job.id) is not None,
+            was_managed=self._was_managed,
+            check=self._check,
+        )
         for refusal in found.refused:
             say(self._gateway, next(job for job in slurm_jobs if job.id == refusal.job), refusal.text)
         self._plain = {job.id: self._plain[job.id] for job in slurm_jobs if job.id in self._plain}

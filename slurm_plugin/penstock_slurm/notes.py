@@ -1,16 +1,20 @@
 """Notes about a job in its AdminComment, which only the site can write: JSON with some of these keys.
 
-job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain`` and ``penstock_begin_s``. The daemon writes
-``penstock_says``, a message to the job's user, and ``penstock_shares``.
+job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain``, ``penstock_begin_s`` and ``penstock_nodes``. The daemon
+writes ``penstock_says``, a message to the job's user, and ``penstock_shares``.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import NodeChoice
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_slurm.gateway import PlainShape, SlurmJob
+from penstock_slurm.gateway.hostlist import expand
 
 SAYS = "penstock_says"
 """Message to the job's user, for example why Penstock does not manage the job."""
@@ -23,6 +27,13 @@ PLAIN = "penstock_plain"
 
 BEGIN = "penstock_begin_s"
 """The user's --begin, s since 1970. The job's own begin time keeps it back for the daemon."""
+
+
+NODES = "penstock_nodes"
+"""The user's --nodelist, --exclude and --constraint, by these names. Placing a job overwrites Slurm's own record of its nodes."""
+
+NODE_OPTIONS = ("nodelist", "exclude", "constraint")
+"""sbatch's options that choose nodes."""
 
 
 def notes(job: SlurmJob) -> dict[str, Any] | None:
@@ -61,6 +72,30 @@ def plain_shape(job: SlurmJob) -> PlainShape | None:
         return PlainShape(str(shape["partition"]), int(shape["nodes"]), int(shape["gpus_per_node"]))
     except (TypeError, KeyError, ValueError):
         return None
+
+
+def node_choice(job: SlurmJob) -> NodeChoice | None:
+    """The nodes on which the job's user lets it run; None: all. Raises BadJobSpec if the note cannot be read."""
+    chosen: Any = (notes(job) or {}).get(NODES)
+    if chosen is None:
+        return None
+    try:
+        return node_choice_of(*(str(chosen.get(name, "")) for name in NODE_OPTIONS))
+    except (AttributeError, ValueError) as error:
+        raise BadJobSpec(
+            f"its AdminComment has a note {NODES} that cannot be read ({error}); ask an admin to correct it, or submit it again"
+        ) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def node_choice_of(nodelist: str = "", exclude: str = "", constraint: str = "") -> NodeChoice | None:
+    """The nodes that these values of sbatch's options allow; None: all. Raises ValueError.
+
+    `constraint`: features joined by & or by |, as job_submit.lua checks.
+    """
+    features = frozenset(frozenset(each.split("&")) for each in constraint.split("|")) if constraint else frozenset()
+    found = NodeChoice(frozenset(expand(nodelist)), frozenset(expand(exclude)), features)
+    return None if found == NodeChoice() else found
 
 
 def waits_for(job: SlurmJob, now_s: float) -> str:

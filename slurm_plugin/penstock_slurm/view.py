@@ -35,7 +35,7 @@ from penstock_slurm import time_limits
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.node_states import UNLISTED, node_facts, partition_facts
-from penstock_slurm.notes import kept_by_begin, notes
+from penstock_slurm.notes import kept_by_begin, node_choice, notes
 from penstock_slurm.site import SlurmRules
 from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
 
@@ -102,6 +102,7 @@ def sort_jobs(
     partitions: Collection[str],
     *,
     cleared: Callable[[SlurmJob], bool],
+    sent: Callable[[SlurmJob], bool],
     was_managed: Callable[[SlurmJob], bool],
     check: SpecCheck,
 ) -> SortedJobs:
@@ -111,6 +112,7 @@ def sort_jobs(
         jobs: Slurm's jobs.
         partitions: the managed partitions, that of the cloud included.
         cleared: tells whether Penstock has cleared the GRES of a job.
+        sent: tells whether Penstock has sent a job to nodes before.
         was_managed: tells whether Penstock has managed a job without a job spec before.
         check: raises BadJobSpec if a job spec can never be served.
     """
@@ -124,6 +126,11 @@ def sort_jobs(
                 expect_never_managed(job, managed=was_managed(job))
                 continue
             expect_manageable(job, cleared=cleared(job))
+            if job.held and job.required_nodes and job.restarts == 0 and not sent(job):
+                raise BadJobSpec(
+                    "it names its nodes (--nodelist), and Penstock would overwrite that; submit it with sbatch --adaptive on a "
+                    "host with Penstock's plugin, or without --nodelist"
+                )
             check(spec)
         except BadJobSpec as error:
             found.refused.append(Refusal(job.id, job.name, job.user, str(error)))
@@ -179,6 +186,7 @@ def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
         )
     if job.gpus_per_node is None and not cleared:
         raise BadJobSpec("it requests no GPUs per node, so there is no number to change; submit it with --gres=gpu:1")
+    node_choice(job)
     if not job.requeue:
         raise BadJobSpec("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
 
@@ -221,6 +229,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         account=job.account,
         qos=job.qos,
         reservation=job.reservation,
+        nodes=node_choice(job),
         weight=scene.rules.weight(job),
     )
 
@@ -409,6 +418,7 @@ def node_views(
             switch=scene.rules.switches.get(node.name, ""),
             cpus=node.cpus,
             cpus_others=max(node.cpus_used - cpus[node.name], 0),
+            features=node.features,
             state="+".join(sorted(node.state)),
             memory_mb=node.memory_mb if counts_memory else 0,
             memory_others_mb=max(node.memory_used_mb - memory_mb[node.name], 0) if counts_memory else 0,

@@ -17,7 +17,7 @@ from penstock_scheduler.simulator import nodes_from_spec
 def job(job_id: str, *, phase: Phase = Phase.QUEUED, submit_s: float = 0.0, restarts: int = 0, **fields: object) -> Job:
     """A job whose job spec has `fields`; allocation, target, time_limit_s and partitions are keywords too."""
     more = (
-        *("allocation", "target", "account", "qos", "reservation", "weight", "time_limit_s"),
+        *("allocation", "target", "account", "qos", "reservation", "nodes", "weight", "time_limit_s"),
         *("started_s", "stopped_s", "requeued_s", "leaving", "pauses_s"),
     )
     own = {name: fields.pop(name) for name in more if name in fields}

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_profiles.sensitivity import Option, Sensitivity, SensitivityProfile
 from penstock_scheduler.explain import explain, words
-from penstock_scheduler.model import Configuration, GpuLimit, Phase, ReasonCode, Snapshot
+from penstock_scheduler.model import Configuration, GpuLimit, NodeChoice, Phase, ReasonCode, Snapshot
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -209,3 +209,31 @@ def test_a_job_hears_its_share_and_what_cpu_and_memory_are_worth_to_it():
     plain = explain(decided(known, "fifo"), "1")
     assert plain is not None
     assert plain.share is None, "the policy does not give them out"
+
+
+def test_a_job_whose_user_allows_few_nodes_is_told_so():
+    """Its nodes are all taken, and four T4 are free."""
+    said = explain(full_cluster(min_gpus=1, max_gpus=1, nodes=NodeChoice(exclude=frozenset({"t4-00"}))), "2")
+    assert said is not None
+    assert [use.gpu_type for use in said.uses] == ["a100"]
+    assert {remedy.change: remedy.gets for remedy in said.remedies} == {
+        "any node (no --exclude=t4-00)": Configuration(1, 1, "t4")
+    }
+    assert "Its user allows only some nodes: --exclude=t4-00." in words(said, now_s=1060.0)
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (NodeChoice(only=frozenset({"x"})), "no managed node is allowed by --nodelist=x: submit it with other nodes"),
+        (
+            NodeChoice(exclude=frozenset({"a100-00"})),
+            "no node among those that --exclude=a100-00 allows has a100; the types are t4",
+        ),
+    ],
+)
+def test_a_job_that_no_allowed_node_suits_is_told_that_it_can_never_start(choice, text):
+    said = explain(full_cluster(gpu_types=("a100",), nodes=choice), "2")
+    assert said is not None
+    assert said.reason.code is ReasonCode.NEVER_FITS
+    assert text in said.reason.text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.model import Configuration, Node, Placement, Share
+from penstock_scheduler.model import Configuration, Node, NodeChoice, Placement, Share
 from penstock_scheduler.placement import Placed, place
 from penstock_scheduler.simulator import nodes_from_spec
 from tests.scheduler.builders import on
@@ -210,13 +210,15 @@ def odd_clusters(draw):
             wanted[job] = shape
     partitions = {job: draw(st.sampled_from([("a",), ("b", "a")])) for job in wanted}
     reservations = {job: "exam" for job in wanted if draw(st.integers(0, 3)) == 0}
-    return tuple(nodes), wanted, current, pinned, partitions, reservations
+    some = st.frozensets(st.sampled_from([node.name for node in nodes]), max_size=3)
+    choices = {job: NodeChoice(draw(some), draw(some)) for job in wanted if draw(st.integers(0, 3)) == 0}
+    return tuple(nodes), wanted, current, pinned, partitions, reservations, choices
 
 
 @given(odd_clusters())
 def test_the_rules_hold_on_any_cluster(cluster):
-    nodes, wanted, current, pinned, partitions, reservations = cluster
-    found = place(nodes, wanted, partitions, current, pinned, reservations=reservations)
+    nodes, wanted, current, pinned, partitions, reservations, choices = cluster
+    found = place(nodes, wanted, partitions, current, pinned, reservations=reservations, choices=choices)
     by_name = {node.name: node for node in nodes}
     assert set(found.placements) | set(found.left_over) == set(wanted)
     assert not set(found.placements) & set(found.left_over)
@@ -234,6 +236,7 @@ def test_the_rules_hold_on_any_cluster(cluster):
             assert used[share.node] <= node.gpus
             assert node.may_start
             assert node.reservation == reservations.get(job, "")
+            assert job not in choices or choices[job].admits(node)
             if placement != current.get(job):  # Slurm itself may have put it elsewhere, or on parts of nodes
                 assert placement.partition in node.partitions
                 if len(placement.shares) > 1 and any(each.gpus == share.gpus for each in nodes):

@@ -7,10 +7,21 @@ import json
 
 import pytest
 
-from penstock_scheduler.model import Node
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import Node, NodeChoice
 from penstock_slurm.gateway import PlainShape, SlurmJob
 from penstock_slurm.gateway.parse_jobs import parse_jobs
-from penstock_slurm.notes import SAYS, SHARES, kept_by_begin, overdue, plain_shape, waits_for, with_message, with_note
+from penstock_slurm.notes import (
+    SAYS,
+    SHARES,
+    kept_by_begin,
+    node_choice,
+    overdue,
+    plain_shape,
+    waits_for,
+    with_message,
+    with_note,
+)
 from penstock_slurm.plain_jobs import longest_waiting, set_aside
 from tests.slurm_plugin.gateway.test_parse import OF_22_05, RUNNING, SEPARATOR, answer
 
@@ -36,6 +47,32 @@ def pending(**fields: object) -> SlurmJob:
 
 def noted(**keys: object) -> str:
     return json.dumps({"penstock": {"max_gpus": 2}} | keys)
+
+
+def test_the_nodes_that_a_user_allows() -> None:
+    def chosen(**note: object) -> NodeChoice | None:
+        return node_choice(pending(admin_comment=noted(penstock_nodes=note)))
+
+    assert node_choice(pending(admin_comment=noted())) is chosen() is None
+    two = chosen(nodelist="t4-[00-02],x", exclude="t4-01", constraint="ib&nvme")
+    assert two == NodeChoice(
+        frozenset({"t4-00", "t4-01", "t4-02", "x"}), frozenset({"t4-01"}), frozenset({frozenset({"ib", "nvme"})})
+    )
+    assert str(two) == "--nodelist=t4-00,t4-01,t4-02,x --exclude=t4-01 --constraint=ib&nvme"
+
+    def admitted(choice: NodeChoice | None, **features: tuple[str, ...]) -> str:
+        assert choice is not None
+        names = {name.replace("_", "-"): has for name, has in features.items()}
+        return " ".join(n for n, has in names.items() if choice.admits(Node(n, "t4", 4, ("all",), features=has)))
+
+    nodes = {"t4_00": ("ib", "nvme"), "t4_01": ("ib", "nvme"), "t4_02": ("ib",), "t4_03": ("ib", "nvme", "big")}
+    assert admitted(two, **nodes) == "t4-00"
+    assert admitted(chosen(constraint="big|nvme"), **nodes) == "t4-00 t4-01 t4-03"
+    assert admitted(chosen(exclude="t4-[00-01]"), **nodes) == "t4-02 t4-03"
+    with pytest.raises(BadJobSpec, match="penstock_nodes that cannot be read"):
+        chosen(nodelist="t4-[")
+    with pytest.raises(BadJobSpec, match="penstock_nodes that cannot be read"):
+        node_choice(pending(admin_comment=noted(penstock_nodes="t4-00")))
 
 
 @pytest.mark.parametrize(

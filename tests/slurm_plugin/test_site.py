@@ -55,7 +55,12 @@ def site(told: Told, **settings: object) -> tuple[SlurmSite, SimulatedClock]:
 
 def slurm_job(job_id: str, user: str = "ada", account: str = "maths", qos: str = "normal", **gpus: int) -> SlurmJob:
     release = RELEASES[0]
-    fields = dict.fromkeys(job_fields(release), "0") | {"JobID": job_id, "ArrayTaskID": "N/A", "NodeList": ""}
+    fields = dict.fromkeys(job_fields(release), "0") | {
+        "JobID": job_id,
+        "ArrayTaskID": "N/A",
+        "NodeList": "",
+        "ReqNodes": "",
+    }
     (job,) = parse_jobs("".join(f"{value}|" for value in fields.values()), "|", release)
     counted = {"" if name == "all_types" else name: count for name, count in gpus.items()}
     return dataclasses.replace(job, user=user, account=account, qos=qos, gpus_counted=counted, unknown=())

@@ -47,7 +47,12 @@ class Choice:
 
 
 def may_leave(job: Job, cloud: CloudState) -> bool:
-    """Whether the job's spec, or else the site, lets it run in the cloud."""
+    """Whether the job's spec, or else the site, lets it run in the cloud.
+
+    A job whose user named nodes or features stays on site: no instance has that name, and the features of none are known.
+    """
+    if job.nodes is not None and (job.nodes.only or job.nodes.features):
+        return False
     if job.spec.burst is None:
         return cloud.by_default
     return job.spec.burst is not Burst.NEVER

@@ -1,7 +1,7 @@
 """The book of free GPUs: what a policy may still allocate in a round, and to which jobs.
 
-`FreeGpus` knows the nodes, the partitions and reservations by which they are open to a job, the limits on users, accounts and
-QOS, and the switches of the topology. A policy that allocates through it cannot forget one of them:
+`FreeGpus` knows the nodes, the partitions, reservations and node choices by which they are open to a job, the limits on users,
+accounts and QOS, and the switches of the topology. A policy that allocates through it cannot forget one of them:
 
     free = FreeGpus.of(snapshot)
     where = free.find(job, options)      # the first of these configurations for which the job may have GPUs now; or None
@@ -21,14 +21,42 @@ A policy that lets jobs share GPUs counts the packs of each node itself (`polici
 left for them; `charge` counts a sharing job against the limits alone. `Timeline` is the same book over time, for backfill.
 `placement.place` is the batch version, for policies that choose configurations first and nodes later; it may move jobs.
 
-Rooms: `access` (partitions and reservations), `allowance` (limits), `book` (`FreeGpus`), `index` (nodes by free GPUs and
-switch), `timeline`.
+Rooms: `access` (partitions, reservations and node choices), `allowance` (limits), `book` (`FreeGpus`), `index` (nodes by free
+GPUs and switch), `timeline`.
 """
 
-from penstock_scheduler.free_gpus.access import is_open, open_nodes
+from penstock_scheduler.free_gpus.access import (
+    Access,
+    Choices,
+    Door,
+    access_of,
+    choice_text,
+    choices_of,
+    doors,
+    is_open,
+    open_nodes,
+    opens,
+)
 from penstock_scheduler.free_gpus.allowance import Allowance
 from penstock_scheduler.free_gpus.book import Fit, FreeGpus, changed_nodes
 from penstock_scheduler.free_gpus.index import NodeIndex
 from penstock_scheduler.free_gpus.timeline import Timeline
 
-__all__ = ["Allowance", "Fit", "FreeGpus", "NodeIndex", "Timeline", "changed_nodes", "is_open", "open_nodes"]
+__all__ = [
+    "Access",
+    "Allowance",
+    "Choices",
+    "Door",
+    "Fit",
+    "FreeGpus",
+    "NodeIndex",
+    "Timeline",
+    "access_of",
+    "changed_nodes",
+    "choice_text",
+    "choices_of",
+    "doors",
+    "is_open",
+    "open_nodes",
+    "opens",
+]

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.free_gpus.access import doors
+from penstock_scheduler.free_gpus.access import Choices, choices_of, doors
 from penstock_scheduler.free_gpus.allowance import Allowance
 from penstock_scheduler.free_gpus.index import NodeIndex
 from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Placement, Share, Snapshot
@@ -166,6 +166,9 @@ class FreeGpus:
         free_N = self.free_N if free_N is None else free_N
         for option in options:
             candidates = self.enough(option, free_N).nonzero()[0]
+            if job.nodes is not None:
+                admitted = [job.nodes.admits(self.nodes[index]) for index in candidates.tolist()]
+                candidates = candidates[np.array(admitted, dtype=np.bool_)]
             if len(candidates) < option.nodes:
                 continue
             if option.nodes == 1:
@@ -194,7 +197,7 @@ class FreeGpus:
         """Nodes for a configuration of several, out of these candidates, given by index."""
         nodes = [self.nodes[index] for index in candidates.tolist()]
         free = dict(zip((node.name for node in nodes), free_N[candidates].tolist(), strict=True))
-        return NodeIndex(nodes, free).find(option, doors(job))[0]
+        return NodeIndex(nodes, free, choices=choices_of([job])).find(option, doors(job))[0]
 
     def enough(self, option: Configuration, free: Counts) -> NDArray[np.bool_]:
         """Which nodes could be part of a configuration, in the shape of `free`. The last axis of `free` is the nodes."""
@@ -208,14 +211,16 @@ class FreeGpus:
             if index is not None and self.nodes[index].may_start:
                 free_N[index] += sign * share.gpus
 
-    def index(self, gpu_type: str, move_cost: Mapping[JobId, float] | None = None) -> NodeIndex:
-        """The nodes of one GPU type, ready for placing many jobs; it counts on its own from then on."""
+    def index(
+        self, gpu_type: str, move_cost: Mapping[JobId, float] | None = None, choices: Choices | None = None
+    ) -> NodeIndex:
+        """The nodes of one GPU type, ready for placing many jobs with these node choices; it counts on its own from then on."""
         free = {
             node.name: free
             for node, free in zip(self.nodes, self.free_N.tolist(), strict=True)
             if node.gpu_type == gpu_type
         }
-        return NodeIndex((node for node in self.nodes if node.gpu_type == gpu_type), free, move_cost)
+        return NodeIndex((node for node in self.nodes if node.gpu_type == gpu_type), free, move_cost, choices)
 
 
 def changed_nodes(old: Sequence[Node], new: Sequence[Node]) -> list[int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock_scheduler.free_gpus.access import Access, Door, access_of, opens
+from penstock_scheduler.free_gpus.access import Access, Choices, Door, access_of, opens
 from penstock_scheduler.model import Configuration, JobId, Node, Placement, Share
 
 
@@ -18,14 +18,20 @@ class NodeIndex:
         nodes: all of one GPU type.
         free: free GPUs by node.
         move_cost: GPU-seconds of work that moving a kept job costs, >= 0; absent: its GPUs.
+        choices: the node choices of the jobs to be placed.
     """
 
     def __init__(
-        self, nodes: Iterable[Node], free: Mapping[str, int], move_cost: Mapping[JobId, float] | None = None
+        self,
+        nodes: Iterable[Node],
+        free: Mapping[str, int],
+        move_cost: Mapping[JobId, float] | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._free = {name: free[name] for name in self._nodes}
-        self._accesses = sorted({access_of(node) for node in self._nodes.values()})
+        self._access = {name: access_of(node, choices or {}) for name, node in self._nodes.items()}
+        self._accesses = sorted(set(self._access.values()))
         self._largest = max(self._free.values(), default=0)
         self._sizes = {node.gpus for node in self._nodes.values()}
         self._move_cost = move_cost or {}
@@ -42,11 +48,13 @@ class NodeIndex:
         self._offers: dict[tuple[int, int], _Offers] = {}
         self._ready = False
 
-    def keep(self, job: JobId, placement: Placement, reservation: str) -> bool:
-        """Let a job stay where it is; False if its GPUs are not free there."""
+    def keep(self, job: JobId, placement: Placement, reservation: str, choice: str = "") -> bool:
+        """Let a job stay where it is; False if its GPUs are not free there, or not open to this reservation and node choice."""
         for share in placement.shares:
-            node = self._nodes.get(share.node)
-            if node is None or node.reservation != reservation or self._free[share.node] < share.gpus:
+            if share.node not in self._nodes or self._free[share.node] < share.gpus:
+                return False
+            _, kept_for, admitting = self._access[share.node]
+            if kept_for != reservation or choice not in ("", *admitting):
                 return False
         for share in placement.shares:
             self._free[share.node] -= share.gpus
@@ -59,7 +67,7 @@ class NodeIndex:
 
         Args:
             configuration: what the job gets.
-            doors: partitions of the job, each with its reservation, the preferred partition first.
+            doors: partitions of the job, each with its reservation and node choice, the preferred partition first.
         """
         if not self._ready:
             self._ready = True
@@ -99,7 +107,7 @@ class NodeIndex:
     def _changed(self, name: str) -> None:
         """Sort a node in again after its free GPUs or its kept jobs have changed."""
         node, free = self._nodes[name], self._free[name]
-        access = access_of(node)
+        access = self._access[name]
         place = (access, node.gpus, node.switch)
         if name in self._counted:
             self._counted.remove(name)
@@ -171,7 +179,7 @@ class NodeIndex:
         def suits(name: str) -> bool:
             node = self._nodes[name]
             whole = configuration.nodes > 1 and gpus in self._sizes
-            return opens(door, access_of(node)) and (node.gpus == gpus or not whole)
+            return opens(door, self._access[name]) and (node.gpus == gpus or not whole)
 
         best = offers.cheapest(configuration.nodes, suits)
         return [name for _, name, _ in best], sorted({job for _, _, departing in best for job in departing})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -138,6 +139,8 @@ class Node:
     """Memory that jobs may have, MB as Slurm counts them; 0: not known, or not allocated by the cluster."""
     memory_others_mb: int = 0
     """Memory that is held by jobs which Penstock does not manage, MB."""
+    features: tuple[str, ...] = ()
+    """The features that an admin gave the node, which a job may ask for."""
 
     def leave_request(self, reservation: str = "") -> LeaveRequest | None:
         """The request to leave for a job of this reservation (empty: of none); None: the job may stay."""
@@ -159,3 +162,34 @@ class Node:
     def memory_mb_for_us(self) -> int:
         """Memory that a plan may allocate here, MB."""
         return max(self.memory_mb - self.memory_others_mb, 0) if self.may_start else 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChoice:
+    """The nodes on which a job may run, as its user chose them. An empty field allows every node."""
+
+    only: frozenset[str] = frozenset()
+    """Names of the nodes that are allowed."""
+    exclude: frozenset[str] = frozenset()
+    """Names of nodes that are not allowed."""
+    features: frozenset[frozenset[str]] = frozenset()
+    """Sets of features. A node that has all features of one of the sets is allowed."""
+
+    def admits(self, node: Node) -> bool:
+        """Whether the job may run on the node, as far as its user chose."""
+        return (
+            (not self.only or node.name in self.only)
+            and node.name not in self.exclude
+            and (not self.features or any(wanted.issubset(node.features) for wanted in self.features))
+        )
+
+    def __str__(self) -> str:
+        return _shown(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shown(choice: NodeChoice) -> str:
+    """A choice as sbatch's options. It names every node, so that different choices differ."""
+    features = "|".join(sorted("&".join(sorted(wanted)) for wanted in choice.features))
+    values = {"nodelist": ",".join(sorted(choice.only)), "exclude": ",".join(sorted(choice.exclude))}
+    return " ".join(f"--{name}={value}" for name, value in (values | {"constraint": features}).items() if value)

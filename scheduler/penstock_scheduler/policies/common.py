@@ -25,6 +25,7 @@ from penstock_scheduler.model import (
     Share,
     Snapshot,
 )
+from penstock_scheduler.units import shortened
 
 
 def configurations(
@@ -211,7 +212,7 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[tuple[str, ...], str, int], tuple[Configuration, ...]] = {}
+        self._shapes: dict[tuple[object, ...], tuple[Configuration, ...]] = {}
         self._nodes: tuple[Node, ...] = ()
         self._known: dict[JobId, tuple[Job, AnyEstimator, Request]] = {}
         self._alike: dict[tuple[object, ...], tuple[Job, AnyEstimator, Request]] = {}
@@ -237,13 +238,14 @@ class Requests:
             id(model),
             job.partitions,
             job.reservation,
+            job.nodes,
         )  # the cache holds both objects, so their identities stay valid
         if key not in self._alike:
             self._alike[key] = (job, model, self._request(job, model))
         return self._alike[key]
 
     def _request(self, job: Job, model: AnyEstimator) -> Request:
-        key = (job.partitions, job.reservation, job.spec.max_gpus)
+        key = (job.partitions, job.reservation, job.nodes, job.spec.max_gpus)
         if key not in self._shapes:
             self._shapes[key] = configurations(open_nodes(self._nodes, job), {job.spec.max_gpus}, job.spec.max_gpus)
         fitting = sorted((option for option in self._shapes[key] if allowed(job, option)), key=lambda c: -c.gpus)
@@ -260,11 +262,11 @@ class Requests:
 
 def _frame(node: Node) -> tuple[object, ...]:
     """The facts of a node that requests depend on. The jobs that use it are not among them."""
-    return node.gpu_type, node.gpus, node.may_start, node.partitions, node.reservation
+    return node.name, node.gpu_type, node.gpus, node.may_start, node.partitions, node.reservation, node.features
 
 
 def _asks(job: Job) -> tuple[object, ...]:
-    return job.spec, job.partitions, job.reservation
+    return job.spec, job.partitions, job.reservation, job.nodes
 
 
 def ran_s(snapshot: Snapshot, job: Job, gpus: int) -> float:
@@ -290,28 +292,38 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
 def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:
     """Why the job can never start. `options`: the configurations of the site; None: those for a job of its size."""
     spec = job.spec
+    here = "here"
+    if job.nodes is not None:
+        allowed_by = shortened(str(job.nodes))
+        here = f"among those that {allowed_by} allows"
+        nodes, options = [node for node in nodes if job.nodes.admits(node)], None
+        if not nodes:
+            text = f"no managed node is allowed by {allowed_by}: submit it with other nodes or features"
+            return Reason(ReasonCode.NEVER_FITS, text, smallest_need(job))
     if options is None:
         options = configurations(nodes, {spec.max_gpus})
     types = sorted({node.gpu_type for node in nodes})
     needs = smallest_need(job)
     if types and not any(map(spec.allows_type, types)):
         wanted = f"has {', '.join(spec.gpu_types)}" if spec.gpu_types else "is of another type than those excluded"
-        text = f"no node here {wanted}; the types are {', '.join(types)}: change gpu_types or excluded_gpu_types"
+        text = f"no node {here} {wanted}; the types are {', '.join(types)}: change gpu_types or excluded_gpu_types"
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     shapes = [option for option in options if spec.allows_type(option.gpu_type)]
     sizes = sorted({option.gpus for option in shapes})
     if not sizes:
-        text = "no node with GPUs of its types takes new jobs now: all are down, silent or drained"
+        text = f"no node {here} with GPUs of its types takes new jobs now: all are down, silent or drained"
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     if not any(spec.min_gpus <= size <= spec.max_gpus for size in sizes):
         few_to_many = f"{spec.min_gpus}" + (f" to {spec.max_gpus}" if spec.max_gpus != spec.min_gpus else "")
         text = (
             f"needs {few_to_many} GPUs, but jobs can have "
-            f"{', '.join(map(str, sizes))} here: change min_gpus or max_gpus"
+            f"{', '.join(map(str, sizes))} {here}: change min_gpus or max_gpus"
         )
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     if not any(spec.allows(option.gpu_type, option.gpus) for option in shapes):
-        text = f"no count that jobs can have here is a multiple of scale_unit={spec.scale_unit}: change it or max_gpus"
+        text = (
+            f"no count that jobs can have {here} is a multiple of scale_unit={spec.scale_unit}: change it or max_gpus"
+        )
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     return Reason(
         ReasonCode.NEVER_FITS, "its model gives no progress on any configuration: check its goodput_table", needs

@@ -144,9 +144,9 @@ class Pollux:
         possible_JC = np.isfinite(goodput_JC) & (goodput_JC > 0)
         sizes = {node.gpus for node in snapshot.nodes}
         odd_C = np.array([not common.is_regular(option, sizes) for option in options], dtype=np.bool_)
-        open_to: dict[tuple[tuple[str, ...], str], NDArray[np.bool_]] = {}
+        open_to: dict[tuple[object, ...], NDArray[np.bool_]] = {}
         for row, job in enumerate(jobs):
-            access = (job.partitions, job.reservation)
+            access = (job.partitions, job.reservation, job.nodes)
             if access not in open_to:
                 there = common.configurations(open_nodes(snapshot.nodes, job), {option.gpus for option in options})
                 open_to[access] = np.array([option in set(there) for option in options], dtype=np.bool_)

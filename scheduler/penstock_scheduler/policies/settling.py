@@ -44,6 +44,7 @@ def settle(
         {job_id: running[job_id] for job_id in wanted if job_id in running},
         pins,
         reservations={job.id: job.reservation for job in snapshot.jobs if job.reservation},
+        choices={job.id: job.nodes for job in snapshot.jobs if job.nodes is not None},
     ).placements
     for job_id, placement in placements.items():
         free.take(jobs[job_id], placement)

@@ -166,7 +166,7 @@ class _Stage:
             self._shares[job.id] = held.shares if held is not None else _parts(where, by_name)
             for share in self._shares[job.id]:
                 self._leave(share)
-        self._doors: dict[tuple[str, str, str], tuple[int, ...]] = {}
+        self._doors: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.claims = [self._claim(job, where, settings) for job, where in single]
         self.grants = tune(self.claims, self.rooms, settings)
         if self.grants is None and settings.placement != "given":
@@ -205,13 +205,14 @@ class _Stage:
 
     def _like(self, where: Placement, job: Job) -> tuple[int, ...]:
         """Nodes of the same kind, on which the job could run as well."""
-        door = (where.gpu_type, where.partition, job.reservation)
+        door = (where.gpu_type, where.partition, job.reservation, job.nodes)
         if door not in self._doors:
             self._doors[door] = tuple(
                 index
                 for index, node in enumerate(self._snapshot.nodes)
                 if (node.gpu_type, node.reservation) == (where.gpu_type, job.reservation)
                 and where.partition in node.partitions
+                and (job.nodes is None or job.nodes.admits(node))
             )
         return self._doors[door]
 

@@ -64,6 +64,8 @@ class SlurmNode:
     """Whether the node has the GRES `STAND_IN`."""
     unknown: tuple[Unknown, ...] = ()
     """What Slurm says of the node that cannot be read. Nothing may start on such a node; what runs there stays."""
+    features: tuple[str, ...] = ()
+    """Its active features, in order."""
 
 
 @dataclass(frozen=True, slots=True)

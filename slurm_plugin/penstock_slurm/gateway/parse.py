@@ -18,7 +18,8 @@ from penstock_slurm.gateway.fields import NOTHING, Fields, duration_s
 from penstock_slurm.gateway.hostlist import expand
 
 NODE_KEYS = re.compile(
-    r"(?:^|\s)(NodeName|Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime)"
+    r"(?:^|\s)(NodeName|Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime"
+    r"|ActiveFeatures)"
     r"=(\S*)"
 )
 POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"})
@@ -163,6 +164,7 @@ def _node(line: str, release: Release) -> SlurmNode:
         reason=reason.group(1) if reason else "",
         stand_in=_HAS_STAND_IN.search(values.get("Gres", "")) is not None,
         unknown=tuple(node.unknown),
+        features=tuple(sorted(set(values.get("ActiveFeatures", "").split(",")) - NOTHING)),
     )
 
 

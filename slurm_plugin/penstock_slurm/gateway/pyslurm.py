@@ -320,6 +320,7 @@ def _node(node: Any, gpus_used: dict[str, int], release: Release) -> SlurmNode:
         memory_used_mb=int(node.allocated_memory or 0),
         reason=node.reason or "",
         unknown=(Unknown("State", str(node.state)),) if state - release.node_states else (),
+        features=tuple(sorted(node.active_features or ())),
     )
 
 

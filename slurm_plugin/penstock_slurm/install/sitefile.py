@@ -53,6 +53,13 @@ def site_lua(
         lines.append(f"  plain_after_s = {settings.plain_after_s:.0f},")
     lines.append("  families = {")
     lines += [f"    [{_lua(name)}] = true," for name in sorted(families) if FLAG_NAME.fullmatch(name)]
+    lines += ["  },", "  features = {"]
+    ours = [
+        node for node in nodes if not set(settings.partitions).isdisjoint(node.partitions) and any(node.gpus.values())
+    ]
+    for feature in sorted({feature for node in ours for feature in node.features}):
+        names = sorted(node.name for node in ours if feature in node.features)
+        lines.append(f"    [{_lua(feature)}] = {{{', '.join(f'[{_lua(name)}] = true' for name in names)}}},")
     lines += ["  },", "  partitions = {"]
     any_gpus = False
     for name in settings.partitions:

@@ -17,9 +17,10 @@ import typer
 from typer.core import TyperGroup
 
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model import JobSpec, NodeChoice
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.settings import load_settings
+from penstock_slurm.notes import NODE_OPTIONS, node_choice_of
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.submit import command_line, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
@@ -156,6 +157,11 @@ def _without_plugin(
     for name in ("gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks"):
         if name in named:
             raise BadFlag(f"--{name} cannot be used with --adaptive; use --min-gpus, --max-gpus and --gpu-types")
+    for name in NODE_OPTIONS:
+        if name in named:
+            raise BadFlag(
+                f"--{name} needs Penstock's sbatch plugin, which this host lacks: submit from one that has it"
+            )
     if command_line.adaptive_flags(_pairs(_script_words(line), options), options):
         raise BadFlag(
             f"{line.script} has adaptive flags in #SBATCH lines, but this sbatch does not know them: remove them and give "
@@ -169,6 +175,14 @@ def _without_plugin(
 def _fields(spec: JobSpec) -> dict[str, object]:
     fields: dict[str, object] = spec.model_dump(mode="json", exclude_unset=True)
     return fields
+
+
+def _nodes(named: Mapping[str, str]) -> NodeChoice | None:
+    """The nodes that sbatch's options allow. Raises BadFlag."""
+    try:
+        return node_choice_of(*(named.get(name, "") for name in NODE_OPTIONS))
+    except ValueError as error:
+        raise BadFlag(f"--nodelist or --exclude: {error}; give names of nodes, such as --exclude=node[01-04]") from None
 
 
 def _script_words(line: CommandLine) -> list[str]:
@@ -208,6 +222,7 @@ def _explain(
         partitions=tuple(filter(None, named.get("partition", "").split(","))),
         reservation=named.get("reservation", ""),
         time_limit_s=time_s(named.get("time", "")),
+        nodes=_nodes(named),
     )
     for text in dry_run.explain(load_settings(config), spec_of(given), asked):
         typer.echo(text)

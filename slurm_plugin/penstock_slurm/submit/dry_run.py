@@ -19,7 +19,7 @@ from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import BadJobSpec, StoreError
 from penstock_scheduler.forecast import ask, describe, with_job
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
-from penstock_scheduler.model import Burst, Job, JobSpec, Phase, Snapshot
+from penstock_scheduler.model import Burst, Job, JobSpec, NodeChoice, Phase, Snapshot
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
@@ -48,6 +48,7 @@ class Asked:
     partitions: tuple[str, ...] = ()
     reservation: str = ""
     time_limit_s: float | None = None
+    nodes: NodeChoice | None = None
 
 
 class _ReadOnlyGateway(CliGateway):
@@ -87,6 +88,7 @@ def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
         account=asked.account,
         qos=asked.qos,
         reservation=asked.reservation,
+        nodes=asked.nodes,
         time_limit_s=asked.time_limit_s,
     )
     site = settings.section(LimitSettings)

@@ -18,6 +18,7 @@ from penstock_scheduler.model import (
     LeaveCause,
     LeaveRequest,
     Node,
+    NodeChoice,
     Partition,
     Phase,
     Placement,
@@ -76,7 +77,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             kept_for = draw(st.sampled_from(["", "", "", "exam"]))
             asks = draw(st.sampled_from([None, LeaveRequest(LeaveCause.DRAIN)])) if not may_start else None
             name = f"{gpu_type}-{index:02d}"
-            nodes.append(Node(name, gpu_type, size, partitions, may_start, others, reservation=kept_for, leave=asks))
+            has = draw(st.sampled_from([(), ("ib",), ("ib", "nvme")]))
+            nodes.append(
+                Node(
+                    name, gpu_type, size, partitions, may_start, others, reservation=kept_for, leave=asks, features=has
+                )
+            )
     free = {node.name: max(node.gpus - node.gpus_others, 0) for node in nodes}
     jobs, models, remaining, attained = [], {}, {}, {}
     for number in range(draw(st.integers(0, 8))):
@@ -94,6 +100,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         state: dict[str, object] = {
             "partitions": draw(st.sampled_from([("all",), ("fast",), ("fast", "all")])),
             "reservation": draw(st.sampled_from(["", "", "", "exam"])),
+            "nodes": draw(st.none() | node_choices([node.name for node in nodes])),
             "user": draw(st.sampled_from(["ada", "bob"])),
             "account": draw(st.sampled_from(["physics", "maths"])),
             "weight": draw(st.sampled_from([1.0, 1.0, 0.5, 3.0])),
@@ -131,6 +138,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
+def node_choices(names: list[str]) -> st.SearchStrategy[NodeChoice]:
+    some = st.frozensets(st.sampled_from(names), max_size=3)
+    feature = st.sampled_from([frozenset({"ib"}), frozenset({"ib", "nvme"}), frozenset({"x"})])
+    return st.builds(NodeChoice, some, some, st.frozensets(feature, max_size=2))
+
+
 @st.composite
 def estimators(draw: st.DrawFn) -> AnyEstimator:
     kind = draw(st.sampled_from(["linear", "table", "pipeline"]))
@@ -156,6 +169,7 @@ def may_only_stay(state: Snapshot) -> set[str]:
             shut = each.allocation.partition in closed or not all(node.may_start for node in there)
             shut |= any(node.reservation != each.reservation for node in there)
             shut |= any(set(node.partitions).isdisjoint(each.partitions) for node in there)
+            shut |= each.nodes is not None and not all(map(each.nodes.admits, there))
             if shut and all(node.leave is None and node.reservation in ("", each.reservation) for node in there):
                 found.add(each.id)
     return found
@@ -180,6 +194,9 @@ def check_places(name: str, state: Snapshot, plan: Plan) -> None:
             stays = held is not None and held.shares == assignment.placement.shares
             assert node.may_start or stays
             assert assignment.placement.partition not in closed or stays
+            # no job comes to a node that its user excluded
+            choice = jobs[job_id].nodes
+            assert stays or choice is None or choice.admits(node) or job_id in common.pinned(state)
             # partitions and reservations are kept, but by those whom the policy may not move
             if (name == "sia" or not stays) and job_id not in common.pinned(state) and job_id not in stay_put:
                 assert assignment.placement.partition in jobs[job_id].partitions

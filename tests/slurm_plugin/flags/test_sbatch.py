@@ -13,6 +13,7 @@ import pytest
 
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import JobSpec, parse_spec, validate_spec
+from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.flags import values
 from tests.slurm_plugin.flags.site import FlagSite
@@ -148,11 +149,19 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
         ),
         ((*ADAPTIVE, "--gpus-per-task=1", "--ntasks=2"), "cannot be used with --adaptive"),
         ((*ADAPTIVE, "--nodes=2"), "--nodes cannot be used with --adaptive; Penstock chooses the nodes"),
-        ((*ADAPTIVE, "--nodelist=t4-00"), "cannot be used with --adaptive; Penstock chooses the nodes"),
-        ((*ADAPTIVE, "--exclude=t4-00"), "--exclude cannot be used with --adaptive"),
+        ((*ADAPTIVE, "--nodelist=t4-07"), "--nodelist: Penstock manages no GPUs of a node t4-07"),
         (
-            (*ADAPTIVE, "--constraint=t4"),
-            "--constraint cannot be used with --adaptive; Penstock chooses the nodes",
+            (*ADAPTIVE, "--gpu-types=a100", "--exclude=a100-[00-01]"),
+            "no partition has 1 to 8 GPUs of the kind that the flags ask for on the nodes that --nodelist, --exclude and",
+        ),
+        (
+            (*ADAPTIVE, "--constraint=[t4|rtx]"),
+            "--constraint=[t4|rtx] cannot be used with --adaptive: join features by",
+        ),
+        ((*ADAPTIVE, "--constraint=t4&x|rtx"), "join features by & or by |, such as --constraint='a&b'"),
+        (
+            (*ADAPTIVE, "--burst=only", "--nodelist=t4-00"),
+            "--burst=only cannot be used with --nodelist and --constraint",
         ),
         (
             (*ADAPTIVE, "--ntasks=4"),
@@ -181,6 +190,41 @@ def test_a_contradiction_is_refused_with_its_remedy(flags: FlagSite, argv: tuple
     said = flags.refusal(*argv)
     assert "penstock: " in said
     assert words in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "note", "shape"),
+    [
+        (("--nodelist=t4-00,rtx-[00-01]",), {"nodelist": "t4-00,rtx-[00-01]"}, (1, 5)),
+        (("--nodelist=t4-[00,01]",), {"nodelist": "t4-[00-01]"}, (2, 3)),
+        (("--exclude=rtx-[00-01],a100-00",), {"exclude": "rtx-[00-01],a100-00"}, (1, 5)),
+        (("--constraint=t4|rtx", "-x", "rtx-00"), {"constraint": "t4|rtx", "exclude": "rtx-00"}, (1, 5)),
+        (("--constraint=t4",), {"constraint": "t4"}, (2, 3)),
+    ],
+)
+def test_nodes_that_the_user_allows_are_noted_for_the_daemon(
+    flags: FlagSite, argv: tuple[str, ...], note: dict[str, str], shape: tuple[int, int]
+) -> None:
+    """The shape in which Slurm could start the job counts only these nodes: 5 GPUs on one rtx or a100, or 2 x 3 t4."""
+    job = flags.submit("--adaptive", "--min-gpus=5", "--max-gpus=8", *argv)
+    assert json.loads(job.admin_comment).keys() == {"penstock", "penstock_nodes"}
+    noted = json.loads(job.admin_comment)["penstock_nodes"]
+    assert {name: set(expand(text)) for name, text in noted.items()} == {n: set(expand(t)) for n, t in note.items()}
+    assert (job.node_count, job.gpus_per_node, job.required_nodes) == (*shape, ())
+
+
+def test_a_partition_whose_max_time_is_too_short_is_not_chosen(flags: FlagSite) -> None:
+    """`all` comes first in the settings."""
+    flags.slurm.command("scontrol", "update", "PartitionName=all", "MaxTime=10")
+    try:
+        assert flags.submit("--adaptive", "--max-gpus=4", "--time=10").partition == ("all",)
+        assert flags.submit("--adaptive", "--max-gpus=4", "--time=11").partition == ("t4",)
+        flags.slurm.command("scontrol", "update", "PartitionName=t4", "MaxTime=10")
+        said = flags.refusal("--adaptive", "--max-gpus=4", "--time=11")
+        assert "--time is more than the MaxTime of every partition that Penstock manages and you may use" in said
+    finally:
+        for name in ("all", "t4"):
+            flags.slurm.command("scontrol", "update", f"PartitionName={name}", "MaxTime=UNLIMITED")
 
 
 def test_a_heterogeneous_job_is_refused(flags: FlagSite) -> None:

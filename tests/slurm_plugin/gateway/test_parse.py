@@ -27,7 +27,7 @@ OF_22_05 = release((22, 5))
 
 NODE = (
     "NodeName=a100-00 Arch=x86_64 CoresPerSocket=32  CPUAlloc=3 CPUEfctv=60 CPUTot=64 CPULoad=1.15 AvailableFeatures=a100"
-    " ActiveFeatures=a100 Gres=gpu:a100:8(S:0-1) GresDrain=N/A GresUsed=gpu:a100:3(IDX:0,2-3) NodeAddr=127.0.0.1"
+    " ActiveFeatures=nvme,ib Gres=gpu:a100:8(S:0-1) GresDrain=N/A GresUsed=gpu:a100:3(IDX:0,2-3) NodeAddr=127.0.0.1"
     " NodeHostName=vm Port=27014 Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=256000"
     " AllocMem=512 FreeMem=22620 Sockets=2 Boards=1 MemSpecLimit=1000 State=MIXED+DRAIN ThreadsPerCore=1 TmpDisk=0"
     " Weight=1 Owner=N/A MCS_label=N/A Partitions=a100,all  BootTime=2026-11-21T01:18:24"
@@ -43,6 +43,8 @@ def test_reads_a_node_of_22_05():
     assert node.partitions == ("a100", "all")
     assert (node.cpus, node.cpus_used, node.memory_mb, node.memory_used_mb) == (60, 3, 255000, 512)
     assert node.reason == "a b State=IDLE x"
+    assert node.features == ("ib", "nvme")
+    assert parse_nodes(NODE.replace("=nvme,ib", "=(null)"), OF_22_05)[0].features == ()
     assert not node_facts(node.state).may_start
 
 

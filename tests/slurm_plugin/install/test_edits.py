@@ -124,15 +124,19 @@ def test_no_installation_is_said_to_be_none(tmp_path: Path):
         changes.plan_undo(tmp_path / changes.RECORD)
 
 
-def node(name: str, gpus: dict[str, int], *partitions: str) -> SlurmNode:
-    return SlurmNode(name, gpus, {}, frozenset({"IDLE"}), partitions, 8, 0, 100, 0)
+def node(name: str, gpus: dict[str, int], *partitions: str, features: tuple[str, ...] = ()) -> SlurmNode:
+    return SlurmNode(name, gpus, {}, frozenset({"IDLE"}), partitions, 8, 0, 100, 0, features=features)
 
 
 PARTITIONS = [
     SlurmPartition("gpu", ("a", "b", "c"), True, True, None),
     SlurmPartition("cpu", ("c",), True, False, None),
 ]
-NODES = [node("b", {"t4": 4}, "gpu"), node("a", {"": 2}, "gpu"), node("c", {}, "gpu", "cpu")]
+NODES = [
+    node("b", {"t4": 4}, "gpu", features=("ib", "nvme")),
+    node("a", {"": 2}, "gpu", features=("ib",)),
+    node("c", {}, "gpu", "cpu", features=("ib", "cpu")),
+]
 
 
 def test_the_sites_list():
@@ -145,6 +149,10 @@ return {
   plain_after_s = 600,
   families = {
     ["ncf"] = true,
+  },
+  features = {
+    ["ib"] = {["a"] = true, ["b"] = true},
+    ["nvme"] = {["b"] = true},
   },
   partitions = {
     {name = "gpu", types = {

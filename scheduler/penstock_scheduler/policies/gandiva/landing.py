@@ -24,7 +24,7 @@ def land(state: RoundState, *, introspective: bool) -> None:
     for job in [job for job in queue if not _go_on(state, job)]:
         request = _request(state, job)
         movable = job.movable
-        key = (tuple(request), movable, job.partitions, job.reservation, job.user, job.account, job.qos)
+        key = (tuple(request), movable, job.partitions, job.reservation, job.nodes, job.user, job.account, job.qos)
         if not request:
             state.waiting[job.id] = common.never_fits(job, state.snapshot.nodes)
         elif key in refused or not _find(state, job, request, introspective=introspective):

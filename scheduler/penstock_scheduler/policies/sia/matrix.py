@@ -1,6 +1,6 @@
 """A snapshot as arrays: the jobs that the round decides on, oldest first, and what each could have.
 
-Axes: J jobs, C configurations, T GPU types, A accesses (different pairs of partitions and reservation).
+Axes: J jobs, C configurations, T GPU types, A accesses (different partitions, reservations and node choices).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
 from penstock_profiles.matrix import Configurations, GoodputMatrix
+from penstock_scheduler.free_gpus import Access, access_of, choices_of, doors, opens
 from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Placement, Snapshot
 from penstock_scheduler.placement import Placed, place
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.sia.measuring import Measuring
 from penstock_scheduler.policies.sia.settings import SiaSettings
 
-Pool = tuple[tuple[str, ...], str, str]
-"""Nodes that the same jobs may use: their partitions, their reservation and their GPU type."""
+Pool = tuple[str, Access]
+"""Nodes that the same jobs may use: their GPU type, and what else decides which jobs may use them."""
 
 
 class SiaMatrix:
@@ -89,8 +90,9 @@ class SiaMatrix:
         """Parts of several nodes: only for jobs that want exactly this number of GPUs."""
 
     def _set_access(self) -> None:
-        """Which jobs may use which nodes, for each pair of partitions and reservation that occurs."""
-        keys = [(frozenset(job.partitions), job.reservation) for job in self.jobs]
+        """Which jobs may use which nodes, for all partitions, reservations and node choices that occur together."""
+        choices = choices_of(self.jobs)
+        keys = [frozenset(doors(job)) for job in self.jobs]
         self.accesses = list(dict.fromkeys(keys))
         index = {key: access for access, key in enumerate(self.accesses)}
         self.access_J = np.array([index[key] for key in keys], dtype=np.int64)
@@ -103,17 +105,17 @@ class SiaMatrix:
         """GPUs of each pool that the round can allocate."""
         nodes_of: dict[Pool, dict[int, int]] = {}
         for node in self.snapshot.nodes:
-            pool = (node.partitions, node.reservation, node.gpu_type)
+            pool = (node.gpu_type, access_of(node, choices))
             self.free_gpus[pool] = self.free_gpus.get(pool, 0) + max(free[node.name], 0)
             if node.may_start:
                 sizes = nodes_of.setdefault(pool, {})
                 sizes[node.gpus] = sizes.get(node.gpus, 0) + 1
         self.open_AC = np.zeros((len(self.accesses), len(self.options)), dtype=np.bool_)
         """Whether the nodes that are open to these jobs have this configuration at all."""
-        for access, (partitions, reservation) in enumerate(self.accesses):
+        for access, own in enumerate(self.accesses):
             count: dict[tuple[str, int], int] = {}
-            for (inside, kept_for, gpu_type), sizes in nodes_of.items():
-                if kept_for == reservation and partitions & set(inside):
+            for (gpu_type, open_to), sizes in nodes_of.items():
+                if any(opens(door, open_to) for door in own):
                     for size, nodes in sizes.items():
                         count[gpu_type, size] = count.get((gpu_type, size), 0) + nodes
             self.open_AC[access] = [_there_is(option, count) for option in self.options]
@@ -238,6 +240,7 @@ class SiaMatrix:
             {job.id: job.allocation for job in jobs if job.allocation is not None},
             {**self.pins, **(beside or {})},
             reservations={job.id: job.reservation for job in jobs if job.reservation},
+            choices={job.id: job.nodes for job in jobs if job.nodes is not None},
             move_cost={
                 job.id: job.allocation.gpus * self.snapshot.facts[job.id].restart_cost_s
                 for job in jobs

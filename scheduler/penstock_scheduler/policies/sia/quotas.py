@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock_scheduler.free_gpus import opens
 from penstock_scheduler.model import GpuLimit, Job, JobId, Placement
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.solver import Quota
@@ -28,10 +29,9 @@ def _access_quotas(matrix: SiaMatrix) -> list[Quota]:
     """
     found = []
     for t, gpu_type in enumerate(matrix.types):
-        pools = {pool: gpus for pool, gpus in matrix.free_gpus.items() if pool[2] == gpu_type}
+        pools = {pool: gpus for pool, gpus in matrix.free_gpus.items() if pool[0] == gpu_type}
         sets = [
-            frozenset(p for p in pools if p[1] == reservation and partitions & set(p[0]))
-            for partitions, reservation in matrix.accesses
+            frozenset(pool for pool in pools if any(opens(door, pool[1]) for door in own)) for own in matrix.accesses
         ]
         different = sorted(set(sets), key=lambda pools: sorted(pools))
         unions = set(different)
