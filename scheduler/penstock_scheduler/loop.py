@@ -27,6 +27,7 @@ from penstock_scheduler.model import (
     CloudAction,
     CloudState,
     ClusterState,
+    Hold,
     Job,
     JobId,
     Outcome,
@@ -36,6 +37,8 @@ from penstock_scheduler.model import (
     Progress,
     Snapshot,
     Start,
+    Stop,
+    StopCode,
 )
 from penstock_scheduler.outcomes import OutcomeLog
 from penstock_scheduler.plan_gate import PlanGate, SafetySettings
@@ -45,6 +48,9 @@ from penstock_scheduler.records import GateRecord, RoundRecord
 from penstock_scheduler.sharing.rules import broken
 
 log = logging.getLogger(__name__)
+
+BACK = "it comes back from the cloud: it was recalled, or its time or its money there is over"
+"""Why the cloud has a job leave its instance, where the round's plan does not say."""
 
 UNSAVED = 100_000
 """Reports kept in memory while the store is away. Older ones are still in the jobs' own files."""
@@ -240,6 +246,13 @@ class RoundLoop:
         if self._agents is not None:
             self._agents.share(plan.shared)
         outcomes = self._cluster.apply((*asked, *actions(plan, state.jobs, {run.job for run in runs})))
+        back = {action.job for action in asked if isinstance(action, Hold)}
+        outcomes = tuple(
+            dataclasses.replace(each, stop=Stop(StopCode.RECALL, BACK))
+            if each.action.job in back and each.stop is None
+            else each
+            for each in outcomes
+        )
         if self._cloud is not None:
             outcomes += self._order(self._cloud, cloud_actions(plan, state.jobs, runs), state.jobs)
         return outcomes

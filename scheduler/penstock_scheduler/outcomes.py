@@ -47,7 +47,9 @@ class OutcomeLog:
             return
         stops = plan.stops
         news = [
-            each if isinstance(each.action, Start | BurstJob) else replace(each, stop=stops.get(each.action.job))
+            each
+            if isinstance(each.action, Start | BurstJob)
+            else replace(each, stop=stops.get(each.action.job) or each.stop)
             for each in news
         ]
         self._store.add_outcomes(now_s, news)

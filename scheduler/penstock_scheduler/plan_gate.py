@@ -280,7 +280,7 @@ class PlanGate:
     def stops(self, snapshot: Snapshot, plan: Plan) -> dict[JobId, Stop]:
         """All stops of a plan, also those without a reason."""
         return {
-            job.id: plan.stops.get(job.id, Stop(StopCode.ASKED, "the plan gives no reason"))
+            job.id: plan.stops.get(job.id, Stop(StopCode.UNEXPLAINED, "the plan gives no reason, which is a bug"))
             for job in stopped(snapshot, plan)
         }
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from penstock_scheduler.errors import ClusterAway
-from penstock_scheduler.model import JobId
+from penstock_scheduler.model import JobId, Stop, StopCode
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob, SlurmNode
@@ -40,6 +40,7 @@ class SlurmCloudNodes:
         self._spool = spool
         self._nodes: dict[str, SlurmNode] = {}
         self._jobs: dict[JobId, SlurmJob] = {}
+        self._stopped: dict[JobId, Stop] = {}
 
     @property
     def partition(self) -> str:
@@ -105,6 +106,7 @@ class SlurmCloudNodes:
                 mark(self._spool, known, known.restarts + 1)
             self._gateway.requeue_hold(job)
             self._gateway.hold(job)
+            self._stopped[job] = Stop(StopCode.RECALL, text)
             self._say(job, text)
         except JobGone:
             return
@@ -112,6 +114,11 @@ class SlurmCloudNodes:
             self._cancel(job, text, refused)
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
+
+    def take_stops(self) -> dict[JobId, Stop]:
+        """The jobs that were sent back since the last call, and why."""
+        taken, self._stopped = self._stopped, {}
+        return taken
 
     def _cancel(self, job: JobId, text: str, refused: Refused) -> None:
         log.warning("job cannot be requeued and is cancelled", extra={"job": job, "text": str(refused)})

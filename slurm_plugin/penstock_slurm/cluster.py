@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from penstock_profiles.wire import Report
@@ -29,6 +29,7 @@ from penstock_scheduler.model import (
     Phase,
     Progress,
     Resize,
+    Stop,
     WaitingJob,
 )
 from penstock_scheduler.ports import Clock, SpecCheck
@@ -293,16 +294,29 @@ class SlurmCluster:
             running = [job for job in self._slurm_jobs.values() if job.state in HOLDING]
             note_shares(self._gateway, running, self._sharing.note)
         self._forget_moves(self._jobs.keys() - {action.job for action in actions if not isinstance(action, Hold)})
-        self._lost_gpus.stop(self._slurm_jobs.values(), self._scene.silent)
+        stopped = self._lost_gpus.stop(self._slurm_jobs.values(), self._scene.silent)
+        if self._cloud_nodes is not None:
+            stopped |= self._cloud_nodes.take_stops()
         steps = [self._take_step(action) for action in actions]
         failed = self._write(steps)
         self._holds.carry_out()
         now_s, waiting = self._clock.now_s(), (*self._slurm_jobs.values(), *self._not_yet.values())
         self._begin_times.renew(waiting, {action.job for action in actions}, now_s)
         let_deadlines_count(self._gateway, self._not_yet.values(), now_s)
-        return tuple(
+        outcomes = [
             each.outcome if each.job not in failed else _failed(each.outcome, failed[each.job]) for each in steps
-        )
+        ]
+        return (*self._own(stopped, outcomes), *outcomes)
+
+    def _own(self, stopped: Mapping[JobId, Stop], outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        """Outcomes of stops that no round decided, for the jobs' history."""
+        found = []
+        for job_id, stop in stopped.items():
+            control = self._spool.control(job_id)
+            hold = Hold(job_id, control.round if control is not None else 0)
+            if not any(each.action.job == job_id and isinstance(each.action, Hold) for each in outcomes):
+                found.append(Outcome(hold, Progress.DONE, stop.text, stop))
+        return tuple(found)
 
     def _write(self, steps: Sequence[Step]) -> dict[JobId, SlurmError]:
         """Run the steps' commands. Returns the jobs whose commands failed. Raises ClusterAway."""

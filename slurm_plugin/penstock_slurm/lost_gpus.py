@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 
-from penstock_scheduler.model import JobId
+from penstock_scheduler.model import JobId, Stop, StopCode
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
 from penstock_slurm.holds import mark
@@ -69,8 +69,12 @@ class LostGpus:
         """Forget all runs but these."""
         self._lacks = {run: lacks for run, lacks in self._lacks.items() if run in keep}
 
-    def stop(self, jobs: Iterable[SlurmJob], silent: Collection[str]) -> None:
-        """Stop runs without their GPUs at once, except on nodes that do not respond. A round starts them again."""
+    def stop(self, jobs: Iterable[SlurmJob], silent: Collection[str]) -> dict[JobId, Stop]:
+        """Stop runs without their GPUs at once, except on nodes that do not respond. A round starts them again.
+
+        Returns why, for each job that is stopped now.
+        """
+        stopped: dict[JobId, Stop] = {}
         for job in jobs:
             if not self.lacks(job) or not set(silent).isdisjoint(job.nodes):
                 continue
@@ -85,6 +89,8 @@ class LostGpus:
                 "used until `scontrol reconfigure`"
             )
             log.warning("job stopped", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
+            stopped[job.id] = Stop(StopCode.NO_GPUS, text)
+        return stopped
 
     def _bring_back(self, job: SlurmJob) -> None:
         """Requeue a job that failed because Slurm had started it without its GPUs."""

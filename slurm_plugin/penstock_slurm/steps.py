@@ -10,6 +10,7 @@ pending job's GRES.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from penstock_scheduler.model import (
     Progress,
     Resize,
     Start,
+    Stop,
+    StopCode,
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
 from penstock_slurm.holds import held_meanwhile
@@ -38,6 +41,12 @@ from penstock_slurm.view import Spooled
 
 TRIES = 3
 """Attempts in one round to start a job that Slurm refuses."""
+
+MISPLACED = Stop(
+    StopCode.SHARING,
+    "it shares GPUs that belong to another group of jobs now, and starts again on those of its own group",
+)
+"""Why a misplaced job is stopped."""
 
 Placing = Start | Resize | Migrate
 """Actions with a placement."""
@@ -126,7 +135,10 @@ def step(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
         return _start(action, scope, settings)
     if stays(action, scope.job, misplaced=scope.misplaced):
         return _stay(action, scope)
-    return _stop(action, scope, settings)
+    found = _stop(action, scope, settings)
+    if scope.misplaced:
+        return dataclasses.replace(found, outcome=dataclasses.replace(found.outcome, stop=MISPLACED))
+    return found
 
 
 def stays(action: Action, job: Job, *, misplaced: bool) -> bool:

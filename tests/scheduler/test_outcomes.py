@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_scheduler.model import ClusterState, Hold, Outcome, Phase, Plan, Progress, Recall, Start
+from penstock_scheduler.model import ClusterState, Hold, Outcome, Phase, Plan, Progress, Recall, Start, Stop, StopCode
 from penstock_scheduler.outcomes import OutcomeLog
 from penstock_scheduler.store import MemoryStore
 from tests.scheduler.builders import job, on
@@ -29,3 +29,13 @@ def test_an_action_under_way_that_its_job_needs_no_longer_is_done():
     outcomes.record(Plan(1), ClusterState((), (starting,)), told, 2.0)
     outcomes.record(Plan(1), ClusterState((), (running,)), (), 3.0)
     assert store.outcomes == [(1.0, told[0]), (3.0, Outcome(start, Progress.DONE))]
+
+
+def test_a_stop_that_no_round_decided_keeps_its_own_reason():
+    """For example of a run that Slurm has started without its GPUs. The reason of a plan comes first."""
+    store = MemoryStore()
+    own, planned = Stop(StopCode.NO_GPUS, "no GPUs"), Stop(StopCode.GAIN, "faster")
+    hold = Outcome(Hold("1", 1), Progress.DONE, "held", own)
+    OutcomeLog(store).record(Plan(1), ClusterState((), ()), (hold,), 0.0)
+    OutcomeLog(store).record(Plan(1, stops={"1": planned}), ClusterState((), ()), (hold,), 1.0)
+    assert [outcome.stop for _, outcome in store.outcomes] == [own, planned]

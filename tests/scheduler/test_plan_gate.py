@@ -231,7 +231,7 @@ def test_a_stop_without_a_reason_is_refused_and_what_runs_is_kept():
     site.ticks(1)
     record = site.store.last_round()
     assert record.gate.refused == ("it stops 1 running job without a reason (0); please report this as a bug",)
-    assert set(record.gate.stops) == {"0"}
+    assert {job: stop.code for job, stop in record.gate.stops.items()} == {"0": StopCode.UNEXPLAINED}
     assert (site.stopped, site.started) == (set(), {"new"}), "new jobs start where GPUs are free"
     assert load_round(dump_round(record), "here").gate == record.gate
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Checkpointed, ControlMessage, Ended, Report, Started, reports_file
-from penstock_scheduler.model import Placement, Share, Start, UnknownValue
+from penstock_scheduler.model import Hold, Placement, Progress, Share, Start, StopCode, UnknownValue
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm.abilities import RELEASES, Release, shown
@@ -279,3 +279,21 @@ def test_only_a_job_with_exclusive_is_refused_for_it_in_the_words_of_every_relea
         assert [job.id for job in seen.jobs] == ([] if whole_nodes else ["7"]), word
         text = "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
         assert [refusal.text for refusal in seen.refused] == ([text] if whole_nodes else []), word
+
+
+def test_a_run_that_slurm_has_started_without_its_gpus_is_stopped_with_a_reason_for_its_history(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(told, "gpus_held", lambda job_id: 0)
+    monkeypatch.setattr(told, "requeue_hold", lambda job_id: None, raising=False)
+    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=2, round=5, nodes=1, gpus=1, holds=0), 0)
+    runs = {"state": "RUNNING", "nodes": ("n0",), "priority": 9, "restarts": 1, "start_s": 10.0}
+    told.listed = [pending("gpu", **runs)]
+    for _ in range(2):  # a run is checked if the job was known before
+        (job,) = cluster.observe().jobs
+    assert job.allocation is None
+    (outcome,) = cluster.apply(())
+    assert (outcome.action, outcome.progress) == (Hold("7", 5), Progress.DONE)
+    assert outcome.stop is not None
+    assert outcome.stop.code is StopCode.NO_GPUS
+    assert "Slurm started it without its GPUs" in outcome.stop.text

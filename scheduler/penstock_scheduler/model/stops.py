@@ -25,8 +25,8 @@ class StopCode(StrEnum):
     """A limit, a quota or a budget does not allow its GPUs."""
     RECALL = "recall"
     """It comes back from the cloud."""
-    DEADLINE = "deadline"
-    """It cannot go on because of a deadline."""
+    NO_GPUS = "no-gpus"
+    """Slurm started the run without its GPUs."""
     DRAIN = "drain"
     """An admin drains its node in Slurm."""
     PENSTOCK_DRAIN = "penstock-drain"
@@ -35,6 +35,8 @@ class StopCode(StrEnum):
     """Its node is kept for a reservation."""
     ASKED = "asked"
     """Its user or an admin asks for it, for example by other GPU counts or types."""
+    UNEXPLAINED = "unexplained"
+    """The plan gives no reason, which is a bug. The plan gate refuses such a plan."""
 
     @property
     def is_asked_for(self) -> bool:

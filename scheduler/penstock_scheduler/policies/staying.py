@@ -9,12 +9,14 @@ see `stops`.
 1. A running job that has not shown that it can save stays, also on a node that asks it to leave. Where jobs can share GPUs,
    the policy sees it nevertheless, because a suspended job loses nothing. If the plan stops such a job, or any job for no
    reason that `stops` knows, the policy decides again without those jobs.
-2. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
-3. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions or its reservation no
-   longer have that node, unless one of its nodes asks it to leave.
+2. A drain moves jobs to other GPUs. A job that would get none stays on the drained node, where nothing else may start, until a
+   round finds a place for it. The policy decides again with that job where it is.
+3. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
+4. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions, its reservation or
+   its node choice no longer have that node, unless one of its nodes asks it to leave.
    A group of jobs that share GPUs stays as a whole.
-4. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
-5. A job that waits and that no open partition takes gets a reason that says so.
+5. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
+6. A job that waits and that no open partition takes gets a reason that says so.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ from penstock_scheduler.model import (
     SharedGpus,
     SharingState,
     Snapshot,
+    StopCode,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.stops import stopped, with_reasons
+from penstock_scheduler.policies.stops import BY_REASON, stopped, with_reasons
 from penstock_scheduler.policies.wrapper import Wrapper
 from penstock_scheduler.ports import Policy
 
@@ -74,6 +77,7 @@ class Staying(Wrapper):
                 for job in stopped(snapshot, plan)
                 if job.id not in stay and (job.id in unsaved or job.id not in plan.stops)
             }
+            more |= {job: why for job, why in _nowhere_to_go(plan).items() if job not in stay}
             if not more:
                 return plan
             stay = stay | more
@@ -109,6 +113,17 @@ class Staying(Wrapper):
             shared=(*groups, *plan.shared),
         )
         return with_reasons(snapshot, whole)
+
+
+def _nowhere_to_go(plan: Plan) -> dict[JobId, str]:
+    """The running jobs that a drain would stop and that get nothing instead -> why they stay."""
+    return {
+        job: f"{stop.text}, but there is no other place for the job now"
+        for job, stop in plan.stops.items()
+        if stop.code in (StopCode.DRAIN, StopCode.PENSTOCK_DRAIN)
+        and (reason := plan.waiting.get(job)) is not None
+        and reason.code not in BY_REASON
+    }
 
 
 def _loses_all(snapshot: Snapshot, job: Job) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from penstock_scheduler.model import (
+    GpuBudget,
     GpuLimit,
     LeaveCause,
     LeaveRequest,
@@ -92,6 +93,33 @@ def test_a_request_to_leave_moves_a_job_also_from_a_silent_node(policy):
     asked = {"may_start": False, "leave": LeaveRequest(LeaveCause.DRAIN, "a fan", by_s=2000.0)}
     plan = make_policy(policy)[0].decide(with_nodes(state, t4_00=asked))
     assert plan.assignments["1"].placement.nodes == ("t4-01",)
+
+
+@pytest.mark.parametrize("cause", [LeaveCause.DRAIN, LeaveCause.PENSTOCK_DRAIN])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_drain_stops_no_job_that_would_find_no_place(policy, cause):
+    """Two jobs have to leave t4-00, and t4-01 has room for at most one. A third one waits."""
+    low, high = running("1", "t4-00", 2), running("2", "t4-00", 2)
+    other = job("other", phase=Phase.RUNNING, allocation=on("t4", t4_01=2), min_gpus=2, max_gpus=2, preemptible=False)
+    state = snapshot("t4:2x4", [low, high, other, job("new", min_gpus=2, max_gpus=2)])
+    drained = with_nodes(state, t4_00={"may_start": False, "leave": LeaveRequest(cause, "a fan")})
+    plan = make_policy(policy)[0].decide(drained)
+    stay = [name for name in ("1", "2") if plan.assignments[name].placement.nodes == ("t4-00",)]
+    assert stay, "both have GPUs, and there is no room for both elsewhere"
+    assert broken(drained, plan) == ()
+    for name in stay:
+        assert name not in plan.stops
+        if policy in ("sia", "gavel", "pollux"):  # the others move no job from a node that drains
+            assert "(a fan), but there is no other place for the job now" in plan.assignments[name].reason.text
+
+
+def test_a_drained_job_whose_budget_is_used_up_is_stopped():
+    state = snapshot("t4:1x4", [running("1", "t4-00", 2)])
+    state = with_nodes(state, t4_00={"may_start": False, "leave": LeaveRequest(LeaveCause.DRAIN)})
+    used_up = GpuBudget("maths", "total", None, 1.0, 2.0, stops=True)
+    jobs = tuple(dataclasses.replace(each, account="maths") for each in state.jobs)
+    plan = make_policy("sia")[0].decide(dataclasses.replace(state, jobs=jobs, budgets=(used_up,)))
+    assert set(plan.waiting) == {"1"}
 
 
 def test_a_reservation_asks_the_others_to_leave_by_its_start():
