@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from penstock_profiles.wire import Report
+from penstock_scheduler import report_quota
 from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import (
     Action,
@@ -33,6 +34,7 @@ from penstock_scheduler.model import (
     WaitingJob,
 )
 from penstock_scheduler.ports import Clock, SpecCheck
+from penstock_scheduler.report_quota import ReportQuota
 from penstock_scheduler.spool import Spool
 from penstock_slurm import plain_jobs, time_limits
 from penstock_slurm.agents import SlurmAgents
@@ -97,6 +99,7 @@ class SlurmCluster:
         self._site = SlurmSite(gateway, clock, settings)
         self._lost_gpus = LostGpus(gateway, spool)
         self._shrinking = Shrinking(gateway, spool)
+        self._quota = ReportQuota()
         self._begin_times = BeginTimes(gateway, settings.plain_after_s)
         self._endings = Endings(spool.control)
         self._states = StateLog()
@@ -440,13 +443,17 @@ class SlurmCluster:
         found = self._spool.read(sorted(self._jobs.keys() | self._reporting), self._owners)
         for report in found:
             self._measure_pause(report)
+        kept, over = self._quota.admit(found, self._clock.now_s())
+        for job_id in over & self._slurm_jobs.keys():
+            say(self._gateway, self._slurm_jobs[job_id], report_quota.TEXT)
         self._states.ended(
             {job_id: job for job_id, job in self._gone.items() if job_id not in self._jobs}, self._spool.ended
         )
         self._reporting = self._jobs.keys() | (self._gone.keys() & self._states.jobs)
         self._owners = {job_id: uid for job_id, uid in self._owners.items() if job_id in self._reporting}
         self._spool.forget(self._reporting)
-        return found
+        self._quota.forget(self._reporting)
+        return kept
 
     def _measure_pause(self, report: Report) -> None:
         slurm_job = self._slurm_jobs.get(report.job_id)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Checkpointed, ControlMessage, Ended, Report, Started, reports_file
+from penstock_scheduler import report_quota
 from penstock_scheduler.model import Hold, Placement, Progress, Share, Start, StopCode, UnknownValue
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
@@ -211,6 +212,26 @@ def test_what_a_job_says_while_slurm_stops_it_is_read(told: Told, cluster: Slurm
     with reports_file(spool, "7", 1).open("a") as file:
         file.write(report.model_dump_json() + "\n")
     assert cluster.reports() == [], "nothing is read of a job that is gone"
+
+
+def test_a_job_that_floods_the_spool_is_cut_and_its_user_told(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(told, "set_admin_comment", lambda job_id, text: said.append((job_id, text)))
+    monkeypatch.setattr(report_quota, "BURST_BYTES", 2000)
+    spool = tmp_path / "spool"
+    Spool(spool).tell(ControlMessage(job_id="7", epoch=1, round=1, nodes=1, gpus=1, holds=0), os.geteuid())
+    told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9, start_s=10.0, uid=os.geteuid())]
+    cluster.observe()
+    body = Checkpointed(progress=1.0, seconds=0.1)
+    flood = [Report(job_id="7", epoch=1, sequence=number, time_s=1.0, body=body) for number in range(1000)]
+    reports_file(spool, "7", 1).write_text("".join(each.model_dump_json() + "\n" for each in flood))
+    kept = cluster.reports()
+    assert 1 < len(kept) < 40
+    assert kept[-1] == flood[-1], "the newest of its kind"
+    ((job, text),) = said
+    assert (job, report_quota.TEXT in text) == ("7", True)
 
 
 @pytest.mark.parametrize(("ends_in_s", "over"), [(-10.0, True), (2.0, True), (365 * 86_400.0, False)])

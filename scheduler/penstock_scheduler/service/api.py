@@ -25,6 +25,7 @@ from penstock_scheduler.model import JobSpec
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import ModelSource, Submitter
+from penstock_scheduler.report_quota import ReportQuota
 from penstock_scheduler.rules import SchedulingRules
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.errors import Refusal, no_such_job
@@ -97,6 +98,7 @@ class Api:
         self.leases = Leases(board)
         self.writer = ReportWriter(board.store)
         self.epochs: dict[str, int] = {}
+        self.quota = ReportQuota()
         """Job -> the newest epoch of its reports, as far as it has been read."""
         self.deciding = asyncio.Semaphore(1)
         """Explanations and forecasts decide rounds. One does so at a time."""

@@ -7,6 +7,7 @@ import time
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.messages import RefusedReport, ReportBatch, ReportReceipt
+from penstock_scheduler.report_quota import TEXT
 from penstock_scheduler.service.api import Api, Call
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import check_report
@@ -37,6 +38,9 @@ async def accept(call: Call, job: str, batch: ReportBatch) -> ReportReceipt:
     if present is None:
         present = await asyncio.to_thread(_present_epoch, api, job)
     good, bad = _check(batch, job, present)
+    kept, over = api.quota.admit(good, time.time())
+    if over:
+        good, bad = _without_excess(batch, kept, bad)
     board.counters["reports refused"] += len(bad)
     news = await api.writer.add(good) if good else []
     fresh = [report for report, new in zip(good, news, strict=True) if new]
@@ -63,10 +67,22 @@ def _check(batch: ReportBatch, job: str, present: int) -> tuple[list[Report], li
     return good, bad
 
 
+def _without_excess(
+    batch: ReportBatch, kept: list[Report], bad: list[RefusedReport]
+) -> tuple[list[Report], list[RefusedReport]]:
+    """The reports that the job's allowance admits, and those that may not be stored, in the order of the batch."""
+    stays, refused = {(each.epoch, each.sequence) for each in kept}, {each.index: each for each in bad}
+    for index, given in enumerate(batch.reports):
+        if index not in refused and (given.get("epoch"), given.get("sequence")) not in stays:
+            refused[index] = RefusedReport(index=index, message=TEXT)
+    return kept, [refused[index] for index in sorted(refused)]
+
+
 def _present_epoch(api: Api, job: str) -> int:
     epochs = api.epochs
     if len(epochs) > MOST_EPOCHS:
         epochs.clear()
+        api.quota.forget(())
     if job not in epochs:
         epochs[job] = api.store.newest_epoch(job) or 0
     of_slurm = api.board.submitter.epoch(job) if api.board.submitter else None

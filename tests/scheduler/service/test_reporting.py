@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from penstock_profiles.wire import Observation
+from penstock_scheduler import report_quota
 from penstock_scheduler.client import ApiError
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.service.guard import check_report
@@ -104,3 +105,15 @@ def test_a_report_is_acknowledged_when_a_lock_on_the_store_is_gone(tmp_path, mon
             "duplicates": 1,
         }
         assert [each.sequence for each in api.board.store.reports("1")] == [1, 2]
+
+
+def test_a_job_that_reports_too_much_is_told_so(api, monkeypatch):
+    """Its newest report of the kind is kept; another job's batch is untouched."""
+    monkeypatch.setattr(report_quota, "BURST_BYTES", 1000)
+    with api.client("ada") as ada:
+        receipt = ada.report("1", [report(number) for number in range(50)])
+        assert 1 < receipt.accepted < 20
+        assert receipt.accepted + len(receipt.refused) == 50
+        assert {each.message for each in receipt.refused} == {report_quota.TEXT}
+        stored = [each.sequence for each in api.board.store.reports("1")]
+        assert stored == [*range(len(stored) - 1), 49]
