@@ -316,7 +316,8 @@ local function given_number(value)
 end
 
 local GPUS = "use --min-gpus, --max-gpus and --gpu-types"
-local TASKS = "Penstock starts one task on each node: leave it out, and start more tasks in the script"
+local TASKS = "Penstock starts one task on each node: leave it out, and let the script start one task a GPU with srun, as "
+  .. "docs/user/executor.md shows"
 local TEXTS = {
   {"tres_per_node", "--gres or --gpus-per-node", GPUS},
   {"tres_per_job", "--gpus", GPUS},

@@ -37,17 +37,3 @@ def test_what_the_daemon_says_stands_beside_the_spec(flag_site: Site) -> None:
     flag_site.wait_round(number)
     assert flag_site.job(job).admin_comment == after  # and the message is not repeated
     assert flag_site.states(job) == {job: "PENDING"}
-
-
-def test_cpus_and_memory_for_each_gpu_follow_the_allocation(flag_site: Site) -> None:
-    """Slurm multiplies them by the GPUs of each run: on the A100s, and after a drain on the T4s."""
-    per_gpu = ("--cpus-per-gpu=3", "--mem-per-gpu=100M")
-    job = flag_site.submit_with_flags(10_000, "--min-gpus=2", "--max-gpus=4", "--gpu-types=a100,t4", *per_gpu)
-    for node in ("a100-00", "t4-00"):
-        wait_for(lambda node=node: flag_site.job(job).nodes == (node,), 180, f"a run on {node}", details=flag_site.tail)
-        flag_site.wait_states("RUNNING", job)
-        now = flag_site.job(job)
-        assert now.gpus_per_node in (2, 3, 4)
-        assert now.cpus == 3 * now.gpus_per_node
-        wait_for(lambda node=node: node in flag_site.places(job).values(), 120, "its report", details=flag_site.tail)
-        flag_site.slurm.command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")

@@ -78,7 +78,8 @@ def test_slurm_itself_starts_such_a_job_on_allowed_nodes_only(make_flag_site: Ma
     """penstockd does not run at all; the jobs are plain after 4 s. Each would rather run on the other nodes of the list."""
     site = make_flag_site("t4:3x4", plain_after_s=4)
     given = {"t4-02": "--nodelist=t4-02", "t4-01": "--exclude=t4-00,t4-02"}
-    jobs = {node: site.submit_with_flags(10_000, "--max-gpus=1", flag) for node, flag in given.items()}
+    sleeps = ("--adaptive", "--max-gpus=1", "--output=/dev/null", "--wrap=sleep 600")
+    jobs = {node: site.sbatch(flag, *sleeps) for node, flag in given.items()}
     site.wait_states("RUNNING", *jobs.values())
     assert {node: site.job(job).nodes for node, job in jobs.items()} == {node: (node,) for node in jobs}
 

@@ -160,10 +160,6 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
         ),
         ((*ADAPTIVE, "--constraint=t4&x|rtx"), "join features by & or by |, such as --constraint='a&b'"),
         (
-            (*ADAPTIVE, "--burst=only", "--nodelist=t4-00"),
-            "--burst=only cannot be used with --nodelist and --constraint",
-        ),
-        (
             (*ADAPTIVE, "--ntasks=4"),
             "--ntasks cannot be used with --adaptive; Penstock starts one task on each node",
         ),
