@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock_scheduler.model import JobSpec
 from penstock_scheduler.ports import ModelSource
 from penstock_scheduler.service.api import Api, Controls, api_of
 from penstock_scheduler.service.board import Board
+from penstock_scheduler.service.counts import Counts
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.identity import is_page
 from penstock_scheduler.service.limits import LimitBodies
@@ -76,6 +78,7 @@ def make_app(
     app.state.api = Api(settings, board, controls, models, check_spec, learn)
     app.add_middleware(LimitBodies)
     app.add_middleware(IdentifyFirst)
+    app.add_middleware(TimeRequests, counts=board.counts)
     for router in ROUTERS:
         app.include_router(router)
     return app
@@ -98,6 +101,24 @@ class IdentifyFirst:
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class TimeRequests:
+    """ASGI middleware that measures how long requests take, without those that wait for a change or for events."""
+
+    def __init__(self, app: ASGIApp, counts: Counts) -> None:
+        self._app, self._counts = app, counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["path"] == "/v1/events" or "wait" in Request(scope).query_params:
+            await self._app(scope, receive, send)
+            return
+        begin_s = time.monotonic()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._counts.request(scope["method"], time.monotonic() - begin_s)
 
 
 def _problem(status: int, code: str, message: str, retry_after_s: float | None = None) -> JSONResponse:

@@ -28,6 +28,7 @@ from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
 from penstock_scheduler.service.activity import Activity
+from penstock_scheduler.service.counts import Counts
 from penstock_scheduler.service.outputs import Outputs
 from penstock_scheduler.store import SqlStore, summarise
 
@@ -64,6 +65,7 @@ class Board:
         self._on_end = on_end
         self.submitter = submitter
         self.counters: Counter[str] = Counter()
+        self.counts = Counts()
         self.state: ClusterState | None = None
         self.observed_s: float | None = None
         self.record: RoundRecord | None = store.last_round()
@@ -134,6 +136,7 @@ class Board:
                 for job, view in zip(jobs, views, strict=False)
             }
             for view in changed:
+                self.counts.job(self._live.get(view.id), view)
                 if view.state == "ended":
                     self._live.pop(view.id, None)
                     self._progress.pop(view.id, None)
@@ -151,6 +154,7 @@ class Board:
     def take_round(self, record: RoundRecord) -> None:
         """Take in a round."""
         self.record = record
+        self.counts.round(record)
         self._publish("round", "", summarise(record).model_dump_json())
 
     def take_reports(self, reports: Sequence[Report]) -> None:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock_scheduler import __version__
 from penstock_scheduler.health_messages import Health
 from penstock_scheduler.messages import ClusterView, JobView
 from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.service.counts import Counts, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+EVENTS = (
+    "connections refused",
+    "refused 401",
+    "refused 403",
+    "refused 422",
+    "refused 429",
+    "reports accepted",
+    "reports of others refused",
+    "reports refused",
+    "requests",
+    "store away",
+)
+"""Kinds of events that are 0 from the start. Others follow when they happen."""
 
 _Values = dict[tuple[str, ...], float]
 """Label values -> value."""
@@ -24,7 +40,8 @@ def metrics(
     cluster: ClusterView,
     live: Sequence[JobView],
     record: RoundRecord | None,
-    counters: Counter[str],
+    events: Counter[str],
+    counts: Counts,
     unknown: Sequence[UnknownValue],
     spent_usd: float | None,
     health: Health,
@@ -35,18 +52,20 @@ def metrics(
     Args:
         live: the jobs that have not ended.
         record: the newest round.
-        counters: what the API has counted since the daemon started.
+        events: kind -> events of the API since the daemon started.
+        counts: what else was counted since then.
         unknown: what the newest observation of the cluster could not read.
         spent_usd: dollars spent in the cloud, by the ledger; None: the store is away.
         health: the daemon's.
         now_s: s since 1970.
     """
     registry = CollectorRegistry()
-    spent = _gauge(
-        "cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", {} if spent_usd is None else {(): spent_usd}
+    spent = CounterMetricFamily("penstock_cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", spent_usd)
+    build = _gauge(
+        "build_info", "Always 1; the label is the version of penstockd.", {(__version__,): 1.0}, ("version",)
     )
-    families = [*_cluster(cluster, now_s), *_jobs(live, now_s), *_round(record, now_s), *_counts(counters)]
-    families += [_unknown(unknown), spent, _protected(record), *_health(health)]
+    families = [build, *_cluster(cluster), *_jobs(live, now_s), *_round(record), *_events(events)]
+    families += [_unknown(unknown), spent, _protected(record), *_health(health, now_s), *_counted(counts)]
     registry.register(_Fixed(families))
     return generate_latest(registry)
 
@@ -74,7 +93,7 @@ def _gauge(name: str, text: str, values: _Values, labels: tuple[str, ...] = ()) 
     return family
 
 
-def _cluster(cluster: ClusterView, now_s: float) -> list[Metric]:
+def _cluster(cluster: ClusterView) -> list[Metric]:
     gpus: _Values = {}
     for gpu_type, total in cluster.gpus.items():
         allocated, others = cluster.allocated.get(gpu_type, 0), cluster.others.get(gpu_type, 0)
@@ -82,7 +101,6 @@ def _cluster(cluster: ClusterView, now_s: float) -> list[Metric]:
         free = max(total - allocated - others - out, 0)
         states = {"allocated": allocated, "others": others, "unusable": out, "free": free}
         gpus |= {(gpu_type, state): count for state, count in states.items()}
-    age_s: _Values = {} if cluster.observed_s is None else {(): max(now_s - cluster.observed_s, 0.0)}
     return [
         _gauge("gpus", "GPUs by type and state.", gpus, ("gpu_type", "state")),
         _gauge("jobs", "Jobs that have not ended.", {(state,): n for state, n in cluster.jobs.items()}, ("state",)),
@@ -93,7 +111,11 @@ def _cluster(cluster: ClusterView, now_s: float) -> list[Metric]:
             ("gpu_type",),
         ),
         _gauge("paused", "1 while an admin has paused the rounds, else 0.", {(): float(cluster.paused)}),
-        _gauge("observed_age_seconds", "Seconds since the cluster was last observed.", age_s),
+        _gauge(
+            "last_observation_timestamp_seconds",
+            "When the cluster was last observed, in seconds since 1970.",
+            {} if cluster.observed_s is None else {(): cluster.observed_s},
+        ),
     ]
 
 
@@ -105,32 +127,20 @@ def _jobs(live: Sequence[JobView], now_s: float) -> list[Metric]:
             "Seconds that the oldest waiting job has waited since its submission.",
             {(): max(oldest_s, 0.0)},
         ),
-        _gauge(
-            "restarts",
-            "Restarts of the jobs that have not ended.",
-            {(): float(sum(view.restarts for view in live))},
-        ),
     ]
 
 
-def _round(record: RoundRecord | None, now_s: float) -> list[Metric]:
+def _round(record: RoundRecord | None) -> list[Metric]:
     if record is None:
         return []
     plan = record.plan
-    goodput = sum(each.goodput for each in plan.assignments.values() if each.goodput is not None)
     gap: _Values = {(): plan.solve.gap} if plan.solve else {}
     return [
         _gauge("round", "Number of the newest round.", {(): float(plan.round)}),
         _gauge(
-            "round_age_seconds",
-            "Seconds since the newest round was decided.",
-            {(): max(now_s - record.snapshot.time_s, 0.0)},
-        ),
-        _gauge(
-            "round_seconds",
-            "Seconds that the newest round took, by phase.",
-            {(p,): s for p, s in record.seconds.items()},
-            ("phase",),
+            "last_round_timestamp_seconds",
+            "When the newest round was decided, in seconds since 1970.",
+            {(): record.snapshot.time_s},
         ),
         _gauge("round_gap_ratio", "Bound on how far the newest plan is from the best plan, as a share.", gap),
         _gauge(
@@ -138,18 +148,7 @@ def _round(record: RoundRecord | None, now_s: float) -> list[Metric]:
             "1 while the plan gate refuses the plans of the policy, else 0.",
             {(): float(bool(record.gate.refused))},
         ),
-        _gauge(
-            "round_stops",
-            "Running jobs that the newest round stops, by the code of the reason.",
-            {(code,): float(n) for code, n in Counter(stop.code.value for stop in plan.stops.values()).items()},
-            ("code",),
-        ),
         _gauge("round_waiting", "Jobs that wait after the newest round.", {(): float(len(plan.waiting))}),
-        _gauge(
-            "goodput",
-            "Sum of the expected goodput of all jobs in the newest round, in samples per second.",
-            {(): goodput},
-        ),
     ]
 
 
@@ -161,15 +160,15 @@ def _unknown(unknown: Sequence[UnknownValue]) -> Metric:
     return _gauge("unknown_values", text, values, ("kind", "field"))
 
 
-def _health(health: Health) -> list[Metric]:
+def _health(health: Health, now_s: float) -> list[Metric]:
     steps, disks = health.steps, health.disks
     return [
         _gauge("ready", "1 if the daemon can do its work, else 0.", {(): float(health.status == "ok")}),
         _gauge("warnings", "Warnings of penstock doctor about the daemon.", {(): float(len(health.warnings))}),
         _gauge(
-            "step_age_seconds",
-            "Seconds since a step of the round loop last succeeded.",
-            {(step.step,): step.age_s for step in steps if step.age_s is not None},
+            "step_last_success_timestamp_seconds",
+            "When a step of the round loop last succeeded, in seconds since 1970.",
+            {(step.step,): now_s - step.age_s for step in steps if step.age_s is not None},
             ("step",),
         ),
         _gauge(
@@ -179,9 +178,9 @@ def _health(health: Health) -> list[Metric]:
             ("step",),
         ),
         _gauge(
-            "report_age_seconds",
-            "Seconds since the newest report of a job.",
-            {} if health.report_age_s is None else {(): health.report_age_s},
+            "last_report_timestamp_seconds",
+            "When the newest report of a job came, in seconds since 1970.",
+            {} if health.report_age_s is None else {(): now_s - health.report_age_s},
         ),
         _gauge(
             "disk_writable",
@@ -202,9 +201,9 @@ def _health(health: Health) -> list[Metric]:
             ("disk",),
         ),
         _gauge(
-            "disk_days_left",
-            "Days until that file system is full at its present growth; absent: it does not grow.",
-            {(disk.what,): disk.days_left for disk in disks if disk.days_left is not None},
+            "disk_time_left_seconds",
+            "Time until that file system is full at its present growth; absent: it does not grow.",
+            {(disk.what,): disk.days_left * 86_400 for disk in disks if disk.days_left is not None},
             ("disk",),
         ),
         _gauge(
@@ -216,10 +215,38 @@ def _health(health: Health) -> list[Metric]:
     ]
 
 
-def _counts(counters: Counter[str]) -> list[Metric]:
+def _events(counters: Counter[str]) -> list[Metric]:
     family = CounterMetricFamily(
         "penstock_events", "Events of the API since the daemon started, by kind.", labels=("kind",)
     )
-    for kind, count in sorted(counters.items()):
+    for kind, count in sorted((dict.fromkeys(EVENTS, 0) | counters).items()):
         family.add_metric((kind,), count)
     return [family]
+
+
+def _counted(counts: Counts) -> list[Metric]:
+    stops = CounterMetricFamily(
+        "penstock_stops", "Runs that rounds have stopped, by the code of the reason.", labels=("code",)
+    )
+    for code, count in sorted(counts.stops.items()):
+        stops.add_metric((code,), count)
+    return [
+        stops,
+        CounterMetricFamily("penstock_job_restarts", "Restarts of jobs.", counts.restarts),
+        _histogram("round_duration_seconds", "Duration of rounds, by phase.", counts.rounds, "phase"),
+        _histogram(
+            "request_duration_seconds",
+            "Duration of the API's requests, without those that wait for a change or for events.",
+            counts.requests,
+            "method",
+        ),
+        _histogram("job_wait_seconds", "Time of jobs from submission to their first start.", {"": counts.waits}),
+    ]
+
+
+def _histogram(name: str, text: str, values: Mapping[str, Histogram], label: str = "") -> Metric:
+    family = HistogramMetricFamily(f"penstock_{name}", text, labels=(label,) if label else ())
+    for key, histogram in sorted(values.items()):
+        buckets, sum_s = histogram.read()
+        family.add_metric((key,) if label else (), buckets, sum_s)
+    return family

@@ -60,7 +60,9 @@ def get_metrics(call: User) -> Response:
     live, counters = api.board.live(), api.board.counters
     unknown = api.board.state.unknown if api.board.state is not None else ()
     health = api.controls.health(now_s)
-    body = metrics.metrics(cluster, live, api.board.record, counters, unknown, spent_usd, health, now_s)
+    body = metrics.metrics(
+        cluster, live, api.board.record, counters, api.board.counts, unknown, spent_usd, health, now_s
+    )
     return Response(body, media_type=metrics.CONTENT_TYPE)
 
 
