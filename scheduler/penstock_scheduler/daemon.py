@@ -10,7 +10,7 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
 from penstock_scheduler.loop import Observer, RoundLoop
-from penstock_scheduler.model import BudgetLine, Burst, JobSpec, Snapshot
+from penstock_scheduler.model import BudgetLine, Burst, ClusterState, JobSpec, Snapshot
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
@@ -40,6 +40,7 @@ from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.board import Board, ObservedCluster
+from penstock_scheduler.service.reconciling import Reconciler
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
@@ -220,6 +221,21 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         board.take_round(record)
         watcher.round_decided(record)
 
+    reconciler = None
+    if parts.submitter is not None and parts.accounts is not None:
+        cloud_nodes = parts.cloud_nodes
+        reconciler = Reconciler(
+            store,
+            parts.submitter,
+            parts.accounts,
+            lambda: () if cloud_nodes is None else [node.name for node in cloud_nodes.nodes()],
+        )
+
+    def counted(state: ClusterState, now_s: float, gpu_seconds: Mapping[str, Mapping[str, float]]) -> None:
+        board.take_state(state, now_s, gpu_seconds)
+        if reconciler is not None:
+            reconciler.tick(now_s)
+
     loop = make_loop(
         settings,
         clock,
@@ -229,7 +245,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         decided,
         lambda snapshot: board.results.on(rules.on(snapshot)),
         rules.overspent,
-        lambda state, now_s, gpu_seconds: board.take_state(state, now_s, gpu_seconds),
+        counted,
     )
     chosen = make_policy(settings.policy)[1]
     disks = [store_check(store, clock.now_s)]

@@ -232,7 +232,8 @@ def budget(
 def _used(line: LedgerLine) -> str:
     if line.kind in ("gpu-seconds", "cloud-gpu-seconds"):
         where = " in the cloud" if line.kind == "cloud-gpu-seconds" else ""
-        return f"{hours(line.amount)} GPU-hours of {line.text}{where}"
+        why = ", corrected by Slurm's accounting" if line.key.endswith(":corrected") else ""
+        return f"{hours(line.amount)} GPU-hours of {line.text}{where}{why}"
     return f"{line.amount:.2f} USD {'at most' if line.kind == 'committed' else line.text}".rstrip()
 
 

@@ -30,7 +30,7 @@ def usage(
     """Show how many GPU-hours jobs used, and what they cost.
 
     A job counts at its end. A job that has not ended counts with what it has used so far. The site's prices are in the section
-    [budgets] of the settings.
+    budgets of the settings file.
 
     Example: penstock usage --from 2026-11-01 --to 2026-12-01 --by account
     """

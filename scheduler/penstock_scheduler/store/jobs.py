@@ -70,6 +70,15 @@ class JobStore(LedgerStore):
         with self.read() as db:
             return [(number, JobView.model_validate_json(view)) for number, view in db.execute(chosen)]
 
+    def ended_unknown(self, since_s: float, limit: int) -> list[JobView]:
+        """Jobs that ended since then in a way that is not known, newest first."""
+        c = t.jobs.c
+        chosen = sa.select(c.view).where(c.state == "ended", c.end_s >= since_s, c.view.contains('"ended":"UNKNOWN"'))
+        with self.read() as db:
+            rows = db.execute(chosen.order_by(c.number.desc()).limit(limit))
+            views = [JobView.model_validate_json(view) for (view,) in rows]
+        return [view for view in views if view.ended == "UNKNOWN"]  # a user's text may hold these words
+
     def begin_submission(self, user: str, key: str, digest: str) -> tuple[str, str | None]:
         """Note that a job with this key is about to be submitted. Returns (digest, job) of the first such note."""
         row = {"user_name": user, "key": key, "digest": digest, "created_s": time.time(), "job": None}
