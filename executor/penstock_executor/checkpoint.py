@@ -123,6 +123,8 @@ class Checkpoints:
         except OSError as error:
             raise _not_saved(self._own, error) from error
         self._refuse_if_superseded()
+        # Before the first save: on a full disk, they may be what it is full of.
+        self._remove_left_over(self._belonging(_list(folder)))
 
     @property
     def superseded(self) -> bool:
@@ -214,28 +216,41 @@ class Checkpoints:
         )
 
     def _prune(self, saved: Shards | None) -> None:
-        """Remove all but the newest checkpoints, and what runs left half written when they died.
-
-        Shards of this run with a higher number than `saved` stay: other processes may already be writing the next ones.
-        """
-        newest = _number(saved.folder) if saved is not None else 0
+        """Remove all but the newest checkpoints, and what runs left half written when they died."""
         listed = _list(self.folder)
         for _, _, path in listed[self._keep :]:
             with contextlib.suppress(OSError):
                 path.unlink()
+        self._remove_left_over(
+            self._belonging(listed[: self._keep]), saved=_number(saved.folder) if saved is not None else 0
+        )
+
+    def _belonging(self, listed: list[tuple[int, int, Path]]) -> set[Path] | None:
+        """Folders of the shards of these checkpoints; None if a file cannot be read for a moment: it may be whole."""
         try:
-            belongs = {shards for _, _, path in listed[: self._keep] if (shards := _shards_of(path)) is not None}
+            return {shards for _, _, path in listed if (shards := _shards_of(path)) is not None}
         except OSError:
-            return  # a file that cannot be read for a moment may be whole
+            return None
+
+    def _remove_left_over(self, belongs: set[Path] | None, saved: int | None = None) -> None:
+        """Remove what earlier runs left half written, and empty folders of earlier runs.
+
+        Args:
+            belongs: folders of shards that belong to a checkpoint. None: unknown, so nothing is removed.
+            saved: also what this run has left of saves up to this number. Of later ones, other processes may already be
+                writing shards. None: nothing of this run.
+        """
+        if belongs is None:
+            return
         for folder in self.folder.glob("epoch-*"):
             match = _EPOCH.fullmatch(folder.name)
-            if match is None or int(match[1]) > self.epoch:
+            if match is None or int(match[1]) > self.epoch or (folder == self._own and saved is None):
                 continue
             with contextlib.suppress(OSError):
                 for left in folder.glob("step-*.tmp"):
                     left.unlink()
                 for shards in set(folder.glob("step-*.shards")) - belongs:
-                    if folder != self._own or _number(shards) <= newest:
+                    if folder != self._own or (saved is not None and _number(shards) <= saved):
                         shutil.rmtree(shards, ignore_errors=True)
                 if folder != self._own:
                     folder.rmdir()

@@ -58,6 +58,21 @@ def test_the_last_two_are_kept_and_dead_runs_leave_nothing(tmp_path: Path):
     assert os.listdir(tmp_path) == ["epoch-0003"]
 
 
+def test_what_dead_runs_left_half_written_is_removed_before_the_first_save(tmp_path: Path):
+    """On a full disk, it may be what the disk is full of: no save would succeed, and so none would remove it."""
+    first = Checkpoints(tmp_path, 1)
+    whole, half = first.shards_folder(1, 1), first.shards_folder(2, 2)
+    for folder in (whole, half):
+        folder.mkdir()
+        (folder / "0").write_bytes(b"shard")
+    first.save(b"", 1, shards=Shards(whole, {"0": fingerprint(whole / "0")}))
+    (tmp_path / "epoch-0001" / "step-000000000002.77.tmp").write_bytes(b"half")
+    second = Checkpoints(tmp_path, 2)
+    assert names(tmp_path) == ["epoch-0001/step-000000000001.1.shards/0", "epoch-0001/step-000000000001.ckpt"]
+    assert not half.exists()
+    assert second.latest().shards.folder == whole
+
+
 def test_a_run_left_behind_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stale = Checkpoints(tmp_path, 1)
     stale.save(b"old", 1)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import penstock_executor as px
+from penstock_executor.training.suspension import Suspension
 
 
 class Moons(torch.utils.data.Dataset):
@@ -98,14 +99,43 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--numpy", action="store_true", help="a learning rate and a state of NumPy")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--fail", type=int, metavar="STEP")
+    parser.add_argument("--average", action="store_true", help="a moving average, updated after run.step")
+    parser.add_argument("--unused", action="store_true", help="each step uses one half of the model")
+    parser.add_argument("--ddp", type=json.loads, help="arguments of DistributedDataParallel")
+    parser.add_argument("--release", action="store_true", help="a suspended run releases its memory on the CPU")
+    parser.add_argument("--note-reading", action="store_true", help="write to FOLDER/read who opens a checkpoint")
     return parser.parse_args()
+
+
+class Halves(torch.nn.Module):
+    """Each forward pass uses one of two halves, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += self.training
+        return self.halves[self.step % 2](x)
+
+
+def note_reading(run: px.TrainingRun, folder: Path) -> None:
+    """From now on, note each process that opens a checkpoint to read it."""
+
+    def audit(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).endswith(".ckpt") and "r" in (arguments[1] or ""):
+            with (folder / "read").open("a") as file:
+                file.write(f"{run.rank}\n")
+
+    sys.addaudithook(audit)
 
 
 def make(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     layers = [torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)]
     if options.dropout:
         layers.insert(2, torch.nn.Dropout(options.dropout))
-    model = torch.nn.Sequential(*layers).double()
+    model = Halves().double() if options.unused else torch.nn.Sequential(*layers).double()
     if options.sharded:
         from torch.distributed.fsdp import fully_shard
 
@@ -118,19 +148,29 @@ def make(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Opti
     return model, optimizer
 
 
-def main() -> None:
-    options = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
+def start(options: argparse.Namespace) -> tuple[px.TrainingRun, Hold]:
     run = px.start(
         options.folder / "checkpoints",
         report_every_s=options.report_every,
         checkpoint_every_s=options.checkpoint_every,
     )
     hold = Hold(run, options.hold)
+    if options.release:
+        run._suspension = Suspension(device="cpu")
+    if options.note_reading:
+        note_reading(run, options.folder)
+    return run, hold
+
+
+def main() -> None:
+    options = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    run, hold = start(options)
     model, optimizer = make(options)
     data = Moons(options.size)
+    bare, average = model, torch.optim.swa_utils.AveragedModel(model) if options.average else None
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if options.scaler else None
     model, optimizer, loader = run.prepare(
         model,
@@ -141,7 +181,8 @@ def main() -> None:
         max_atomic_batch=options.max_atomic,
         scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9),
         scaler=scaler,
-        state={"meter": Meter()} if options.numpy else None,
+        state={"meter": Meter() if options.numpy else None, "average": average},
+        ddp=options.ddp,
         drop_last=options.drop_last,
         num_workers=options.workers,
     )
@@ -178,11 +219,15 @@ def main() -> None:
             if run.steps == options.fail:
                 raise RuntimeError("as asked")
             run.step(loss)
+            if average is not None:
+                average.update_parameters(bare)
         run.report(evaluate(), minimize=True)
     loss = evaluate()
     whole = {name: value.full_tensor() if options.sharded else value for name, value in model.state_dict().items()}
     if run.rank == 0:
         weights = {name.removeprefix("module."): value for name, value in whole.items()}
+        if average is not None:
+            weights |= {f"average.{name}": value for name, value in average.state_dict().items()}
         beside = options.folder / "final.tmp"
         torch.save({"loss": loss, "weights": weights, "steps": run.steps, "progress": run.progress}, beside)
         beside.rename(options.folder / "final.pt")

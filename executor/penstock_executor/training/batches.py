@@ -139,8 +139,9 @@ class Stream(Protocol):
     def stream(self, epoch: int, start: int) -> Iterator[Any]:
         """The samples of one epoch, from number `start` on, in an order that depends on `epoch` alone.
 
-        Each process reads the whole stream and keeps its own samples. So items should be cheap, such as raw bytes or a
-        file name, and an optional method `decode` should do the work: only the process that keeps a sample calls it.
+        Each process, and each worker of its `DataLoader`, reads the whole stream and keeps its own samples. So items
+        should be cheap, such as raw bytes or a file name, and an optional method `decode` should do the work: only the
+        worker that keeps a sample calls it.
         """
 
 

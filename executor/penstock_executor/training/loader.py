@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate
 
 from penstock_executor.training.batches import Batches, BatchSize, Part, decoder, epoch_order
@@ -30,8 +31,9 @@ class Loader:
         position: samples of the epoch that are done.
         drop_last: whether an epoch ends before a step that would be smaller than the others.
         before_part: called before each batch is yielded, with whether it is the last of an optimiser step.
+        after_part: called when the next batch is asked for, or the pass is over: the last batch is done with.
         begin: called before the first sample of each pass is read.
-        options: of `torch.utils.data.DataLoader`; for a stream, only `collate_fn`.
+        options: of `torch.utils.data.DataLoader`.
     """
 
     def __init__(
@@ -44,7 +46,8 @@ class Loader:
         shuffle: bool,
         position: int,
         drop_last: bool,
-        before_part: Callable[[bool], None],
+        before_part: Callable[[bool], None] = lambda last: None,
+        after_part: Callable[[], None] = lambda: None,
         begin: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> None:
@@ -59,9 +62,10 @@ class Loader:
             before_part,
             options,
         )
+        self._place, self._drop_last = place, drop_last
         self._batches = Batches(size, *place, drop_last=drop_last)
         self._part: Part | None = None
-        self._begin = begin
+        self._begin, self._after_part = begin, after_part
         taken = {"batch_size", "sampler", "batch_sampler"} & options.keys()
         if taken:
             raise ValueError(
@@ -74,7 +78,8 @@ class Loader:
         """The part that the last batch holds. Raises RuntimeError if there is none, or it was already trained on."""
         if self._part is None:
             raise RuntimeError(
-                "run.step without a batch: call it once for each batch of the loader that prepare returned"
+                "a step without a batch: call run.step, or after run.loader run.step_done, once for each batch of the"
+                " loader"
             )
         return self._part
 
@@ -103,10 +108,14 @@ class Loader:
         self._begin()
         for batch in self._stream() if self.samples is None else self._map():
             if self._part is not None:
-                raise RuntimeError("the last batch was not trained on: call run.step(loss) once for each batch")
+                raise RuntimeError(
+                    "the last batch was not trained on: call run.step(loss), or run.step_done() for a loader of run.loader,"
+                    " once for each batch"
+                )
             self._part = self._batches.parts.popleft()
             self._before_part(self._part.last)
             yield batch
+            self._after_part()
 
     def take(self) -> Part:
         """Return `part`, and mark it as trained on."""
@@ -127,6 +136,51 @@ class Loader:
         return torch.Generator().manual_seed(int(seeds.generate_state(1)[0]))
 
     def _stream(self) -> Iterator[Any]:
-        collate, decode = self._options.get("collate_fn") or default_collate, decoder(self._dataset)
-        for items in self._batches.items(self._dataset.stream(self.epoch, self.position)):
-            yield collate([decode(item) for item in items])
+        """The workers divide a stream by themselves, so they begin anew from the present position when the batch size
+        changes."""
+        while True:
+            size, ends = self.size, False
+            batches = Batches(size, *self._place, drop_last=self._drop_last)
+            own = _StreamOfOneProcess(self._dataset, self.epoch, self.position, batches, self._options)
+            options = {"generator": self._generator()} | self._options | {"collate_fn": _unchanged}
+            self._batches.parts.clear()
+            for part, batch in DataLoader(own, batch_size=None, **options):
+                self._batches.parts.append(Part(*part))
+                ends = Part(*part).last
+                yield batch
+                if ends and self.size != size:
+                    break
+            else:
+                return
+
+
+class _StreamOfOneProcess(IterableDataset[Any]):  # type: ignore[misc,unused-ignore]
+    """Each `Part` of a process as a tuple, with its batch. Of W workers, each makes every W-th: `DataLoader` takes from
+    them in turn, so the order stays.
+
+    Args:
+        dataset: a `Stream`.
+        epoch: the pass over it.
+        position: samples of the epoch that are done.
+        batches: divides the samples.
+        options: of `DataLoader`; `collate_fn` is used here.
+    """
+
+    def __init__(self, dataset: Any, epoch: int, position: int, batches: Batches, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._dataset, self._epoch, self._position, self._batches = dataset, epoch, position, batches
+        self._collate = options.get("collate_fn") or default_collate
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        decode = decoder(self._dataset)
+        samples = self._dataset.stream(self._epoch, self._position)
+        for number, items in enumerate(self._batches.items(samples)):
+            part = self._batches.parts.popleft()
+            if number % workers == worker:
+                yield astuple(part), self._collate([decode(item) for item in items])
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

@@ -8,6 +8,8 @@ import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,6 +93,31 @@ class Group:
         dist.broadcast_object_list(holder, src=0, group=self._group)
         return holder[0]
 
+    def tree_from_first(self, value: Any, device: torch.device) -> Any:
+        """Rank 0's `value`, on all processes, with its tensors sent one by one: no process holds a second copy.
+
+        Args:
+            value: dictionaries, lists and tuples of tensors on the CPU and of plain values. Only rank 0's counts.
+            device: where the other processes put tensors of more than one element.
+        """
+        if self._group is None:
+            return value
+        tensors: list[torch.Tensor] = []
+        tree = self.from_first(_without_tensors(value, tensors) if self.rank == 0 else None)
+        return self._with_tensors(tree, iter(tensors), device)
+
+    def _with_tensors(self, value: Any, tensors: Iterator[torch.Tensor], device: torch.device) -> Any:
+        if isinstance(value, _Tensor):
+            tensor = next(tensors) if self.rank == 0 else torch.empty(value.shape, dtype=value.dtype)
+            if tensor.numel():
+                dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=0, group=self._group)
+            return tensor.to(device) if self.rank != 0 and tensor.numel() > 1 else tensor
+        if isinstance(value, dict):
+            return {key: self._with_tensors(each, tensors, device) for key, each in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self._with_tensors(each, tensors, device) for each in value)
+        return value
+
     def gather(self, value: Any) -> list[Any]:
         """Each rank's `value`, on all processes."""
         values = [value] * self.world
@@ -107,6 +134,26 @@ class Group:
     def barrier(self) -> None:
         """Wait until all processes have called this."""
         self.gather(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """Stands for a tensor in what rank 0 sends."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """`value` with a `_Tensor` in place of each tensor, and these appended to `tensors` in order."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.contiguous())
+        return _Tensor(value.shape, value.dtype)
+    if isinstance(value, dict):
+        return {key: _without_tensors(each, tensors) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(each, tensors) for each in value)
+    return value
 
 
 def _mine(groups: list[list[int]]) -> dist.ProcessGroup:

@@ -1,31 +1,22 @@
-"""One run of an elastic training job. `penstock_executor.start` begins it; docs/user/executor.md explains how to use
+"""The loop's part of a run: gradients, the batch size and the learning rate. docs/user/executor.md explains how to use
 it.
 
 A step is: the backward pass of each micro-step, the optimiser's step (`optimizing`), the measurements of both
-(`measuring`), and then what all processes agreed on after the step before (`consensus`): a new batch size, a
-checkpoint, a stop.
+(`measuring`), what the script does after `step`, and then, before the next batch, what all processes agreed on (`core`):
+a new batch size, a checkpoint, a stop.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-import signal
-import sys
-import time
-from collections.abc import Iterator, Mapping
-from types import TracebackType
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from penstock_executor.allocation import Allocation
-from penstock_executor.checkpoint import Checkpoints
-from penstock_executor.client import ReportSchedule
 from penstock_executor.environment import read_environment
-from penstock_executor.node_channel import Channel
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
 from penstock_executor.training.arguments import (
@@ -36,88 +27,39 @@ from penstock_executor.training.arguments import (
     split_batch,
 )
 from penstock_executor.training.batches import BatchSize, Part
-from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
+from penstock_executor.training.consensus import COST_CHECKED_EVERY, Vote, stride_of
+from penstock_executor.training.core import Run
 from penstock_executor.training.gradients import GradientMeter, PendingNorms
 from penstock_executor.training.loader import Loader, samples_of
 from penstock_executor.training.measuring import MIB, Measurements
 from penstock_executor.training.optimizing import OptimizerStep
 from penstock_executor.training.parallel import parallel, set_synchronising
-from penstock_executor.training.processes import Group
-from penstock_executor.training.reporter import Reporter
-from penstock_executor.training.saving import CannotSave, Saver, random_states
 from penstock_executor.training.sizes import BatchChooser
-from penstock_executor.training.state import TrainingState, newest_checkpoint
-from penstock_executor.training.status import STOPPED, SUPERSEDED
-from penstock_executor.training.suspension import Suspension, stand_still
-from penstock_executor.training.workers import end_workers, protect_workers
+from penstock_executor.training.state import TrainingState
+from penstock_executor.training.workers import end_workers
 from penstock_profiles.noise import GradientNoise, NoiseEstimator
-from penstock_profiles.wire import Body, Checkpointed, Observation, Result, Started
+from penstock_profiles.wire import Body, Observation
 
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
-    """Arguments of `start` that the run needs later."""
+class TrainingRun(Run):
+    """One run; `start` makes it. A script calls `prepare` and `step`, or `keep`, `loader` and `step_done` of `Run`.
 
-    report_every_s: float
-    checkpoint_every_s: float
-    host_cap_bytes: int | None
-    seed: int
+    `progress` is in samples of the initial batch size.
+    """
 
-
-class TrainingRun:
-    """One run; `start` makes it. Attributes are for reading."""
-
-    def __init__(
-        self,
-        group: Group,
-        device: torch.device,
-        checkpoints: Checkpoints | None,
-        settings: Settings,
-        gpus: Allocation,
-        run_epoch: int,
-        channel: Channel | None = None,
-    ) -> None:
-        self.rank, self.world, self.device = group.rank, group.world, device
-        self.gpus_per_replica, self.replicas = group.gpus_per_replica, group.replicas
-        self.replica, self.place = group.replica, group.place
-        """The replica of the model that this process belongs to, and the part of the model that this process holds."""
-        self.replica_group = group.replica_group
-        """The processes of this replica, for the pipeline; None if it has only one."""
-        self.run_epoch = run_epoch
-        """The run's number among all runs of the job: an older run writes no checkpoints (`penstock_profiles.wire`)."""
-        self.steps = 0
-        """Optimiser steps so far, over all runs."""
-        self.progress = 0.0
-        """In samples of the initial batch size, over all runs."""
-        self.epoch = 0
-        """Passes over the data that are done."""
-        self.reporter: Reporter | None = None
-        self._group, self._settings, self._gpus = group, settings, gpus
-        self._channel = channel
-        if channel is not None:
-            channel.urgent = self._has_news
-        self._saver = Saver(checkpoints) if checkpoints is not None else None
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._noise = NoiseEstimator()
-        self._consensus = Consensus(group)
+        self._prepared = False
         self._norms: PendingNorms | None = None
         """Of the step before, not voted on yet."""
-        self._stop = False
         self._new_batch: BatchSize | None = None
-        self._saved_s = time.monotonic()
-        self._has_saved = False
-        """Whether the job has a checkpoint."""
-        self._reports = ReportSchedule(settings.report_every_s, self._saved_s)
-        self._closed = False
         self._between_steps = True
         """Whether the next backward pass begins an optimiser step."""
-        signal.signal(signal.SIGTERM, self._on_term)
-        protect_workers()
-        self._suspension = Suspension(settings.host_cap_bytes)
-        # Some sites send it as a warning before a time limit; by default it would end the process.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        self._excepthook, sys.excepthook = sys.excepthook, self._on_error
+        self._done_step: tuple[int, float, PendingNorms | None] | None = None
+        """A step after which the processes have not voted yet: the arguments of `_after_step`."""
 
     def prepare(
         self,
@@ -133,6 +75,7 @@ class TrainingRun:
         scaler: Any = None,
         max_grad_norm: float | None = None,
         state: Mapping[str, Any] | None = None,
+        ddp: Mapping[str, Any] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         **loader: Any,
@@ -155,6 +98,8 @@ class TrainingRun:
             scaler: a `torch.amp.GradScaler`, for mixed precision.
             max_grad_norm: the norm that gradients are clipped to.
             state: name -> further objects with `state_dict` and `load_state_dict` that checkpoints should hold.
+            ddp: arguments of `DistributedDataParallel`, such as `{"find_unused_parameters": True}` for a model that does
+                not use all of its parameters in each step.
             shuffle: whether each epoch has another order.
             drop_last: leave out the last step of an epoch if it would be smaller, for pipelines with fixed shapes. The
                 data set must have at least `batch_size` samples then, and no batch is larger than the data set.
@@ -183,71 +128,46 @@ class TrainingRun:
             fixed = split_batch(batch_size, largest if self._adaptive else None, self.replicas)
         self._chooser = self._batch_chooser(largest, max_atomic_batch)
         sharded = is_sharded(model)
-        if self._saver is not None and (sharded or self._split):
-            self._saver.group = self._group.another(self.gpus_per_replica if self._split else None)
-            self._saver.parts = self._split
         self._bare = model if sharded else model.to(self.device)
         self._optimizer = optimizer
         self._optimizer_step = OptimizerStep(optimizer, rule, self._noise, batch_size, scheduler, scaler)
         self._max_grad_norm = max_grad_norm
         named = {"scheduler": scheduler, "scaler": scaler} | dict(state or {})
-        self._state = TrainingState(self._group, self._bare, optimizer, named, sharded=sharded)
-        self._state.check()
-        position, saved_batch = self._restore()
+        self._hold(TrainingState(self._group, named, model=self._bare, optimizer=optimizer, sharded=sharded))
+        saved_batch = self._continue(self._restore())
         if saved_batch is not None and saved_batch.total > largest:
             saved_batch = None
-        self._first_step = self.steps
-        self._model, self._averager = parallel(self._bare, self._group, self.device, sharded=sharded)
+        self._model, self._averager = parallel(self._bare, self._group, self.device, sharded=sharded, options=ddp or {})
         averaged = isinstance(self._model, DistributedDataParallel) or (self._split and self.replicas > 1)
         meter = GradientMeter(list(self._bare.parameters()), optimizer, self.replicas, averaged=averaged)
         self._measurements = Measurements(meter, self._noise, batch_size)
-        self._loader = Loader(
+        self._loader = self._new_loader(
             dataset,
             fixed or saved_batch or self._chooser.choose(),
-            (self.replica, self.replicas),
-            seed=self._settings.seed,
-            shuffle=shuffle,
-            position=position,
-            drop_last=drop_last,
+            shuffle,
+            drop_last,
+            loader,
             before_part=lambda last: set_synchronising(self._model, last=last),
-            begin=lambda: self._restore_random() if self._loader.position else None,
-            **loader,
+            after_part=self._finish_step,
         )
         self._batch = self._loader.size
-        self._measurements.restart_clock()
-        self._put(Started(gpu_type=self._gpus.gpu_type, gpu_ids=self._gpus.gpu_ids, progress=self.progress))
+        self._prepared = True
+        self._put_started()
         return self._model, optimizer, self._loader
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """The passes over the data, from the one that the last run was in.
-
-        With a fixed batch there are `count` passes. With an adaptive one, a sample of a large batch counts for less,
-        and passes are made until the training is worth `count` passes at `batch_size`: at least `count`.
-        """
-        while not self._done(count):
-            self._loader.epoch = self.epoch
-            self._restore_random()
-            self._measurements.restart_clock()
-            yield self.epoch
-            self._act()
-            self.epoch += 1
-            self._loader.position = 0
-            self._optimizer.zero_grad()
-            self.save()
-        if self._saver is not None:
-            self._saver.wait()
-        self._close("completed")
 
     def step(self, loss: torch.Tensor | None = None) -> None:
         """Train on `loss`, the mean over one batch of the loader. Call it once for each batch.
 
-        The parameters move with the last micro-step of an optimiser step. With `gpus_per_replica`, call it without a
-        loss if the pipeline has made the backward pass of this batch's mean loss itself.
+        The parameters move with the last micro-step of an optimiser step. What the script does then, such as updating a
+        moving average, still belongs to the step: the run is saved or stopped before the next batch. With
+        `gpus_per_replica`, call it without a loss if the pipeline has made the backward pass of this batch's mean loss
+        itself.
         """
         if loss is None and self._averager is None:
             raise ValueError(
                 "run.step() without a loss is for pipelines, with px.start(gpus_per_replica=...); give the loss"
             )
+        assert self._loader is not None
         part = self._loader.take()
         if self._between_steps:
             self._between_steps = False
@@ -261,13 +181,8 @@ class TrainingRun:
         if self._channel is not None:
             self._channel.finish()
         active_s = self._measurements.end_step(part.step_samples, self._batch.total)
-        self._act()
         before, self._norms = self._norms, PendingNorms(norms, part.step_samples) if norms is not None else None
-        if before is not None or self.steps % self._consensus.stride == 0:
-            self._vote(before)
-        if self._channel is not None:
-            self._channel.step_done(part.step_samples, active_s)
-            self._measurements.restart_clock()  # a pause is no part of the next step
+        self._done_step = part.step_samples, active_s, before
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -278,59 +193,6 @@ class TrainingRun:
     def measured_every(self) -> int:
         """Steps from one measurement of the gradients to the next."""
         return self._measurements.meter.every
-
-    def log(self, **values: object) -> None:
-        """Write `values` to the log, once for all processes."""
-        if self.rank == 0:
-            log.info("epoch=%d step=%d %s", self.epoch, self.steps, " ".join(f"{k}={v}" for k, v in values.items()))
-
-    def report(self, metric: float, *, minimize: bool = False) -> None:
-        """Report the metric that the model has reached, once for all processes. A search compares its trials by it.
-
-        Never waits. A metric that is not finite is only logged, so that a trial that diverges keeps its last result.
-
-        Args:
-            metric: such as the accuracy on the validation set.
-            minimize: whether less is better, as of a loss.
-        """
-        self.log(metric=metric)
-        if self.rank == 0 and math.isfinite(metric):
-            self._put(Result(metric=-float(metric) if minimize else float(metric), progress=self.progress))
-
-    def save(self) -> None:
-        """Save a checkpoint; all processes call it after the same step. Training goes on while it is written."""
-        if self._saver is None:
-            return
-        began_s = time.monotonic()
-        answered: str | None = None
-        asked = self.reporter.request if self.rank == 0 and self.reporter is not None else None
-        if asked is not None and asked.kind == "checkpoint" and self.reporter is not None:
-            answered, self.reporter.request = asked.id, None
-        states = self._group.gather(random_states())
-        if self._state.writes:
-            self._saver.wait()
-            try:
-                state, piece = self._state.collect(states)
-            except CannotSave as error:
-                self._saver.fail(error)
-                return
-            progress, steps = self.progress, self.steps
-            pause_s = time.monotonic() - began_s
-
-            def saved(seconds: float) -> None:
-                self._put(Checkpointed(request=answered, progress=progress, seconds=pause_s + seconds))
-                log.info("step=%d checkpoint written pause_s=%.3f write_s=%.3f", steps, pause_s, seconds)
-
-            self._saver.save(state, self.steps, self._meta(), saved, piece)
-        self._saved_s, self._has_saved = time.monotonic(), True
-        self._measurements.restart_clock()  # saving is no part of the next step
-
-    def learn(self, body: Body) -> None:
-        """Called in the reporter's thread: learn from an observation, and choose the batch again."""
-        if isinstance(body, Observation):
-            self._chooser.observe(body)
-            if not self._split:
-                self._new_batch = self._chooser.choose()
 
     # Parts of `prepare` and `step`.
 
@@ -387,56 +249,48 @@ class TrainingRun:
         self.steps += 1
         return norms
 
-    def _restore_random(self) -> None:
-        """Before the first step: the script and its loaders may have drawn from the generators since `prepare`."""
-        if self.steps == self._first_step:
-            self._state.restore_random()
-
-    def _done(self, count: int) -> bool:
-        if self._epoch_samples is None or not self._adaptive:
-            return self.epoch >= count
-        return self.epoch >= count and self.progress >= count * self._epoch_samples * (1 - 1e-9)
-
     @property
     def _atomic(self) -> int:
         """Samples of the largest part of a step."""
         batch = self._batch
         return -(-batch.total // (self.replicas * (batch.accumulation_steps(self.replicas) + 1)))
 
-    # What the processes agree on.
+    # What the core leaves to a loop.
 
-    def _vote(self, norms: PendingNorms | None) -> None:
-        """Cast this process's vote.
+    def learn(self, body: Body) -> None:
+        """Called in the reporter's thread: learn from an observation, and choose the batch again."""
+        if self._prepared and isinstance(body, Observation):
+            self._chooser.observe(body)
+            if not self._split:
+                self._new_batch = self._chooser.choose(self._batch)
 
-        The norms are those of the step before: on a GPU, this step's may not be computed yet, and nothing waits for
-        them.
-        """
-        vote = Vote(stop=self._stop, suspend=self._suspension.requested)
-        if norms is not None:
-            local_sqr, mean_sqr = norms.read().tolist()
-            vote = vote._replace(local_sqr=local_sqr, mean_sqr=mean_sqr)
-        if self.rank == 0:
-            vote = self._with_requests(vote)
-        self._consensus.cast(vote, norms)
-        if self.world == 1 and vote.urgent:
-            self._act()
+    def step_done(self, samples: int | None = None) -> None:
+        """As `Run.step_done`, for a loop of the script's own. Raises RuntimeError after `prepare`: `step` does it."""
+        if self._prepared:
+            raise RuntimeError(
+                "run.step_done() is for loops without run.prepare; after run.prepare call run.step(loss)"
+            )
+        super().step_done(samples)
 
-    def _with_requests(self, vote: Vote) -> Vote:
-        """On rank 0: add what the daemon and the node's agent ask for and what is due; report if it is time."""
-        now_s = time.monotonic()
-        asked = self.reporter.request.kind if self.reporter is not None and self.reporter.request is not None else None
-        if asked is None and self._channel is not None and self._channel.request is not None:
-            asked = "suspend"
-        saver = self._saver
-        due = now_s - self._saved_s >= self._settings.checkpoint_every_s and saver is not None and not saver.busy
-        reports = self._reports.due(now_s)
-        due |= reports and self._owes_a_checkpoint
-        superseded = (saver is not None and saver.superseded) or (
-            self.reporter is not None and self.reporter.superseded
-        )
-        vote = vote._replace(save=asked == "checkpoint" or due, move_out=asked == "suspend", superseded=superseded)
-        if reports:
-            self._report()
+    def _finish_step(self) -> None:
+        """Called when the script asks for the next batch: it has done all that belongs to the step."""
+        if self._done_step is not None:
+            arguments, self._done_step = self._done_step, None
+            self._after_step(*arguments)
+
+    def _done(self, count: int) -> bool:
+        if not self._prepared or self._epoch_samples is None or not self._adaptive:
+            return super()._done(count)
+        return self.epoch >= count and self.progress >= count * self._epoch_samples * (1 - 1e-9)
+
+    def _end_epoch(self) -> None:
+        if self._prepared:
+            self._done_step = None
+            self._optimizer.zero_grad()
+
+    def _add_to(self, vote: Vote) -> Vote:
+        if not self._prepared:
+            return super()._add_to(vote)
         batch, self._new_batch = self._new_batch, None
         if batch is not None and batch != self._batch:
             vote = vote._replace(total_batch=batch.total, atomic_batch=batch.atomic)
@@ -447,93 +301,42 @@ class TrainingRun:
                 vote = vote._replace(vote_every=stride_of(step_s))
         return vote
 
-    def _has_news(self) -> bool:
-        """Whether this process has received something that all processes must learn in the next step."""
-        reporter = self.reporter
-        asked = reporter is not None and (reporter.request is not None or reporter.superseded)
-        return self._stop or self._suspension.requested or asked
-
-    def _act(self) -> None:
-        """Apply the decision of the processes' last vote."""
-        result = self._consensus.result()
-        if result is None:
-            return
-        vote, norms = result
+    def _apply(self, vote: Vote, norms: PendingNorms | None) -> None:
+        super()._apply(vote, norms)
         if norms is not None:
             self._measurements.take_norms(vote, norms)
         if vote.measure_every:
             self._measurements.meter.every = int(vote.measure_every)
-        if vote.vote_every:
-            self._consensus.stride = int(vote.vote_every)
         if vote.total_batch:
             self._change_batch(BatchSize(int(vote.total_batch), int(vote.atomic_batch)))
-        if vote.superseded:
-            self._leave("superseded", SUPERSEDED)
-        if vote.stop:
-            self.save()
-            if self._saver is not None:
-                self._saver.wait()
-            self._leave("stopped", STOPPED)
-        if vote.save:
-            self.save()
-        if vote.suspend or vote.move_out:
-            parameters = self._bare.parameters()
-            requested = bool(vote.move_out)
-            stand_still(
-                self._suspension,
-                self._group,
-                self._channel,
-                self.reporter,
-                self._optimizer,
-                parameters,
-                requested=requested,
-            )
-            self._measurements.restart_clock()
 
     def _change_batch(self, batch: BatchSize) -> None:
         before = self._atomic
+        assert self._loader is not None
         self._loader.size = self._batch = batch
         self._measurements.batch_changed()
         if self._atomic > before:
             self.save()  # memory may not suffice
         log.info("step=%d batch=%d atomic=%d", self.steps, self._batch.total, self._batch.atomic)
 
-    # Reports, and the end of the run.
-
-    def _put(self, body: Body) -> None:
-        if self.reporter is not None:
-            self.reporter.put(body)
-
-    def _report(self) -> None:
-        observation = self._measurements.take_observation(
+    def _observation(self) -> Observation | None:
+        if not self._prepared:
+            return super()._observation()
+        return self._measurements.take_observation(
             self._gpus, self._group, self._batch, self._atomic, self.device, self.progress
         )
-        if observation is not None:
-            self._put(observation)
 
-    def _close(self, outcome: Any, text: str = "") -> None:
-        if not self._closed:
-            self._closed = True
-            if self.reporter is not None:
-                self.reporter.close(outcome, self.progress, text)
+    def _restart_clock(self) -> None:
+        super()._restart_clock()
+        if self._prepared:
+            self._measurements.restart_clock()
 
-    def _leave(self, outcome: str, status: int) -> None:
-        """End this process; all the others do the same."""
-        failure = self._saver.failure if self._saver is not None else None
-        self._group.barrier()
-        self._close(outcome, str(failure or ""))
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        raise SystemExit(status)
-
-    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """In place of Python's own hook: report that the run fails; if memory ran out, restart with a smaller batch."""
-        self._close("failed", f"{kind.__name__}: {error}")
-        self._excepthook(kind, error, trace)
+    def _after_error(self, error: BaseException) -> None:
+        """If memory ran out, restart with a smaller batch."""
+        if not self._prepared or self._split:  # the script decides the shapes in a pipeline
+            return
         if not (isinstance(error, Exception) and is_out_of_memory(error)) or self._saver is None or self._atomic <= 1:
             return
-        if self._split:
-            return  # the script decides the shapes in a pipeline
         short_of_memory.note(self._saver.checkpoints.folder, self._gpus.gpu_type, self._atomic)
         log.error(
             "gpu_type=%s atomic=%d does not fit into memory: the run restarts with a smaller batch",
@@ -543,53 +346,35 @@ class TrainingRun:
         end_workers()
         short_of_memory.begin_again(self.world, read_environment().job_id)
 
-    def _on_term(self, _number: int, _frame: object) -> None:
-        self._stop = True
-
-    # Checkpoints.
-
     def _meta(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "position": self._loader.position,
-            "progress": self.progress,
+        if not self._prepared:
+            return super()._meta()
+        return super()._meta() | {
             "scheduled": self._optimizer_step.scheduled,
             "batch": dataclasses.asdict(self._batch),
             "initial": self._initial,
-            "gpus": self._configuration,
-            "gpus_per_replica": self.gpus_per_replica,
             "noise": self._noise.state_dict(),
             "learned": self._chooser.state_dict(),
         }
 
-    @property
-    def _owes_a_checkpoint(self) -> bool:
-        """Whether the run has to show that it can save: Penstock moves no job that has not."""
-        has_daemon = self.reporter is not None and self.reporter.has_daemon
-        return has_daemon and not self._has_saved and self._saver is not None
-
-    @property
-    def _configuration(self) -> list[Any]:
-        return [self._gpus.gpu_type, self._gpus.nodes, self.world]
-
-    def _restore(self) -> tuple[int, BatchSize | None]:
-        """Continue from the newest checkpoint.
+    def _continue(self, meta: Mapping[str, Any] | None) -> BatchSize | None:
+        """Continue from a checkpoint (None: there is none).
 
         Returns:
-            The position in its epoch, and its batch if that still suits: on the same configuration, of an adaptive job.
+            Its batch if that still suits: on the same configuration, of an adaptive job.
+
+        Raises:
+            RuntimeError: it was saved by a loop without `prepare`.
         """
-        saver = self._saver
-        found = newest_checkpoint(self._group, saver.checkpoints) if saver is not None else None
-        if saver is None or found is None:
-            return 0, None
-        self._state.restore(found, saver.group)
-        self._has_saved = True
-        meta = found.meta
-        self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
+        if meta is None:
+            return None
+        if "learned" not in meta:
+            raise RuntimeError(
+                "the checkpoint is of a loop with run.keep; continue it with run.keep, or use another folder"
+            )
         self._optimizer_step.scheduled = meta["scheduled"]
         self._noise.load_state_dict(meta["noise"])
         self._chooser.load_state_dict(meta["learned"])
-        log.info("step=%d epoch=%d position=%d continues", self.steps, self.epoch, meta["position"])
         batch = BatchSize(**meta["batch"])
         fits = batch.atomic <= self._chooser.limit_of(self._gpus.gpu_type)
-        return meta["position"], batch if meta["gpus"] == self._configuration and self._adaptive and fits else None
+        return batch if meta["gpus"] == self._configuration and self._adaptive and fits else None

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -235,6 +236,8 @@ class Saver:
                 ) from error
         reasons = [reason for reason, _ in everyones if reason]
         if reasons:
+            if rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)  # else it would keep a full disk full
             raise NotSaved(
                 f"no checkpoint written to {folder}: {reasons[0]}; earlier checkpoints are whole; free some space or"
                 " fix the folder's permissions"

@@ -2,7 +2,8 @@
 measurements.
 
 The plan's batch is only advice, since the job knows its memory. It grows a GPU's share by at most a factor of 2 at a
-time, shrinks it when memory runs out, and remembers the limit for each GPU type.
+time, shrinks it when memory runs out, and remembers the limit for each GPU type. A larger batch costs a checkpoint, and
+any other batch costs the script's compiled code, so it changes the batch only for a gain of `WORTHWHILE`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_executor.training.batches import BatchSize
+from penstock_profiles.efficiency import efficiency
+from penstock_profiles.estimators.training import TrainingEstimator
 from penstock_profiles.learning import JobModel
+from penstock_profiles.throughput import step_time
 from penstock_profiles.wire import Observation
 
 GROWTH = 2
 """The next atomic batch to try is at most this many times the largest that ran."""
+
+WORTHWHILE = 1.05
+"""Another batch must promise this many times the goodput of the present one."""
 
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory that may be in use. The allocator cannot use all of the rest, and other libraries need
@@ -73,8 +80,32 @@ class BatchChooser:
         """The largest atomic batch that is allowed on `gpu_type`; infinite if no limit is known."""
         return self._limits.get(gpu_type, math.inf)
 
-    def choose(self) -> BatchSize:
-        """The batch to train with now."""
+    def choose(self, present: BatchSize | None = None) -> BatchSize:
+        """The batch to train with now.
+
+        Args:
+            present: the batch that the job trains with. It stays unless another one promises `WORTHWHILE` times its
+                goodput, or it no longer fits into memory. None: the job begins.
+        """
+        best = self._best()
+        if present is None or best == present or present.atomic > self.limit_of(self._gpu_type):
+            return best
+        now, then = self._goodput(present), self._goodput(best)
+        return present if now is not None and then is not None and then < WORTHWHILE * now else best
+
+    def _goodput(self, size: BatchSize) -> float | None:
+        """Predicted goodput at a batch, in samples/s of the initial batch size; None if nothing is known."""
+        estimator = self._model.estimator
+        if not isinstance(estimator, TrainingEstimator) or self._gpu_type not in estimator.models:
+            return None
+        accumulation = size.accumulation_steps(self._replicas)
+        atomic = -(-size.total // (self._replicas * (accumulation + 1)))
+        step = estimator.models[self._gpu_type].step
+        seconds = step_time(step, min(self._nodes, self._replicas), self._replicas, atomic, accumulation)
+        worth = efficiency(estimator.grad_sqr, estimator.grad_var, max(size.total, self._initial), self._initial)
+        return float(size.total * worth / seconds)
+
+    def _best(self) -> BatchSize:
         share = -(-self._initial // self._replicas)
         ran = max((each.atomic_batch for each in self._seen.values() if each.gpu_type == self._gpu_type), default=0)
         limit = max(int(ran * self._growth), share)

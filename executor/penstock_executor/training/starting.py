@@ -14,10 +14,11 @@ from penstock_executor.checkpoint import Checkpoints
 from penstock_executor.client import connect
 from penstock_executor.environment import Environment, Ranks, read_environment, read_ranks
 from penstock_executor.node_channel import Channel, open_channel
+from penstock_executor.training.core import Settings
 from penstock_executor.training.gpu_memory import held_mb, limit_memory
 from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
-from penstock_executor.training.run import Settings, TrainingRun
+from penstock_executor.training.run import TrainingRun
 from penstock_profiles.wire import CPU
 
 log = logging.getLogger(__name__)

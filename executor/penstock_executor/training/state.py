@@ -8,7 +8,7 @@ pipeline. Of a divided model, each process writes its own piece.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,22 +24,23 @@ class TrainingState:
 
     Args:
         group: all processes of the run.
-        model: not wrapped by DDP.
-        optimizer: of its parameters.
-        named: name -> another object with `state_dict` and `load_state_dict`; entries of None are left out.
+        named: name -> an object with `state_dict` and `load_state_dict`; entries of None are left out.
+        model: not wrapped by DDP; None if all models are in `named`.
+        optimizer: of the model's parameters.
         sharded: whether `fully_shard` has sharded the model.
     """
 
     def __init__(
         self,
         group: Group,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
         named: Mapping[str, Any],
         *,
-        sharded: bool,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        sharded: bool = False,
     ) -> None:
-        self._group, self._model, self._optimizer = group, model, optimizer
+        own = {"model": model, "optimizer": optimizer}
+        self._group, self._own = group, {name: each for name, each in own.items() if each is not None}
         self._named = {name: each for name, each in named.items() if each is not None}
         self._sharded, self._split = sharded, group.gpus_per_replica > 1
         self._random: Any = None
@@ -52,12 +53,31 @@ class TrainingState:
         """
         return self._group.rank == 0 or self._sharded or (self._split and self._group.replica == 0)
 
+    @property
+    def divided(self) -> bool:
+        """Whether several processes write pieces of the model."""
+        return self._sharded or self._split
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors of the models and the optimisers: all that a suspended run moves."""
+        for each in (*self._own.values(), *self._named.values()):
+            if isinstance(each, torch.nn.Module):
+                yield from each.buffers()
+                for parameter in each.parameters():
+                    yield parameter
+                    if parameter.grad is not None:
+                        yield parameter.grad
+            elif isinstance(each, torch.optim.Optimizer):
+                for state in each.state.values():
+                    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
     def check(self) -> None:
         """Raise CannotSave if the state of the optimiser or of the script's own objects could not be loaded again.
 
         At the start, the script's author is still there. Later the run would lose everything at its next move.
         """
-        copied(self._optimizer.state_dict()["param_groups"], "optimizer.param_groups")
+        if "optimizer" in self._own:
+            copied(self._own["optimizer"].state_dict()["param_groups"], "optimizer.param_groups")
         for name, each in self._named.items():
             copied(each.state_dict(), name)
 
@@ -72,45 +92,49 @@ class TrainingState:
         more = {f"more.{name}": copied(each.state_dict(), name) for name, each in self._named.items()}
         if self._sharded:
             return more | {"random": random_states}, dict(copied(self._shards()))
-        model, optimizer = copied(self._model.state_dict(), "model"), copied(self._optimizer.state_dict(), "optimizer")
-        whole = {"model": model, "optimizer": optimizer} | more
+        whole = {name: copied(each.state_dict(), name) for name, each in self._own.items()} | more
         if self._split:
             return {"random": random_states}, whole
         return whole | {"random": random_states}, None
 
-    def restore(self, found: Checkpoint, shard_group: dist.ProcessGroup | None) -> None:
+    def restore(self, found: Checkpoint, shard_group: dist.ProcessGroup | None, device: torch.device) -> None:
         """Load a checkpoint; all processes call it.
 
+        Rank 0 reads a whole model, and sends it to the others piece by piece: the job's nodes read its file once, and
+        hold it once.
+
         Args:
-            found: the checkpoint.
+            found: the checkpoint. Without shards, only rank 0's has a state.
             shard_group: the processes that read a sharded model together.
+            device: of this process.
 
         Raises:
             RuntimeError: the model was divided in another way.
         """
         self._check_division(found)
         assert isinstance(found.state, bytes)
-        state = from_bytes(found.state)
+        state = from_bytes(found.state) if self._group.rank == 0 or found.shards is not None else {}
         if found.shards is not None and self._split:
-            part = read_part(found.shards.folder, self._group.place)
-            self._model.load_state_dict(part["model"])
-            self._optimizer.load_state_dict(part["optimizer"])
-            state |= part
+            state |= read_part(found.shards.folder, self._group.place)
         elif found.shards is not None:
             from torch.distributed.checkpoint.state_dict import set_state_dict
 
             into = self._shards()
             read_shards(found.shards.folder, into, shard_group)
             parts = {"model_state_dict": into["model"], "optim_state_dict": into["optimizer"]}
-            set_state_dict(self._model, self._optimizer, **parts)
-        else:
-            self._model.load_state_dict(state["model"])
-            self._optimizer.load_state_dict(state["optimizer"])
-        for name, each in self._named.items():
-            if f"more.{name}" in state:
-                each.load_state_dict(state[f"more.{name}"])
-        if len(state["random"]) == self._group.world:
-            self._random = state["random"][self._group.rank]
+            set_state_dict(self._own["model"], self._own["optimizer"], **parts)
+        spread = found.shards is None
+        names = self._group.from_first(list(state)) if spread else list(state)
+        own = {} if self._sharded else self._own
+        objects = own | {f"more.{name}": each for name, each in self._named.items()}
+        for name in names:
+            piece = state.pop(name, None)
+            if spread:
+                piece = self._group.tree_from_first(piece, device if name in own else torch.device("cpu"))
+            if name in objects:
+                objects[name].load_state_dict(piece)
+            elif name == "random" and len(piece) == self._group.world:
+                self._random = piece[self._group.rank]
         self.restore_random()
 
     def restore_random(self) -> None:
@@ -134,32 +158,38 @@ class TrainingState:
     def _shards(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        model, optimizer = get_state_dict(self._model, self._optimizer)
+        model, optimizer = get_state_dict(self._own["model"], self._own["optimizer"])
         return {"model": model, "optimizer": optimizer}
 
 
 def newest_checkpoint(group: Group, checkpoints: Checkpoints) -> Checkpoint | None:
     """The newest checkpoint that is whole, the same on all processes; None if there is none.
 
-    Rank 0 chooses it. Shards are read by all processes, each its share.
+    Rank 0 chooses it, and is the only one to read its file, unless it has shards. Then all processes read the file, and
+    each its share of the shards.
 
     Raises:
-        RuntimeError: a process does not see rank 0's checkpoint.
+        RuntimeError: a process does not see the shards of rank 0's checkpoint.
     """
     candidates = checkpoints.candidates() if group.rank == 0 else iter(())
     while True:
         first = next(candidates, None)
-        which = group.from_first((first.epoch, first.step) if first else None)
-        if which is None:
+        told = (first.epoch, first.step, first.meta, first.shards is not None) if first is not None else None
+        told = group.from_first(told)
+        if told is None:
             return None
-        found = first if first is not None else checkpoints.find(*which)
+        epoch, step, meta, has_shards = told
+        if not has_shards:
+            return first if first is not None else Checkpoint(epoch, step, b"", meta)
+        found = first if first is not None else checkpoints.find(epoch, step)
         damage = (
             found.shards.damage(group.rank, group.world) if found is not None and found.shards is not None else None
         )
         answers = group.gather((found is not None, damage))
         if not all(seen for seen, _ in answers):
             raise RuntimeError(
-                f"not all processes see checkpoint {which} of rank 0: put the checkpoints on a shared file system"
+                f"not all processes see the checkpoint of epoch {epoch}, step {step} of rank 0: put the checkpoints on"
+                " a shared file system"
             )
         damages = [each for _, each in answers if each is not None]
         if not damages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ import torch
 from penstock_executor.client import present_request
 from penstock_executor.environment import read_environment
 from penstock_executor.node_channel import Channel
+from penstock_executor.training.preconditioning import local
 from penstock_executor.training.processes import Group
 from penstock_executor.training.reporter import Reporter
 from penstock_profiles.wire import Resumed, Suspended
@@ -53,31 +54,41 @@ class Suspension:
     Args:
         host_cap_bytes: the most host memory that the process's state may take; larger states stay on the GPU. None: no
             limit.
+        device: type of the devices whose memory is released.
     """
 
-    def __init__(self, host_cap_bytes: int | None = None) -> None:
+    def __init__(self, host_cap_bytes: int | None = None, device: str = "cuda") -> None:
         self.requested = False
         """SIGTSTP has asked this process to stand still."""
         self._continued = False
         """SIGCONT has come since SIGTSTP, or since the process last stood still."""
-        self._moved: list[tuple[torch.Tensor, torch.device]] = []
-        self._cap = host_cap_bytes
+        self._moved: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        """Storages that hold nothing at present, and what they held."""
+        self._cap, self._device = host_cap_bytes, device
         signal.signal(signal.SIGTSTP, self.on_stop)
         signal.signal(signal.SIGCONT, self.on_continue)
 
-    def move_out(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Moved:
-        """Move the state to the host's memory, at the end of a step."""
+    def move_out(self, tensors: Iterable[torch.Tensor]) -> Moved:
+        """Move the state to the host's memory, at the end of a step.
+
+        The tensors stay, and only the memory below them is released: other tensors may share it, such as DDP's buckets,
+        which the gradients are views of, or what FSDP2 gathers parameters from.
+        """
         began_s = time.monotonic()
-        tensors = {id(tensor): tensor for tensor in _on_gpu(optimizer, parameters)}.values()
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        storages = {each.data_ptr(): each for each in map(_storage, tensors) if each.device.type == self._device}
+        storages.pop(0, None)  # without memory
+        size = sum(each.nbytes() for each in storages.values())
         if self._cap is not None and size > self._cap:
             log.warning(
                 "bytes=%d stay on the GPU: the host may take at most %d bytes (host_cap_bytes)", size, self._cap
             )
-            tensors, size = {}.values(), 0
-        self._moved = [(tensor, tensor.device) for tensor in tensors]
-        for tensor, _ in self._moved:
-            tensor.data = tensor.data.to("cpu").pin_memory()
+            storages, size = {}, 0
+        pinned = torch.cuda.is_available()
+        for storage in storages.values():
+            held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+            held.untyped_storage().copy_(storage, non_blocking=False)
+            self._moved.append((storage, held))
+            storage.resize_(0)
         left = 0
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -105,9 +116,10 @@ class Suspension:
     def move_back(self) -> float:
         """Undo `move_out`; the seconds that it took."""
         began_s = time.monotonic()
-        size = sum(tensor.numel() * tensor.element_size() for tensor, _ in self._moved)
-        for tensor, device in self._moved:
-            tensor.data = tensor.data.to(device)
+        size = sum(held.nbytes for _, held in self._moved)
+        for storage, held in self._moved:
+            storage.resize_(held.nbytes)
+            storage.copy_(held.untyped_storage(), non_blocking=False)
         self._moved = []
         seconds = time.monotonic() - began_s
         log.info("resumed moved_bytes=%d back_s=%.3f", size, seconds)
@@ -132,8 +144,7 @@ def stand_still(
     group: Group,
     channel: Channel | None,
     reporter: Reporter | None,
-    optimizer: torch.optim.Optimizer,
-    parameters: Iterable[torch.nn.Parameter],
+    tensors: Iterable[torch.Tensor],
     *,
     requested: bool,
 ) -> None:
@@ -146,14 +157,13 @@ def stand_still(
         group: all processes of the run.
         channel: to the node's agent, if there is one.
         reporter: to the daemon, on rank 0.
-        optimizer: of the model.
-        parameters: of the model.
+        tensors: of the models and optimisers.
         requested: whether the daemon or the node's agent asked for it. Else a signal did.
     """
     request, by_agent = _request(group, channel, reporter) if requested else (None, False)
     if requested and request is None:
         return  # the daemon has withdrawn its request
-    own = suspension.move_out(optimizer, parameters)
+    own = suspension.move_out(tensors)
     moved = group.gather(own) if requested else [own]
     if reporter is not None:
         reporter.put(
@@ -192,8 +202,6 @@ def _request(group: Group, channel: Channel | None, reporter: Reporter | None) -
     return request, by_agent
 
 
-def _on_gpu(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
-    for parameter in parameters:
-        yield from (each for each in (parameter, parameter.grad) if each is not None and each.is_cuda)
-    for state in optimizer.state.values():
-        yield from (each for each in state.values() if isinstance(each, torch.Tensor) and each.is_cuda)
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    with torch.no_grad():
+        return local(tensor).untyped_storage()

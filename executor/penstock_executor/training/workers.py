@@ -37,8 +37,11 @@ _ends_workers: set[int] = set()
 def protect_workers() -> None:
     """From now on, the workers of every `DataLoader` of this process ignore the signals of `IGNORED`.
 
-    A script has data loaders of its own, such as one for validation, and those of other training loops cannot be
-    reached in any other way. So this changes the class. Calling it again does nothing.
+    A script has data loaders of its own, such as one for validation, and other training loops make theirs when they need
+    them, so none but the run's own could be changed one by one. Nor can the signals be ignored before a worker starts:
+    PyTorch sets a handler for SIGTERM in each worker, which only its `worker_init_fn` can replace. A blocked signal
+    would stay blocked in all programs that the script starts. So this changes the class, for loaders with workers only.
+    Calling it again does nothing.
     """
     _protect(DataLoader)
     stateful = sys.modules.get("torchdata.stateful_dataloader")

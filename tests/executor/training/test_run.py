@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -145,6 +146,67 @@ def test_stopped_in_mid_epoch_dropout_and_a_state_of_numpy_go_on_as_if_nothing_h
         assert job.wait() == 143, job.said.read_text()
     with train(tmp_path, *options) as job:
         job.finish()
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) == 0
+
+
+def test_what_the_script_does_after_a_step_belongs_to_the_step(tmp_path: Path):
+    """A moving average that is updated after `run.step` loses no update when the run is stopped."""
+    options = ("--epochs=2", "--size=203", "--average")
+    with train(tmp_path / "whole", *options) as job:
+        job.finish()
+    with train(tmp_path, "--hold=9", *options) as job:
+        wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143, job.said.read_text()
+    with train(tmp_path, *options) as job:
+        job.finish()
+    assert int(final(tmp_path)["weights"]["average.n_averaged"]) == final(tmp_path)["steps"] == 14
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) == 0
+
+
+def test_two_processes_train_a_model_that_does_not_use_all_its_parameters_in_each_step(tmp_path: Path):
+    """The option goes to DDP. Without it, PyTorch's error names it."""
+    options = ("--epochs=1", "--size=203", "--unused")
+    with train(tmp_path / "one", *options) as job:
+        job.finish()
+    with train(tmp_path / "two", *options, '--ddp={"find_unused_parameters": true}', processes=2) as job:
+        job.finish()
+    assert largest_difference(final(tmp_path / "one")["weights"], final(tmp_path / "two")["weights"]) < 1e-12
+    with train(tmp_path / "wrong", *options, '--ddp={"find_unused": true}') as job:
+        assert job.wait() == 1
+    assert "ddp={'find_unused': ...}: a script can set only" in job.said.read_text()
+
+
+def test_one_process_reads_a_checkpoint_for_all(tmp_path: Path):
+    options = ("--epochs=2", "--size=203", "--optimizer=adam", "--note-reading")
+    with train(tmp_path / "whole", *options) as job:
+        job.finish()
+    with train(tmp_path, "--hold=4", *options) as job:
+        wait_for(lambda: "held in step 4" in job.said.read_text(), "step")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143
+    with train(tmp_path, *options, processes=3) as job:
+        assert "continues" in job.finish()
+    assert set((tmp_path / "read").read_text().split()) == {"0"}
+    assert_each_sample_once(tmp_path, 2, 203)
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) < 1e-12
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded by FSDP2"])
+def test_suspended_it_releases_its_memory_and_resumed_it_has_the_same_state(tmp_path: Path, sharded: bool):
+    """The CPU's memory stands for the GPU's."""
+    options = ("--epochs=2", "--size=203", "--optimizer=adam", *(("--sharded",) if sharded else ()))
+    with train(tmp_path / "whole", *options, processes=2) as job:
+        job.finish()
+    with train(tmp_path, "--sleep=0.1", "--release", *options, processes=2) as job:
+        wait_for(lambda: last_record(tmp_path).get("step", 0) >= 2, "steps")
+        job.send(signal.SIGTSTP)
+        wait_for(lambda: job.said.read_text().count("suspended moved_bytes") == 2, "both have moved out")
+        job.send(signal.SIGCONT)
+        said = job.finish()
+    # 129 parameters in double precision, their two moments, and the number of each step in float32.
+    assert sum(map(int, re.findall(r"suspended moved_bytes=(\d+)", said))) >= 129 * 8 * 3
+    assert said.count("resumed moved_bytes") == 2
     assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) == 0
 
 

@@ -10,10 +10,13 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch
 
 import torch
 
+from penstock_executor import Checkpoints
 from penstock_executor.environment import Ranks
 from penstock_executor.training.processes import Group
-from penstock_executor.training.saving import CannotSave, copied, from_bytes, to_bytes
+from penstock_executor.training.saving import CannotSave, Saver, copied, from_bytes, to_bytes
 from penstock_executor.training.state import TrainingState
+
+FULL = pathlib.Path("/dev/full")
 
 
 class Own:
@@ -52,6 +55,24 @@ def test_what_would_not_load_is_refused_at_the_start_by_name(value: object):
     model = torch.nn.Linear(1, 1)
     group = Group(Ranks(rank=0, world=1, local_rank=0, local_world=1))
     own = {"ema": Own(value)}
-    state = TrainingState(group, model, torch.optim.SGD(model.parameters(), lr=0.1), own, sharded=False)
+    state = TrainingState(group, own, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(CannotSave, match=r"ema\['of'\]\[0\].* is a .*let state_dict return numbers"):
         state.check()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_piece_that_a_full_disk_refused_does_not_keep_it_full(tmp_path: pathlib.Path):
+    checkpoints = Checkpoints(tmp_path, 1)
+    saver = Saver(checkpoints)
+    saver.parts = True
+    folder = checkpoints.shards_folder(8, 1)
+    folder.mkdir()
+    (folder / "part-0.pt").symlink_to(FULL)
+    told: list[float] = []
+    saver.save({}, 8, {}, told.append, {"w": torch.ones(100_000)})
+    saver.wait()
+    assert "No space left" in str(saver.failure)
+    assert not folder.exists()
+    saver.save({}, 9, {}, told.append, {"w": torch.ones(3)})
+    saver.wait()
+    assert (saver.failure, len(told), checkpoints.latest().step) == (None, 1, 9)

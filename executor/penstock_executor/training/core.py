@@ -1,0 +1,509 @@
+"""The core of a run: what its processes agree on, and the state that its checkpoints hold. It has no opinion on the
+loop, the optimisers or the gradients.
+
+A training loop of any kind uses it like this::
+
+    run = px.start("checkpoints")
+    loader = run.loader(dataset, batch_size=64)
+    run.keep(model=model, optimizer=optimizer, ema=ema)  # continues from the newest checkpoint
+    for epoch in run.epochs(10):
+        for batch in loader:
+            ...
+            run.step_done()  # saves, stops or stands still if that was asked for
+
+`training.run.TrainingRun` adds a loop that also chooses the batch size and the learning rate.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from penstock_executor.allocation import Allocation
+from penstock_executor.checkpoint import Checkpoints
+from penstock_executor.client import ReportSchedule
+from penstock_executor.node_channel import Channel
+from penstock_executor.training.arguments import is_sharded
+from penstock_executor.training.batches import BatchSize
+from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
+from penstock_executor.training.gradients import PendingNorms
+from penstock_executor.training.loader import Loader
+from penstock_executor.training.processes import Group
+from penstock_executor.training.reporter import Reporter
+from penstock_executor.training.saving import CannotSave, Saver, random_states
+from penstock_executor.training.state import TrainingState, newest_checkpoint
+from penstock_executor.training.status import STOPPED, SUPERSEDED
+from penstock_executor.training.suspension import Suspension, stand_still
+from penstock_executor.training.workers import protect_workers
+from penstock_profiles.wire import Body, Checkpointed, Observation, Result, Started
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 60.0
+"""Seconds after which a run tries to save again if the last checkpoint could not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Arguments of `start` that the run needs later."""
+
+    report_every_s: float
+    checkpoint_every_s: float
+    host_cap_bytes: int | None
+    seed: int
+
+
+class Run:
+    """One run of a job, on one of its processes. Attributes are for reading."""
+
+    def __init__(
+        self,
+        group: Group,
+        device: torch.device,
+        checkpoints: Checkpoints | None,
+        settings: Settings,
+        gpus: Allocation,
+        run_epoch: int,
+        channel: Channel | None = None,
+    ) -> None:
+        self.rank, self.world, self.device = group.rank, group.world, device
+        self.gpus_per_replica, self.replicas = group.gpus_per_replica, group.replicas
+        self.replica, self.place = group.replica, group.place
+        """The replica of the model that this process belongs to, and the part of the model that this process holds."""
+        self.replica_group = group.replica_group
+        """The processes of this replica, for the pipeline; None if it has only one."""
+        self.run_epoch = run_epoch
+        """The run's number among all runs of the job: an older run writes no checkpoints (`penstock_profiles.wire`)."""
+        self.steps = 0
+        """Optimiser steps so far, over all runs."""
+        self.progress = 0.0
+        """In samples, over all runs."""
+        self.epoch = 0
+        """Passes over the data that are done."""
+        self.reporter: Reporter | None = None
+        self._group, self._settings, self._gpus = group, settings, gpus
+        self._channel = channel
+        if channel is not None:
+            channel.urgent = self._has_news
+        self._saver = Saver(checkpoints) if checkpoints is not None else None
+        self._consensus = Consensus(group)
+        self._state = TrainingState(group, {})
+        self._loader: Loader | None = None
+        self._position = 0
+        """Samples of the epoch that the last run had done."""
+        self._first_step = 0
+        """`steps` when this run began."""
+        self._stop = False
+        self._saved_s = self._began_s = time.monotonic()
+        self._timed_steps, self._timed_samples, self._timed_s = 0, 0, 0.0
+        """Steps since the last report."""
+        self._has_saved = False
+        """Whether the job has a checkpoint, as far as this process knows."""
+        self._reports = ReportSchedule(settings.report_every_s, self._saved_s)
+        self._closed = False
+        signal.signal(signal.SIGTERM, self._on_term)
+        protect_workers()
+        self._suspension = Suspension(settings.host_cap_bytes)
+        # Some sites send it as a warning before a time limit; by default it would end the process.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_error
+
+    # What a loop calls.
+
+    def loader(
+        self, dataset: Any, *, batch_size: int, shuffle: bool = True, drop_last: bool = False, **loader: Any
+    ) -> Loader:
+        """The batches of this process. No sample is lost or repeated in an epoch, however often the job moves.
+
+        The step takes `batch_size` samples over all processes, whatever their number. If their number does not divide
+        it, batches differ by one sample. `loader.part.weight` is the factor on a batch's mean loss with which the mean
+        over all processes is that over the step's samples.
+
+        Args:
+            dataset: with `__len__` and `__getitem__`, or a `Stream`.
+            batch_size: samples of a step, over all processes.
+            shuffle: whether each epoch has another order.
+            drop_last: leave out the last step of an epoch if it would be smaller.
+            loader: further arguments of `torch.utils.data.DataLoader`.
+
+        Raises:
+            ValueError: an argument that Penstock chooses itself.
+        """
+        self._loader = self._new_loader(
+            dataset, BatchSize(batch_size, -(-batch_size // self.replicas)), shuffle, drop_last, loader
+        )
+        return self._loader
+
+    def keep(self, **objects: Any) -> bool:
+        """Hold these objects in every checkpoint, and load the newest one. All processes call it once.
+
+        Args:
+            objects: name -> an object with `state_dict` and `load_state_dict`, such as a model (also one that DDP
+                wraps), an optimiser, a schedule or a moving average. They must be the same on all processes. Those that
+                are None are left out.
+
+        Returns:
+            Whether there was a checkpoint. `steps`, `epoch` and `progress` are then those of that checkpoint.
+
+        Raises:
+            CannotSave: an object has a state that could not be loaded again.
+            ValueError: a model is sharded. `TrainingRun.prepare` takes those.
+        """
+        named = {}
+        for name, each in objects.items():
+            whole = each.module if isinstance(each, DistributedDataParallel) else each
+            if isinstance(whole, torch.nn.Module) and is_sharded(whole):
+                raise ValueError(
+                    f"{name} is sharded by fully_shard, which run.keep cannot save; pass it to run.prepare"
+                )
+            named[name] = whole
+        self._hold(TrainingState(self._group, named))
+        found = self._restore()
+        self._put_started()
+        return found is not None
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The passes over the data, from the one that the last run was in. The end of each is saved."""
+        while not self._done(count):
+            if self._loader is not None:
+                self._loader.epoch = self.epoch
+            self._restore_random()
+            self._restart_clock()
+            yield self.epoch
+            self._act()
+            self.epoch += 1
+            if self._loader is not None:
+                self._loader.position = 0
+            self._end_epoch()
+            self.save()
+        if self._saver is not None:
+            self._saver.wait()
+        self._close("completed")
+
+    def step_done(self, samples: int | None = None) -> None:
+        """Say that a step is over; then save, stop or stand still if the processes agreed on it.
+
+        All processes call it after every step, when nothing that belongs to the step is left to do.
+
+        Args:
+            samples: of the step, over all processes. None: those of the last batch of `loader`.
+
+        Raises:
+            SystemExit: the run was asked to stop and has saved (143), or a later run of the job has begun (75).
+        """
+        if samples is None:
+            if self._loader is None:
+                raise ValueError("run.step_done() counts the samples of run.loader; without that, pass their number")
+            part = self._loader.take()
+            self._loader.position += part.step_samples
+            samples = part.step_samples
+        self.steps += 1
+        self.progress += samples
+        if self._channel is not None:
+            self._channel.finish()
+        active_s = time.monotonic() - self._began_s
+        self._timed_steps, self._timed_samples = self._timed_steps + 1, self._timed_samples + samples
+        self._timed_s += active_s
+        self._began_s = time.monotonic()
+        self._after_step(samples, active_s)
+
+    def save(self) -> None:
+        """Save a checkpoint; all processes call it after the same step. Training goes on while it is written."""
+        if self._saver is None:
+            return
+        began_s = time.monotonic()
+        answered: str | None = None
+        asked = self.reporter.request if self.rank == 0 and self.reporter is not None else None
+        if asked is not None and asked.kind == "checkpoint" and self.reporter is not None:
+            answered, self.reporter.request = asked.id, None
+        self._saved_s = began_s
+        states = self._group.gather(random_states())
+        if self._state.writes:
+            self._saver.wait()
+            try:
+                state, piece = self._state.collect(states)
+            except CannotSave as error:
+                self._saver.fail(error)
+                return
+            progress, steps = self.progress, self.steps
+            pause_s = time.monotonic() - began_s
+
+            def saved(seconds: float) -> None:
+                self._has_saved = True
+                self._put(Checkpointed(request=answered, progress=progress, seconds=pause_s + seconds))
+                log.info("step=%d checkpoint written pause_s=%.3f write_s=%.3f", steps, pause_s, seconds)
+
+            self._saver.save(state, self.steps, self._meta(), saved, piece)
+        self._restart_clock()  # saving is no part of the next step
+
+    def log(self, **values: object) -> None:
+        """Write `values` to the log, once for all processes."""
+        if self.rank == 0:
+            log.info("epoch=%d step=%d %s", self.epoch, self.steps, " ".join(f"{k}={v}" for k, v in values.items()))
+
+    def report(self, metric: float, *, minimize: bool = False) -> None:
+        """Report the metric that the model has reached, once for all processes. A search compares its trials by it.
+
+        Never waits. A metric that is not finite is only logged, so that a trial that diverges keeps its last result.
+
+        Args:
+            metric: such as the accuracy on the validation set.
+            minimize: whether less is better, as of a loss.
+        """
+        self.log(metric=metric)
+        if self.rank == 0 and math.isfinite(metric):
+            self._put(Result(metric=-float(metric) if minimize else float(metric), progress=self.progress))
+
+    # What a loop with more opinions adds to.
+
+    def learn(self, body: Body) -> None:
+        """Called in the reporter's thread with each report that was sent."""
+
+    def _done(self, count: int) -> bool:
+        """Whether `count` passes over the data are done."""
+        return self.epoch >= count
+
+    def _end_epoch(self) -> None:
+        """Drop what a loop that was left in mid-step has begun."""
+
+    def _add_to(self, vote: Vote) -> Vote:
+        """On rank 0: add to a vote what all processes must know besides requests."""
+        if self.world > 1 and self.steps % COST_CHECKED_EVERY == 0 and self._timed_steps:
+            return vote._replace(vote_every=stride_of(max(self._timed_s / self._timed_steps, 1e-9)))
+        return vote
+
+    def _apply(self, vote: Vote, norms: PendingNorms | None) -> None:
+        """Apply what the processes agreed on, except requests. `norms` are those of this process's vote."""
+        if vote.vote_every:
+            self._consensus.stride = int(vote.vote_every)
+
+    def _observation(self) -> Observation | None:
+        """What the steps since the last report took; None if there were none."""
+        steps, samples, seconds = self._timed_steps, self._timed_samples, self._timed_s
+        self._timed_steps, self._timed_samples, self._timed_s = 0, 0, 0.0
+        if not steps or not samples or not seconds:
+            return None
+        return Observation(
+            gpu_type=self._gpus.gpu_type,
+            nodes=self._gpus.nodes,
+            gpus=self.world,
+            gpus_per_replica=self.gpus_per_replica,
+            atomic_batch=max(-(-samples // (steps * self.replicas)), 1),
+            accumulation_steps=0,
+            steps=steps,
+            step_time_s=seconds / steps,
+            goodput=samples / seconds,
+            progress=self.progress,
+        )
+
+    def _restart_clock(self) -> None:
+        """Time since the last step is no part of the next one."""
+        self._began_s = time.monotonic()
+
+    def _meta(self) -> dict[str, Any]:
+        """What a checkpoint says about the run, as JSON can hold it."""
+        return {
+            "epoch": self.epoch,
+            "position": self._loader.position if self._loader is not None else 0,
+            "progress": self.progress,
+            "gpus": self._configuration,
+            "gpus_per_replica": self.gpus_per_replica,
+        }
+
+    def _after_error(self, error: BaseException) -> None:
+        """The run has failed with this error, and has reported it."""
+
+    # State.
+
+    def _new_loader(
+        self, dataset: Any, size: BatchSize, shuffle: bool, drop_last: bool, options: Mapping[str, Any], **hooks: Any
+    ) -> Loader:
+        return Loader(
+            dataset,
+            size,
+            (self.replica, self.replicas),
+            seed=self._settings.seed,
+            shuffle=shuffle,
+            position=self._position,
+            drop_last=drop_last,
+            begin=lambda: self._restore_random() if self._loader is not None and self._loader.position else None,
+            **hooks,
+            **options,
+        )
+
+    def _hold(self, state: TrainingState) -> None:
+        self._state = state
+        state.check()
+        if self._saver is not None and state.divided:
+            self._saver.group = self._group.another(self.gpus_per_replica if self.gpus_per_replica > 1 else None)
+            self._saver.parts = self.gpus_per_replica > 1
+
+    def _restore(self) -> Mapping[str, Any] | None:
+        """Continue from the newest checkpoint; what it says about its run (`_meta`), or None if there is none."""
+        saver = self._saver
+        found = newest_checkpoint(self._group, saver.checkpoints) if saver is not None else None
+        if saver is None or found is None:
+            return None
+        self._state.restore(found, saver.group, self.device)
+        self._has_saved = True
+        meta = found.meta
+        self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
+        self._first_step, self._position = self.steps, meta["position"]
+        if self._loader is not None:
+            self._loader.position = self._position
+        log.info("step=%d epoch=%d position=%d continues", self.steps, self.epoch, self._position)
+        return meta
+
+    def _restore_random(self) -> None:
+        """Before the first step: the script and its loaders may have drawn from the generators since they were
+        restored."""
+        if self.steps == self._first_step:
+            self._state.restore_random()
+
+    @property
+    def _configuration(self) -> list[Any]:
+        return [self._gpus.gpu_type, self._gpus.nodes, self.world]
+
+    @property
+    def _save_again_s(self) -> float:
+        """Seconds from one regular checkpoint to the next; fewer if it could not be written, such as on a full disk."""
+        failed = self._saver is not None and self._saver.failure is not None
+        every_s = self._settings.checkpoint_every_s
+        return min(every_s, RETRY_S) if failed else every_s
+
+    @property
+    def _owes_a_checkpoint(self) -> bool:
+        """Whether the run has to show that it can save: Penstock moves no job that has not."""
+        has_daemon = self.reporter is not None and self.reporter.has_daemon
+        return has_daemon and not self._has_saved and self._saver is not None and not self._saver.busy
+
+    # What the processes agree on.
+
+    def _after_step(self, samples: int, active_s: float, norms: PendingNorms | None = None) -> None:
+        """All processes call it between two steps: act on the vote cast before, and cast the next.
+
+        Args:
+            samples: of the step.
+            active_s: seconds that it took.
+            norms: of the gradients, for the vote.
+        """
+        self._act()
+        if norms is not None or self.steps % self._consensus.stride == 0:
+            self._vote(norms)
+        if self._channel is not None:
+            self._channel.step_done(samples, active_s)
+            self._restart_clock()  # a pause is no part of the next step
+
+    def _vote(self, norms: PendingNorms | None) -> None:
+        """Cast this process's vote.
+
+        The norms are those of the step before: on a GPU, this step's may not be computed yet, and nothing waits for
+        them.
+        """
+        vote = Vote(stop=self._stop, suspend=self._suspension.requested)
+        if norms is not None:
+            local_sqr, mean_sqr = norms.read().tolist()
+            vote = vote._replace(local_sqr=local_sqr, mean_sqr=mean_sqr)
+        if self.rank == 0:
+            vote = self._with_requests(vote)
+        self._consensus.cast(vote, norms)
+        if self.world == 1 and vote.urgent:
+            self._act()
+
+    def _with_requests(self, vote: Vote) -> Vote:
+        """On rank 0: add what the daemon and the node's agent ask for and what is due; report if it is time."""
+        now_s = time.monotonic()
+        asked = self.reporter.request.kind if self.reporter is not None and self.reporter.request is not None else None
+        if asked is None and self._channel is not None and self._channel.request is not None:
+            asked = "suspend"
+        saver = self._saver
+        due = saver is not None and not saver.busy and now_s - self._saved_s >= self._save_again_s
+        reports = self._reports.due(now_s)
+        due |= reports and self._owes_a_checkpoint
+        superseded = (saver is not None and saver.superseded) or (
+            self.reporter is not None and self.reporter.superseded
+        )
+        vote = vote._replace(save=asked == "checkpoint" or due, move_out=asked == "suspend", superseded=superseded)
+        vote = self._add_to(vote)
+        if reports:
+            observation = self._observation()
+            if observation is not None:
+                self._put(observation)
+        return vote
+
+    def _has_news(self) -> bool:
+        """Whether this process has received something that all processes must learn in the next step."""
+        reporter = self.reporter
+        asked = reporter is not None and (reporter.request is not None or reporter.superseded)
+        return self._stop or self._suspension.requested or asked
+
+    def _act(self) -> None:
+        """Apply the decision of the processes' last vote."""
+        result = self._consensus.result()
+        if result is None:
+            return
+        vote, norms = result
+        self._apply(vote, norms)
+        if vote.superseded:
+            self._leave("superseded", SUPERSEDED)
+        if vote.stop:
+            self.save()
+            if self._saver is not None:
+                self._saver.wait()
+            self._leave("stopped", STOPPED)
+        if vote.save:
+            self.save()
+        if vote.suspend or vote.move_out:
+            stand_still(
+                self._suspension,
+                self._group,
+                self._channel,
+                self.reporter,
+                self._state.tensors(),
+                requested=bool(vote.move_out),
+            )
+            self._restart_clock()
+
+    # Reports, and the end of the run.
+
+    def _put(self, body: Body) -> None:
+        if self.reporter is not None:
+            self.reporter.put(body)
+
+    def _put_started(self) -> None:
+        self._restart_clock()
+        self._put(Started(gpu_type=self._gpus.gpu_type, gpu_ids=self._gpus.gpu_ids, progress=self.progress))
+
+    def _close(self, outcome: Any, text: str = "") -> None:
+        if not self._closed:
+            self._closed = True
+            if self.reporter is not None:
+                self.reporter.close(outcome, self.progress, text)
+
+    def _leave(self, outcome: str, status: int) -> None:
+        """End this process; all the others do the same."""
+        failure = self._saver.failure if self._saver is not None else None
+        self._group.barrier()
+        self._close(outcome, str(failure or ""))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        raise SystemExit(status)
+
+    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """In place of Python's own hook: report that the run fails."""
+        self._close("failed", f"{kind.__name__}: {error}")
+        self._excepthook(kind, error, trace)
+        self._after_error(error)
+
+    def _on_term(self, _number: int, _frame: object) -> None:
+        self._stop = True

@@ -1,0 +1,48 @@
+"""Loops of the script's own on the core of a run, with real processes on CPUs (gloo)."""
+
+import signal
+from pathlib import Path
+
+from ..elastic import assert_each_sample_once, final, gang, largest_difference, steps
+from ..spool import ROOT, bodies, job_environment, tell, wait_for
+
+GAN = ROOT / "tests" / "executor" / "train_gan.py"
+
+
+def test_two_models_two_optimisers_and_an_average_move_to_more_processes_as_if_nothing_had_stopped_them(tmp_path: Path):
+    with gang(GAN, tmp_path / "whole") as job:
+        job.finish()
+    with gang(GAN, tmp_path, "--hold=9") as job:
+        wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143, job.said.read_text()
+    with gang(GAN, tmp_path, processes=2) as job:
+        job.finish()
+    assert {record["world"] for record in steps(tmp_path)} == {1, 2}
+    assert_each_sample_once(tmp_path, 2, 203)
+    assert final(tmp_path)["progress"] == 2 * 203
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) < 1e-9
+
+
+def test_a_loop_of_its_own_reports_saves_on_request_and_gives_way_to_a_later_run(tmp_path: Path):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    environ = job_environment(spool) | {"OMP_NUM_THREADS": "1"}
+    with gang(GAN, tmp_path, "--epochs=100000", environ=environ) as job:
+        seen = wait_for(lambda: bodies(spool, 1, "observation"), "report")[0]
+        assert (seen.gpu_type, seen.gpus, seen.accumulation_steps) == ("cpu", 1, 0)
+        assert 29 <= seen.atomic_batch <= 32, "203 samples are 7 steps, of 32 and at last of 11"
+        assert seen.goodput * seen.step_time_s <= 32
+        tell(spool, 1, "now")
+        wait_for(lambda: [each for each in bodies(spool, 1, "checkpointed") if each.request == "now"], "checkpoint")
+        assert bodies(spool, 1, "result")[0].metric == 7
+        tell(spool, 2)
+        assert job.wait() == 75
+    assert bodies(spool, 1, "ended")[0].outcome == "superseded"
+
+
+def test_a_sharded_model_is_refused_by_name(tmp_path: Path):
+    with gang(GAN, tmp_path, "--sharded", processes=2) as job:
+        assert job.wait() == 1
+    assert "maker is sharded by fully_shard, which run.keep cannot save; pass it to run.prepare" in job.said.read_text()
