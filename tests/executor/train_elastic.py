@@ -102,6 +102,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--average", action="store_true", help="a moving average, updated after run.step")
     parser.add_argument("--unused", action="store_true", help="each step uses one half of the model")
     parser.add_argument("--ddp", type=json.loads, help="arguments of DistributedDataParallel")
+    parser.add_argument("--compile", action="store_true", help="with dynamo, and PyTorch's own kernels")
     parser.add_argument("--release", action="store_true", help="a suspended run releases its memory on the CPU")
     parser.add_argument("--note-reading", action="store_true", help="write to FOLDER/read who opens a checkpoint")
     return parser.parse_args()
@@ -171,6 +172,8 @@ def main() -> None:
     model, optimizer = make(options)
     data = Moons(options.size)
     bare, average = model, torch.optim.swa_utils.AveragedModel(model) if options.average else None
+    if options.compile:
+        model = torch.compile(model, backend="eager")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if options.scaler else None
     model, optimizer, loader = run.prepare(
         model,
@@ -225,7 +228,7 @@ def main() -> None:
     loss = evaluate()
     whole = {name: value.full_tensor() if options.sharded else value for name, value in model.state_dict().items()}
     if run.rank == 0:
-        weights = {name.removeprefix("module."): value for name, value in whole.items()}
+        weights = {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in whole.items()}
         if average is not None:
             weights |= {f"average.{name}": value for name, value in average.state_dict().items()}
         beside = options.folder / "final.tmp"

@@ -1,6 +1,6 @@
 """A loop of the script's own, on the core alone: two models, two optimisers and a moving average.
 
-    train_gan.py FOLDER [--epochs N] [--hold STEP] [--sharded]
+    train_gan.py FOLDER [--epochs N] [--hold STEP] [--workers W] [--sharded]
 
 Writes a line to FOLDER/steps.jsonl in each step, and FOLDER/final.pt, as `train_elastic.py` does.
 """
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--hold", type=int)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--sharded", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -54,7 +55,7 @@ def main() -> None:
         fully_shard(maker)
     maker_steps = torch.optim.Adam(maker.parameters(), lr=0.01)
     judge_steps = torch.optim.AdamW(judge.parameters(), lr=0.02)
-    loader = run.loader(Samples(203), batch_size=BATCH)
+    loader = run.loader(Samples(203), batch_size=BATCH, num_workers=options.workers)
     run.keep(maker=maker, judge=judge, maker_steps=maker_steps, judge_steps=judge_steps, average=average)
     if run.world > 1:
         maker, judge = DistributedDataParallel(maker), DistributedDataParallel(judge)

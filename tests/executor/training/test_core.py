@@ -1,6 +1,7 @@
 """Loops of the script's own on the core of a run, with real processes on CPUs (gloo)."""
 
 import signal
+import time
 from pathlib import Path
 
 from ..elastic import assert_each_sample_once, final, gang, largest_difference, steps
@@ -12,7 +13,7 @@ GAN = ROOT / "tests" / "executor" / "train_gan.py"
 def test_two_models_two_optimisers_and_an_average_move_to_more_processes_as_if_nothing_had_stopped_them(tmp_path: Path):
     with gang(GAN, tmp_path / "whole") as job:
         job.finish()
-    with gang(GAN, tmp_path, "--hold=9") as job:
+    with gang(GAN, tmp_path, "--hold=9", "--workers=1") as job:
         wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
         job.send(signal.SIGTERM)
         assert job.wait() == 143, job.said.read_text()
@@ -24,7 +25,7 @@ def test_two_models_two_optimisers_and_an_average_move_to_more_processes_as_if_n
     assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) < 1e-9
 
 
-def test_a_loop_of_its_own_reports_saves_on_request_and_gives_way_to_a_later_run(tmp_path: Path):
+def test_a_loop_of_its_own_reports_saves_and_stands_still_on_request_and_gives_way_to_a_later_run(tmp_path: Path):
     spool = tmp_path / "spool"
     spool.mkdir()
     tell(spool, 1)
@@ -37,6 +38,13 @@ def test_a_loop_of_its_own_reports_saves_on_request_and_gives_way_to_a_later_run
         tell(spool, 1, "now")
         wait_for(lambda: [each for each in bodies(spool, 1, "checkpointed") if each.request == "now"], "checkpoint")
         assert bodies(spool, 1, "result")[0].metric == 7
+        tell(spool, 1, "away", "suspend")
+        wait_for(lambda: [each for each in bodies(spool, 1, "suspended") if each.request == "away"], "suspension")
+        count = len(steps(tmp_path))
+        time.sleep(0.5)
+        assert len(steps(tmp_path)) == count
+        tell(spool, 1)
+        wait_for(lambda: bodies(spool, 1, "resumed"), "report that it continues")
         tell(spool, 2)
         assert job.wait() == 75
     assert bodies(spool, 1, "ended")[0].outcome == "superseded"

@@ -164,6 +164,44 @@ def test_what_the_script_does_after_a_step_belongs_to_the_step(tmp_path: Path):
     assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) == 0
 
 
+def test_a_compiled_model_goes_on_with_two_processes(tmp_path: Path):
+    """Compiled by dynamo, with PyTorch's own kernels, it learns what the model learns that was not compiled."""
+    options = ("--epochs=2", "--size=203", "--optimizer=adam")
+    with train(tmp_path / "whole", *options) as job:
+        job.finish()
+    with train(tmp_path, "--hold=9", "--compile", *options) as job:
+        wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143, job.said.read_text()
+    with train(tmp_path, "--compile", *options, processes=2) as job:
+        job.finish()
+    assert_each_sample_once(tmp_path, 2, 203)
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) < 1e-9
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_on_a_full_disk_it_trains_on_and_saves_when_there_is_space(tmp_path: Path):
+    """A file that the run is about to write is on a full disk: for every step of the first epochs."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    options = ("--epochs=1000", "--size=203", "--sleep=0.02", "--checkpoint-every=0.2")
+    with train(tmp_path, *options, spool=spool) as job:
+        folder = wait_for(lambda: list((tmp_path / "checkpoints").glob("epoch-0001")), "its folder")[0]
+        full = [folder / f"step-{step:012d}.{job.processes[0].pid}.tmp" for step in range(3000)]
+        for path in full:
+            path.symlink_to("/dev/full")
+        wait_for(lambda: "No space left" in job.said.read_text(), "a save that failed")
+        for path in full:
+            path.unlink(missing_ok=True)
+        failed = job.said.read_text().count("checkpoint written pause_s")
+        wait_for(lambda: job.said.read_text().count("checkpoint written pause_s") > failed, "a checkpoint")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143
+    assert Checkpoints(tmp_path / "checkpoints", 1).latest() is not None
+    assert bodies(spool, 1, "ended")[0].text == ""
+
+
 def test_two_processes_train_a_model_that_does_not_use_all_its_parameters_in_each_step(tmp_path: Path):
     """The option goes to DDP. Without it, PyTorch's error names it."""
     options = ("--epochs=1", "--size=203", "--unused")
