@@ -1,6 +1,6 @@
 """A loop of the script's own, on the core alone: two models, two optimisers and a moving average.
 
-    train_gan.py FOLDER [--epochs N] [--hold STEP] [--workers W] [--sharded]
+    train_gan.py FOLDER [--epochs N] [--hold STEP] [--workers W] [--sharded] [--keep TIMES]
 
 Writes a line to FOLDER/steps.jsonl in each step, and FOLDER/final.pt, as `train_elastic.py` does.
 """
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--hold", type=int)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--sharded", action="store_true")
+    parser.add_argument("--keep", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -56,7 +57,8 @@ def main() -> None:
     maker_steps = torch.optim.Adam(maker.parameters(), lr=0.01)
     judge_steps = torch.optim.AdamW(judge.parameters(), lr=0.02)
     loader = run.loader(Samples(203), batch_size=BATCH, num_workers=options.workers)
-    run.keep(maker=maker, judge=judge, maker_steps=maker_steps, judge_steps=judge_steps, average=average)
+    for _ in range(options.keep):
+        run.keep(maker=maker, judge=judge, maker_steps=maker_steps, judge_steps=judge_steps, average=average)
     if run.world > 1:
         maker, judge = DistributedDataParallel(maker), DistributedDataParallel(judge)
     loss_of = torch.nn.functional.binary_cross_entropy_with_logits

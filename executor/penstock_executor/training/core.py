@@ -98,6 +98,8 @@ class Run:
         self._saver = Saver(checkpoints) if checkpoints is not None else None
         self._consensus = Consensus(group)
         self._state = TrainingState(group, {})
+        self._holds = False
+        """Whether `_state` is that of the training, not the empty one."""
         self._loader: Loader | None = None
         self._position = 0
         """Samples of the epoch that the last run had done."""
@@ -157,6 +159,7 @@ class Run:
 
         Raises:
             CannotSave: an object has a state that could not be loaded again.
+            RuntimeError: it was called before.
             ValueError: a model is sharded. `TrainingRun.prepare` takes those.
         """
         named = {}
@@ -200,7 +203,10 @@ class Run:
 
         Raises:
             SystemExit: the run was asked to stop and has saved (143), or a later run of the job has begun (75).
+            RuntimeError: `keep` was not called.
         """
+        if not self._holds and self._saver is not None:
+            raise RuntimeError("run.step_done() before run.keep(...): checkpoints would hold nothing of the training")
         if samples is None:
             if self._loader is None:
                 raise ValueError("run.step_done() counts the samples of run.loader; without that, pass their number")
@@ -342,7 +348,9 @@ class Run:
         )
 
     def _hold(self, state: TrainingState) -> None:
-        self._state = state
+        if self._holds:
+            raise RuntimeError("the run holds its state already: call run.prepare or run.keep, one of them, once")
+        self._state, self._holds = state, True
         state.check()
         if self._saver is not None and state.divided:
             self._saver.group = self._group.another(self.gpus_per_replica if self.gpus_per_replica > 1 else None)

@@ -4,6 +4,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from ..elastic import assert_each_sample_once, final, gang, largest_difference, steps
 from ..spool import ROOT, bodies, job_environment, tell, wait_for
 
@@ -48,6 +50,16 @@ def test_a_loop_of_its_own_reports_saves_and_stands_still_on_request_and_gives_w
         tell(spool, 2)
         assert job.wait() == 75
     assert bodies(spool, 1, "ended")[0].outcome == "superseded"
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [(0, "before run.keep(...): checkpoints would hold nothing"), (2, "run.prepare or run.keep, one of them, once")],
+)
+def test_a_loop_that_would_save_nothing_or_only_a_part_is_refused(tmp_path: Path, times: int, words: str):
+    with gang(GAN, tmp_path, f"--keep={times}") as job:
+        assert job.wait() == 1
+    assert words in job.said.read_text()
 
 
 def test_a_sharded_model_is_refused_by_name(tmp_path: Path):
