@@ -102,6 +102,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--average", action="store_true", help="a moving average, updated after run.step")
     parser.add_argument("--unused", action="store_true", help="each step uses one half of the model")
     parser.add_argument("--ddp", type=json.loads, help="arguments of DistributedDataParallel")
+    parser.add_argument("--clip", type=float, help="max_grad_norm")
     parser.add_argument("--compile", action="store_true", help="with dynamo, and PyTorch's own kernels")
     parser.add_argument("--release", action="store_true", help="a suspended run releases its memory on the CPU")
     parser.add_argument("--note-reading", action="store_true", help="write to FOLDER/read who opens a checkpoint")
@@ -186,6 +187,7 @@ def main() -> None:
         scaler=scaler,
         state={"meter": Meter() if options.numpy else None, "average": average},
         ddp=options.ddp,
+        max_grad_norm=options.clip,
         drop_last=options.drop_last,
         num_workers=options.workers,
     )

@@ -63,6 +63,20 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
     assert {len(record["seen"]) for record in steps(tmp_path / "three")} >= {5, 6}
 
 
+def test_the_whole_steps_gradient_is_clipped(tmp_path: Path):
+    """Not that of a micro-step or of a process."""
+    options = ("--size=203", "--epochs=1", "--clip=0.01")
+    cases = {"one": (1, ()), "four": (1, ("--max-atomic=8",)), "two": (2, ("--max-atomic=8",))}
+    for name, (processes, more) in cases.items():
+        with train(tmp_path / name, *options, *more, processes=processes) as job:
+            job.finish()
+        assert largest_difference(final(tmp_path / name)["weights"], final(tmp_path / "one")["weights"]) < 1e-12
+    with train(tmp_path / "free", "--size=203", "--epochs=1") as job:
+        job.finish()
+    moved = largest_difference(final(tmp_path / "free")["weights"], final(tmp_path / "one")["weights"])
+    assert moved > 0.05, "7 steps of 0.05 x 0.01, with momentum at most 10 x as long, do not get that far"
+
+
 def test_with_drop_last_an_epoch_is_worth_the_steps_that_it_has(tmp_path: Path):
     """47 samples at batch 32: one step per epoch. Three epochs are worth 96 samples, not 141."""
     with train(tmp_path, "--size=47", "--drop-last", "--max-batch=32") as job:
