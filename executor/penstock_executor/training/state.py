@@ -8,6 +8,7 @@ pipeline. Of a divided model, each process writes its own piece.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from penstock_executor.checkpoint import Checkpoint, Checkpoints
 from penstock_executor.training.processes import Group
 from penstock_executor.training.saving import copied, from_bytes, read_part, read_shards, set_random_states
+
+log = logging.getLogger(__name__)
 
 
 class TrainingState:
@@ -109,7 +112,7 @@ class TrainingState:
             device: of this process.
 
         Raises:
-            RuntimeError: the model was divided in another way.
+            RuntimeError: the model was divided in another way, or the checkpoint lacks an object that `keep` named.
         """
         self._check_division(found)
         assert isinstance(found.state, bytes)
@@ -127,6 +130,14 @@ class TrainingState:
         names = self._group.from_first(list(state)) if spread else list(state)
         own = {} if self._sharded else self._own
         objects = own | {f"more.{name}": each for name, each in self._named.items()}
+        missing = sorted(name.removeprefix("more.") for name in objects.keys() - set(names))
+        if missing and not self._own:
+            raise RuntimeError(
+                f"the checkpoint of step {found.step} lacks {', '.join(missing)}, which would begin anew beside the rest;"
+                " give run.keep the names that saved it, or start in another folder"
+            )
+        if missing:
+            log.warning("step=%d the checkpoint lacks %s, which begins anew", found.step, ", ".join(missing))
         for name in names:
             piece = state.pop(name, None)
             if spread:

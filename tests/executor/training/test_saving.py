@@ -10,10 +10,10 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch
 
 import torch
 
-from penstock_executor import Checkpoints
+from penstock_executor import Checkpoint, Checkpoints
 from penstock_executor.environment import Ranks
 from penstock_executor.training.processes import Group
-from penstock_executor.training.saving import CannotSave, Saver, copied, from_bytes, to_bytes
+from penstock_executor.training.saving import CannotSave, Saver, copied, from_bytes, random_states, to_bytes
 from penstock_executor.training.state import TrainingState
 
 FULL = pathlib.Path("/dev/full")
@@ -58,6 +58,26 @@ def test_what_would_not_load_is_refused_at_the_start_by_name(value: object):
     state = TrainingState(group, own, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(CannotSave, match=r"ema\['of'\]\[0\].* is a .*let state_dict return numbers"):
         state.check()
+
+
+def test_what_a_checkpoint_lacks_does_not_begin_anew_without_a_word(caplog: pytest.LogCaptureFixture):
+    """Of a loop of the script's own, each object may be a model. With `prepare`, it is something beside the model."""
+    group = Group(Ranks(rank=0, world=1, local_rank=0, local_world=1))
+    cpu, maker, judge = torch.device("cpu"), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    state, _ = TrainingState(group, {"maker": maker}).collect([random_states()])
+    found = Checkpoint(1, 8, to_bytes(state))
+    with pytest.raises(RuntimeError, match="step 8 lacks judge, which would begin anew"):
+        TrainingState(group, {"maker": maker, "judge": judge}).restore(found, None, cpu)
+    with torch.no_grad():
+        before = maker.weight.item()
+        maker.weight.fill_(7)
+    TrainingState(group, {"maker": maker}).restore(found, None, cpu)
+    assert maker.weight.item() == before
+    optimizer = torch.optim.SGD(maker.parameters(), lr=0.1)
+    state, _ = TrainingState(group, {}, model=maker, optimizer=optimizer).collect([random_states()])
+    found = Checkpoint(1, 8, to_bytes(state))
+    TrainingState(group, {"average": judge}, model=maker, optimizer=optimizer).restore(found, None, cpu)
+    assert "the checkpoint lacks average, which begins anew" in caplog.text
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
