@@ -107,7 +107,7 @@ class BurstRun(BaseModel):
     def as_seen(self) -> CloudRun:
         """The run as a round sees it."""
         ending = self.state in ("leaving", "ending")
-        return CloudRun(self.job, self.offer, self.ordered_s, self.usd, self.account, ending)
+        return CloudRun(self.job, self.offer, self.ordered_s, self.usd, self.account, ending, self.state)
 
     def committed(self) -> LedgerLine:
         """The ledger line to write before anything is ordered."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock_scheduler.burst.forecast import Forecast, forecast
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.free_gpus import open_nodes
 from penstock_scheduler.model import (
@@ -124,6 +125,8 @@ class Explanation:
     """Why the round stops the job's present run; None: it does not."""
     share: ShareUse | None = None
     """CPU and memory; None: the policy does not allocate them, or the job waits."""
+    cloud: Forecast | None = None
+    """Only for a job that waits and may leave for the cloud."""
 
 
 def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES) -> Explanation | None:
@@ -160,6 +163,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         _remedies(record, policy, job, remedies) if waits and remedies > 0 else (),
         plan.stops.get(job_id),
         None if assignment is None else share_use(snapshot, job_id, assignment.placement),
+        forecast(job, snapshot) if waits and job.phase is Phase.QUEUED else None,
     )
 
 
@@ -232,6 +236,8 @@ def _waiting_words(said: Explanation, now_s: float) -> list[str]:
     elif not never:
         lines.append("Its start time is not known, because it depends on the jobs that others submit.")
     lines += _holder_words(said.holders, now_s) if not never else []
+    if said.cloud is not None:
+        lines.append(_cloud_words(said.cloud, now_s))
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
     return lines
@@ -251,6 +257,15 @@ def _holder_words(holders: tuple[Holder, ...], now_s: float) -> list[str]:
 
 def _in(time_s: float, now_s: float) -> str:
     return duration(max(time_s - now_s, 0.0))
+
+
+def _cloud_words(cloud: Forecast, now_s: float) -> str:
+    in_s = cloud.leaves_s - now_s
+    when = "now" if cloud.at_once or in_s <= 0 else f"in {duration(in_s)}, unless it gets GPUs on site before"
+    if cloud.offer is None:
+        return f"It may leave for the cloud {when}, but {cloud.why}."
+    cost = f"for about ${cloud.expected_usd:.2f}, at most ${cloud.most_usd:.2f}"
+    return f"It may leave for the cloud {when}: the cheapest there is {cloud.offer}, {cost}."
 
 
 def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tuple[Option, ...]:

@@ -8,7 +8,18 @@ import pytest
 
 from penstock_profiles.sensitivity import Option, Sensitivity, SensitivityProfile
 from penstock_scheduler.explain import explain, words
-from penstock_scheduler.model import Configuration, GpuLimit, NodeChoice, Phase, ReasonCode, Snapshot
+from penstock_scheduler.model import (
+    BudgetLine,
+    CloudState,
+    Configuration,
+    GpuLimit,
+    NodeChoice,
+    Offer,
+    Phase,
+    ReasonCode,
+    Snapshot,
+)
+from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.tuning import Amount
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -237,3 +248,26 @@ def test_a_job_that_no_allowed_node_suits_is_told_that_it_can_never_start(choice
     assert said is not None
     assert said.reason.code is ReasonCode.NEVER_FITS
     assert text in said.reason.text
+
+
+def test_a_waiting_job_is_told_when_it_may_leave_for_the_cloud_and_for_how_much():
+    """It came at 900 s and may wait for an hour; 2 h on 2 A100s at $3.00 an hour, with a margin of a quarter."""
+    base = full_cluster(min_gpus=2, max_gpus=2, gpu_types=("a100",), runtime_s=7200.0).snapshot
+    two = Offer("vm2", "a100", 1, 2, 3.0, boot_s=0.0)
+    cloud = CloudState(
+        (two,), (), (BudgetLine("", "total", 100.0, 0.0),), WaitingPolicy(Wait.CONSTANT, 1.0), by_default=True
+    )
+    said = explain(decided(dataclasses.replace(base, cloud=cloud)), "2")
+    assert said is not None
+    cheapest = "the cheapest there is 2 a100 (vm2, $3.00/h), for about $6.00, at most $7.50."
+    wait = f"It may leave for the cloud in 57 min, unless it gets GPUs on site before: {cheapest}"
+    assert wait in words(said, now_s=1080.0)
+    broke = dataclasses.replace(cloud, budgets=(BudgetLine("", "total", 5.0, 0.0),))
+    said = explain(decided(dataclasses.replace(base, cloud=broke)), "2")
+    assert said is not None
+    assert any(
+        "for the cloud in 57 min" in line and "does not allow the $7.50" in line for line in words(said, now_s=1080.0)
+    )
+    said = explain(decided(base), "2")
+    assert said is not None
+    assert not any("cloud" in line for line in words(said, now_s=1080.0)), "a site without a cloud"

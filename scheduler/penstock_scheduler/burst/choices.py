@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,13 +214,20 @@ def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
     return sorted(found, key=lambda choice: (choice.expected_usd, choice.offer.id))
 
 
-def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -> dict[JobId, Reason]:
+def recalls(
+    snapshot: Snapshot,
+    idle: Mapping[str, int],
+    *,
+    queue_empty: bool,
+    fits: Callable[[Job, str], bool] = lambda job, gpu_type: True,
+) -> dict[JobId, Reason]:
     """Jobs in the cloud that should come back. A job that may not be stopped, or would lose all its work, never does.
 
     Args:
         snapshot: the round's snapshot.
         idle: GPU type -> GPUs on site that this round gives to no job.
         queue_empty: whether no job waits for GPUs on site.
+        fits: whether a job finds nodes for at least its fewest GPUs of a type. Idle GPUs may lie on too many nodes.
     """
     cloud = snapshot.cloud
     assert cloud is not None, "nothing runs in a cloud that is not there"
@@ -245,14 +252,20 @@ def recalls(snapshot: Snapshot, idle: Mapping[str, int], *, queue_empty: bool) -
         ):
             text = f"comes back after {there_s:.0f} s in the cloud: star-wait lets a first run take {cloud.waiting.t_max_h} h"
             found[run.job] = Reason(ReasonCode.RECALLED, text)
-        elif queue_empty and (where := _pays(job, run, snapshot, idle)) is not None:
+        elif (
+            queue_empty
+            and run.job not in cloud.returned  # once: else a job could go back and forth
+            and (where := _pays(job, run, snapshot, idle, fits)) is not None
+        ):
             idle[where] -= job.spec.min_gpus
             text = f"comes back: {job.spec.min_gpus} {where} are idle on site, and more is left to pay than a restart loses"
             found[run.job] = Reason(ReasonCode.RECALLED, text)
     return found
 
 
-def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) -> str | None:
+def _pays(
+    job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int], fits: Callable[[Job, str], bool]
+) -> str | None:
     """The GPU type on site on which the job would continue; None: coming back would lose more work than it still pays for."""
     spec = job.spec
     if spec.burst is Burst.ONLY:
@@ -269,5 +282,5 @@ def _pays(job: Job, run: CloudRun, snapshot: Snapshot, idle: Mapping[str, int]) 
         left_s = work / goodput if goodput > 0 else left_s
     if left_s <= lost:
         return None
-    fitting = (name for name, gpus in sorted(idle.items()) if spec.allows_type(name) and gpus >= spec.min_gpus)
-    return next(fitting, None)
+    enough = (name for name, gpus in sorted(idle.items()) if spec.allows_type(name) and gpus >= spec.min_gpus)
+    return next((name for name in enough if fits(job, name)), None)

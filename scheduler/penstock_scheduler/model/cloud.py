@@ -43,6 +43,8 @@ class CloudRun:
     account: str = ""
     ending: bool = False
     """Whether it has been recalled and still holds its instance."""
+    state: str = "running"
+    """Its state by the burst manager: ordered, booting, running, leaving, ending."""
 
 
 @dataclass(frozen=True, slots=True)

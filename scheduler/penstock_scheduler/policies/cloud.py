@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 from penstock_scheduler.burst.choices import (
     NO_CLOUD,
@@ -30,6 +31,7 @@ from penstock_scheduler.burst.choices import (
     recalls,
     within,
 )
+from penstock_scheduler.free_gpus import FreeGpus
 from penstock_scheduler.model import (
     Burst,
     CloudAssignment,
@@ -45,6 +47,7 @@ from penstock_scheduler.model import (
     ReasonCode,
     Snapshot,
 )
+from penstock_scheduler.policies import common
 from penstock_scheduler.policies.common import smallest_need
 from penstock_scheduler.policies.wrapper import Wrapper
 
@@ -83,7 +86,11 @@ class WithCloud(Wrapper):
             idle[node.gpu_type] += node.gpus_for_us
         for assignment in plan.assignments.values():
             idle[assignment.placement.gpu_type] -= assignment.placement.gpus
-        back = {} if snapshot.kept is not None else recalls(snapshot, idle, queue_empty=not waiting)
+        back = (
+            {}
+            if snapshot.kept is not None
+            else recalls(snapshot, idle, queue_empty=not waiting, fits=_Room(snapshot, plan).fits)
+        )
         known = {job.id for job in snapshot.jobs}
         for job_id, run in away.items():
             if job_id in known:
@@ -109,6 +116,26 @@ class WithCloud(Wrapper):
         waiting = plan.waiting | never
         ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
         return dataclasses.replace(plan, waiting=ordered)
+
+
+class _Room:
+    """The GPUs on site that a plan leaves free."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self._snapshot, self._plan = snapshot, plan
+
+    @cached_property
+    def _free(self) -> FreeGpus:
+        free = FreeGpus.of(self._snapshot)
+        jobs = {job.id: job for job in self._snapshot.jobs}
+        for job_id, assignment in self._plan.assignments.items():
+            free.take(jobs[job_id], assignment.placement)
+        return free
+
+    def fits(self, job: Job, gpu_type: str) -> bool:
+        """Whether a job finds nodes for some of its configurations on this type."""
+        options = [each for each in common.options(self._snapshot, job) if each.gpu_type == gpu_type]
+        return bool(options) and self._free.find(job, options) is not None
 
 
 class _Leaving:

@@ -44,6 +44,7 @@ def metrics(
     counts: Counts,
     unknown: Sequence[UnknownValue],
     spent_usd: float | None,
+    committed_usd: float | None,
     health: Health,
     now_s: float,
 ) -> bytes:
@@ -56,6 +57,7 @@ def metrics(
         counts: what else was counted since then.
         unknown: what the newest observation of the cluster could not read.
         spent_usd: dollars spent in the cloud, by the ledger; None: the store is away.
+        committed_usd: dollars committed to runs in the cloud that go on; None: the store is away.
         health: the daemon's.
         now_s: s since 1970.
     """
@@ -65,15 +67,35 @@ def metrics(
         "build_info", "Always 1; the label is the version of penstockd.", {(__version__,): 1.0}, ("version",)
     )
     families = [build, *_cluster(cluster), *_jobs(live, now_s), *_round(record), *_events(events)]
-    families += [_unknown(unknown), spent, _protected(record), *_health(health, now_s), *_counted(counts)]
+    families += [_unknown(unknown), spent, *_cloud(record, committed_usd), *_health(health, now_s), *_counted(counts)]
     registry.register(_Fixed(families))
     return generate_latest(registry)
 
 
-def _protected(record: RoundRecord | None) -> Metric:
+def _cloud(record: RoundRecord | None, committed_usd: float | None) -> list[Metric]:
     cloud = None if record is None else record.snapshot.cloud
-    values: _Values = {} if cloud is None else {(): 1.0 if cloud.protected else 0.0}
-    return _gauge("cloud_protected", "Whether the cloud launches nothing until an admin says so.", values)
+    protected: _Values = {} if cloud is None else {(): 1.0 if cloud.protected else 0.0}
+    runs = () if cloud is None else cloud.runs
+    states: _Values = {(state,): 0.0 for state in CLOUD_STATES} if cloud is not None else {}
+    states |= {(state,): float(n) for state, n in Counter(run.state for run in runs).items()}
+    paid = sum(run.offer.usd_per_h for run in runs if run.state != "ordered")
+    return [
+        _gauge("cloud_protected", "Whether the cloud launches nothing until an admin says so.", protected),
+        _gauge("cloud_runs", "Jobs in the cloud in the newest round, by the state of their run.", states, ("state",)),
+        _gauge(
+            "cloud_usd_per_hour",
+            "What the instances of the newest round cost in US dollars per hour.",
+            {} if cloud is None else {(): paid},
+        ),
+        _gauge(
+            "cloud_committed_usd",
+            "Dollars committed to runs in the cloud that go on, by the ledger.",
+            {} if committed_usd is None else {(): committed_usd},
+        ),
+    ]
+
+
+CLOUD_STATES = ("ordered", "booting", "running", "leaving", "ending")
 
 
 class _Fixed(Collector):

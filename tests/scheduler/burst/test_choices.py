@@ -166,6 +166,13 @@ def test_a_job_that_asks_for_several_nodes_is_timed_on_whole_ones():
         assert runtime(wants, state).runtime_s == pytest.approx(200.0)
 
 
+def test_a_job_comes_back_to_idle_gpus_once():
+    """Else it could go back and forth, for example while others take the GPUs that it comes back for."""
+    away = {"runs": (CloudRun("j", A10G, 1e6 - 1000, 5.0),)}
+    assert recalls(with_cloud(site(remaining=8e4), **away), {"t4": 4}, queue_empty=True)
+    assert not recalls(with_cloud(site(remaining=8e4), returned={"j": 5.0}, **away), {"t4": 4}, queue_empty=True)
+
+
 def test_nothing_of_a_run_that_is_still_booting_would_be_lost():
     """Ordered a minute ago, boots for six: a rigid job without checkpoints would lose no work, only the restart of 30 s."""
     run = CloudRun("j", A10G, 1e6 - 60, 5.0)

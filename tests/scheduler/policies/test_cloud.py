@@ -204,6 +204,16 @@ def test_an_idle_site_recalls_a_job_that_has_more_to_pay_than_a_restart_loses():
     assert plan(8 * 900.0, checkpoint_every_s=300.0, **rigid).recalls  # it loses 100 s
 
 
+@pytest.mark.parametrize(("others", "back"), [((4, 0), True), ((2, 2), False)])
+def test_a_job_comes_back_only_if_it_fits_on_the_idle_gpus(others, back):
+    """4 T4s are idle, on one node or on two. A job that wants them on one node would only wait, and leave again."""
+    fields = {"max_gpus": 4, "min_gpus": 4, "adaptivity": "rigid", "checkpoint_every_s": 60.0}
+    rates = {"t4": {4: 3.6}, "a10g": {4: 8.0}}
+    base = snapshot("t4:2x4", [job("j", **fields)], {"j": table(**rates)}, remaining={"j": 8 * 3600.0})
+    nodes = tuple(dataclasses.replace(node, gpus_others=taken) for node, taken in zip(base.nodes, others, strict=True))
+    assert bool(decide(dataclasses.replace(base, nodes=nodes), "fifo", runs=(run(),)).recalls) is back
+
+
 def test_at_the_cap_what_runs_is_finished_or_recalled_by_setting():
     used_up = (BudgetLine("", "total", 5.0, 5.0),)
     full = dataclasses.replace(one_job(), nodes=())

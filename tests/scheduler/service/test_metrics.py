@@ -14,8 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_scheduler import __version__
 from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.model import Phase, Stop, StopCode, UnknownValue
-from tests.scheduler.builders import job, on
+from penstock_scheduler.model import CloudRun, CloudState, Offer, Phase, Plan, Stop, StopCode, UnknownValue
+from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.service.metrics import _cloud
+from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import serving
 
 REPOSITORY = Path(__file__).parents[3]
@@ -91,6 +94,26 @@ def test_what_happens_is_counted(tmp_path):
     assert 'penstock_round_duration_seconds_count{phase="decide"} 1.0' in lines
     counted = [line.split()[-1] for line in lines if 'request_duration_seconds_count{method="GET"}' in line]
     assert float(counted[0]) >= 1
+
+
+def test_the_cloud_in_numbers():
+    """Two runs: one at $1.00 an hour, one at $3.00 that is only ordered."""
+    offer = Offer("vm1", "a10g", 1, 1, 1.0)
+    runs = (
+        CloudRun("1", offer, 0.0, 5.0),
+        CloudRun("2", dataclasses.replace(offer, usd_per_h=3.0), 0.0, 5.0, state="ordered"),
+    )
+    base = snapshot("t4:1x1", [])
+    record = RoundRecord(dataclasses.replace(base, cloud=CloudState(runs=runs)), PolicyChoice(name="fifo"), Plan(1))
+    found = {
+        (sample.name, *sample.labels.values()): sample.value for each in _cloud(record, 10.0) for sample in each.samples
+    }
+    assert found["penstock_cloud_runs", "running"] == found["penstock_cloud_runs", "ordered"] == 1
+    assert found["penstock_cloud_runs", "booting"] == 0
+    assert found["penstock_cloud_usd_per_hour",] == 1.0
+    assert found["penstock_cloud_committed_usd",] == 10.0
+    assert found["penstock_cloud_protected",] == 0.0
+    assert not [sample for each in _cloud(None, None) for sample in each.samples]
 
 
 def test_what_slurm_says_in_unknown_words_is_counted_and_a_warning(tmp_path):

@@ -54,14 +54,15 @@ def get_metrics(call: User) -> Response:
     api, now_s = call.api, time.time()
     try:
         spent_usd = sum(api.store.ledger_totals("usd").values())
+        committed_usd: float | None = sum(api.store.committed_usd().values())
     except StoreError:
-        spent_usd = None  # the other numbers say that the store is away
+        spent_usd, committed_usd = None, None  # the other numbers say that the store is away
     cluster = views.cluster_view(api.board, api.controls)
     live, counters = api.board.live(), api.board.counters
     unknown = api.board.state.unknown if api.board.state is not None else ()
     health = api.controls.health(now_s)
     body = metrics.metrics(
-        cluster, live, api.board.record, counters, api.board.counts, unknown, spent_usd, health, now_s
+        cluster, live, api.board.record, counters, api.board.counts, unknown, spent_usd, committed_usd, health, now_s
     )
     return Response(body, media_type=metrics.CONTENT_TYPE)
 
