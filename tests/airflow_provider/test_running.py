@@ -238,11 +238,11 @@ def running(airflow: Deployment, site: Site, dag: str, run: str, number: int = 1
     )
 
 
-def wait_ended(airflow: Deployment, site: Site, dag: str, run: str, *states: str) -> None:
+def wait_ended(airflow: Deployment, site: Site, dag: str, run: str, *states: str, timeout_s: float = 120) -> None:
     """Wait until Slurm's accounting has these states for the jobs of the task, and no other jobs."""
     wait_for(
         lambda: ended(site, dag, run, "job") == sorted(states),
-        120,
+        timeout_s,
         f"the jobs of {run} to have ended as {states}",
         poll_s=1.0,
         details=lambda: f"{ended(site, dag, run, 'job')} {airflow.story(dag, run)}",
@@ -338,6 +338,74 @@ def test_a_dag_run_that_is_deleted_and_triggered_again_runs_anew(airflow: Deploy
 
 
 @pytest.mark.long
+def test_the_job_of_a_task_that_was_marked_failed_while_nothing_could_be_told_ends_with_its_lease(
+    airflow: Deployment, site: Site, gate: Gate
+) -> None:
+    run, other = (airflow.trigger("faults_leased", **gate.conf) for _ in range(2))
+    for each in (run, other):
+        airflow.wait_task("faults_leased", each, "job", "deferred")
+        running(airflow, site, "faults_leased", each)
+    airflow.kill("triggerer")
+    airflow.mark("faults_leased", run, "job", "failed")
+    airflow.start("triggerer")
+    wait_ended(airflow, site, "faults_leased", run, "CANCELLED", timeout_s=400)
+    running(airflow, site, "faults_leased", other)
+    gate.open()
+    airflow.wait("faults_leased", other)
+    wait_ended(airflow, site, "faults_leased", other, "COMPLETED")
+
+
+@pytest.mark.long
+def test_a_task_that_ends_in_the_triggerer_has_its_result(airflow: Deployment, site: Site, gate: Gate) -> None:
+    run = airflow.trigger("ends_there", **gate.conf)
+    airflow.wait_task("ends_there", run, "job", "deferred")
+    gate.open()
+    airflow.wait("ends_there", run)
+    wait_ended(airflow, site, "ends_there", run, "COMPLETED")
+    assert airflow.xcom("ends_there", run, "job")["state"] == "COMPLETED"
+    assert f"waiting for {gate.file}" in airflow.log("ends_there", run, "job")
+
+
+@pytest.mark.long
+def test_execution_timeout_ends_the_job_of_a_task_that_waits(airflow: Deployment, site: Site, gate: Gate) -> None:
+    run = airflow.trigger("faults_overdue", **gate.conf)
+    airflow.wait("faults_overdue", run, "failed")
+    wait_ended(airflow, site, "faults_overdue", run, "CANCELLED")
+    assert "execution_timeout=0:00:40, and is cancelled" in airflow.log("faults_overdue", run, "job")
+
+
+@pytest.mark.long
+def test_a_job_that_an_admin_cancels_fails_its_task_although_it_has_retries(
+    airflow: Deployment, site: Site, gate: Gate
+) -> None:
+    run = airflow.trigger("faults", **gate.conf)
+    airflow.wait_task("faults", run, "job", "deferred")
+    running(airflow, site, "faults", run)
+    site.slurm.command("scancel", airflow.xcom("faults", run, "job", "job_id"))
+    airflow.wait("faults", run, "failed")
+    assert airflow.task("faults", run, "job")["try_number"] == 1
+    wait_ended(airflow, site, "faults", run, "CANCELLED")
+
+
+@pytest.mark.long
+def test_plain_scripts_are_never_restarted(airflow: Deployment, site: Site, gate: Gate) -> None:
+    """They save nothing, so that a restart, for example to measure them on another type of GPU, would lose their work."""
+    run = airflow.trigger("plain_scripts", **gate.conf)
+    wait_for(
+        lambda: ended(site, "plain_scripts", run, "job") == ["RUNNING"] * 6,
+        240,
+        "all scripts to run",
+        poll_s=1.0,
+        details=lambda: airflow.story("plain_scripts", run),
+    )
+    time.sleep(100)  # measuring a job takes some 40 GPU-seconds
+    assert [job.restarts for job in site.gateway.jobs() if f":{run}:" in job.comment] == [0] * 6
+    gate.open()
+    airflow.wait("plain_scripts", run)
+    wait_ended(airflow, site, "plain_scripts", run, *["COMPLETED"] * 6)
+
+
+@pytest.mark.long
 def test_a_dag_run_that_failed_and_is_tried_again_has_a_job_for_each_try(
     airflow: Deployment, site: Site, gate: Gate
 ) -> None:
@@ -363,6 +431,7 @@ def test_what_penstockd_refuses_fails_at_once_in_its_own_words(airflow: Deployme
         "unknown_type": "h900",
         "max_below_min": "max_gpus=2 is less than min_gpus=4",
         "more_than_there_are": "4000",
+        "no_cloud": "this site has no cloud",
     }
     for task, sentence in words.items():
         found = airflow.task("refused", run, task)

@@ -12,6 +12,7 @@ from typing import Any
 from airflow.sdk import DAG, task
 
 from airflow_provider_penstock.hooks.penstock import PenstockHook
+from airflow_provider_penstock.operators import penstock as operators
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 
 SCRIPT = """#!/bin/bash
@@ -65,6 +66,20 @@ with DAG("refused", schedule=None, catchup=False, params=PARAMS):
     PenstockSubmitOperator(task_id="unknown_type", gpu_types=["h900"], **REFUSED)
     PenstockSubmitOperator(task_id="max_below_min", min_gpus=4, **(REFUSED | {"max_gpus": 2}))
     PenstockSubmitOperator(task_id="more_than_there_are", min_gpus=4000, **(REFUSED | {"max_gpus": 4000}))
+    PenstockSubmitOperator(task_id="no_cloud", burst="only", **REFUSED)
+
+operators.SHORTEST_LEASE = timedelta(0)
+with DAG("faults_leased", schedule=None, catchup=False, params=PARAMS):
+    PenstockSubmitOperator(task_id="job", lease=timedelta(seconds=150), **COMMON)
+
+with DAG("faults_overdue", schedule=None, catchup=False, params=PARAMS):
+    PenstockSubmitOperator(task_id="job", execution_timeout=timedelta(seconds=40), **COMMON)
+
+with DAG("plain_scripts", schedule=None, catchup=False, params=PARAMS):
+    PenstockSubmitOperator.partial(task_id="job", **COMMON).expand(environment=[{"N": str(n)} for n in range(6)])
+
+with DAG("ends_there", schedule=None, catchup=False, params=PARAMS):
+    PenstockSubmitOperator(task_id="job", end_from_trigger=True, **COMMON)
 
 with DAG("on_gpu", schedule=None, catchup=False, params=PARAMS):
 
