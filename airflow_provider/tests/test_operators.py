@@ -4,7 +4,7 @@ import sys
 from datetime import timedelta
 
 import pytest
-from airflow.providers.common.compat.sdk import DAG, AirflowFailException
+from airflow.providers.common.compat.sdk import DAG, AirflowFailException, AirflowSkipException
 from helpers import LONG, STARTED, Store, context, submit
 
 from airflow_provider_penstock.exceptions import PenstockJobFailed, PenstockRefused
@@ -87,6 +87,14 @@ def test_a_failed_job_fails_the_task_with_its_last_lines_and_a_retry_is_a_new_jo
             )
         messages.append(str(failed.value).split()[1])
     assert len(set(messages)) == 2
+
+
+@pytest.mark.parametrize("codes", [3, (2, 3)])
+def test_a_job_may_skip_its_task_by_its_exit_code(folder, instance, codes):
+    task = f"skips-{codes}".translate(str.maketrans("(, )", "____"))
+    operator = submit(task, folder, script="#!/bin/sh\nexit 3\n", deferrable=False, skip_on_exit_code=codes)
+    with pytest.raises(AirflowSkipException, match="exit code 3"):
+        operator.execute(context(instance(task)))
 
 
 KILLED = """

@@ -219,6 +219,8 @@ def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
         "exit_code": job["exit_code"],
         "gpu_hours": {gpu_type: amount / 3600 for gpu_type, amount in seconds.items() if amount > 0},
         "restarts": job["restarts"],
+        "progress": job["progress"],
+        "result": job["result"],
         **used,
     }
 

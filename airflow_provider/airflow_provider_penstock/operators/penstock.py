@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeGuard
 
-from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException, BaseOperator
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, PenstockTimeout, failure
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook, summary
@@ -46,6 +46,7 @@ class _JobOperator(BaseOperator):
     """How long the job runs on although nothing waits for it any more; None: until its end."""
 
     end_from_trigger: bool = False
+    skip_on_exit_code: Collection[int] = ()
 
     @property
     def hook(self) -> PenstockHook:
@@ -122,6 +123,8 @@ class _JobOperator(BaseOperator):
         """Log the rest of an ended job's output, from byte `shown` on, and return its summary. Raises if the job failed."""
         job = self.hook.job(job_id)
         self.show_output(self.hook.log_since(job_id, shown)[0][-LOG_LINES:])
+        if job["ended"] == "FAILED" and job["exit_code"] in self.skip_on_exit_code:
+            raise AirflowSkipException(f"job {job_id} has ended with exit code {job['exit_code']}")
         if job["ended"] != "COMPLETED":
             last = "\n".join(self.hook.log_lines(job_id)[-LAST_LINES:])
             raise failure(job["ended"])(
@@ -212,6 +215,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         cancel_on_kill: bool = True,
         lease: timedelta | None = timedelta(days=3),
         end_from_trigger: bool = False,
+        skip_on_exit_code: int | Collection[int] | None = None,
         poll_interval_s: float = 2.0,
         log_interval_s: float = 30.0,
         penstock_conn_id: str = PenstockHook.default_conn_name,
@@ -240,6 +244,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
                 example because the task was stopped while penstockd was away. At least 10 minutes; None: never.
             end_from_trigger: Whether a task that waits in the triggerer succeeds there once its job has completed, without
                 another worker slot. Not for tasks with outlets, whose events Airflow only creates on a worker.
+            skip_on_exit_code: Exit codes of the job with which the task is skipped, and does not fail.
             poll_interval_s: Seconds between two requests for the job's state.
             log_interval_s: Seconds between two copies of a running job's output into the task's log; 0 copies it at the end.
             penstock_conn_id: The connection to penstockd.
@@ -259,6 +264,8 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
                 "end_from_trigger: Airflow would create no events for the task's outlets; leave one of them out"
             )
         self.end_from_trigger = end_from_trigger
+        if skip_on_exit_code is not None:
+            self.skip_on_exit_code = [skip_on_exit_code] if isinstance(skip_on_exit_code, int) else [*skip_on_exit_code]
         self.lease = lease
         self.script = script
         self.command = command
