@@ -339,7 +339,7 @@ class PenstockJobTrigger(BaseTrigger):
             settled.cancel()
 
     async def _ending(self) -> TriggerEvent | None:
-        """The task's success, after the rest of the job's output. None if penstockd does not answer: a worker ends the task."""
+        """The task's success, after the rest of the job's output. None if anything is in the way: a worker ends the task then."""
         options = await asyncio.to_thread(client_options, await get_async_connection(self.penstock_conn_id))
         try:
             async with httpx.AsyncClient(**options) as client:
@@ -348,10 +348,22 @@ class PenstockJobTrigger(BaseTrigger):
                     before = self.shown
                     await self.show_output(client)
             result = await asyncio.to_thread(_summary, options, self.job_id)
-        except (httpx.TransportError, PenstockAway, PenstockRefused) as error:
-            self.log.info("a worker ends the task, because the job's summary cannot be read now: %s", error)
+            return await self._success(result)
+        except Exception as error:
+            self.log.info("a worker ends the task, because the triggerer cannot: %s", error)
             return None
-        return TaskSuccessEvent(xcoms={"return_value": result})
+
+    async def _success(self, result: dict[str, Any]) -> TriggerEvent:
+        try:
+            from airflow.sdk.execution_time.xcom import XCom
+        except ImportError:  # Airflow 2
+            return TaskSuccessEvent(xcoms={"return_value": result})
+        # Airflow 3 stores the XComs of an event as JSON within JSON, so that other tasks would read them as text.
+        ti = self.task_instance
+        assert ti is not None, "Airflow sets it"
+        names = {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id}
+        await sync_to_async(XCom.set)("return_value", result, **names, map_index=ti.map_index)
+        return TaskSuccessEvent()
 
     async def on_kill(self) -> None:
         """Cancel the job, because a user stopped the task. Airflow does not call this when a triggerer restarts."""
