@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.messages import OwnerView
 from penstock_scheduler.service.board import Board
 
@@ -71,9 +71,16 @@ class Leases:
 
     async def run(self) -> None:
         """Cancel the jobs whose leases have run out, without end."""
-        self.load()
+        loaded = False
         while True:
             await asyncio.sleep(CHECK_S)
+            if not loaded:
+                try:
+                    self.load()
+                except StoreError as error:
+                    log.warning("the leases of jobs cannot be read yet", extra={"text": str(error)})
+                    continue
+                loaded = True
             for job, lease in self.expired():
                 try:
                     await asyncio.to_thread(self._end, job, lease)
