@@ -94,9 +94,8 @@ class Leases:
         view = self._board.job(job)
         if view is None or view.state == "ended" or self._board.submitter is None:
             return
-        text = (
-            f"was cancelled because its owner {lease.owner} had not renewed its lease for {lease.lease_s / 3600:.3g} h"
-        )
+        span = f"{lease.lease_s / 3600:.3g} h" if lease.lease_s >= 3600 else f"{lease.lease_s:.0f} s"
+        text = f"was cancelled because nothing had waited for it for {span}, the lease of its owner {lease.owner}"
         self._board.endings[job] = text
         self._board.submitter.cancel(job)
         log.warning("job without an owner cancelled", extra={"job": job, "text": text})
