@@ -137,8 +137,13 @@ class Poller:
         if not self._leased or now_s < self._renew_at_s:
             return
         leased = sorted(self._leased)
-        for first in range(0, len(leased), MAX_RENEWED):
-            read(await client.post("/v1/jobs/renew", json={"jobs": leased[first : first + MAX_RENEWED]}))
+        try:
+            for first in range(0, len(leased), MAX_RENEWED):
+                read(await client.post("/v1/jobs/renew", json={"jobs": leased[first : first + MAX_RENEWED]}))
+        except PenstockRefused as error:
+            if error.code == UNAUTHENTICATED:
+                raise
+            log.warning("leases are not renewed: %s", error)  # an older penstockd ends no job for that
         self._renew_at_s = now_s + RENEW_S
 
     async def _listen(self, client: httpx.AsyncClient) -> None:
