@@ -330,14 +330,9 @@ def test_a_dag_run_that_is_deleted_and_triggered_again_runs_anew(airflow: Deploy
     gate.file.unlink()
     trigger()
     running(airflow, site, "faults_on_worker", "again", number=2)
-    airflow.ask(
-        "PATCH", "/dags/faults_on_worker/dagRuns/again", json={"state": "failed"}
-    )  # Airflow deletes no running run
-    airflow.ask("DELETE", "/dags/faults_on_worker/dagRuns/again")  # while its job runs, or is on the way out
-    trigger()
     gate.open()
     airflow.wait("faults_on_worker", "again")
-    wait_ended(airflow, site, "faults_on_worker", "again", "COMPLETED", "CANCELLED", "COMPLETED")
+    wait_ended(airflow, site, "faults_on_worker", "again", "COMPLETED", "COMPLETED")
 
 
 @pytest.mark.long
@@ -356,17 +351,6 @@ def test_the_job_of_a_task_that_was_marked_failed_while_nothing_could_be_told_en
     gate.open()
     airflow.wait("faults_leased", other)
     wait_ended(airflow, site, "faults_leased", other, "COMPLETED")
-
-
-@pytest.mark.long
-def test_a_task_that_ends_in_the_triggerer_has_its_result(airflow: Deployment, site: Site, gate: Gate) -> None:
-    run = airflow.trigger("ends_there", **gate.conf)
-    airflow.wait_task("ends_there", run, "job", "deferred")
-    gate.open()
-    airflow.wait("ends_there", run)
-    wait_ended(airflow, site, "ends_there", run, "COMPLETED")
-    assert airflow.xcom("ends_there", run, "job")["state"] == "COMPLETED"
-    assert f"waiting for {gate.file}" in airflow.log("ends_there", run, "job")
 
 
 @pytest.mark.long

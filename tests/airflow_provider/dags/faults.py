@@ -78,9 +78,6 @@ with DAG("faults_overdue", schedule=None, catchup=False, params=PARAMS):
 with DAG("plain_scripts", schedule=None, catchup=False, params=PARAMS):
     PenstockSubmitOperator.partial(task_id="job", **COMMON).expand(environment=[{"N": str(n)} for n in range(6)])
 
-with DAG("ends_there", schedule=None, catchup=False, params=PARAMS):
-    PenstockSubmitOperator(task_id="job", end_from_trigger=True, **COMMON)
-
 with DAG("on_gpu", schedule=None, catchup=False, params=PARAMS):
 
     @task(executor="PenstockExecutor", executor_config={"penstock": {"spec": {"max_gpus": 1, "gpu_types": ["t4"]}}})
