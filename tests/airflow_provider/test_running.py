@@ -317,25 +317,6 @@ def test_a_task_that_is_marked_failed_cancels_its_job_and_a_cleared_one_has_anot
 
 
 @pytest.mark.long
-def test_a_dag_run_that_is_deleted_and_triggered_again_runs_anew(airflow: Deployment, site: Site, gate: Gate) -> None:
-    def trigger() -> None:
-        body = {"logical_date": None, "dag_run_id": "again", "conf": gate.conf}
-        airflow.ask("POST", "/dags/faults_on_worker/dagRuns", json=body)
-
-    airflow.wait_dag("faults_on_worker")
-    gate.open()
-    trigger()
-    airflow.wait("faults_on_worker", "again")
-    airflow.ask("DELETE", "/dags/faults_on_worker/dagRuns/again")
-    gate.file.unlink()
-    trigger()
-    running(airflow, site, "faults_on_worker", "again", number=2)
-    gate.open()
-    airflow.wait("faults_on_worker", "again")
-    wait_ended(airflow, site, "faults_on_worker", "again", "COMPLETED", "COMPLETED")
-
-
-@pytest.mark.long
 def test_the_job_of_a_task_that_was_marked_failed_while_nothing_could_be_told_ends_with_its_lease(
     airflow: Deployment, site: Site, gate: Gate
 ) -> None:
