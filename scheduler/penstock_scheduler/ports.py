@@ -82,7 +82,8 @@ class Cluster(Protocol):
         """Take each action one step further. Returns how far each one is, in the order of `actions`.
 
         The call returns soon. What takes time is requested and reported as under way; the same action again goes on from there.
-        The failure of one action is its outcome and does not stop the others. Raises ClusterAway if the cluster does not answer.
+        The failure of one action is its outcome and does not stop the others. Raises ClusterAway if the cluster does not answer
+        and nothing was done.
         """
         ...
 

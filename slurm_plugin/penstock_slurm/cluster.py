@@ -302,10 +302,11 @@ class SlurmCluster:
             stopped |= self._cloud_nodes.take_stops()
         steps = [self._take_step(action) for action in actions]
         failed = self._write(steps)
-        self._holds.carry_out()
-        now_s, waiting = self._clock.now_s(), (*self._slurm_jobs.values(), *self._not_yet.values())
-        self._begin_times.renew(waiting, {action.job for action in actions}, now_s)
-        let_deadlines_count(self._gateway, self._not_yet.values(), now_s)
+        if not any(isinstance(error, ControllerAway) for error in failed.values()):
+            self._holds.carry_out()
+            now_s, waiting = self._clock.now_s(), (*self._slurm_jobs.values(), *self._not_yet.values())
+            self._begin_times.renew(waiting, {action.job for action in actions}, now_s)
+            let_deadlines_count(self._gateway, self._not_yet.values(), now_s)
         outcomes = [
             each.outcome if each.job not in failed else _failed(each.outcome, failed[each.job]) for each in steps
         ]
@@ -322,20 +323,34 @@ class SlurmCluster:
         return tuple(found)
 
     def _write(self, steps: Sequence[Step]) -> dict[JobId, SlurmError]:
-        """Run the steps' commands. Returns the jobs whose commands failed. Raises ClusterAway."""
+        """Run the steps' commands. Returns the jobs whose commands failed.
+
+        If Slurm goes away in the middle, that is an error of the jobs with commands left: what was done for the others counts.
+
+        Raises:
+            ClusterAway: Slurm does not answer, and nothing was done.
+        """
         failed: dict[JobId, SlurmError] = {}
+        done = 0
         for wave in itertools.count():
             writes = [each.writes[wave] for each in steps if len(each.writes) > wave and each.job not in failed]
             if not writes:
                 return failed
-            before_s = self._clock.now_s()
+            before_s, away = self._clock.now_s(), None
             for write, error in zip(writes, self._gateway.write(writes), strict=True):
                 if isinstance(error, ControllerAway):
-                    raise ClusterAway(str(error)) from error
+                    away = error
                 if error is not None:
                     failed[write.job_id] = error
-                elif write.kind == "requeue_hold":
+                    continue
+                done += 1
+                if write.kind == "requeue_hold":
                     self._remembered.stopped(self._slurm_jobs[write.job_id], before_s, self._clock.now_s())
+            if away is not None:
+                if not done:
+                    raise ClusterAway(str(away)) from away
+                left = {each.job for each in steps if len(each.writes) > wave + 1}
+                return dict.fromkeys(left, away) | failed
         raise AssertionError("the waves end")
 
     def _take_step(self, action: Action) -> Step:
@@ -482,6 +497,6 @@ def _failed(outcome: Outcome, error: SlurmError) -> Outcome:
     """The outcome of an action after one of its commands failed."""
     if isinstance(error, JobGone):
         return Outcome(outcome.action, Progress.DONE, "it has ended")
-    if isinstance(error, Transient):
+    if isinstance(error, Transient | ControllerAway):
         return Outcome(outcome.action, Progress.UNDER_WAY, f"will be tried again: {error}")
     return Outcome(outcome.action, Progress.FAILED, str(error))

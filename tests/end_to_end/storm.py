@@ -304,9 +304,12 @@ class Storm:
         A daemon that is killed right after it has stopped a run has not recorded the stop, so runs that ended within 5 s of a
         kill do not count.
         """
-        asked = [line for line in open_store(self.site.state).outcomes() if ", leaves its GPUs" in line.text]
+        history = list(open_store(self.site.state).outcomes())
+        asked = [line for line in history if ", leaves its GPUs" in line.text]
         bare = [f"{line.action}: {line.text}" for line in asked if line.stop is None]
-        explained = self._requeued + Counter(line.action.job for line in asked)
+        # A slurmctld that ends may have carried out a command without an answer.
+        unsure = [line for line in history if line.stop is not None and line.text.startswith("will be tried again")]
+        explained = self._requeued + Counter(line.action.job for line in (*asked, *unsure))
         for line in path.read_text().splitlines():
             job, state, _, _, _, end = line.split("|")
             if job not in self.submitted or state != "REQUEUED":

@@ -11,12 +11,14 @@ import pytest
 
 from penstock_profiles.wire import Checkpointed, ControlMessage, Ended, Report, Started, reports_file
 from penstock_scheduler import report_quota
+from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import Hold, Placement, Progress, Share, Start, StopCode, UnknownValue
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm.abilities import RELEASES, Release, shown
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import (
+    ControllerAway,
     SlurmError,
     SlurmFeatures,
     SlurmJob,
@@ -47,6 +49,8 @@ class Told:
         """Job -> whether Slurm has it, or the error, for a question about this job alone."""
         self.checked: list[str] = []
         self.written: list[Write] = []
+        self.goes_away_at: str | None = None
+        """The job at whose command Slurm goes away."""
 
     def version(self) -> tuple[int, int]:
         return (22, 5)
@@ -80,7 +84,9 @@ class Told:
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
         self.written += writes
-        return (None,) * len(writes)
+        jobs = [write.job_id for write in writes]
+        left = jobs.index(self.goes_away_at) if self.goes_away_at in jobs else len(jobs)
+        return (None,) * left + (ControllerAway("connection refused", command="scontrol"),) * (len(jobs) - left)
 
     def gpus_held(self, job_id: str) -> int | None:
         return None
@@ -318,3 +324,18 @@ def test_a_run_that_slurm_has_started_without_its_gpus_is_stopped_with_a_reason_
     assert outcome.stop is not None
     assert outcome.stop.code is StopCode.NO_GPUS
     assert "Slurm started it without its GPUs" in outcome.stop.text
+
+
+def test_what_was_done_before_slurm_went_away_is_told(told: Told, cluster: SlurmCluster) -> None:
+    """The history of a job that was stopped then has the stop and its reason."""
+    running = {"state": "RUNNING", "nodes": ("n0",), "priority": 9}
+    told.listed = [pending("gpu", id=name, number=int(name), **running) for name in ("7", "8")]
+    cluster.observe()
+    told.goes_away_at = "8"
+    first, second = cluster.apply([Hold("7", 1), Hold("8", 1)])
+    assert first.text.endswith("leaves its GPUs")
+    assert second.progress is Progress.UNDER_WAY
+    assert second.text.startswith("will be tried again: ")
+    told.goes_away_at = "7"
+    with pytest.raises(ClusterAway, match="connection refused"):
+        cluster.apply([Hold("7", 1), Hold("8", 1)])

@@ -66,7 +66,7 @@ def test_a_job_without_flags_is_not_touched(flags: FlagSite) -> None:
         (("--non-preemptible",), {"preemptible": False}),
         (("--burst=never",), {"burst": "never"}),
         (("--burst=allowed",), {"burst": "allowed"}),
-        (("--burst=only", "--burst-budget=12.50"), {"burst": "only", "burst_budget_usd": 12.5}),
+        (("--burst=allowed", "--burst-budget=12.50"), {"burst": "allowed", "burst_budget_usd": 12.5}),
         (("--data-size=500G",), {"data_size_bytes": 500 * 2**30}),
         (("--checkpoint-every=30",), {"checkpoint_every_s": 1800}),
         (("--grow-shrink",), {"grow_shrink": True}),
@@ -164,6 +164,7 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
             "--ntasks cannot be used with --adaptive; Penstock starts one task on each node",
         ),
         ((*ADAPTIVE, "--ntasks-per-node=4"), "--ntasks-per-node cannot be used with --adaptive"),
+        ((*ADAPTIVE, "--burst=only"), "--burst=only: this site has no cloud: leave it out, or ask an admin"),
         ((*ADAPTIVE, "--exclusive"), "--exclusive cannot be used with --adaptive"),
         (
             (*ADAPTIVE, "--no-requeue"),
