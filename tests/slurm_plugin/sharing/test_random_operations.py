@@ -22,6 +22,8 @@ GPUS = 4
 MOST_JOBS = 6
 LATE_S = 30.0
 """How long a pack may continue to run after another plan has replaced its plan."""
+START_S = 10.0
+"""How long one job more may run than its group has GPUs: a job that has just started runs until the agent suspends it."""
 
 
 def on_gpus(conf: Path, jobs: Collection[str]) -> set[tuple[int, str]]:
@@ -191,6 +193,7 @@ class Storm:
         group = SharedGpus(NODE, 2, tuple(Pack((job,)) for job in self.jobs), slice_s=1.5)
         self.wants(dict.fromkeys(self.jobs, 1), group)
         settled = False
+        enough_s = time.monotonic()
         lost_s = time.monotonic() + 60.0
 
         def all_there() -> bool:
@@ -207,9 +210,12 @@ class Storm:
         def all_have_run() -> bool:
             self.rig.tick()
             self.check()
-            nonlocal settled
+            nonlocal settled, enough_s
             settled = settled or self.settled(group)
-            assert not settled or len(on := self.running(self.jobs)) <= group.gpus, on
+            on = self.running(self.jobs)
+            if not settled or len(on) <= group.gpus:
+                enough_s = time.monotonic()
+            assert time.monotonic() < enough_s + START_S, on
             return settled and self.ran >= set(self.jobs)
 
         wait_for(all_have_run, 300, "a time slice of each job", details=lambda: (settled, self.ran, self.rig.status()))
