@@ -6,7 +6,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock_scheduler.model import BurstJob, ClusterState, JobId, Outcome, Phase, Placement, Plan, Progress, Start
+from penstock_scheduler.model import (
+    BurstJob,
+    ClusterState,
+    JobId,
+    Outcome,
+    Phase,
+    Placement,
+    Plan,
+    Progress,
+    Start,
+    Stop,
+)
 from penstock_scheduler.ports import Store
 
 log = logging.getLogger(__name__)
@@ -19,6 +30,8 @@ class OutcomeLog:
         self._store = store
         self._told: dict[tuple[JobId, str], Outcome] = {}
         """(job, kind of action) -> newest outcome. The cluster and the cloud may both act for one job."""
+        self._stopping: dict[JobId, Stop] = {}
+        """Why jobs were asked to stop that still save. A later round may send them elsewhere without another reason."""
 
     def record(self, plan: Plan, state: ClusterState, outcomes: Sequence[Outcome], now_s: float) -> None:
         """Log and store what is new among the outcomes of a tick.
@@ -45,7 +58,9 @@ class OutcomeLog:
         self._told = {_key(outcome): outcome for outcome in outcomes}
         if not news:
             return
-        stops = plan.stops
+        saving = {job.id for job in state.jobs if job.phase is Phase.STOPPING}
+        stops = {job: stop for job, stop in self._stopping.items() if job in saving} | plan.stops
+        self._stopping = {job: stop for job, stop in stops.items() if job in busy}
         news = [
             each
             if isinstance(each.action, Start | BurstJob)

@@ -306,7 +306,14 @@ class Storm:
         """
         history = list(open_store(self.site.state).outcomes())
         asked = [line for line in history if ", leaves its GPUs" in line.text]
-        bare = [f"{line.action}: {line.text}" for line in asked if line.stop is None]
+        # A daemon that is killed while a job saves has the reason in the line of the request to save.
+        told = {line.action.job for line in history if line.stop is not None and line.text == "was asked to save"}
+        bare = [
+            f"{line.action}: {line.text}"
+            for line in asked
+            if line.stop is None
+            and not (line.action.job in told and any(0 <= line.time_s - kill_s < 30 for kill_s in self._kills_s))
+        ]
         # A slurmctld that ends may have carried out a command without an answer.
         unsure = [line for line in history if line.stop is not None and line.text.startswith("will be tried again")]
         explained = self._requeued + Counter(line.action.job for line in (*asked, *unsure))

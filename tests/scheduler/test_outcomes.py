@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from penstock_scheduler.model import ClusterState, Hold, Outcome, Phase, Plan, Progress, Recall, Start, Stop, StopCode
+from penstock_scheduler.model import (
+    ClusterState,
+    Hold,
+    Migrate,
+    Outcome,
+    Phase,
+    Plan,
+    Progress,
+    Recall,
+    Start,
+    Stop,
+    StopCode,
+)
 from penstock_scheduler.outcomes import OutcomeLog
 from penstock_scheduler.store import MemoryStore
 from tests.scheduler.builders import job, on
@@ -39,3 +51,18 @@ def test_a_stop_that_no_round_decided_keeps_its_own_reason():
     OutcomeLog(store).record(Plan(1), ClusterState((), ()), (hold,), 0.0)
     OutcomeLog(store).record(Plan(1, stops={"1": planned}), ClusterState((), ()), (hold,), 1.0)
     assert [outcome.stop for _, outcome in store.outcomes] == [own, planned]
+
+
+def test_a_job_that_saves_keeps_the_reason_of_the_round_that_stopped_it():
+    """The next round sends it elsewhere, and has no other reason. After its end the reason is forgotten."""
+    store = MemoryStore()
+    outcomes = OutcomeLog(store)
+    there, why = on("t4", t4_00=1), Stop(StopCode.GAIN, "faster")
+    running, saving = (job("1", phase=phase, allocation=there) for phase in (Phase.RUNNING, Phase.STOPPING))
+    asked = Outcome(Hold("1", 1), Progress.UNDER_WAY, "was asked to save")
+    left = Outcome(Migrate("1", 2, on("t4", t4_01=1)), Progress.UNDER_WAY, "has saved, leaves its GPUs")
+    outcomes.record(Plan(1, stops={"1": why}), ClusterState((), (running,)), (asked,), 1.0)
+    outcomes.record(Plan(2), ClusterState((), (saving,)), (left,), 2.0)
+    outcomes.record(Plan(3), ClusterState((), (job("1"),)), (), 3.0)
+    outcomes.record(Plan(4), ClusterState((), (saving,)), (left,), 4.0)
+    assert [outcome.stop for _, outcome in store.outcomes if outcome.text] == [why, why, None]
