@@ -150,30 +150,28 @@ def test_stopped_with_workers_and_a_loader_for_validation_it_saves_and_goes_on(t
     assert_each_sample_once(tmp_path, 2, 203)
 
 
-def test_stopped_in_mid_epoch_dropout_and_a_state_of_numpy_go_on_as_if_nothing_had_stopped_them(tmp_path: Path):
-    options = ("--epochs=2", "--size=203", "--dropout=0.5", "--numpy")
-    with train(tmp_path / "whole", *options) as job:
+def train_with_and_without_a_stop(folder: Path, *options: str) -> None:
+    """Train in `folder`/whole without a stop, and in `folder` with one in mid-epoch."""
+    with train(folder / "whole", *options) as job:
         job.finish()
-    with train(tmp_path, "--hold=9", *options) as job:
+    with train(folder, "--hold=9", *options) as job:
         wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
         job.send(signal.SIGTERM)
         assert job.wait() == 143, job.said.read_text()
-    with train(tmp_path, *options) as job:
+    with train(folder, *options) as job:
         job.finish()
+
+
+def test_stopped_in_mid_epoch_dropout_and_a_state_of_numpy_go_on_as_if_nothing_had_stopped_them(tmp_path: Path):
+    options = ("--epochs=2", "--size=203", "--dropout=0.5", "--numpy")
+    train_with_and_without_a_stop(tmp_path, *options)
     assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) == 0
 
 
 def test_what_the_script_does_after_a_step_belongs_to_the_step(tmp_path: Path):
     """A moving average that is updated after `run.step` loses no update when the run is stopped."""
     options = ("--epochs=2", "--size=203", "--average")
-    with train(tmp_path / "whole", *options) as job:
-        job.finish()
-    with train(tmp_path, "--hold=9", *options) as job:
-        wait_for(lambda: "held in step 9" in job.said.read_text(), "a step of the second epoch")
-        job.send(signal.SIGTERM)
-        assert job.wait() == 143, job.said.read_text()
-    with train(tmp_path, *options) as job:
-        job.finish()
+    train_with_and_without_a_stop(tmp_path, *options)
     assert int(final(tmp_path)["weights"]["average.n_averaged"]) == final(tmp_path)["steps"] == 14
     assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) == 0
 
