@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
 from penstock_scheduler import __version__, open_files
-from penstock_scheduler.burst.choices import NO_CLOUD
+from penstock_scheduler.burst.choices import check_cloud
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.disks import spool_check, store_check
-from penstock_scheduler.errors import BadJobSpec, ConfigError, PenstockError
+from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
 from penstock_scheduler.loop import Observer, RoundLoop
-from penstock_scheduler.model import BudgetLine, Burst, ClusterState, JobSpec, Snapshot
+from penstock_scheduler.model import BudgetLine, ClusterState, JobSpec, Snapshot
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
@@ -307,8 +307,7 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
     def check(spec: JobSpec) -> None:
         """Raises BadJobSpec for a job spec that this site refuses at submission."""
         site.specs.check(spec)
-        if spec.burst is Burst.ONLY and daemon.cloud is None:
-            raise BadJobSpec(NO_CLOUD)
+        check_cloud(spec, has_cloud=daemon.cloud is not None)
 
     app = make_app(
         api,

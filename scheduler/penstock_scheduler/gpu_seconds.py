@@ -86,7 +86,7 @@ class GpuSeconds:
         if not self._rests:
             return self.attained
         found = dict(self.attained)
-        _add(found, self._rests)
+        add(found, self._rests)
         return found
 
     def unknown_ends(self, state: ClusterState) -> UnknownEnds | None:
@@ -125,9 +125,9 @@ class GpuSeconds:
         self._rests = [
             (job_id, last.held, last.ended_s - max(now_s, last.started_s))
             for job_id, last in ended.items()
-            if last.ended_s > now_s and job_id not in from_accounts and not _in_cloud(last.held, cloud_nodes)
+            if last.ended_s > now_s and job_id not in from_accounts and not in_cloud(last.held, cloud_nodes)
         ]
-        _add(self.attained, (charge for charge in charges if not _in_cloud(charge[1], cloud_nodes)))
+        add(self.attained, (charge for charge in charges if not in_cloud(charge[1], cloud_nodes)))
         self._runs, self._observed_s = runs, now_s
 
     def sent(self, jobs: Iterable[Job], placements: Mapping[JobId, Placement], now_s: float) -> None:
@@ -186,14 +186,15 @@ class GpuSeconds:
         }
 
 
-def _add(attained: dict[JobId, dict[str, float]], charges: Iterable[Charge]) -> None:
+def add(attained: dict[JobId, dict[str, float]], charges: Iterable[Charge]) -> None:
     """Add to the GPU-seconds of jobs, each of which gets a new mapping."""
     for job_id, held, seconds in charges:
         before = attained.get(job_id, {})
         attained[job_id] = before | {held.gpu_type: max(before.get(held.gpu_type, 0.0) + held.gpus * seconds, 0.0)}
 
 
-def _in_cloud(held: Placement, cloud_nodes: Collection[str]) -> bool:
+def in_cloud(held: Placement, cloud_nodes: Collection[str]) -> bool:
+    """Whether a run is on nodes that a cloud fills, which are paid for in dollars."""
     return any(node in cloud_nodes for node in held.nodes)
 
 

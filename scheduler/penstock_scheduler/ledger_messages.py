@@ -7,6 +7,9 @@ from typing import Literal, get_args
 from penstock_scheduler.messages import Body
 from penstock_scheduler.model import Period
 
+CORRECTED = ":corrected"
+"""End of the key of an entry that corrects another one."""
+
 
 class LedgerLine(Body):
     """An entry of the budget ledger."""

@@ -49,9 +49,8 @@ class ReportQuota:
     def admit(self, reports: Iterable[Report], now_s: float) -> tuple[list[Report], set[JobId]]:
         """The reports to store, in their order, and the jobs of which some are dropped."""
         found: list[Report | None] = []
-        beyond: dict[tuple[JobId, str], int] = {}
+        beyond: dict[tuple[JobId, str], tuple[int, Report]] = {}
         over: set[JobId] = set()
-        late: dict[int, Report] = {}
         for at, report in enumerate(reports):
             size, mine = len(report.model_dump_json()), self._refilled(report.job_id, now_s)
             if size <= mine.bytes_left:
@@ -61,10 +60,9 @@ class ReportQuota:
             over.add(report.job_id)
             found.append(None)
             if size <= SUMMARY_BYTES and now_s - mine.stored_s.get(report.body.kind, -SUMMARY_S) >= SUMMARY_S:
-                beyond[report.job_id, report.body.kind] = at
-                late[at] = report
-        for (job_id, kind), at in beyond.items():
-            found[at] = late[at]
+                beyond[report.job_id, report.body.kind] = at, report
+        for (job_id, kind), (at, report) in beyond.items():
+            found[at] = report
             self._of[job_id].stored_s[kind] = now_s
         return [report for report in found if report is not None], over
 

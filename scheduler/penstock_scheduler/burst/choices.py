@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock_scheduler.burst.estimates import Estimate, Gravity, estimate, lost_s
+from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import (
     Adaptivity,
     BudgetLine,
@@ -18,6 +19,7 @@ from penstock_scheduler.model import (
     Configuration,
     Job,
     JobId,
+    JobSpec,
     Offer,
     Phase,
     Reason,
@@ -27,6 +29,12 @@ from penstock_scheduler.model import (
 from penstock_scheduler.model.waiting import Ask, Wait
 
 NO_CLOUD = "burst=only, but this site has no cloud: leave burst out, or ask an admin to set [daemon] cloud"
+
+
+def check_cloud(spec: JobSpec, *, has_cloud: bool) -> None:
+    """Raises BadJobSpec for a job that runs in the cloud alone, on a site without one."""
+    if spec.burst is Burst.ONLY and not has_cloud:
+        raise BadJobSpec(NO_CLOUD)
 
 
 @dataclass(frozen=True, slots=True)

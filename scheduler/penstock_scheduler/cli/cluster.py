@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_refused, print_table
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.ledger_messages import BudgetView, LedgerLine
+from penstock_scheduler.ledger_messages import CORRECTED, BudgetView, LedgerLine
 from penstock_scheduler.messages import ClusterView, JobView, RefusedJob, RoundSummary, RoundView, Submission
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import describe_errors
@@ -232,7 +232,7 @@ def budget(
 def _used(line: LedgerLine) -> str:
     if line.kind in ("gpu-seconds", "cloud-gpu-seconds"):
         where = " in the cloud" if line.kind == "cloud-gpu-seconds" else ""
-        why = ", corrected by Slurm's accounting" if line.key.endswith(":corrected") else ""
+        why = ", corrected by Slurm's accounting" if line.key.endswith(CORRECTED) else ""
         return f"{hours(line.amount)} GPU-hours of {line.text}{where}{why}"
     return f"{line.amount:.2f} USD {'at most' if line.kind == 'committed' else line.text}".rstrip()
 

@@ -89,7 +89,7 @@ class WithCloud(Wrapper):
         back = (
             {}
             if snapshot.kept is not None
-            else recalls(snapshot, idle, queue_empty=not waiting, fits=_Room(snapshot, plan).fits)
+            else recalls(snapshot, idle, queue_empty=not waiting, fits=_LeftOnSite(snapshot, plan).fits)
         )
         known = {job.id for job in snapshot.jobs}
         for job_id, run in away.items():
@@ -118,7 +118,7 @@ class WithCloud(Wrapper):
         return dataclasses.replace(plan, waiting=ordered)
 
 
-class _Room:
+class _LeftOnSite:
     """The GPUs on site that a plan leaves free."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan) -> None:

@@ -126,7 +126,7 @@ class Board:
             views += self._ended(gone, now_s)
         views = self._outputs.added_to(views)
         changed = [view for view in views if view is not self._live.get(view.id)]
-        charges = [line for view in changed if view.state == "ended" for line in _charges(view)]
+        charges = [line for view in changed if view.state == "ended" for line in charges_of(view, view.gpu_seconds)]
         if changed:
             self.store.save_jobs(changed, charges)
         with self._lock:
@@ -394,12 +394,16 @@ def _amounts(gpu_seconds: Mapping[str, float]) -> dict[str, float]:
     return {gpu_type: amount for gpu_type, amount in gpu_seconds.items() if amount > 0}
 
 
-def _charges(view: JobView) -> list[LedgerLine]:
-    """What a job that has ended used, by GPU type. The keys ensure that it is charged only once."""
+def charges_of(view: JobView, gpu_seconds: Mapping[str, float], suffix: str = "") -> list[LedgerLine]:
+    """The ledger's entries for GPU-seconds of a job that has ended, by GPU type. The keys ensure that each is made only once.
+
+    Args:
+        suffix: of the keys, for a further entry about the same job.
+    """
     return [
         LedgerLine(
             id=0,
-            key=f"gpu-seconds:{view.id}:{view.submit_s:.0f}:{gpu_type}",
+            key=f"gpu-seconds:{view.id}:{view.submit_s:.0f}:{gpu_type}{suffix}",
             time_s=view.end_s or 0.0,
             account=view.account,
             user=view.user,
@@ -408,5 +412,5 @@ def _charges(view: JobView) -> list[LedgerLine]:
             amount=amount,
             text=gpu_type,
         )
-        for gpu_type, amount in view.gpu_seconds.items()
+        for gpu_type, amount in gpu_seconds.items()
     ]

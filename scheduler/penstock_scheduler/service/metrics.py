@@ -18,6 +18,9 @@ from penstock_scheduler.service.counts import Counts, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+CLOUD_STATES = ("ordered", "booting", "running", "leaving", "ending")
+"""States of a run in the cloud."""
+
 EVENTS = (
     "connections refused",
     "refused 401",
@@ -93,9 +96,6 @@ def _cloud(record: RoundRecord | None, committed_usd: float | None) -> list[Metr
             {} if committed_usd is None else {(): committed_usd},
         ),
     ]
-
-
-CLOUD_STATES = ("ordered", "booting", "running", "leaving", "ending")
 
 
 class _Fixed(Collector):

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock_scheduler.errors import ClusterAway, StoreError
-from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.gpu_seconds import add, in_cloud
+from penstock_scheduler.ledger_messages import CORRECTED
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import EndedRun, JobId
 from penstock_scheduler.ports import Accounts, Fate, Submitter
+from penstock_scheduler.service.board import charges_of
 from penstock_scheduler.store import SqlStore
 
 log = logging.getLogger(__name__)
@@ -77,20 +79,8 @@ class Reconciler:
                 extra={"job": view.id},
             )
         gpu_seconds = view.gpu_seconds if used is None else used
-        lines = [
-            LedgerLine(
-                id=0,
-                key=f"gpu-seconds:{view.id}:{view.submit_s:.0f}:{gpu_type}:corrected",
-                time_s=view.end_s or 0.0,  # the correction belongs to the time of the charge
-                account=view.account,
-                user=view.user,
-                job=view.id,
-                kind="gpu-seconds",
-                amount=amount,
-                text=gpu_type,
-            )
-            for gpu_type, amount in _differences(view.gpu_seconds, gpu_seconds).items()
-        ]
+        # With the old view: the correction belongs to the time of the charge.
+        lines = charges_of(view, _differences(view.gpu_seconds, gpu_seconds), CORRECTED)
         known = {
             "version": view.version + 1,
             "ended": fate.state,
@@ -123,12 +113,10 @@ def _gpu_seconds(view: JobView, runs: Sequence[EndedRun], cloud_nodes: Collectio
         return None if view.gpu_seconds else {}
     if any(not run.held.gpu_type for run in mine):
         return None
-    used: dict[str, float] = {}
-    for run in mine:
-        if run.started_s is not None and not any(node in cloud_nodes for node in run.held.nodes):
-            amount = run.held.gpus * (run.ended_s - run.started_s)
-            used[run.held.gpu_type] = used.get(run.held.gpu_type, 0.0) + amount
-    return used
+    used: dict[JobId, dict[str, float]] = {}
+    on_site = [run for run in mine if not in_cloud(run.held, cloud_nodes)]
+    add(used, ((view.id, run.held, run.ended_s - run.started_s) for run in on_site if run.started_s is not None))
+    return used.get(view.id, {})
 
 
 def _differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

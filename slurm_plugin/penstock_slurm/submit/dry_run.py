@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_profiles.families import load_families
-from penstock_scheduler.burst.choices import NO_CLOUD
+from penstock_scheduler.burst.choices import check_cloud
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import BadJobSpec, StoreError
 from penstock_scheduler.forecast import ask, describe, with_job
 from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
-from penstock_scheduler.model import Burst, Job, JobSpec, NodeChoice, Phase, Snapshot
+from penstock_scheduler.model import Job, JobSpec, NodeChoice, Phase, Snapshot
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
@@ -68,8 +68,7 @@ def explain(settings: Settings, spec: JobSpec, asked: Asked) -> Iterator[str]:
     sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
     models = SpecModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=sensitivities)
     models.check(spec)
-    if spec.burst is Burst.ONLY and daemon.cloud is None:
-        raise BadJobSpec(NO_CLOUD)
+    check_cloud(spec, has_cloud=daemon.cloud is not None)
     unmanaged = [name for name in asked.partitions if name not in slurm.partitions]
     if unmanaged:
         managed = ", ".join(slurm.partitions)
