@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
 
 from penstock_cloud.fleet import DescribedInstance
 from penstock_cloud.regions import MISSED
@@ -10,11 +14,54 @@ from penstock_cloud.runs import BurstRun, Slot, cost_usd, entries
 from penstock_scheduler.burst.ledger import BudgetSettings, budget_lines
 from penstock_scheduler.burst.queue_times import QueueTime, counted, returned
 from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.model import BudgetLine, Job, JobId
+from penstock_scheduler.model import BudgetLine, CloudRun, Job, JobId, Offer
 from penstock_scheduler.store import CloudRunRow, SqlStore
+
+log = logging.getLogger(__name__)
 
 QUEUE_TIMES = "cloud.queue_times"
 """Name of the stored control with the jobs' times outside the queue. It is written when a job enters or leaves the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An open run whose record in the store cannot be read. Nothing is done with it, and its commitment stays.
+
+    Attributes:
+        run: its id.
+        job: its job.
+        since_s: when it was ordered, s since 1970.
+        why: what is wrong with the record.
+    """
+
+    run: str
+    job: JobId
+    since_s: float
+    why: str
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, with the remedy, as a sentence."""
+        return (
+            f"the record of run {self.run} of job {self.job} in the cloud cannot be read: {self.why}; look for its "
+            "instances with `penstock cloud list`, and when they have ended, stop penstockd, run "
+            f"`penstock cloud forget {self.run}`, and start penstockd"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OfJob:
+    """All runs of a job, also those that are over.
+
+    Attributes:
+        count: their number.
+        runs: those that can be read, oldest first.
+        paid: ids of those that cannot be read and are over, so that their instances are paid for.
+    """
+
+    count: int
+    runs: tuple[BurstRun, ...]
+    paid: frozenset[str]
 
 
 class Book:
@@ -22,8 +69,17 @@ class Book:
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
-        self.runs = {run.id: run for row in store.cloud_runs() for run in [BurstRun.model_validate_json(row.record)]}
+        self.runs: dict[str, BurstRun] = {}
         """Id -> open run."""
+        self.unreadable: dict[str, Unreadable] = {}
+        """Id -> open run that cannot be read."""
+        for row in store.cloud_runs():
+            run = _read(row)
+            if isinstance(run, Unreadable):
+                self.unreadable[run.run] = run
+                log.error("the record of a run cannot be read", extra={"run": run.run, "text": run.trouble})
+            else:
+                self.runs[run.id] = run
         self._lines = store.cloud_ledger()
         kept = store.control(QUEUE_TIMES) or {}
         self._queue_times = {job: QueueTime.model_validate(time) for job, time in kept.items()}
@@ -39,9 +95,33 @@ class Book:
         if over:
             del self.runs[run.id]
 
-    def of_job(self, job: JobId) -> list[BurstRun]:
-        """All runs of a job, also those that are over; oldest first."""
-        return [BurstRun.model_validate_json(row.record) for row in self._store.cloud_runs(job=job)]
+    @property
+    def open_count(self) -> int:
+        """Number of open runs, with those that cannot be read."""
+        return len(self.runs) + len(self.unreadable)
+
+    def unreadable_of(self, job: JobId) -> Unreadable | None:
+        """The job's open run that cannot be read; None: there is none."""
+        return next((bad for bad in self.unreadable.values() if bad.job == job), None)
+
+    def seen_unreadable(self) -> tuple[CloudRun, ...]:
+        """The open runs that cannot be read, as a round sees them: their jobs are in the cloud, and stay as they are."""
+        committed = {line.key: line for line in self._lines if line.kind == "committed"}
+        found = []
+        for bad in self.unreadable.values():
+            line = committed.get(f"cloud:{bad.run}:committed")
+            usd, account = (0.0, "") if line is None else (line.amount, line.account)
+            nothing_known = Offer("an unreadable record", "unknown", 1, 1, 0.0)
+            found.append(CloudRun(bad.job, nothing_known, bad.since_s, usd, account, False, "unreadable", bad.trouble))
+        return tuple(found)
+
+    def of_job(self, job: JobId) -> OfJob:
+        """All runs of a job, also those that are over."""
+        rows = self._store.cloud_runs(job=job)
+        read = [_read(row) for row in rows]
+        over = {row.run for row in rows if row.ended_s is not None}
+        bad = {run.run for run in read if isinstance(run, Unreadable)}
+        return OfJob(len(read), tuple(run for run in read if isinstance(run, BurstRun)), frozenset(bad & over))
 
     def budgets(self, settings: BudgetSettings, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
         """The caps that apply to these accounts, with what is used of each."""
@@ -49,7 +129,10 @@ class Book:
 
     def settle(self, seen: DescribedInstance) -> None:
         """Charge an instance that has ended and belongs to no open run, unless it is paid for."""
-        slots = [slot for run in self.of_job(seen.tags.get("job", "")) for slot in run.slots]
+        before = self.of_job(seen.tags.get("job", ""))
+        if seen.tags.get("run", "") in before.paid:
+            return
+        slots = [slot for run in before.runs for slot in run.slots]
         line = _unpaid(seen, next((slot for slot in slots if slot.instance == seen.id), None))
         if line is None:
             return
@@ -71,6 +154,16 @@ class Book:
     def waits_since_s(self, jobs: Sequence[Job], now_s: float) -> dict[JobId, float]:
         """See `CloudState.waits_since_s`. To be called after `count_queue_times`."""
         return {job.id: self._queue_times[job.id].waits_since_s(job.submit_s, now_s) for job in jobs}
+
+
+def _read(row: CloudRunRow) -> BurstRun | Unreadable:
+    try:
+        return BurstRun.model_validate_json(row.record)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        why = f"{where}: {first['msg']}" if where else str(first["msg"])
+        return Unreadable(row.run, row.job, row.launched_s, why)
 
 
 def _unpaid(seen: DescribedInstance, billed: Slot | None) -> LedgerLine | None:

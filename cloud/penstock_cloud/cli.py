@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -130,6 +131,28 @@ def list_(config: Path = CONFIG) -> None:
         typer.echo(
             f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} run {tags.get('run')}  node {tags.get('node')}"
         )
+
+
+@app.command()
+def forget(run: str, config: Path = CONFIG) -> None:
+    """Close a run whose record cannot be read, once its instances have ended. Its commitment stays in the ledger.
+
+    Stop penstockd before, and start it afterwards.
+    """
+    from penstock_cloud.book import Book
+    from penstock_scheduler.store import open_store
+
+    daemon = load_settings(config).section(DaemonSettings)
+    store = open_store(daemon.store or daemon.state_dir, writer=True)
+    try:
+        bad = Book(store).unreadable.get(run)
+        if bad is None:
+            raise ConfigError(f"{run} is no open run with an unreadable record; `penstock doctor` names those")
+        row = next(row for row in store.cloud_runs() if row.run == run)
+        store.save_cloud_run(replace(row, state="over", ended_s=datetime.now(UTC).timestamp()))
+    finally:
+        store.close()
+    typer.echo(f"run {run} of job {bad.job} is closed; what was committed to it stays in the ledger")
 
 
 @app.command()

@@ -26,6 +26,7 @@ class ClusterSide:
         self._nodes, self._share = nodes, share
         self.nodes: dict[str, CloudNode] = {}
         """The cloud nodes, as of the newest tick."""
+        self._unknown: frozenset[JobId] = frozenset()
         self._suspended: set[str] = set()
         self._to_power_down: dict[str, tuple[str, ...]] = {}
         self._powered_down: set[str] = set()
@@ -39,8 +40,14 @@ class ClusterSide:
         """The cluster's own reason why a job has not started; empty: there is none."""
         return self._nodes.reason(job)
 
-    def meet(self, runs: Collection[BurstRun]) -> None:
-        """Tell the cluster what has changed, handle what Slurm asks, and look at the nodes. Raises ClusterAway."""
+    def meet(self, runs: Collection[BurstRun], unknown: Collection[JobId] = ()) -> None:
+        """Tell the cluster what has changed, handle what Slurm asks, and look at the nodes. Raises ClusterAway.
+
+        Args:
+            runs: the open runs.
+            unknown: jobs whose nodes are not known, because the record of their run cannot be read. They are left alone.
+        """
+        self._unknown = frozenset(unknown)
         self._share.say_alive()
         for run, names in tuple(self._to_power_down.items()):
             self._nodes.power_down(names)
@@ -76,10 +83,13 @@ class ClusterSide:
         self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, BurstRun]
     ) -> None:
         """Refuse jobs on nodes that were not ordered for them."""
+        left_alone = {name for job, names in jobs.items() if job in self._unknown for name in names}
         strangers = [
-            job for job, names in jobs.items() if any(name not in known or known[name].job != job for name in names)
+            job
+            for job, names in jobs.items()
+            if job not in self._unknown and any(name not in known or known[name].job != job for name in names)
         ]
-        unasked = [name for name in nodes if name not in known]
+        unasked = [name for name in nodes if name not in known and name not in left_alone]
         if strangers or unasked:
             facts = {"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
             log.warning("jobs on cloud nodes that were not ordered for them", extra=facts)

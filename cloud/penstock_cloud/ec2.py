@@ -73,11 +73,11 @@ LEAVE_PATIENCE_S = 180.0
 SOON_S = 5.0
 """Seconds between two listings while instances start or end."""
 
+LEAVE_S = 120.0
+"""How long before its committed dollars are spent a job is asked to save and leave."""
+
 LEAVES = ("leaving", "ending")
 """States of a run whose job is asked to leave its nodes."""
-
-LEAD_S = 120.0
-"""How long before its committed dollars are spent a job is asked to save and leave."""
 
 
 class Ec2Cloud:
@@ -146,7 +146,7 @@ class Ec2Cloud:
     def _meet_cluster(self, jobs: Sequence[Job]) -> None:
         """The part that asks the cluster, and never the cloud. It changes no run: the pass may be in the middle of one."""
         self._jobs_seen = {job.id: job for job in jobs}
-        self._cluster.meet(self._book.runs.values())
+        self._cluster.meet(self._book.runs.values(), {bad.job for bad in self._book.unreadable.values()})
         self._book.count_queue_times(jobs, self._clock.now_s())
 
     def _pass(self) -> None:
@@ -158,7 +158,7 @@ class Ec2Cloud:
         self._look(now_s)
         for run in tuple(self._book.runs.values()):
             self._advance(self._book.runs[run.id], there.get(run.job), nodes, now_s)
-        self._instances.sweep()
+        self._instances.sweep(there)
         self._asked = self._asks
         self._words = {job: text for job, text in self._words.items() if job in self._jobs_seen}
         self._returned = {job: at_s for job, at_s in self._returned.items() if job in self._jobs_seen}
@@ -167,12 +167,12 @@ class Ec2Cloud:
             return self._offers.none()
         taken = {name for run in self._book.runs.values() for name in run.nodes}
         room = [node for node in self._cluster.nodes.values() if node.name not in taken]
-        return self._offers.make(room, self._settings.max_runs - len(self._book.runs), self._instances.zones, now_s)
+        return self._offers.make(room, self._settings.max_runs - self._book.open_count, self._instances.zones, now_s)
 
     def _state(self, jobs: Sequence[Job], now_s: float) -> CloudState:
         return CloudState(
             offers=tuple(offer for offer, _, _ in self._offers.by_id.values()),
-            runs=tuple(run.as_seen() for run in self._book.runs.values()),
+            runs=(*(run.as_seen() for run in self._book.runs.values()), *self._book.seen_unreadable()),
             budgets=self._budgets(
                 now_s, {job.account for job in jobs} | {run.account for run in self._book.runs.values()}
             ),
@@ -181,6 +181,7 @@ class Ec2Cloud:
             by_default=self._settings.by_default,
             at_cap=self._settings.at_cap,
             margin=self._settings.margin,
+            leave_s=LEAVE_S,
             unknown_h=self._settings.unknown_h,
             longest_s=self._detached.longest_s,
             cost_per_usd=self._settings.cost_per_usd,
@@ -192,6 +193,7 @@ class Ec2Cloud:
             words=dict(self._words),
             protected=self._instances.protected or "",
             closed=self._closed(now_s),
+            troubles=tuple(bad.trouble for bad in self._book.unreadable.values()),
         )
 
     def asks(self) -> Sequence[Action]:
@@ -219,18 +221,20 @@ class Ec2Cloud:
         now_s = self._clock.now_s()
         if any(run.job == action.job for run in self._book.runs.values()):
             return Outcome(action, Progress.DONE, "it is in the cloud, or on its way")
+        if (bad := self._book.unreadable_of(action.job)) is not None:
+            return Outcome(action, Progress.FAILED, bad.trouble)
         if (protected := self._instances.protected) is not None:
             return Outcome(action, Progress.FAILED, f"nothing is launched in protected mode: {protected}")
         known = self._offers.by_id.get(action.offer)
         job = self._jobs_seen.get(action.job)
         if known is None or job is None:
             return Outcome(action, Progress.FAILED, f"{action.offer} is not offered any more")
-        if len(self._book.runs) >= self._settings.max_runs:
+        if self._book.open_count >= self._settings.max_runs:
             return Outcome(
                 action, Progress.FAILED, f"[cloud] max_runs={self._settings.max_runs} jobs are in the cloud already"
             )
         before = self._book.of_job(action.job)
-        if any(run.round == action.round for run in before):
+        if any(run.round == action.round for run in before.runs):
             text = f"the run that round {action.round} ordered is over; the next round decides again"
             return Outcome(action, Progress.FAILED, text)
         broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})
@@ -248,7 +252,7 @@ class Ec2Cloud:
             data_gb=data / 1e9,
             data_usd=gravity.usd(data),
             data_s=gravity.transfer_s(data),
-            id=f"{action.job}.{1 + len(before)}-{uuid4().hex}",
+            id=f"{action.job}.{1 + before.count}-{uuid4().hex}",
             job=action.job,
             region=self._regions.home.region,
             user=job.user,
@@ -427,7 +431,7 @@ class Ec2Cloud:
             return self._finish(run, taken, failed=True)
         if job.phase in (Phase.QUEUED, Phase.STARTING):
             return self._finish(run, "Slurm has put its job back into the queue", failed=True)
-        if run.expires_s is not None and now_s >= run.expires_s - min(LEAD_S, run.lifetime_s / 2):
+        if run.expires_s is not None and now_s >= run.expires_s - min(LEAVE_S, run.lifetime_s / 2):
             return self._leave(run, f"the ${run.usd:.2f} committed to it are spent")
         if self._there(run, "stopped"):
             return self._leave(run, "EC2 takes its instance back within two minutes")

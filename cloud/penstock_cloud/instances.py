@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from penstock_cloud.book import Book
 from penstock_cloud.failures import Kind, LaunchFailed
@@ -13,6 +13,7 @@ from penstock_cloud.fleet import GONE, DescribedInstance, Order
 from penstock_cloud.regions import Listing, Regions
 from penstock_cloud.runs import BurstRun
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.model import JobId
 from penstock_scheduler.store import SqlStore
 
 log = logging.getLogger(__name__)
@@ -83,8 +84,13 @@ class Instances:
             self._book.save(new, now_s)
         return new
 
-    def sweep(self) -> None:
-        """End instances that have the site's tag but belong to no run, and add their cost to the ledger."""
+    def sweep(self, there: Container[JobId]) -> None:
+        """End instances that have the site's tag but belong to no run, and add their cost to the ledger.
+
+        Args:
+            there: the jobs that the cluster has. While it has a job whose run's record cannot be read, its instances are
+                left alone: the job may run on them.
+        """
         if self.seen is None or self.silent:
             return
         claimed = {slot.instance for run in self._book.runs.values() for slot in run.slots}
@@ -92,6 +98,9 @@ class Instances:
             run_id = seen.tags.get("run", "")
             open_run = self._book.runs.get(run_id)
             if seen.id in claimed or (open_run is not None and open_run.state in ("ordered", "ending")):
+                continue
+            bad = self._book.unreadable.get(run_id)
+            if bad is not None and bad.job in there and seen.state not in GONE:
                 continue
             if seen.state in GONE:
                 if seen.id not in self._settled and seen.ended_s is not None:

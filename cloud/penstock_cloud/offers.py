@@ -94,7 +94,16 @@ class Offers:
                         name = line(instance_type, market) if size == 1 else f"{size}x {line(instance_type, market)}"
                         count, gpus = min(free // size, left), size * kind.gpus
                         usd_per_h = size * (price + self._settings.extras_usd_per_h)
-                        offer = Offer(name, kind.gpu_type, size, gpus, usd_per_h, count, self._settings.boot_s)
+                        offer = Offer(
+                            name,
+                            kind.gpu_type,
+                            size,
+                            gpus,
+                            usd_per_h,
+                            count,
+                            self._settings.boot_s,
+                            self._settings.boot_timeout_s,
+                        )
                         self.by_id[name] = offer, instance_type, market
 
     def kind(self, instance_type: str) -> InstanceType | None:

@@ -260,6 +260,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         lambda: site.settings.section(DaemonSettings).round_s,
         lambda: site.loop.gate.incomplete if site.loop.gate is not None else "",
         lambda: site.loop.cloud_protected,
+        lambda: site.loop.cloud_troubles,
     )
     site = LiveScheduler(
         path,

@@ -187,6 +187,8 @@ class Findings:
     """What the newest observation of the cluster lacks; empty: nothing."""
     cloud_protected: str = ""
     """Why the cloud launches nothing until an admin says so; empty: it may."""
+    cloud_troubles: tuple[str, ...] = ()
+    """What an admin must put right in the cloud, with the remedy."""
 
 
 def problems(found: Findings, settings: HealthSettings) -> list[str]:
@@ -276,4 +278,4 @@ def warnings(found: Findings, settings: HealthSettings) -> list[str]:
     told.append(reports_warning(found, settings))
     told.append(f"{INCOMPLETE}: {found.incomplete}" if found.incomplete else "")
     told.append(f"{PROTECTED}: {found.cloud_protected}; {RESUME}" if found.cloud_protected else "")
-    return [text for text in told if text]
+    return [text for text in (*told, *found.cloud_troubles) if text]

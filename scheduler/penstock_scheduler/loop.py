@@ -119,6 +119,8 @@ class RoundLoop:
         """What each step of a tick did last."""
         self.cloud_protected = ""
         """Why the cloud launches nothing until an admin says so, as of the newest tick; empty: it may."""
+        self.cloud_troubles: tuple[str, ...] = ()
+        """What an admin must put right in the cloud, as of the newest tick."""
         self.failure = ""
         """Why the newest tick that failed did so."""
         self._failing_since_s: float | None = None
@@ -215,6 +217,7 @@ class RoundLoop:
             self._store_reports()
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
         self.cloud_protected = "" if cloud is None else cloud.protected
+        self.cloud_troubles = () if cloud is None else cloud.troubles
         if not self.paused and self._trigger.due(now_s, state):
             with self.health.step(StepName.DECIDE, self._round + 1):
                 self._decide(state, cloud, now_s, observe_seconds)

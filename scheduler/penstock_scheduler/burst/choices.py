@@ -211,13 +211,15 @@ def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
             runs_s = known.runtime_s * (here / goodput if here > 0 else 1.0)
         else:
             runs_s = None
-        fixed_s = offer.boot_s + gravity.transfer_s(data)
+        transfer_s = gravity.transfer_s(data)
         per_s, extra = offer.usd_per_h / 3600, gravity.usd(data)
         if runs_s is None:
             usd = expected = cloud.unknown_h * offer.usd_per_h + extra
         else:
-            expected = (fixed_s + runs_s) * per_s + extra
-            usd = (fixed_s + runs_s) * (1 + cloud.margin) * per_s + extra
+            expected = (offer.boot_s + transfer_s + runs_s) * per_s + extra
+            # The whole estimate and its margin are the job's own: a slow boot and the time to leave come on top.
+            boot_s = max(offer.boot_s * (1 + cloud.margin), offer.latest_boot_s or 0.0)
+            usd = (boot_s + (transfer_s + runs_s) * (1 + cloud.margin) + cloud.leave_s) * per_s + extra
         found.append(Choice(offer, goodput, usd, expected))
     return sorted(found, key=lambda choice: (choice.expected_usd, choice.offer.id))
 
@@ -244,7 +246,7 @@ def recalls(
     found: dict[JobId, Reason] = {}
     for run in sorted(cloud.runs, key=lambda run: (run.since_s, run.job)):
         job = jobs.get(run.job)
-        if job is None or run.ending:
+        if job is None or run.ending or run.trouble:
             continue
         over = next((line for line in cloud.budgets if line.covers(run.account) and line.left_usd <= 0), None)
         there_s = snapshot.time_s - run.since_s

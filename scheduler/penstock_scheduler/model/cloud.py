@@ -25,6 +25,8 @@ class Offer:
     """How many of these can run at the same time."""
     boot_s: float = 180.0
     """Time from the order to the first training step, s. This time is paid for."""
+    latest_boot_s: float | None = None
+    """Longest time from the order to the first training step, s, after which the boot has failed; None: `boot_s`."""
 
     def __str__(self) -> str:
         return f"{self.gpus} {self.gpu_type} ({self.id}, ${self.usd_per_h:.2f}/h)"
@@ -44,7 +46,9 @@ class CloudRun:
     ending: bool = False
     """Whether it has been recalled and still holds its instance."""
     state: str = "running"
-    """Its state by the burst manager: ordered, booting, running, leaving, ending."""
+    """Its state by the burst manager: ordered, booting, running, leaving, ending; or unreadable."""
+    trouble: str = ""
+    """Why nothing can be done with the run, with the remedy; empty: all is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class CloudState:
     """What happens to running jobs when a budget is used up."""
     margin: float = 0.25
     """Share by which a commitment exceeds the expected cost, since an estimate may be too low."""
+    leave_s: float = 0.0
+    """How long before its committed dollars are spent a job is asked to save and leave. Commitments pay for this time."""
     unknown_h: float = 24.0
     """Hours that are committed to a job of unknown running time."""
     longest_s: float | None = None
@@ -114,3 +120,5 @@ class CloudState:
     """Why nothing more is launched until an admin says so; empty: there is no such reason."""
     closed: tuple[str, ...] = ()
     """What cannot be ordered now and why. It concerns all jobs that would leave."""
+    troubles: tuple[str, ...] = ()
+    """What an admin must put right, with the remedy; for `penstock doctor`."""

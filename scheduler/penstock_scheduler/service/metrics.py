@@ -18,7 +18,7 @@ from penstock_scheduler.service.counts import Counts, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-CLOUD_STATES = ("ordered", "booting", "running", "leaving", "ending")
+CLOUD_STATES = ("ordered", "booting", "running", "leaving", "ending", "unreadable")
 """States of a run in the cloud."""
 
 EVENTS = (

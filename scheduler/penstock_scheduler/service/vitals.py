@@ -38,6 +38,9 @@ class Vitals:
     cloud_protected: Callable[[], str] = lambda: ""
     """Why the cloud launches nothing until an admin says so; empty: it may."""
 
+    cloud_troubles: Callable[[], tuple[str, ...]] = tuple
+    """What an admin must put right in the cloud, with the remedy."""
+
     def start(self) -> None:
         """Begin to check the disks."""
         for disk in self.disks:
@@ -72,6 +75,7 @@ class Vitals:
             reporting=reporting,
             incomplete=self.incomplete(),
             cloud_protected=self.cloud_protected(),
+            cloud_troubles=self.cloud_troubles(),
         )
         wrong = problems(found, settings)
         return Health(
