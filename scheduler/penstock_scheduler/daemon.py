@@ -30,6 +30,7 @@ from penstock_scheduler.loop import Observer, RoundLoop
 from penstock_scheduler.model import BudgetLine, ClusterState, JobSpec, Snapshot
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
+from penstock_scheduler.one_thread import one_blas_thread
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
 from penstock_scheduler.plan_gate import Approval, SafetySettings
 from penstock_scheduler.plugins import open_cloud, open_cluster
@@ -65,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(arguments.config)
         daemon = settings.section(DaemonSettings)
-        return _check(settings) if arguments.check else _run(arguments.config, settings, daemon)
+        if arguments.check:
+            return _check(settings)
+        with one_blas_thread():
+            return _run(arguments.config, settings, daemon)
     except ConfigError as error:
         print(f"penstockd: {error}", file=sys.stderr)  # noqa: T201
         return 2

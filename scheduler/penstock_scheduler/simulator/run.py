@@ -18,6 +18,7 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import JobSpec, Node, Outcome, ReasonCode
 from penstock_scheduler.models import SpecModels
+from penstock_scheduler.one_thread import one_blas_thread
 from penstock_scheduler.pairs import Pairs
 from penstock_scheduler.policies import make_policy, sharing_parts
 from penstock_scheduler.policies.wrapper import front_only
@@ -300,17 +301,18 @@ def simulate_policy(
         rules=(pairs or Pairs(Colocation())).on,
     )
     try:
-        while not cluster.finished:
-            rounds = simulation.rounds
-            try:
-                loop.tick()
-            except RoundFailed:
-                simulation.failed_rounds += 1
-            simulation.ticks.append(_tick(cluster, clock.now_s(), simulation.rounds > rounds))
-            on_tick(simulation)
-            if _stuck(simulation.ticks[-1], cluster):
-                break
-            clock.sleep(tick_s)
+        with one_blas_thread():
+            while not cluster.finished:
+                rounds = simulation.rounds
+                try:
+                    loop.tick()
+                except RoundFailed:
+                    simulation.failed_rounds += 1
+                simulation.ticks.append(_tick(cluster, clock.now_s(), simulation.rounds > rounds))
+                on_tick(simulation)
+                if _stuck(simulation.ticks[-1], cluster):
+                    break
+                clock.sleep(tick_s)
     except KeyboardInterrupt:
         simulation.interrupted = True
     cluster.close()

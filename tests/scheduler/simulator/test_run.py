@@ -111,10 +111,10 @@ def test_a_job_without_a_profile_is_measured_on_each_type_in_its_first_rounds():
         assert job.finish_s is not None
         return [(run.placement.gpu_type, run.placement.gpus) for run in job.runs]
 
-    measured = shapes("unprofiled", {})
+    measured = shapes("unprofiled", {"measure_gpu_s": 20.0})
     assert sorted(measured[:3]) == [("a100", 1), ("rtx", 1), ("t4", 1)]
     assert measured[3] == ("a100", 2)
-    unmeasured = shapes("unprofiled", {"measure_gpu_s": 0.0})
+    unmeasured = shapes("unprofiled", {})
     assert len({gpu_type for gpu_type, _ in unmeasured}) < 3
     assert {gpu_type for gpu_type, _ in shapes("fitted", {})} == {"a100"}
 

@@ -203,14 +203,12 @@ class SiaMatrix:
         """Most GPUs that each job may have in this round: bounded for jobs whose scaling is unknown."""
         most_J = np.full(len(self.jobs), np.iinfo(np.int64).max)
         if settings.growth is not None:
-            fewest_J = np.where(self.ever_JC, self.gpus_C, np.iinfo(np.int64).max).min(
-                axis=1, initial=most_J.max(initial=1)
-            )
             for row, job in enumerate(self.jobs):
                 ran_on = self.snapshot.facts[job.id].largest_run_gpus
                 if ran_on is not None and job.movable:  # another job cannot grow after its start
-                    now = job.allocation.gpus if job.allocation is not None else 0
-                    most_J[row] = max(int(fewest_J[row]), int(settings.growth * max(ran_on, now)))
+                    most = max(ran_on, job.allocation.gpus if job.allocation is not None else 0)
+                    more_C = self.gpus_C[self.ever_JC[row] & (self.gpus_C > most)]
+                    most_J[row] = max(int(more_C.min(initial=most_J[row])), int(settings.growth * most))
         return most_J
 
     @functools.cached_property

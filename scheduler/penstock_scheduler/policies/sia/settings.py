@@ -23,13 +23,13 @@ class SiaSettings(BaseModel):
     growth: float | None = Field(
         default=2.0,
         gt=1,
-        description="A job whose scaling is unknown may get this many times its largest number of GPUs so far. "
-        "null: no limit.",
+        description="A job whose scaling is unknown may get this many times its largest number of GPUs so far, "
+        "and always the next larger number that it can have. null: no limit.",
     )
     measure_gpu_s: NonNegativeFloat = Field(
-        default=20.0,
+        default=0.0,
         description="GPU-seconds, in addition to a restart, in which a new job shows how fast it is on one GPU of each type of "
-        "unknown speed. 0: new jobs are not measured.",
+        "unknown speed, before it grows. 0: it grows at once, and other types are estimated from those on which it ran.",
     )
     aging_s: PositiveFloat | None = Field(
         default=3600.0,

@@ -9,7 +9,7 @@ from penstock_scheduler.model import Configuration, Job, Node, Phase, ReasonCode
 from penstock_scheduler.policies.sia import Sia, SiaSettings
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
-sia = Sia(SiaSettings())
+sia = Sia(SiaSettings(measure_gpu_s=20))
 THREE = "a100:1x4,rtx:1x4,t4:1x4"
 ALL = ("a100", "rtx", "t4")
 

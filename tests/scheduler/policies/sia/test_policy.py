@@ -184,3 +184,15 @@ def test_a_round_on_nothing_is_no_trouble():
     assert sia.decide(snapshot((), [])).assignments == {}
     assert sia.decide(snapshot((), [job("j")])).waiting["j"].code is ReasonCode.NEVER_FITS
     assert sia.decide(snapshot("t4:1x4", [])).assignments == {}
+
+
+@pytest.mark.parametrize("growth", [1.01, 1.5, 1.9])
+def test_a_job_always_grows_to_the_next_number_of_gpus_whatever_the_growth(growth: float):
+    """1.9 times one GPU is one GPU: such a job would never have found out how it scales."""
+    slow = Sia(SiaSettings(growth=growth))
+    held = 0
+    for expected in (1, 2, 4, 8):
+        running = {"phase": Phase.RUNNING, "allocation": on("t4", t4_00=held)} if held else {}
+        state = snapshot("t4:1x8", [job("j", max_gpus=8, submit_s=-1e6, **running)])
+        held = slow.decide(with_facts(state, largest_run_gpus={"j": held})).chosen["j"].gpus
+        assert held == expected
