@@ -90,7 +90,7 @@ if [ -e /sbin/init ] && [ ! -e "$policy" ]; then
   trap "exit 130" INT TERM
   { echo "#!/bin/sh"
     echo "# For the length of one installation, by the set-up of Penstock; delete it if you find it later."
-    echo "case \$1 in munge* | slurm* | mariadb* | mysql*) exit 101;; esac"
+    echo "case \$1 in munge* | slurm* | mariadb* | mysql* | postgresql* | prometheus*) exit 101;; esac"
     echo "exit 0"
   } >"$policy"
   chmod 755 "$policy"
