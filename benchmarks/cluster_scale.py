@@ -154,6 +154,9 @@ def measure(site: StubSite, folder: Path, spool: Path, options: argparse.Namespa
         }
 
     first = tick()
+    state = live.board.state
+    assert state is not None
+    assert len(state.jobs) == options.running + options.waiting, "a round decides on every job"
     idle, rounds = [], []
     for _ in range(3):
         tick()

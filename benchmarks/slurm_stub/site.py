@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_profiles.wire import ControlMessage, Observation, Report, Started, control_file, reports_file
-from penstock_slurm.gateway.parse import JOB_FIELDS
+from penstock_slurm import abilities
+from penstock_slurm.gateway.parse_jobs import job_fields
 
 SCONTROL = """#!/bin/sh
 for word; do
@@ -28,7 +29,9 @@ separator=${{SQUEUE_FORMAT2#JobID:0}}
 separator=${{separator%%,*}}
 exec sed "s/|/$separator/g" "{folder}/jobs"
 """
-"""Answers in the order of JOB_FIELDS, with `|` for the separator."""
+"""Answers in the order of `JOB_FIELDS`, with `|` for the separator."""
+
+JOB_FIELDS = job_fields(abilities.release((22, 5)))
 
 GPUS = 8
 """GPUs of a node."""
@@ -152,7 +155,7 @@ class StubSite:
             "ArrayTaskID": "N/A",
             "HetJobID": "N/A",
             "State": state,
-            "Reason": "None" if start_s else "JobHeldAdmin",
+            "Reason": "None" if start_s else "JobHeldUser",
             "Partition": "gpu",
             "Name": f"train-{index}",
             "UserName": f"user{index % 300}",
@@ -173,7 +176,7 @@ class StubSite:
             "StartTime": str(start_s) if start_s else "N/A",
             "EndTime": str(start_s + 31_536_000) if start_s else "N/A",
             "TimeLimit": "365-00:00:00" if start_s else "7-00:00:00",
-            "RestartCnt": "1" if start_s else "0",
+            "RestartCnt": "0",
             "Requeue": "1",
             "PriorityLong": "4294901000" if start_s else "0",
             "Reservation": "(null)",
