@@ -31,9 +31,9 @@ REMEMBERED = 256
 
 State = Literal["waiting", "running", "suspending", "suspended"]
 
-Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-devices"]
+Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-devices", "unknown"]
 """What a node lacks: the SPANK plugin, a SPANK plugin of the agent's release, the MPS control daemon that the settings
-name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them."""
+name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them. `unknown`: the agent cannot find out."""
 
 
 class OrderedJob(Message):
@@ -92,6 +92,8 @@ class CarriedJob(Message):
     state: State
     """`waiting`: Slurm has not started it, or it has had no time slice yet. `running`: it may use its GPUs.
     `suspending`: it was asked to leave them. `suspended`: Slurm has frozen it."""
+    since_s: NonNegativeFloat = 0.0
+    """When a job that is suspending or suspended was asked to leave its GPUs, s since 1970; 0: not known, or it runs."""
     devices: tuple[NonNegativeInt, ...] = ()
     use: JobUse
     mps: bool = False

@@ -103,24 +103,34 @@ class Agent:
         4. Bring each job closer to that: ask it to move, suspend it, bind it, resume it, limit it.
         5. Begin measurements, and contain the jobs that do what they must not.
         6. Write the status.
+
+        A failure concerns its job, or its part of the tick, alone: see `NodeState.guard`.
         """
         self.state.now_s = now_s
+        guard = self.state.guard
         self._set_back()
-        self._orders.read()
+        with guard("read its order"):
+            self._orders.read()
         self._measuring.read_statuses()
-        self._observer.observe()
-        self._orders.resume_departing()
-        self._slices.form_groups()
+        with guard("observe its node"):
+            self._observer.observe()
+        with guard("resume departing jobs"):
+            self._orders.resume_departing()
+        with guard("form groups"):
+            self._slices.form_groups()
         # Not before: what a job has had is counted when it leaves its group.
         self.state.saved.account.forget({job.job for job in self.state.ordered_jobs})
         self._slices.end()
-        self._measuring.measure_alone()
+        with guard("measure jobs that run alone"):
+            self._measuring.measure_alone()
         self.groups.take_seen()  # the status has it, with its number
         self.state.save()
         self._transitions.advance()
         self._controls.send_limits()
-        self._access.open_gpus()
-        self._measuring.begin()
+        with guard("open GPUs to their jobs"):
+            self._access.open_gpus()
+        with guard("begin measurements"):
+            self._measuring.begin()
         self._containment.check()
         self.state.save()
         self._status.write()

@@ -53,11 +53,11 @@ class Containment:
         """Check each running job of the order."""
         for job in self._state.ordered_jobs:
             local = self._state.jobs[job.job]
-            if not local.gone and job.running:
-                self._check_memory(job, local)
-                self._check_claims(job, local)
-                self._check_frozen(job, local)
-                self._check_share(job, local)
+            if local.gone or not job.running:
+                continue
+            for check in (self._check_memory, self._check_claims, self._check_frozen, self._check_share):
+                with self._state.guard("check whether it keeps to its limits", job.job):
+                    check(job, local)
 
     def _check_memory(self, job: OrderedJob, local: LocalJob) -> None:
         """A job in a pack must keep to its memory limit."""
@@ -78,9 +78,15 @@ class Containment:
         self._watch(job, "lies", holds, f"{said} holds {observed.used_mb or 0:.0f} MB of one")
 
     def _check_frozen(self, job: OrderedJob, local: LocalJob) -> None:
-        """A job that Slurm has suspended must not compute. Slurm is asked once more, since an admin may have resumed it."""
+        """A job that Slurm has suspended must not compute. Slurm is asked once more, since an admin may have resumed it.
+
+        Not before the node has frozen it, or has had enough time to: slurmd may do what it is asked in any order.
+        """
+        state, settings = self._state, self._state.settings
         frozen = local.state == "suspended" and not local.unconfirmed
-        frozen = frozen and self._state.now_s > local.free_s + self._state.settings.freeze_s
+        frozen = frozen and state.now_s > local.free_s + settings.freeze_s
+        local.frozen = frozen and (local.frozen or state.stands_still(job.slurm_job))
+        frozen = frozen and (local.frozen or state.now_s > local.free_s + settings.suspend_wait_s)
         runs_on = frozen and self._computes(job)
         if runs_on and "no-freeze" not in self._state.observed(job.job).wrong_since_s:
             with contextlib.suppress(SlurmError):

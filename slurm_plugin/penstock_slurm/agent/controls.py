@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 
 from penstock_scheduler.model import JobId, Pack
 from penstock_scheduler.sharing.node import Groups
@@ -29,18 +27,10 @@ class Controls:
         self._channels.tell(local.slurm_job, control)
         local.control = control
 
-    @contextlib.contextmanager
-    def guard(self, job: JobId) -> Iterator[None]:
-        """Keep an error in one job's folder, for example because it is full, away from the other jobs."""
-        try:
-            yield
-        except OSError as error:
-            self._state.jobs[job].why = f"its folder on the node cannot be written: {error.strerror}"
-
     def send_limits(self) -> None:
         """Send each job its limits."""
         for job in self._state.ordered_jobs:
-            with self.guard(job.job):
+            with self._state.guard("send it its limits", job.job):
                 self._send_limits(job.job, self._state.jobs[job.job])
 
     def _send_limits(self, job: JobId, local: LocalJob) -> None:

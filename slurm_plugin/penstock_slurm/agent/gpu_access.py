@@ -41,7 +41,8 @@ class GpuAccess:
         """Open the GPUs of all bound jobs to the steps that have begun meanwhile."""
         for job in self._state.sharing_jobs():
             local = self._state.jobs[job.job]
-            self._open(job, local, local.devices)
+            with self._state.guard("open its GPUs to it", job.job):
+                self._open(job, local, local.devices)
         for number, each in self._state.saved.departing.items():
             self._device_cgroups.give(number, each.uid, each.devices, self._state.now_s, each.cgroup)
         self._device_cgroups.forget_all_but(self._state.users())

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from penstock_profiles.node_channel import run_dir
 from penstock_profiles.nvml import NoNvml, Nvml
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_slurm.agent import lock
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
@@ -81,8 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threading.Event) -> int:
-    folder = run_dir(settings.run_dir, node)
+    folder, state_folder = run_dir(settings.run_dir, node), run_dir(settings.state_dir, node)
     channels = Channels(folder)
+    state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with lock.held(state_folder, folder):
+        return _run_alone(node, slurm, settings, stop, channels)
+
+
+def _run_alone(
+    node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threading.Event, channels: Channels
+) -> int:
     nvml: Nvml | None = None
     try:
         nvml = Nvml().__enter__()
@@ -105,7 +114,7 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
         # If the site names the device files, Slurm's indexes may differ from NVML's.
         nvml.links() if nvml is not None and settings.gpu_file is None else (),
     )
-    log.info("agent starts", extra={"node": node, "run_dir": str(folder), "spool": str(slurm.spool_dir)})
+    log.info("agent starts", extra={"node": node, "run_dir": str(channels.folder), "spool": str(slurm.spool_dir)})
     try:
         while not stop.is_set():
             try:

@@ -23,13 +23,16 @@ class Measuring:
     def read_statuses(self) -> None:
         """Read what each job reports."""
         for job in self._state.ordered_jobs:
-            self._read_statuses(job)
+            with self._state.guard("judge its reports", job.job):
+                self._read_statuses(job)
 
     def _read_statuses(self, job: OrderedJob) -> None:
         state = self._state
         observed, local = state.observed(job.job), state.jobs[job.job]
         told = local.control.number
-        observed.statuses = self._channels.statuses(job.slurm_job, job.uid)
+        observed.statuses = {}  # a job whose reports cannot be read counts as one that does not report
+        with state.guard("read its reports", job.job):
+            observed.statuses = self._channels.statuses(job.slurm_job, job.uid)
         statuses = observed.statuses.values()
         if not statuses or any(each.number != told for each in statuses):
             observed.obeyed = (-1, 0.0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +15,8 @@ from penstock_slurm.agent.observed import Observed
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.agent.state import LocalJob, SavedState, StateFile, load
+
+log = logging.getLogger(__name__)
 
 RETRY_S = 2.0
 """Pause before a request that Slurm has refused is repeated."""
@@ -62,10 +67,34 @@ class NodeState:
         self.lacks: dict[Lack, str] = {}
         """What the node lacks, each with a sentence."""
         self._observed: dict[JobId, Observed] = {}
+        self._failed: dict[tuple[str, JobId | None], str] = {}
+        """What failed last and why, as logged: a failure that is repeated in each tick is logged once."""
 
     def save(self) -> None:
         """Write the saved state if it has changed."""
         self._file.save(self.saved)
+
+    @contextlib.contextmanager
+    def guard(self, what: str, job: JobId | None = None) -> Iterator[None]:
+        """Keep a failure away from all that does not depend on what failed, so that no other job stays frozen for it.
+
+        Args:
+            what: what is tried, as the end of the sentence that "the agent cannot" begins.
+            job: the job that it concerns. Its `why` then says what failed.
+        """
+        try:
+            yield
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and error.strerror:
+                text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            if self._failed.get((what, job)) != text:
+                log.warning("failed", extra={"what": what, "job": job or "", "text": text}, exc_info=True)
+            self._failed[what, job] = text
+            if job is not None and job in self.jobs:
+                self.jobs[job].why = f"the agent of its node cannot {what}: {text}"
+        else:
+            self._failed.pop((what, job), None)
 
     # Jobs and groups.
 
@@ -126,9 +155,17 @@ class NodeState:
         self.living = self.processes.scan(self.users())
 
     def is_frozen(self, slurm_job: int) -> bool:
-        """Whether processes of a Slurm job are stopped by SIGSTOP."""
-        states = [self.processes.state(pid) for pid in self.living.get(slurm_job, [])]
-        return any(state is not None and state.letter == "T" for state in states)
+        """Whether some process of a Slurm job is frozen: Slurm has begun to freeze it, or has not resumed it all."""
+        return any(self._frozen(slurm_job))
+
+    def stands_still(self, slurm_job: int) -> bool:
+        """Whether all processes of a Slurm job are frozen. One that goes on may use a GPU."""
+        return all(self._frozen(slurm_job))
+
+    def _frozen(self, slurm_job: int) -> list[bool]:
+        """Whether each living process of a Slurm job is frozen."""
+        found = {pid: self.processes.state(pid) for pid in self.living.get(slurm_job, [])}
+        return [self.processes.is_frozen(pid, state) for pid, state in found.items() if state is not None]
 
     # The clock.
 

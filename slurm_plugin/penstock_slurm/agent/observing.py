@@ -61,7 +61,8 @@ class Observer:
         if now_s - self._sampled_s >= self._state.settings.sample_s:
             self._sampled_s = now_s
             self._observe_processes()
-            self._observe_gpus()
+            with self._state.guard("observe its GPUs"):
+                self._observe_gpus()
         elif self._awaits_ends():
             self._observe_processes()
         if now_s - self._inspected_s >= INSPECT_S:
@@ -136,6 +137,16 @@ class Observer:
 
     def _inspect(self) -> None:
         """Check what the node lacks. New lacks are logged."""
+        state = self._state
+        lacks: dict[Lack, str] = {"unknown": "a check of the node failed"}
+        with state.guard("find out what the node lacks"):
+            lacks = self._find_lacks()
+        for lack, text in lacks.items():
+            if lack not in state.lacks:
+                log.warning("the node lacks what sharing needs", extra={"lack": lack, "text": text})
+        state.lacks = lacks
+
+    def _find_lacks(self) -> dict[Lack, str]:
         state, lacks = self._state, dict[Lack, str]()
         if (found := self._plugin()) is not None:
             lacks[found[0]] = found[1]
@@ -144,7 +155,4 @@ class Observer:
         living = any(job.slurm_job in state.living for job in state.sharing_jobs())
         if text := self._device_cgroups.trouble(living=living):
             lacks["no-devices"] = f"GPUs cannot be opened to co-located jobs, to which Slurm denies them: {text}"
-        for lack, text in lacks.items():
-            if lack not in state.lacks:
-                log.warning("the node lacks what sharing needs", extra={"lack": lack, "text": text})
-        state.lacks = lacks
+        return lacks

@@ -72,6 +72,16 @@ class Orders:
         return None if before is not None and before.number == order.number else order
 
     def _take(self, order: NodeOrder) -> None:
+        """Take an order, whole or not at all. What fails is raised, and tried again in the next tick."""
+        saved = self._state.saved
+        before, jobs, departing = saved.order, dict(saved.jobs), dict(saved.departing)
+        try:
+            self._take_jobs(order)
+        except Exception:
+            saved.order, saved.jobs, saved.departing, self._stamp = before, jobs, departing, None
+            raise
+
+    def _take_jobs(self, order: NodeOrder) -> None:
         jobs = self._state.jobs
         before = {job.job: job for job in self._state.ordered_jobs}
         self._state.saved.order = order

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 IN_CGROUP = re.compile(r"/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})(?:/|$)", re.MULTILINE)
+FREEZER = re.compile(r"^\d+:(?:[^:\n]*,)?freezer(?:,[^:\n]*)?:(/.*)$", re.MULTILINE)
+UNIFIED = re.compile(r"^0::(/.*)$", re.MULTILINE)
+"""A process's cgroup in the hierarchy of version 1 that freezes, and in that of version 2."""
+
 REAL_USER = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
 ATTEMPTS = 3
 """A new process has its parent's environment until it executes another program, so its job is read this often."""
@@ -21,7 +25,7 @@ class ProcessState:
     """One process at one moment."""
 
     letter: str
-    """`T`: frozen. `Z`: ended."""
+    """`T`: stopped by a signal. `Z`: ended."""
     began: int
     """Start time, which tells it from a later process with the same number."""
     cpu_s: float
@@ -37,11 +41,18 @@ class Processes:
         node: Slurm's name of the node. A test cluster has several nodes on one host; other nodes' processes do not
         count.
         proc: the folder /proc.
+        cgroups: where cgroups are mounted.
         conf: `SLURM_CONF` of this node's Slurm, if it is set. Processes of another Slurm on this host do not count.
     """
 
-    def __init__(self, node: str, proc: Path = Path("/proc"), conf: str | None = None) -> None:
-        self._node, self._proc, self._conf = node, proc, conf
+    def __init__(
+        self,
+        node: str,
+        proc: Path = Path("/proc"),
+        conf: str | None = None,
+        cgroups: Path = Path("/sys/fs/cgroup"),
+    ) -> None:
+        self._node, self._proc, self._conf, self._cgroups = node, proc, conf, cgroups
         self._known: dict[int, tuple[int, str, int | None, int]] = {}
         """Process -> (when it began, its program, the Slurm job that it names, how often that was read)."""
         self._found: dict[int, int] = {}
@@ -87,6 +98,25 @@ class Processes:
         cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
         return ProcessState(fields[0], int(fields[19]), cpu_s, text.partition("(")[2].rpartition(")")[0])
 
+    def is_frozen(self, pid: int, state: ProcessState) -> bool:
+        """Whether a process is stopped by a signal, as by proctrack/linuxproc, or by the freezer of its cgroup.
+
+        proctrack/cgroup uses the freezer, which the letter of the process's state does not show.
+        """
+        if state.letter in "Tt":
+            return True
+        try:
+            text = (self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        if (v1 := FREEZER.search(text)) is not None and _has_line(
+            self._cgroups / f"freezer{v1[1]}" / "freezer.state", "FROZEN"
+        ):
+            return True
+        v2 = UNIFIED.search(text)
+        mounts = (self._cgroups, self._cgroups / "unified")
+        return v2 is not None and any(_has_line(Path(f"{each}{v2[1]}/cgroup.events"), "frozen 1") for each in mounts)
+
     def _job_of(self, pid: int) -> int | None:
         try:
             found = IN_CGROUP.search((self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace"))
@@ -110,6 +140,14 @@ class Processes:
         except OSError:
             return None
         return int(found[1]) if found is not None else None
+
+
+def _has_line(path: Path, line: str) -> bool:
+    """Whether a file of a cgroup has this line. The root has no such file, and neither has a cgroup that is gone."""
+    try:
+        return line in path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
 
 
 def memory_of_host_mb(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -59,15 +59,19 @@ class Slices:
     def end(self) -> None:
         """End the time slices that are over."""
         for group in self._groups.groups:
-            if self._is_over(group) or self._view.finds_no_room(group):
-                for pack in group.running:
-                    if len(pack.jobs) == 1:
-                        self._measuring.learn_alone(pack.jobs[0])
-                    for name in pack.jobs:
-                        self._state.jobs[name].why = ""
-                self._groups.end_slice(group, self._state.now_s)
-                for name in group.order.jobs:
-                    self._state.observed(name).begin_measuring()
+            with self._state.guard(f"end the time slice of jobs {', '.join(group.order.jobs)}"):
+                if self._is_over(group) or self._view.finds_no_room(group):
+                    self._end(group)
+
+    def _end(self, group: Group) -> None:
+        for pack in group.running:
+            if len(pack.jobs) == 1:
+                self._measuring.learn_alone(pack.jobs[0])
+            for name in pack.jobs:
+                self._state.jobs[name].why = ""
+        self._groups.end_slice(group, self._state.now_s)
+        for name in group.order.jobs:
+            self._state.observed(name).begin_measuring()
 
     def _is_over(self, group: Group) -> bool:
         """Whether the slice is over: all departing jobs have left, and each running job has had its GPUs for a whole

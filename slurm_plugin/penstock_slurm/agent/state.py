@@ -43,6 +43,8 @@ class LocalJob:
     """When Slurm may be asked again after it refused."""
     off: bool = False
     """Whether the job, suspended, is off its GPUs: it has moved off them, or its processes were seen frozen."""
+    frozen: bool = False
+    """Whether the job, suspended, has been seen to stand still since then."""
     free_s: float = 0.0
     """If `off`: since when. Else, of a suspended job: when this is first checked."""
     moved_mb: float = 0.0

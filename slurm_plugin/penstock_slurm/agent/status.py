@@ -92,4 +92,12 @@ class StatusWriter:
             answers=bool(self._state.observed(job.job).statuses) or (None if local.begun_s == math.inf else False),
         )
         devices = local.devices or job.own_devices
-        return CarriedJob(job=job.job, state=local.state, devices=devices, use=use, mps=local.mps, why=local.why)
+        return CarriedJob(
+            job=job.job,
+            state=local.state,
+            since_s=local.asked_s if local.state in ("suspending", "suspended") else 0.0,
+            devices=devices,
+            use=use,
+            mps=local.mps,
+            why=local.why,
+        )

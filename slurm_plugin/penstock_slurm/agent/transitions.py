@@ -49,7 +49,7 @@ class Transitions:
         for job in self._state.ordered_jobs:
             local, observed = self._state.jobs[job.job], self._state.observed(job.job)
             local.anywhere = bool(observed.statuses) and all(each.anywhere for each in observed.statuses.values())
-            with self._controls.guard(job.job):
+            with self._state.guard("change its state", job.job):
                 self._step(job, local, targets.get(job.job))
 
     def _targets(self) -> dict[JobId, Devices]:
@@ -62,14 +62,15 @@ class Transitions:
             ordered = next((each for each in self._state.ordered_groups if set(names) <= set(each.shared.jobs)), None)
             if ordered is None:
                 continue
-            found |= bind(
-                group.running,
-                ordered.devices,
-                {job: jobs[job].devices for job in names if jobs[job].state in ("running", "suspending")},
-                {job: self._view.pinned(job) for job in names},
-                {job: gpus[job] for job in names if job in gpus},
-                self._links,
-            )
+            with self._state.guard(f"give jobs {', '.join(names)} GPUs"):
+                found |= bind(
+                    group.running,
+                    ordered.devices,
+                    {job: jobs[job].devices for job in names if jobs[job].state in ("running", "suspending")},
+                    {job: self._view.pinned(job) for job in names},
+                    {job: gpus[job] for job in names if job in gpus},
+                    self._links,
+                )
         return found
 
     def _step(self, job: OrderedJob, local: LocalJob, target: Devices | None) -> None:
@@ -178,7 +179,7 @@ class Transitions:
         if local.state != "suspended" or local.unconfirmed or local.off or state.now_s < local.free_s:
             return
         late = state.now_s > local.free_s + state.settings.suspend_wait_s
-        if late or local.slurm_job not in state.living or state.is_frozen(local.slurm_job):
+        if late or local.slurm_job not in state.living or state.stands_still(local.slurm_job):
             local.off, local.free_s = True, state.now_s
 
     # From waiting or suspended to running.
@@ -251,10 +252,10 @@ class Transitions:
         state = self._state
         if local.unconfirmed or local.slurm_job not in state.living:
             return False  # the outcome is unknown, or there is no process to see it by
-        frozen = state.is_frozen(local.slurm_job)
         if local.state == "suspended":
-            return not frozen and state.now_s < local.free_s + state.settings.suspend_wait_s
-        return frozen and state.now_s < local.resumed_s + state.settings.suspend_wait_s
+            waits = state.now_s < local.free_s + state.settings.suspend_wait_s
+            return waits and not state.stands_still(local.slurm_job)
+        return state.is_frozen(local.slurm_job) and state.now_s < local.resumed_s + state.settings.suspend_wait_s
 
     def _others(self, job: JobId) -> list[JobId]:
         """Jobs that must not be on the job's GPUs while it runs: all that are not in its pack."""

@@ -78,6 +78,10 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         "`penstock slurm unit penstock-agent.service --constrain-devices` prints; for a missing device file, set [agent] "
         "gpu_file to gres.conf's File=",
     ),
+    "unknown": (
+        "cannot find out whether its node lacks anything that sharing needs",
+        "`journalctl -u penstock-agent` shows what failed; please report it",
+    ),
 }
 """What is wrong with the agent, and the remedy. `{spool}` and `{age}` are filled in."""
 

@@ -72,7 +72,7 @@ class Slurm:
             os.close(os.open(self.gpus[0], os.O_RDONLY))
         except OSError as error:
             pytest.skip(f"devices cannot be used in {folder}: {error.strerror}")
-        hierarchy = _hierarchy(version)
+        hierarchy = hierarchy_of(version, "devices")
         self._own = hierarchy / f"penstock-test-{os.getpid()}"
         try:
             self._own.mkdir()
@@ -160,10 +160,11 @@ class Slurm:
         os.close(program)
 
 
-def _hierarchy(version: int) -> Path:
-    kind, option = ("cgroup", "devices") if version == 1 else ("cgroup2", "rw")
+def hierarchy_of(version: int, controller: str) -> Path:
+    """Where the hierarchy of cgroup v1 with this controller, or that of v2, is mounted. Skips the test if it is not."""
+    kind, option = ("cgroup", controller) if version == 1 else ("cgroup2", "rw")
     for line in Path("/proc/mounts").read_text().splitlines():
         _, path, fstype, options, *_ = line.split()
         if fstype == kind and option in options.split(","):
             return Path(path)
-    pytest.skip(f"no {'devices hierarchy of cgroup v1' if version == 1 else 'cgroup v2'} is mounted here")
+    pytest.skip(f"no {f'{controller} hierarchy of cgroup v1' if version == 1 else 'cgroup v2'} is mounted here")

@@ -14,7 +14,15 @@ from pathlib import Path
 from penstock_profiles.node_channel import JobControl, JobStatus, control_path
 from penstock_profiles.nvml import Sample
 from penstock_scheduler.model import JobId, Pack, SharedGpus
-from penstock_scheduler.sharing.messages import NodeOrder, NodeStatus, OrderedGroup, OrderedJob, order_file, status_file
+from penstock_scheduler.sharing.messages import (
+    Lack,
+    NodeOrder,
+    NodeStatus,
+    OrderedGroup,
+    OrderedJob,
+    order_file,
+    status_file,
+)
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
@@ -86,6 +94,7 @@ class Node:
         self.slurm = Signals()
         self.sample: Callable[[], Sample] | None = None
         self.device_cgroups: DeviceCgroups | None = None
+        self.plugin: Callable[[], tuple[Lack, str] | None] = lambda: None
         self.links: tuple[tuple[int, ...], ...] = ()
         self.number = 0
         self.spool.mkdir()
@@ -103,6 +112,7 @@ class Node:
             Processes(self.name),
             host_memory_mb=64_000,
             sample=self.sample,
+            plugin=self.plugin,
             device_cgroups=self.device_cgroups,
             links=self.links,
         )

@@ -19,7 +19,7 @@ from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import devices_file
 from penstock_scheduler.model import JobId, Pack
 from penstock_scheduler.sharing.messages import NodeStatus, status_file
-from penstock_slurm.agent import node_state, state
+from penstock_slurm.agent import containment, node_state, state
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.gateway import SlurmError
 from penstock_slurm.loopback.waiting import wait_for
@@ -197,3 +197,25 @@ def test_what_slurm_has_done_without_saying_so_is_found_out(
     had = steps(node, 1)
     node.until(lambda: steps(node, 1) > had + 10, "steps after it was resumed")
     assert node.states()["j1"] == "running"
+
+
+def test_slurm_is_asked_once_to_suspend_a_job_that_it_has_yet_to_freeze(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """A busy node freezes a job long after `freeze_s`, and the job computes until then. slurmd may do what it is asked
+    meanwhile in any order, so that a job may run that Slurm shows as suspended."""
+    monkeypatch.setattr(containment, "IDLE_CPU", 0.001)  # on a busy machine, it gets little of a core
+    node = make_node(start_wait_s=0.0)
+    node.slurm.freeze_after_s = 3.0
+    program = "import signal; signal.signal(signal.SIGTSTP, signal.SIG_IGN); print(flush=True)\nwhile True: pass"
+    for number in (1, 2):
+        environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": node.name}
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
+        node.slurm.processes[number] = process
+        with process.stdout:
+            process.stdout.readline()
+    node.order(alone(1, 2), (0,), slice_s=1.0)
+    node.until(lambda: node.slurm.calls, "the end of a time slice")
+    (asked,) = node.slurm.calls
+    node.until(lambda: node.slurm.letter(asked[1]) == "T", "the freeze")
+    assert [call for call in node.slurm.calls if call[1] == asked[1]] == [asked]
