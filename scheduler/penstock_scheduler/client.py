@@ -26,6 +26,7 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health_messages import Health
+from penstock_scheduler.history_messages import Allocations, AllocationSpan
 from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import (
@@ -224,6 +225,19 @@ class Client:
     def history(self, job: str) -> History:
         """What happened to a job."""
         return self._ask(History, "GET", f"/v1/jobs/{job}/history", again=True)
+
+    def allocations(
+        self, job: str | None = None, *, from_s: float | None = None, to_s: float | None = None
+    ) -> Iterator[AllocationSpan]:
+        """Which GPUs a job held when, oldest first; None: the spans of all jobs that overlap this time, s since 1970."""
+        path = "/v1/allocations" if job is None else f"/v1/jobs/{job}/allocations"
+        query: dict[str, Any] = {} if job is not None else {"from": from_s, "to": to_s}
+        while True:
+            page = self._ask(Allocations, "GET", path, query=query, again=True)
+            yield from page.spans
+            if page.next is None:
+                return
+            query["after"] = page.next
 
     def log(
         self, job: str, offset: int = 0, *, wait_s: float = 0.0, stream: Literal["stdout", "stderr"] = "stdout"

@@ -40,6 +40,7 @@ from penstock_scheduler.ports import Clock, ClusterParts, ModelSource, Store
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
+from penstock_scheduler.service.allocations import AllocationLog
 from penstock_scheduler.service.board import Board, ObservedCluster
 from penstock_scheduler.service.reconciling import Reconciler
 from penstock_scheduler.service.settings import ApiSettings
@@ -221,22 +222,23 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     models = LearnedModels(specs, store, sensitivities)
     observed = ObservedCluster(parts.cluster, board, models.learn)
 
+    def cloud_nodes() -> list[str]:
+        return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]
+
+    allocations = AllocationLog(store, parts.gpu_ids, cloud_nodes)
+
     def decided(record: RoundRecord) -> None:
         board.take_round(record)
+        allocations.take_round(record)
         watcher.round_decided(record)
 
     reconciler = None
     if parts.submitter is not None and parts.accounts is not None:
-        cloud_nodes = parts.cloud_nodes
-        reconciler = Reconciler(
-            store,
-            parts.submitter,
-            parts.accounts,
-            lambda: () if cloud_nodes is None else [node.name for node in cloud_nodes.nodes()],
-        )
+        reconciler = Reconciler(store, parts.submitter, parts.accounts, cloud_nodes, allocations)
 
     def counted(state: ClusterState, now_s: float, gpu_seconds: Mapping[str, Mapping[str, float]]) -> None:
         board.take_state(state, now_s, gpu_seconds)
+        allocations.take_state(state, now_s)
         if reconciler is not None:
             reconciler.tick(now_s)
 

@@ -55,8 +55,7 @@ class UsageLine(Body):
 
 
 class Usage(Body):
-    """What jobs used, largest first. A job counts at its end. A job that has not ended counts with what it has used so far,
-    unless `to_s` has passed."""
+    """What jobs used in this time, largest first. A job without allocation spans, or in the cloud, counts at its end."""
 
     by: UsageBy
     from_s: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -331,6 +331,14 @@ class Submitter(Protocol):
         ...
 
 
+class GpuIds(Protocol):
+    """A cluster's record of which of a node's GPUs a job holds."""
+
+    def __call__(self, job: JobId, /) -> Mapping[str, tuple[int, ...]]:
+        """Node -> indices of the GPUs that the job holds there; empty: not known."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterParts:
     """What an entry point of `penstock.clusters` opens: a cluster, and the optional parts that it has."""
@@ -348,3 +356,5 @@ class ClusterParts:
     """None: the cluster has no nodes that a cloud could fill."""
     spool: Path | None = None
     """The folder through which jobs report; None: they do not report through a folder."""
+    gpu_ids: GpuIds | None = None
+    """None: the cluster does not tell which of a node's GPUs a job holds."""

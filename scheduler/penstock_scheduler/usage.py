@@ -1,7 +1,8 @@
 """What jobs used and what it cost: `usage` for Python users, and the sums behind `GET /v1/usage`.
 
-A job counts at its end, with all GPU-hours of its life, as in the ledger and in the budgets. A job that has not ended counts with
-what it has used so far.
+A job counts with the GPU-hours that it used between the two times, by its allocation spans. The ledger has the amount of each
+job, and the spans say when it was used; so the periods of a year add up to what the ledger has. A job without spans, which ended
+before penstockd kept them, counts at its end, and so does a run in the cloud. Budgets count all jobs at their end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
+from penstock_scheduler.history_messages import AllocationSpan
 from penstock_scheduler.ledger_messages import Usage, UsageBy, UsageLine
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.store.ledger import UsedRow
@@ -97,6 +99,30 @@ def add_up(
         usd = dollars.get(key, 0.0) if where == "cloud" else None if price is None else hours * price
         lines.append(UsageLine(name=name, gpu_type=gpu_type, where=where, jobs=count, gpu_hours=hours, usd=usd))
     return sorted(lines, key=lambda line: (-line.gpu_hours, line.name, line.gpu_type, line.where))
+
+
+def share_between(
+    spans: Iterable[AllocationSpan], gpu_type: str, from_s: float, to_s: float, now_s: float
+) -> float | None:
+    """The part of a job's GPU-seconds of a type that it used in `from_s <= time < to_s`; None: it has no span on such GPUs."""
+    whole = inside = 0.0
+    for span in spans:
+        if span.gpu_type == gpu_type and span.where == "site":
+            end_s = max(now_s, span.from_s) if span.to_s is None else span.to_s
+            whole += (end_s - span.from_s) * span.gpus
+            inside += max(min(end_s, to_s) - max(span.from_s, from_s), 0.0) * span.gpus
+    return inside / whole if whole > 0 else None
+
+
+def between(view: JobView, spans: Sequence[AllocationSpan], from_s: float, to_s: float, now_s: float) -> JobView:
+    """A job that has not ended with the GPU-seconds that it used between two times. Without spans, all count now."""
+    otherwise = 1.0 if from_s <= now_s <= to_s else 0.0
+    used = {}
+    for gpu_type, amount in view.gpu_seconds.items():
+        share = share_between(spans, gpu_type, from_s, to_s, now_s)
+        if (share := otherwise if share is None else share) > 0:
+            used[gpu_type] = amount * share
+    return view.model_copy(update={"gpu_seconds": used})
 
 
 def _of_live(by: UsageBy, live: Iterable[JobView]) -> Sequence[UsedRow]:

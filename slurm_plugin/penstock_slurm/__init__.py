@@ -39,7 +39,7 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
     sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock, stand_in=stand_in)
     cluster = SlurmCluster(gateway, spool, clock, section, check, nodes, sharing)
     agents = sharing if section.agents else None
-    return ClusterParts(cluster, cluster.accounts, agents, agents, submitter, nodes, spool.folder)
+    return ClusterParts(cluster, cluster.accounts, agents, agents, submitter, nodes, spool.folder, commands.gpu_ids)
 
 
 def _expect_stand_in(gateway: Gateway, settings: SlurmSettings) -> None:

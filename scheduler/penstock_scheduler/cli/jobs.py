@@ -29,6 +29,7 @@ from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
+    from penstock_scheduler.history_messages import AllocationSpan
     from penstock_scheduler.store import SqlStore
 
 JOB = typer.Argument(help="Id of the job in Slurm.")
@@ -144,11 +145,13 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
 def history(job: str = JOB, as_json: bool = JSON) -> None:
     """Show what Penstock did with a job: when it started, moved, resized or stopped the job, and in which round.
 
-    `penstock plan --round N` shows the reason for what a round did.
+    Then it shows which GPUs the job held when, and what ended that. `penstock plan --round N` shows why a round did something.
     """
-    found = ask(lambda penstock: penstock.history(job))
+    found, spans = ask(lambda penstock: (penstock.history(job), list(penstock.allocations(job))))
     if as_json:
-        print_json(found)
+        typer.echo(
+            json.dumps(found.model_dump(mode="json") | {"spans": [each.model_dump(mode="json") for each in spans]})
+        )
         return
     rows = [
         (
@@ -163,6 +166,26 @@ def history(job: str = JOB, as_json: bool = JSON) -> None:
     ]
     columns = ("TIME", "ROUND", "ACTION", "GPUS", "PROGRESS", "TEXT")
     print_table(columns, rows, f"Penstock has done nothing with job {job} yet.")
+    if spans:
+        typer.echo()
+        print_table(("FROM", "TO", "GPUS", "NODES", "ENDED BY"), [_span_row(each) for each in spans], "")
+
+
+def _span_row(span: AllocationSpan) -> tuple[str, ...]:
+    ids = span.gpu_ids or {}
+    nodes = ",".join(
+        f"{node}:{count}" + (f"({','.join(map(str, ids[node]))})" if node in ids else "")
+        for node, count in sorted(span.nodes.items())
+    )
+    to = "now" if span.to_s is None else ("" if span.exact else "about ") + local_time(span.to_s)
+    ended = ": ".join(filter(None, (span.end, span.end_text)))
+    return (
+        local_time(span.from_s),
+        to,
+        f"{span.gpus} {span.gpu_type}" + (" shared" if span.shared else ""),
+        nodes,
+        ended,
+    )
 
 
 def logs(

@@ -29,7 +29,7 @@ def usage(
 ) -> None:
     """Show how many GPU-hours jobs used, and what they cost.
 
-    A job counts at its end. A job that has not ended counts with what it has used so far. The site's prices are in the section
+    A job counts with what it used in this time. A run in the cloud counts at its end. The site's prices are in the section
     budgets of the settings file.
 
     Example: penstock usage --from 2026-11-01 --to 2026-12-01 --by account

@@ -35,6 +35,7 @@ from penstock_scheduler.service.leases import Leases
 from penstock_scheduler.service.limits import Places
 from penstock_scheduler.service.report_writer import ReportWriter
 from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.service.visibility import PrivateData, may_see
 
 MAX_LISTENERS = 400
 """Requests that listen to events at the same time. A user holds at most as many as are free."""
@@ -168,6 +169,11 @@ class Call:
     def may_see(self, user: str) -> bool:
         """Whether the caller may see the jobs of this user."""
         return self.sees_all or user == self.identity.user
+
+    def may_see_of(self, what: PrivateData, user: str) -> bool:
+        """Whether the caller may see this about the jobs of a user, by the site's `private_data`."""
+        private = self.api.settings.private_data
+        return may_see(what, user, self.identity.user, sees_all=self.sees_all, private=private)
 
     async def audit(self, *, allowed: bool, text: str = "") -> None:
         """Add the request to the audit log."""

@@ -16,6 +16,7 @@ from penstock_scheduler.ledger_messages import CORRECTED
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import EndedRun, JobId
 from penstock_scheduler.ports import Accounts, Fate, Submitter
+from penstock_scheduler.service.allocations import AllocationLog
 from penstock_scheduler.service.board import charges_of
 from penstock_scheduler.store import SqlStore
 
@@ -39,12 +40,19 @@ class Reconciler:
 
     Args:
         cloud_nodes: names of nodes that a cloud fills. They are paid for in dollars.
+        allocations: whose estimated ends are corrected as well.
     """
 
     def __init__(
-        self, store: SqlStore, submitter: Submitter, accounts: Accounts, cloud_nodes: Callable[[], Collection[str]]
+        self,
+        store: SqlStore,
+        submitter: Submitter,
+        accounts: Accounts,
+        cloud_nodes: Callable[[], Collection[str]],
+        allocations: AllocationLog,
     ) -> None:
         self._store, self._submitter, self._accounts, self._cloud_nodes = store, submitter, accounts, cloud_nodes
+        self._allocations = allocations
         self._asked_s: float | None = None
 
     def tick(self, now_s: float) -> None:
@@ -52,8 +60,10 @@ class Reconciler:
         if self._asked_s is not None and now_s - self._asked_s < EVERY_S:
             return
         self._asked_s = now_s
+        since_s = now_s - DAYS * 86_400
         try:
-            self._reconcile(self._store.ended_unknown(now_s - DAYS * 86_400, AT_ONCE))
+            self._reconcile(self._store.ended_unknown(since_s, AT_ONCE))
+            self._allocations.correct(since_s, AT_ONCE, self._accounts)
         except (ClusterAway, StoreError) as error:
             log.warning("ends of jobs not reconciled", extra={"text": str(error)})
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from penstock_scheduler.service.visibility import PrivateData
+
 DEFAULT_SOCKET = Path("/run/penstock/api.sock")
 """Where penstockd listens and its clients connect unless they are told otherwise."""
 
@@ -35,6 +37,11 @@ class ApiSettings(BaseModel):
     operators: tuple[str, ...] = Field(default=(), description="Users that see and change the jobs of all users.")
     admins: tuple[str, ...] = Field(
         default=(), description="Users that, in addition, change settings and create tokens."
+    )
+    private_data: tuple[PrivateData, ...] = Field(
+        default=("usage",),
+        description="What users do not see of other users' jobs: `jobs` (who holds which GPUs, and who waits) and `usage`. "
+        "Operators see everything.",
     )
     requests_per_s: PositiveFloat = Field(default=100.0, description="Requests per second that one user may send.")
     burst: PositiveInt = Field(default=500, description="Requests that one user may send at once after a pause.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -65,15 +66,28 @@ class LedgerStore(Database):
             return [LedgerLine.model_validate(named(row)) for row in db.execute(chosen)]
 
     def used(self, by: UsageBy, from_s: float, to_s: float, user: str | None = None) -> list[UsedRow]:
-        """What jobs that ended in `from_s <= time < to_s` used, added up. Partitions are known while a job's history is kept."""
+        """What jobs that have ended used in `from_s <= time < to_s`, added up.
+
+        A charge for GPU-seconds is split by the job's allocation spans. Without spans, and in the cloud, it counts at its time.
+        Partitions and spans are known while a job's history is kept.
+
+        Args:
+            user: the user whose jobs count; None: all users.
+        """
         c, gpus = t.ledger.c, t.ledger.alias()
         gpu_type = sa.case((c.kind == "usd", sa.func.coalesce(gpus.c.text, "")), else_=c.text)
         name = {"user": c.user_name, "account": c.account, "gpu-type": gpu_type, "partition": self._partition()}[by]
         of_one_run = gpus.c.key == sa.func.replace(c.key, ":usd", ":cloud-gpu-seconds")
+        held = _held(from_s, to_s).subquery()
+        here = sa.and_(c.kind == "gpu-seconds", held.c.job == c.job, held.c.gpu_type == c.text, held.c.whole > 0)
+        inside = sa.and_(c.time_s >= from_s, c.time_s < to_s)
+        share = sa.case((held.c.whole > 0, held.c.inside / held.c.whole), (inside, 1.0), else_=0.0)
         chosen = (
-            sa.select(c.kind, name, gpu_type, sa.func.count(c.job.distinct()), sa.func.sum(c.amount))
-            .select_from(t.ledger.outerjoin(gpus, sa.and_(c.kind == "usd", of_one_run)))
-            .where(c.kind != "committed", c.time_s >= from_s, c.time_s < to_s)
+            sa.select(c.kind, name, gpu_type, sa.func.count(c.job.distinct()), sa.func.sum(c.amount * share))
+            .select_from(
+                t.ledger.outerjoin(gpus, sa.and_(c.kind == "usd", of_one_run)).outerjoin(held, here),
+            )
+            .where(c.kind != "committed", c.time_s >= from_s, share > 0)
             .group_by(c.kind, name, gpu_type)
         )
         if by == "partition":
@@ -138,3 +152,26 @@ class LedgerStore(Database):
         rows = [line.model_dump(exclude={"id", "user"}) | {"user_name": line.user} for line in lines]
         if rows:
             db.execute(self._insert(t.ledger).on_conflict_do_nothing(), rows)
+
+
+def _held(from_s: float, to_s: float) -> Any:
+    """Job, GPU type -> GPU-seconds by its spans at the site: between these times (`inside`), and all (`whole`).
+
+    Only of jobs that were charged after `from_s`.
+    """
+    c = t.allocations.c
+    end_s = sa.func.coalesce(c.to_s, c.from_s)
+    begins_s = sa.case((c.from_s > from_s, c.from_s), else_=from_s)
+    ends_s = sa.case((end_s < to_s, end_s), else_=to_s)
+    inside_s = sa.case((ends_s > begins_s, ends_s - begins_s), else_=0.0)
+    charged = sa.select(t.ledger.c.job).where(t.ledger.c.kind == "gpu-seconds", t.ledger.c.time_s >= from_s)
+    return (
+        sa.select(
+            c.job,
+            c.gpu_type,
+            sa.func.sum(inside_s * c.gpus).label("inside"),
+            sa.func.sum((end_s - c.from_s) * c.gpus).label("whole"),
+        )
+        .where(c.place == "site", c.job.in_(charged))
+        .group_by(c.job, c.gpu_type)
+    )

@@ -139,6 +139,14 @@ class RoundStore(Database):
         for row in self._rows(t.outcomes.c.id, t.outcomes.c.line, where):
             yield OutcomeLine.model_validate_json(row)
 
+    def newest_stop(self, job: str, since_s: float) -> Stop | None:
+        """Why a run of the job was stopped last, of the stops since then; None: nothing that Penstock did stopped it."""
+        c = t.outcomes.c
+        chosen = sa.select(c.line).where(c.job == job, c.time_s >= since_s).order_by(c.id.desc())
+        with self.read() as db:
+            lines = map(OutcomeLine.model_validate_json, db.scalars(chosen).all())
+        return next((line.stop for line in lines if line.stop is not None), None)
+
     def add_reports(self, reports: Sequence[Report]) -> list[bool]:
         """Append to the history of reports. Returns whether each report was new; a known one changes nothing."""
         if not reports:
@@ -195,6 +203,6 @@ class RoundStore(Database):
 
     def _drop_old(self, db: Connection, now_s: float) -> None:
         gone = sa.select(t.jobs.c.job).where(t.jobs.c.end_s < now_s - self._keep_s)
-        for table in (t.reports, t.outcomes, t.models):
+        for table in (t.reports, t.outcomes, t.models, t.allocations):
             db.execute(table.delete().where(table.c.job.in_(gone)))
         db.execute(t.jobs.delete().where(t.jobs.c.end_s < now_s - self._keep_s))

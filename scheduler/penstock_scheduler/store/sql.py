@@ -14,11 +14,12 @@ from penstock_scheduler.store.admin import AdminStore
 from penstock_scheduler.store.jobs import JobStore
 from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.rounds import RoundStore
+from penstock_scheduler.store.spans import SpanStore
 
 DAY_S = 86_400.0
 
 
-class SqlStore(RoundStore, JobStore, AdminStore):
+class SqlStore(RoundStore, JobStore, SpanStore, AdminStore):
     """The store; `open_store` makes it. All methods may be called from any thread, and raise StoreError."""
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration."""
 
 metadata = MetaData()
@@ -93,6 +93,31 @@ owners = Table(
     Column("user_name", _NAME, primary_key=True),
     Column("name", _NAME, primary_key=True),
     Column("view", Text, nullable=False, comment="OwnerView"),
+)
+
+allocations = Table(
+    "allocations",
+    metadata,
+    Column("job", _NAME, primary_key=True),
+    Column("from_s", Float(53), primary_key=True),
+    Column("to_s", Float(53), comment="absent: the job holds these GPUs"),
+    Column("exact", Boolean, nullable=False, comment="whether the end is the cluster's own"),
+    Column("user_name", _NAME, nullable=False),
+    Column("account", _NAME, nullable=False),
+    Column("partition", _NAME, nullable=False),
+    Column("gpu_type", _NAME, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("nodes", Text, nullable=False, comment="JSON: node -> GPUs"),
+    Column("gpu_ids", Text, comment="JSON: node -> indices of the GPUs"),
+    Column("place", String(32), nullable=False, comment="site or cloud"),
+    Column("shared", Boolean, nullable=False),
+    Column("run_s", Float(53), nullable=False),
+    Column("restarts", Integer, nullable=False),
+    Column("suspended_s", Float(53), nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("end_code", String(32), nullable=False),
+    Column("end_text", Text, nullable=False),
+    Index("allocations_by_end", "to_s"),
 )
 
 models = Table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import secrets
 import time
@@ -49,6 +50,7 @@ from penstock_slurm.gateway.errors import (
 )
 from penstock_slurm.gateway.parse import (
     parse_features,
+    parse_gpu_ids,
     parse_gpu_indexes,
     parse_gpus_held,
     parse_nodes,
@@ -58,6 +60,8 @@ from penstock_slurm.gateway.parse import (
     parse_version,
 )
 from penstock_slurm.gateway.parse_jobs import parse_jobs, squeue_format
+
+log = logging.getLogger(__name__)
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
@@ -151,6 +155,14 @@ class CliGateway:
     def gpu_indexes(self, job_id: str) -> tuple[int, ...]:
         """Indexes of a running job's GPUs on its first node."""
         return parse_gpu_indexes(self._show_job(job_id, "-d"))
+
+    def gpu_ids(self, job_id: str) -> dict[str, tuple[int, ...]]:
+        """Node -> indices of a running job's GPUs there. Empty: Slurm does not answer, or the job holds none."""
+        try:
+            return parse_gpu_ids(self._show_job(job_id, "-d"))
+        except SlurmError as error:
+            log.info("cannot read the indices of a job's GPUs", extra={"job": job_id, "text": str(error)})
+            return {}
 
     def submit_placeholder(self, name: str, node: str, partition: str, comment: str, after: int | None) -> str:
         """Submit a placeholder job, which holds one GPU of a node and sleeps. Returns its id. It starts before all other jobs.

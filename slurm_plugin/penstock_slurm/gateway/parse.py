@@ -28,6 +28,9 @@ REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|E
 ANY_TEXT = re.compile(r"\s(?:Reason|Comment|Extra)=")
 """Values that admins write; they come after all that is read here."""
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
+GPUS_OF_NODES = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+GPU_IDS = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
+INDEX_RANGES = re.compile(r"(\d+)(?:-(\d+))?")
 GPU_INDEXES = re.compile(r"\sNodes=\S+ .*?\bGRES=\S*?gpu:(?:[^:(,]+:)?\d+\(IDX:([^)]*)\)")
 PARTITION_KEYS = re.compile(r"(?:^|\s)(PartitionName|Nodes|State|Default|MaxTime)=(\S*)")
 
@@ -88,6 +91,24 @@ def parse_gpu_indexes(text: str) -> tuple[int, ...]:
         if first.isdigit():
             indexes += range(int(first), int(last or first) + 1)
     return tuple(indexes)
+
+
+def parse_gpu_ids(text: str) -> dict[str, tuple[int, ...]]:
+    """Node -> indices of a running job's GPUs there, from `scontrol -o -d show job`; empty: it has none, or not known.
+
+    A job's name is part of the text. If it looks like a node's record, a node has two, and nothing is known.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for nodes, gres in GPUS_OF_NODES.findall(text):
+        ids: list[int] = []
+        for listed in GPU_IDS.findall(gres):
+            for first, last in INDEX_RANGES.findall(listed):
+                ids += range(int(first), int(last or first) + 1)
+        for node in expand(nodes):
+            if node in found:
+                return {}
+            found[node] = tuple(sorted(ids))
+    return {node: ids for node, ids in found.items() if ids}
 
 
 def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:

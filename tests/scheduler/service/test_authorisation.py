@@ -56,6 +56,8 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("POST", "/v1/jobs/{job}/release"): (OF_JOB, None),
     ("GET", "/v1/jobs/{job}/explain"): (OF_JOB, None),
     ("GET", "/v1/jobs/{job}/history"): (OF_JOB, None),
+    ("GET", "/v1/jobs/{job}/allocations"): (OF_JOB, None),
+    ("GET", "/v1/allocations"): (USERS, None),
     ("GET", "/v1/jobs/{job}/log"): (OF_JOB, None),
     ("GET", "/v1/jobs/{job}/page"): (OF_JOB, None),
     ("POST", "/v1/jobs/{job}/reports"): (REPORTS, {"reports": [REPORT]}),

@@ -13,6 +13,7 @@ from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import ClusterState, EndedRun, Phase
 from penstock_scheduler.ports import Fate
+from penstock_scheduler.service.allocations import AllocationLog
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.reconciling import EVERY_S, Reconciler
 from penstock_scheduler.settings import parse_settings
@@ -71,7 +72,11 @@ def reconciler(store, accounts) -> Reconciler:
     board.take_state(ClusterState(NODES, ()), 10_000.0, {"1": {"t4": 9000.0}})
     assert (board.job("1").ended, board.job("1").end_s) == ("UNKNOWN", 10_000.0)
     assert "Slurm has forgotten it" in board.job("1").ended_text
-    return Reconciler(store, accounts.submitter, accounts, lambda: ["cloud-0"])
+    return Reconciler(store, accounts.submitter, accounts, cloud_nodes, AllocationLog(store, None, cloud_nodes))
+
+
+def cloud_nodes() -> list[str]:
+    return ["cloud-0"]
 
 
 def charges(store: SqlStore) -> list[tuple[float, float]]:

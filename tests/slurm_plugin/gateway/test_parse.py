@@ -9,6 +9,7 @@ from penstock_slurm.gateway.base import SlurmFeatures
 from penstock_slurm.gateway.fields import duration_s
 from penstock_slurm.gateway.parse import (
     parse_features,
+    parse_gpu_ids,
     parse_gpu_indexes,
     parse_gpus_held,
     parse_gres,
@@ -246,6 +247,26 @@ def test_what_users_write_stays_in_its_field(name, comment):
 )
 def test_reads_which_gpus_a_job_has(text, indexes):
     assert parse_gpu_indexes(" " + text) == indexes
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (
+            "Nodes=n0 CPU_IDs=0-1 Mem=64 GRES=gpu:t4:2(IDX:0,3) Nodes=n1 CPU_IDs=0-1 Mem=64 GRES=gpu:t4:1(IDX:2) x=1",
+            ("0,3", "2"),
+        ),
+        ("Nodes=n[0-1] CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:1-2) MinCPUsNode=1", ("1,2", "1,2")),
+        ("Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:t4:2(IDX:0-1),shard:t4:1(0/1) MinCPUsNode=1", ("0,1",)),
+        ("Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:a100:0(IDX:) MinCPUsNode=1", ()),
+        ("JobState=PENDING JOB_GRES=(null) MinCPUsNode=1 TresPerNode=gres:gpu:1", ()),
+        # The job's name looks like the record of a node.
+        ("JobName=x Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7) Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0) y=1", ()),
+    ],
+)
+def test_reads_which_gpus_a_job_has_on_each_node(text, ids):
+    expected = {f"n{node}": tuple(map(int, listed.split(","))) for node, listed in enumerate(ids)}
+    assert parse_gpu_ids("JobId=1 " + text) == expected
 
 
 @pytest.mark.parametrize("text", ["6~1~2", "hello", answer(RUNNING)[:-30], answer("x" + RUNNING)])

@@ -12,7 +12,7 @@ from penstock_profiles.profiles import Profile
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import MAX_PAGE, ProfileList
 from penstock_scheduler.service.api import User, storable
-from penstock_scheduler.usage import add_up
+from penstock_scheduler.usage import add_up, between
 
 router = APIRouter(prefix="/v1")
 
@@ -39,15 +39,17 @@ def get_usage(
     from_s: Annotated[float, Query(alias="from", ge=0, le=2**53, allow_inf_nan=False)] = 0.0,
     to_s: Annotated[float | None, Query(alias="to", ge=0, le=2**53, allow_inf_nan=False)] = None,
 ) -> Usage:
-    """Show what jobs used between two times, in s since 1970, and what it cost. Users see their own jobs."""
+    """Show what jobs used between two times, in s since 1970, and what it cost. By default, users see their own jobs."""
     now_s = time.time()
     end_s = now_s if to_s is None else to_s
-    board, user = call.api.board, None if call.sees_all else call.identity.user
-    rows = call.api.store.used(by, from_s, end_s, user)
-    live = board.live() if from_s <= now_s <= end_s else []
-    mine = [board.shown(view) for view in live if user is None or view.user == user]
+    board, store = call.api.board, call.api.store
+    user = None if call.may_see_of("usage", "") else call.identity.user
+    rows = store.used(by, from_s, end_s, user)
+    live = [board.shown(view) for view in board.live() if user is None or view.user == user]
+    spans = store.spans_of([view.id for view in live])
+    used = [between(view, spans.get(view.id, ()), from_s, end_s, now_s) for view in live]
     prices = call.api.controls.rules.prices
-    return Usage(by=by, from_s=from_s, to_s=end_s, prices=prices, lines=add_up(by, rows, mine, prices))
+    return Usage(by=by, from_s=from_s, to_s=end_s, prices=prices, lines=add_up(by, rows, used, prices))
 
 
 @router.get("/budgets")

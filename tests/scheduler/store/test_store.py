@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import sqlite3
 import threading
@@ -27,42 +26,9 @@ from penstock_scheduler.records import dump_round
 from penstock_scheduler.store import open_store, schema, summarise
 from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.tables import REVISION
-from tests.scheduler.databases import REASON, available, postgresql
 from tests.scheduler.test_replay import record as decide_record
 
 record = functools.cache(decide_record)
-
-
-@pytest.fixture(scope="session")
-def server():
-    if not available():
-        pytest.skip(REASON)
-    with postgresql() as url:
-        yield url
-
-
-COUNT = itertools.count()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def where(request, tmp_path):
-    """An empty place for a store: a folder, or a database of the server's."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "state")
-        return
-    url, name = request.getfixturevalue("server"), f"test{next(COUNT)}"
-    engine = sa.create_engine(f"{url}/postgres", isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    yield f"{url}/{name}"
-
-
-@pytest.fixture
-def store(where):
-    opened = open_store(where, writer=True, keep_rounds=2, keep_days=1)
-    yield opened
-    opened.close()
 
 
 def numbered(number: int, time_s: float = 1000.0):
