@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.messages import OwnerView
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
 """Interval of the checks."""
+
+Cancel = Callable[[str, tuple[str, str], Callable[[], bool]], Awaitable[bool]]
+"""Cancels a job of (user, owner), unless the last argument says that its lease is renewed by then. Returns whether it did."""
 
 
 @dataclass(slots=True)
@@ -69,7 +73,7 @@ class Leases:
         """The jobs whose leases have run out."""
         return [(job, lease) for job, lease in self._leases.items() if self._now_s() >= lease.until_s]
 
-    async def run(self) -> None:
+    async def run(self, cancel: Cancel) -> None:
         """Cancel the jobs whose leases have run out, without end."""
         loaded = False
         while True:
@@ -83,20 +87,33 @@ class Leases:
                 loaded = True
             for job, lease in self.expired():
                 try:
-                    await asyncio.to_thread(self._end, job, lease)
+                    await self._end(job, lease, cancel)
                 except PenstockError as error:
                     log.warning("a job without an owner is not cancelled yet", extra={"job": job, "text": str(error)})
                     lease.until_s = self._now_s() + min(lease.lease_s, 60.0)
-                else:
-                    self._leases.pop(job, None)
 
-    def _end(self, job: str, lease: _Lease) -> None:
-        view = self._board.job(job)
+    async def _end(self, job: str, lease: _Lease, cancel: Cancel) -> None:
+        """Cancel a job whose lease has run out. It tells why before the cluster can tell of its end."""
+        view = await asyncio.to_thread(self._board.job, job)
         if view is None or view.state == "ended" or self._board.submitter is None:
+            self._leases.pop(job, None)
             return
         span = f"{lease.lease_s / 3600:.3g} h" if lease.lease_s >= 3600 else f"{lease.lease_s:.0f} s"
         text = f"was cancelled because nothing had waited for it for {span}, the lease of its owner {lease.owner}"
-        self._board.endings[job] = text
-        self._board.submitter.cancel(job)
+
+        def over() -> bool:
+            if self._leases.get(job) is not lease or self._now_s() < lease.until_s:
+                return False
+            self._board.endings[job] = text
+            return True
+
+        try:
+            if not await cancel(job, (lease.user, lease.owner), over):
+                return
+        except PenstockError:
+            self._board.endings.pop(job, None)
+            raise
+        self._leases.pop(job, None)
         log.warning("job without an owner cancelled", extra={"job": job, "text": text})
-        self._board.store.note(lease.user, "user", "lease", f"jobs/{job}", allowed=True, text=text)
+        note = partial(self._board.store.note, lease.user, "user", "lease", f"jobs/{job}", allowed=True, text=text)
+        await asyncio.to_thread(note)

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 
 from penstock_scheduler import open_files
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.service import submitting
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.limits import LimitedServer, Places, connections
 from penstock_scheduler.service.settings import ApiSettings
@@ -89,7 +91,8 @@ class Service:
             )
             self._servers.append(LimitedServer(config, places, self._note_refused))
         pairs = zip(self._servers, self._sockets, strict=True)
-        leases = asyncio.create_task(self._app.state.api.leases.run())
+        api = self._app.state.api
+        leases = asyncio.create_task(api.leases.run(partial(submitting.cancel_unowned, api)))
         try:
             await asyncio.gather(*(server.serve(sockets=[listening]) for server, (listening, _) in pairs))
         finally:

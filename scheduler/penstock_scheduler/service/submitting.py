@@ -109,6 +109,15 @@ async def cancel(api: Api, job: str) -> None:
     api.cancelled = {each for each in api.cancelled if api.board.live_job(each) is not None} | {job}
 
 
+async def cancel_unowned(api: Api, job: str, owner: tuple[str, str], over: Callable[[], bool]) -> bool:
+    """Cancel the job of an owner (user, name) whose lease is `over`. Returns False if a try has taken the job up meanwhile."""
+    async with api.owning.setdefault(owner, asyncio.Lock()):
+        if not over():
+            return False
+        await cancel(api, job)
+        return True
+
+
 async def _submit(call: Call, order: Submission, after: str | None = None) -> tuple[JobView, bool]:
     """The job of the order's key, or a new one, which waits in Slurm until the job `after` has ended."""
     api, identity = call.api, call.identity

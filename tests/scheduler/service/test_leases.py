@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from penstock_scheduler.messages import Owner, OwnerView, Submission
 from penstock_scheduler.model import ClusterState
 from penstock_scheduler.ports import Fate
+from penstock_scheduler.service import submitting
 from penstock_scheduler.service.leases import Leases
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, snapshot
@@ -40,6 +42,30 @@ def test_a_job_is_cancelled_once_its_lease_has_run_out_and_its_owner_reads_why(a
         assert "nothing had waited for it for 1 h, the lease of its owner silent" in me.job(silent).ended_text
         assert api.submitter.cancelled == [silent]
     assert any(line.action == "lease" and line.target == f"jobs/{silent}" for line in api.board.store.audit())
+
+
+def test_a_later_try_does_not_take_up_a_job_whose_lease_ran_out_and_that_has_not_ended_yet(api):
+    with api.client("me") as me:
+        silent = me.submit(owned("silent", 3600)).id
+        api.app.state.api.leases._now_s = lambda: time.monotonic() + 7200
+        wait_for(lambda: api.submitter.cancelled == [silent], 30, "the job to be cancelled")
+        again = Owner(name="silent", generation="g", attempt=2)
+        assert me.submit(Submission(key="again", owner=again, command=("train",))).id != silent
+
+
+def test_a_job_that_a_try_takes_up_while_its_lease_runs_out_is_not_cancelled(api):
+    """The try holds the lock of its owner while it renews the lease."""
+    service, out = api.app.state.api, [True]
+
+    async def take_up() -> bool:
+        async with service.owning.setdefault((ME, "o"), asyncio.Lock()):
+            ending = asyncio.create_task(submitting.cancel_unowned(service, "1", (ME, "o"), lambda: out[0]))
+            await asyncio.sleep(0)
+            out[0] = False
+        return await ending
+
+    assert asyncio.run(take_up()) is False
+    assert api.submitter.cancelled == []
 
 
 def test_a_lease_that_is_renewed_runs_on_and_one_begins_anew_with_penstockd(api):
