@@ -186,6 +186,7 @@ class StubSite:
             "OverSubscribe": "OK",
             "Deadline": "N/A",
             "TimeUsed": ran,
+            "cpus-per-tres": "(null)",
         }
         return [fields[name] for name in JOB_FIELDS]
 

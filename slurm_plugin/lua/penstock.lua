@@ -316,8 +316,8 @@ local function given_number(value)
 end
 
 local GPUS = "use --min-gpus, --max-gpus and --gpu-types"
-local TASKS = "Penstock starts one task on each node: leave it out, and let the script start one task a GPU with srun, as "
-  .. "docs/user/executor.md shows"
+local TASKS = "a job that moves has one task on each node or, with --ntasks-per-node=N for any N from 2 to --max-gpus, one for "
+  .. "each GPU: give that, or leave it out"
 local TEXTS = {
   {"tres_per_node", "--gres or --gpus-per-node", GPUS},
   {"tres_per_job", "--gpus", GPUS},
@@ -340,10 +340,10 @@ local function check_request(job)
     if given_number(job[each[1]]) then refuse("%s cannot be used with --adaptive; %s", each[2], each[3]) end
   end
   if (job.tres_per_task or ""):find("gres") then refuse("--gpus-per-task cannot be used with --adaptive; %s", GPUS) end
-  local per_node = given_number(job.ntasks_per_node) and job.ntasks_per_node
-  if per_node and per_node ~= 1 then refuse("--ntasks-per-node cannot be used with --adaptive; %s", TASKS) end
-  -- sbatch multiplies --ntasks-per-node by the nodes. One on each node is what Penstock does.
-  if given_number(job.num_tasks) and not per_node then refuse("--ntasks cannot be used with --adaptive; %s", TASKS) end
+  -- sbatch sets it from --ntasks-per-node, too.
+  if given_number(job.num_tasks) and not given_number(job.ntasks_per_node) then
+    refuse("--ntasks cannot be used with --adaptive; %s", TASKS)
+  end
   if job.requeue == 0 then refuse("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them") end
   if job.priority == 0 then refuse("--hold cannot be used with --adaptive: Penstock holds and releases the job itself") end
   if (job.reservation or ""):find(",") then refuse("--reservation with --adaptive: name one reservation, not several") end
@@ -354,6 +354,35 @@ local function check_request(job)
   if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
     refuse("--comment has a job spec, but with --adaptive the flags make the job spec: remove it from the comment")
   end
+end
+
+-- Tasks: one on each node or, with --ntasks-per-node above 1, one for each GPU.
+
+-- sbatch has written the numbers of --ntasks-per-node into the job's environment, where srun finds them. They are wrong
+-- once the job has another number of GPUs, so penstock.so on the node replaces this mark by the numbers of the run. Where
+-- it is missing, srun refuses the mark, which then tells why.
+local UNCOUNTED = "one-a-GPU-but-this-node-lacks-penstock.so"
+local COUNTS = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}
+
+local function wants_task_a_gpu(job, spec)
+  local tasks = given_number(job.ntasks_per_node) and job.ntasks_per_node or 1
+  if tasks == 1 then return false end
+  if tasks > spec.high then
+    refuse("--ntasks-per-node=%d with --adaptive means one task for each GPU, but --max-gpus=%d: give at most that, and "
+      .. "let the script start further processes", tasks, spec.high)
+  end
+  if not job.script then
+    refuse("--ntasks-per-node above 1 with --adaptive is for sbatch: in salloc, start one task a GPU with srun, as "
+      .. "docs/user/executor.md shows")
+  end
+  return true
+end
+
+local function count_tasks(job, nodes, gpus)
+  local each = gpus * (given_number(job.cpus_per_task) and job.cpus_per_task or 1)
+  job.ntasks_per_node, job.num_tasks = gpus, nodes * gpus
+  job.pn_min_cpus, job.min_cpus = each, nodes * each
+  for _, variable in ipairs(COUNTS) do job.environment[variable] = UNCOUNTED end
 end
 
 -- The nodes that the user allows, by --nodelist, --exclude and --constraint.
@@ -509,6 +538,9 @@ end
 local UNSAVED = "penstock: the job will not be moved or resized before it has saved a checkpoint. If it saves when it is "
   .. "asked to, submit it with --checkpointable; see docs/user/saving.md"
 
+local TASK_A_GPU = "penstock: the job has one task for each of its GPUs, however many it has, whatever N --ntasks-per-node=N "
+  .. "says"
+
 local function adapt(job, visible, given)
   local read, site = pcall(dofile, SITE)
   if not read or type(site) ~= "table" then
@@ -520,6 +552,7 @@ local function adapt(job, visible, given)
   if not job.script and spec["non-preemptible"] ~= "yes" then
     refuse("a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch")
   end
+  local task_a_gpu = wants_task_a_gpu(job, spec)
   for _, partition in ipairs(partitions_for(job, visible, site)) do
     local nodes, gpus, others = shape_in(partition, spec, allows)
     if nodes then
@@ -528,6 +561,11 @@ local function adapt(job, visible, given)
       job.gres = string.format("gpu:%d", gpus)
       job.requeue = 1
       local begin, notes = job.begin_time, node_note
+      if task_a_gpu then
+        count_tasks(job, nodes, gpus)
+        notes = notes .. ',"penstock_tasks":"gpu"'
+        slurm.log_user("%s", TASK_A_GPU)
+      end
       if job.req_nodes then job.req_nodes = "" end -- Slurm would give the job all of them, and the daemon overwrites it
       if begin ~= 0 then notes = notes .. string.format(',"penstock_begin_s":%d', begin) end
       if site.plain_after_s then

@@ -53,7 +53,8 @@ class BeginTimes:
             begins_s = max(job.eligible_s or 0.0, self._renewed_s.get(job.id, -after_s) + after_s)
             try:
                 if job.held or (job.required_nodes and kept_by_begin(job, now_s)):
-                    self._gateway.leave_to_slurm(job.id, shape, shape.nodes * max(job.cpus_per_task, 1), after_s)
+                    cpus = shape.nodes * job.cpus_for(shape.gpus_per_node, shape.tasks_per_node or 1)
+                    self._gateway.leave_to_slurm(job.id, shape, cpus, after_s)
                 elif not job.required_nodes and begins_s - now_s < after_s / 2:
                     due.append(job.id)
             except SlurmError as error:

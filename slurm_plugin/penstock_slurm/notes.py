@@ -1,7 +1,7 @@
 """Notes about a job in its AdminComment, which only the site can write: JSON with some of these keys.
 
-job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain``, ``penstock_begin_s`` and ``penstock_nodes``. The daemon
-writes ``penstock_says``, a message to the job's user, and ``penstock_shares``.
+job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain``, ``penstock_begin_s``, ``penstock_nodes`` and
+``penstock_tasks``. The daemon writes ``penstock_says``, a message to the job's user, and ``penstock_shares``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ BEGIN = "penstock_begin_s"
 
 NODES = "penstock_nodes"
 """The user's --nodelist, --exclude and --constraint, by these names. Placing a job overwrites Slurm's own record of its nodes."""
+
+TASKS = "penstock_tasks"
+"""`gpu` if the job has one task for each GPU (--ntasks-per-node above 1); else it has one on each node."""
 
 NODE_OPTIONS = ("nodelist", "exclude", "constraint")
 """sbatch's options that choose nodes."""
@@ -69,9 +72,15 @@ def plain_shape(job: SlurmJob) -> PlainShape | None:
     """The shape in which Slurm may start the job by itself. None if Slurm may not, or if the note cannot be read."""
     shape: Any = (notes(job) or {}).get(PLAIN)
     try:
-        return PlainShape(str(shape["partition"]), int(shape["nodes"]), int(shape["gpus_per_node"]))
+        gpus = int(shape["gpus_per_node"])
+        return PlainShape(str(shape["partition"]), int(shape["nodes"]), gpus, gpus if has_task_a_gpu(job) else None)
     except (TypeError, KeyError, ValueError):
         return None
+
+
+def has_task_a_gpu(job: SlurmJob) -> bool:
+    """Whether the job has one task for each GPU; otherwise it has one on each node."""
+    return (notes(job) or {}).get(TASKS) == "gpu"
 
 
 def node_choice(job: SlurmJob) -> NodeChoice | None:

@@ -34,7 +34,7 @@ from penstock_scheduler.model import (
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
 from penstock_slurm.holds import held_meanwhile
-from penstock_slurm.notes import kept_by_begin
+from penstock_slurm.notes import has_task_a_gpu, kept_by_begin
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.states import LEAVING, WAITING
 from penstock_slurm.view import Spooled
@@ -228,6 +228,8 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
 def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
     """The commands that send a pending job to a placement."""
     slurm, shape, share = scope.slurm, wanted.configuration, wanted.shares[0]
+    task_a_gpu = has_task_a_gpu(slurm)
+    tasks = share.gpus if task_a_gpu else 1
     place = Write(
         slurm.id,
         "place",
@@ -236,9 +238,10 @@ def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
             nodes=wanted.nodes,
             gpus_per_node=0 if scope.shares else share.gpus,
             stand_in=scope.shares and scope.stand_in,
-            tasks=shape.nodes,
-            cpus=shape.nodes * (share.cpus or max(slurm.cpus_per_task, 1)),
-            cpus_per_task=share.cpus or None,
+            tasks=shape.nodes * tasks,
+            cpus=shape.nodes * max(share.cpus or slurm.cpus_for(share.gpus, tasks), tasks),
+            cpus_per_task=max(share.cpus // tasks, 1) if share.cpus else None,
+            tasks_per_node=tasks if task_a_gpu else None,
             memory_mb_per_node=share.memory_mb or None,
             time_limit_s=scope.limit_s,
         ),

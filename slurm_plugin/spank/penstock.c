@@ -12,7 +12,8 @@
  * folder. Such a job gets CUDA_VISIBLE_DEVICES from the folder once its first time slice begins and its device cgroup
  * permits the GPUs. It sees no GPU if that takes longer than WAIT_DS, or if the folder is not the agent's. A pack that
  * uses the site's NVIDIA MPS also gets CUDA_MPS_PIPE_DIRECTORY. On a node without an agent the plugin does nothing. On
- * nodes whose jobs share no GPUs, the plugin need not be installed if plugstack.conf calls it `optional`.
+ * nodes whose jobs share no GPUs and have one task on each node, the plugin need not be installed if plugstack.conf
+ * calls it `optional`.
  */
 #include "devices.h"
 #include "flags.h"
@@ -200,6 +201,32 @@ __attribute__((visibility("default"))) int slurm_spank_init_post_opt(spank_t spa
 	return ESPANK_SUCCESS;
 }
 
+/* What job_submit.lua writes in place of the numbers of tasks of a job that has one for each GPU. */
+static const char uncounted[] = "one-a-GPU-but-this-node-lacks-penstock.so";
+
+static const char *const counts[] = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"};
+
+/* Gives the batch script of a job with one task for each GPU the numbers of tasks of this run. Slurm keeps one of them up
+ * to date, SLURM_TASKS_PER_NODE, such as 4 or 2(x3). Without the numbers, srun refuses what stands in their place. */
+static void count_tasks(spank_t spank)
+{
+	char value[64], nodes[16];
+
+	if (spank_getenv(spank, counts[0], value, sizeof(value)) != ESPANK_SUCCESS || strcmp(value, uncounted))
+		return;
+	if (spank_getenv(spank, "SLURM_TASKS_PER_NODE", value, sizeof(value)) == ESPANK_SUCCESS &&
+	    spank_getenv(spank, "SLURM_JOB_NUM_NODES", nodes, sizeof(nodes)) == ESPANK_SUCCESS) {
+		const unsigned long each = strtoul(value, NULL, 10);
+		char all[32], here[32];
+
+		snprintf(all, sizeof(all), "%lu", each * strtoul(nodes, NULL, 10));
+		snprintf(here, sizeof(here), "%lu", each);
+		if (each)
+			for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
+				spank_setenv(spank, counts[i], i < 2 ? all : here, 1);
+	}
+}
+
 /* Whether Slurm has allocated GPUs to the task. Slurm removes these variables from the environment of other jobs. */
 static int has_gpus(spank_t spank)
 {
@@ -222,6 +249,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 	char node[256], folder[PATH_SIZE], devices[PENSTOCK_DEVICES_SIZE], mps[PENSTOCK_FOLDER_SIZE];
 	uint32_t number = 0;
 
+	count_tasks(spank);
 	for (int i = 0; i < count; i++)
 		if (!strncmp(arguments[i], RUN_DIR, sizeof(RUN_DIR) - 1))
 			pattern = arguments[i] + sizeof(RUN_DIR) - 1;

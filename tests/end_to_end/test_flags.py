@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from penstock_scheduler.model import parse_spec
+from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.loopback import wait_for
-from tests.end_to_end.site import Site
+from tests.end_to_end.site import RATES, Site
 
 pytestmark = pytest.mark.slurm
 
@@ -37,3 +39,70 @@ def test_what_the_daemon_says_stands_beside_the_spec(flag_site: Site) -> None:
     flag_site.wait_round(number)
     assert flag_site.job(job).admin_comment == after  # and the message is not repeated
     assert flag_site.states(job) == {job: "PENDING"}
+
+
+SIZES = {"t4": (1, 2), "rtx": (1, 4), "v100": (2, 2), "a100": (1, 1)}
+"""Nodes of each GPU type, and the GPUs of one: moves along these types go from 2 GPUs to 4, to 4 on two nodes, and to 1."""
+
+
+@pytest.fixture
+def sizes_site(make_flag_site: Callable[..., Site]) -> Site:
+    """A site with a node, or a pair of nodes, for each of the sizes."""
+    site = make_flag_site(",".join(f"{name}:{nodes}x{gpus}" for name, (nodes, gpus) in SIZES.items()))
+    site.start()
+    return site
+
+
+def allow_only(site: Site, gpu_type: str) -> None:
+    """Drain all nodes but those of one GPU type."""
+    for name, (nodes, _) in SIZES.items():
+        hosts = ",".join(f"{name}-{index:02}" for index in range(nodes))
+        state = ("State=RESUME",) if name == gpu_type else ("State=DRAIN", "Reason=test")
+        site.slurm.command("scontrol", "update", f"NodeName={hosts}", *state, check=False)  # an idle node has no RESUME
+
+
+def walk(site: Site, *flags: str, script: str = "") -> Iterator[SlurmJob]:
+    """Submit a job and move it along `SIZES`. Yields Slurm's record of it once it runs there with all GPUs."""
+    allow_only(site, next(iter(SIZES)))
+    units = ",".join(f"{name}={nodes * gpus}" for name, (nodes, gpus) in SIZES.items())  # all GPUs, or none
+    flags = ("--max-gpus=4", f"--scale-unit={units}", f"--output={site.folder}/%j.out", *flags)
+    wrap = f"--wrap={script}{site.trainer(10_000, RATES | {'v100': RATES['a100']})}"
+    job = site.sbatch("--adaptive", "--checkpointable", "--open-mode=append", *flags, wrap)
+    for gpu_type, size in SIZES.items():
+        allow_only(site, gpu_type)
+
+        def there(gpu_type: str = gpu_type, size: tuple[int, int] = size) -> bool:
+            now, gpus = site.job(job), size[0] * size[1]
+            on = {node.split("-")[0] for node in now.nodes}
+            runs = [(name, count) for name, count, _ in site.starts(job)][-1:] == [(gpu_type, gpus)]
+            return runs and now.state == "RUNNING" and on == {gpu_type}
+
+        wait_for(there, 180, f"the job to run on all {gpu_type}", details=site.tail)
+        yield site.job(job)
+
+
+def test_a_job_has_its_cpus_for_each_gpu_at_every_size(sizes_site: Site) -> None:
+    """Slurm multiplies --cpus-per-gpu by the GPUs at the first start only."""
+    assert [job.cpus for job in walk(sizes_site, "--cpus-per-gpu=3")] == [6, 12, 12, 3]
+
+
+def test_a_plain_srun_starts_one_task_for_each_gpu_at_every_size(sizes_site: Site) -> None:
+    """As scripts launch that say --ntasks-per-node: the numbers of the submission are right for the first size only."""
+    said = "$SLURM_NTASKS $SLURM_NPROCS $SLURM_NTASKS_PER_NODE"
+    script = f"echo batch {said}; srun sh -c 'echo task $SLURM_PROCID of {said} on $SLURMD_NODENAME'; "
+    jobs = list(walk(sizes_site, "--ntasks-per-node=2", "--cpus-per-task=3", script=script))
+    assert [job.cpus for job in jobs] == [6, 12, 12, 3]
+    lines = (sizes_site.folder / f"{jobs[0].id}.out").read_text().splitlines()
+    assert [line for line in lines if line.startswith("batch")] == [
+        "batch 2 2 2",
+        "batch 4 4 4",
+        "batch 4 4 2",
+        "batch 1 1 1",
+    ]
+    runs = "\n".join(lines).split("batch ")[1:]
+    for run, (nodes, gpus), gpu_type in zip(runs, SIZES.values(), SIZES, strict=True):
+        tasks = sorted(line.split(maxsplit=1)[1] for line in run.splitlines() if line.startswith("task"))
+        assert tasks == [
+            f"{task} of {nodes * gpus} {nodes * gpus} {gpus} on {gpu_type}-{task // gpus:02}"
+            for task in range(nodes * gpus)
+        ]

@@ -146,6 +146,8 @@ class SlurmJob:
     """When Slurm ends the job at the latest, if it is not held."""
     ran_s: float | None = None
     """How long the present run was not suspended, in whole seconds. None: unknown."""
+    cpus_per_gpu: int | None = None
+    """From --cpus-per-gpu. Slurm turns it into a number of CPUs at the first start only."""
     unknown: tuple[Unknown, ...] = ()
     """What Slurm says of the job that cannot be read. The attributes for these fields are empty. Such a job is left alone."""
 
@@ -153,6 +155,10 @@ class SlurmJob:
     def held(self) -> bool:
         """Whether the job is pending and waits for a `release`. Slurm holds a job by priority 0."""
         return self.state == "PENDING" and self.priority == 0
+
+    def cpus_for(self, gpus: int, tasks: int = 1) -> int:
+        """CPUs on each of its nodes, as the job's user requested them, if it has this many GPUs and tasks there."""
+        return max(self.cpus_per_gpu * gpus if self.cpus_per_gpu else self.cpus_per_task * tasks, tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +259,8 @@ class JobPlacement:
     """None keeps the job's own."""
     memory_mb_per_node: int | None = None
     """None keeps the job's own."""
+    tasks_per_node: int | None = None
+    """None keeps the job's own, which is none unless it was submitted with --ntasks-per-node."""
     stand_in: bool = False
     """Whether a job with 0 GPUs requests `STAND_IN`, or nothing."""
 
@@ -272,6 +280,8 @@ class PlainShape:
     partition: str
     nodes: int
     gpus_per_node: int
+    tasks_per_node: int | None = None
+    """None keeps the job's own, which is one on each node unless it was submitted with --ntasks-per-node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,7 @@ def arguments(write: Write) -> tuple[str, ...]:
         f"NumNodes={count}-{count}",
         *([] if placement.tasks is None else [f"NumTasks={placement.tasks}"]),
         f"NumCPUs={placement.cpus}",
+        *task_counts(placement.tasks_per_node, placement.cpus // count),
         *([] if placement.cpus_per_task is None else [f"CPUsPerTask={placement.cpus_per_task}"]),
         *([] if placement.memory_mb_per_node is None else [f"MinMemoryNode={placement.memory_mb_per_node}"]),
         f"TresPerNode={f'gres:gpu:{placement.gpus_per_node}' if placement.gpus_per_node else without}",
@@ -170,6 +171,14 @@ def arguments(write: Write) -> tuple[str, ...]:
         *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_time_limit(placement.time_limit_s)}"]),
         "StartTime=now",
     )
+
+
+def task_counts(tasks_per_node: int | None, cpus_per_node: int) -> list[str]:
+    """The arguments for a job that was submitted with --ntasks-per-node.
+
+    sbatch has set MinCPUsNode for the first number of tasks, and Slurm starts the job nowhere if NumCPUs is less.
+    """
+    return [] if tasks_per_node is None else [f"TasksPerNode={tasks_per_node}", f"MinCPUsNode={cpus_per_node}"]
 
 
 def _error(write: Write, answer: str | Transient) -> SlurmError | None:

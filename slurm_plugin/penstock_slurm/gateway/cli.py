@@ -37,7 +37,7 @@ from penstock_slurm.gateway.base import (
     SlurmRun,
     Write,
 )
-from penstock_slurm.gateway.batch import HIGHEST_PRIORITY, BatchWriter, arguments
+from penstock_slurm.gateway.batch import HIGHEST_PRIORITY, BatchWriter, arguments, task_counts
 from penstock_slurm.gateway.commands import SlurmCommandRunner, expect_id
 from penstock_slurm.gateway.errors import (
     ControllerAway,
@@ -318,8 +318,9 @@ class CliGateway:
             f"JobId={job_id}",
             f"Partition={shape.partition}",
             f"NumNodes={shape.nodes}-{shape.nodes}",
-            f"NumTasks={shape.nodes}",
+            f"NumTasks={shape.nodes * (shape.tasks_per_node or 1)}",
             f"NumCPUs={cpus}",
+            *task_counts(shape.tasks_per_node, cpus // shape.nodes),
             f"TresPerNode=gres:gpu:{shape.gpus_per_node}",
             "ReqNodeList=",
             f"StartTime=now+{math.ceil(after_s)}",

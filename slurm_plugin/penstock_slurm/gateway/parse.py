@@ -124,6 +124,11 @@ def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:
     return sum(gpus.values()), (next(iter(gpus)) or None) if len(gpus) == 1 else None
 
 
+def parse_cpus_per_gpu(text: str) -> int | None:
+    """CPUs for each GPU, from squeue's `gres:gpu:3` or `gres/gpu:3`; None without. Raises ValueError as `parse_gres`."""
+    return parse_tres_per_node(text)[0]
+
+
 def _gres_items(text: str) -> Iterator[tuple[str, str, int]]:
     """(name, type or "", count) of each GRES. One without a count counts 1."""
     for item in re.sub(r"\((?!null\))[^)]*\)", "", text).split(","):

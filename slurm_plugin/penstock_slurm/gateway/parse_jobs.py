@@ -7,7 +7,7 @@ from penstock_slurm.gateway.accounts import parse_tres
 from penstock_slurm.gateway.base import SlurmJob
 from penstock_slurm.gateway.fields import Fields, duration_s, flag, number_or_none, number_or_one, time_limit_s, time_s
 from penstock_slurm.gateway.hostlist import HostLists
-from penstock_slurm.gateway.parse import parse_tres_per_node
+from penstock_slurm.gateway.parse import parse_cpus_per_gpu, parse_tres_per_node
 
 JOB_FIELDS = (
     "JobID",
@@ -45,6 +45,7 @@ JOB_FIELDS = (
     "Licenses",
     "Deadline",
     "TimeUsed",
+    "cpus-per-tres",
 )
 """The fields that every squeue has. `Release.whole_nodes_field` is one more."""
 
@@ -128,5 +129,6 @@ def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob
         exclusive=job.read(release.whole_nodes_field, release.whole_nodes.__getitem__, False),
         deadline_s=job.read("Deadline", time_s, None),
         ran_s=job.read("TimeUsed", duration_s, None),
+        cpus_per_gpu=job.read("cpus-per-tres", parse_cpus_per_gpu, None),
         unknown=tuple(job.unknown),
     )

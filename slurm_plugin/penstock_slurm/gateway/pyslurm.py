@@ -200,6 +200,8 @@ class PyslurmGateway:
 
     def place(self, job_id: str, placement: JobPlacement) -> None:
         """One modification, so that Slurm applies all of it or nothing."""
+        if placement.tasks_per_node is not None:
+            raise Refused("--ntasks-per-node needs the back end cli", command="modify", job_id=job_id)
         count, tasks = len(placement.nodes), placement.tasks or len(placement.nodes)
         change = self._pyslurm.JobSubmitDescription(
             partitions=placement.partition,
@@ -364,6 +366,7 @@ def _job(job: Any, release: Release) -> SlurmJob:
         array_job_id=job.array_id,
         array_task_id=job.array_task_id,
         het_job_id=job.heterogeneous_id,
+        cpus_per_gpu=int(job.cpus_per_gpu) if job.cpus_per_gpu else None,
         exclusive=record.read(release.whole_nodes_field, release.whole_nodes.__getitem__, False),
         unknown=tuple(record.unknown),
     )

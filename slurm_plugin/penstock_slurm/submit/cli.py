@@ -157,7 +157,7 @@ def _without_plugin(
     for name in ("gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks"):
         if name in named:
             raise BadFlag(f"--{name} cannot be used with --adaptive; use --min-gpus, --max-gpus and --gpu-types")
-    for name in NODE_OPTIONS:
+    for name in (*NODE_OPTIONS, *(["ntasks-per-node"] if named.get("ntasks-per-node", "1") != "1" else [])):
         if name in named:
             raise BadFlag(
                 f"--{name} needs Penstock's sbatch plugin, which this host lacks: submit from one that has it"

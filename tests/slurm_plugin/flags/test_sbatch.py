@@ -161,9 +161,13 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
         ((*ADAPTIVE, "--constraint=t4&x|rtx"), "join features by & or by |, such as --constraint='a&b'"),
         (
             (*ADAPTIVE, "--ntasks=4"),
-            "--ntasks cannot be used with --adaptive; Penstock starts one task on each node",
+            "--ntasks cannot be used with --adaptive; a job that moves has one task on each node or, with --ntasks-per-node=N",
         ),
-        ((*ADAPTIVE, "--ntasks-per-node=4"), "--ntasks-per-node cannot be used with --adaptive"),
+        (
+            (*ADAPTIVE, "--ntasks-per-node=9"),
+            "--ntasks-per-node=9 with --adaptive means one task for each GPU, but --max-gpus=8: give at most that",
+        ),
+        ((*ADAPTIVE, "--ntasks-per-socket=2"), "--ntasks-per-socket cannot be used with --adaptive; a job that moves"),
         ((*ADAPTIVE, "--burst=only"), "--burst=only: this site has no cloud: leave it out, or ask an admin"),
         ((*ADAPTIVE, "--exclusive"), "--exclusive cannot be used with --adaptive"),
         (
@@ -300,6 +304,31 @@ def test_one_task_on_each_node_may_be_said(flags: FlagSite) -> None:
     assert flags.spec(*ADAPTIVE, "--ntasks-per-node=1", "--cpus-per-task=4", "--mem=1000", "--time=60") == JobSpec(
         max_gpus=8
     )
+
+
+def test_several_tasks_on_a_node_are_one_for_each_gpu(flags: FlagSite) -> None:
+    """Until Penstock places the job, it has the tasks and CPUs of the shape in which Slurm could start it."""
+    done = flags.sbatch("--adaptive", "--min-gpus=2", "--max-gpus=8", "--ntasks-per-node=4", "--cpus-per-task=3")
+    assert "the job has one task for each of its GPUs, however many it has" in done.stderr
+    job = flags.job(done.stdout.strip())
+    assert (job.gpus_per_node, job.tasks, job.cpus) == (2, 2, 6)
+    assert json.loads(job.admin_comment)["penstock_tasks"] == "gpu"
+    said = flags.run("salloc", *ADAPTIVE, "--non-preemptible", "--ntasks-per-node=2", "true").stderr
+    assert "in salloc, start one task a GPU with srun" in said
+
+
+def test_without_the_plugin_on_a_node_srun_starts_no_wrong_number_of_tasks(flags: FlagSite) -> None:
+    done = flags.sbatch("--adaptive", "--max-gpus=8", "--ntasks-per-node=4", script="srun echo started")
+    job = done.stdout.strip()
+    plugstack = flags.etc / "plugstack.conf"
+    before = plugstack.read_text()
+    plugstack.write_text("")
+    try:
+        flags.slurm.command("scontrol", "release", job)
+        wait_for(lambda: "lacks-penstock.so" in flags.text(job), 120, "srun's error", details=lambda: flags.text(job))
+        assert "started" not in flags.text(job)
+    finally:
+        plugstack.write_text(before)
 
 
 def test_the_plainest_shape_that_fits_is_asked_for(flags: FlagSite) -> None:

@@ -10,6 +10,7 @@ from penstock_slurm.gateway import (
     ControllerAway,
     JobGone,
     JobPlacement,
+    PlainShape,
     Refused,
     SlurmError,
     TimedOut,
@@ -88,6 +89,16 @@ def test_one_update_carries_the_whole_placement(slurm):
     )
     gateway().place("12", JobPlacement("t4", ("t4-00",), 1, None, 1))
     assert "NumTasks" not in calls.read_text().splitlines()[1]
+
+
+def test_a_job_with_several_tasks_on_a_node_is_sent_with_their_number_and_cpus(slurm):
+    """MinCPUsNode is still that of the submission, and Slurm starts no job with fewer CPUs than that."""
+    calls = slurm("true")
+    gateway().place("12", JobPlacement("t4", ("t4-00", "t4-01"), 2, 4, 12, tasks_per_node=2))
+    gateway().leave_to_slurm("12", PlainShape("t4", 2, 3, 3), 6, 10)
+    place, leave, _ = calls.read_text().splitlines()
+    assert "NumTasks=4 NumCPUs=12 TasksPerNode=2 MinCPUsNode=6" in place
+    assert "NumTasks=6 NumCPUs=6 TasksPerNode=3 MinCPUsNode=3" in leave
 
 
 @pytest.mark.parametrize(("stand_in", "word"), [(False, "TresPerNode="), (True, "TresPerNode=gres:penstock:1")])

@@ -27,7 +27,7 @@ def with_field(record: str, field: str, text: str, of: Release = OF_22_05) -> st
 
 @pytest.mark.parametrize("field", sorted({*JOB_FIELDS, "OverSubscribe"} - ANY_TEXT - NUMBERS))
 def test_a_value_of_a_job_that_cannot_be_read_is_named_and_harms_no_other_job(field):
-    strange = "gpu:a:b:c" if field == "tres-per-node" else "a[["
+    strange = "gpu:a:b:c" if field in ("tres-per-node", "cpus-per-tres") else "a[["
     broken, good = parse_jobs(answer(with_field(RUNNING, field, strange), HELD), SEPARATOR, OF_22_05)
     assert broken.unknown == (Unknown(field, strange),)
     assert (broken.id, broken.name, good.unknown) == ("4_2", "wrap", ())
