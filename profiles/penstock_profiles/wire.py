@@ -279,6 +279,9 @@ class ControlMessage(Message):
     holds: NonNegativeInt | None = None
     """The job's restarts in Slurm up to which its holds are the daemon's own, between its runs. Later holds, and those of
     a job without this number, are somebody else's."""
+    holding: NonNegativeInt | None = None
+    """The job's restarts in Slurm when the daemon last sent a hold to a job that Slurm might start at the same moment. If
+    it came too late, the hold of that run is the daemon's own; None once that is known."""
     shares: bool = False
     """Whether the job may hold no GPUs in Slurm. Then the agent of its node binds it to shared GPUs, or did so before,
     and Slurm may not have allocated GPUs of its own to it again."""

@@ -132,6 +132,11 @@ def held_meanwhile(job: SlurmJob) -> bool:
     return job.reason in (ADMIN, USER) or (job.priority == 0 and job.state != "SUSPENDED")
 
 
+def came_too_late(job: SlurmJob, control: ControlMessage | None) -> bool:
+    """Whether the hold of a job that runs is Penstock's own: Slurm had started the job when it arrived."""
+    return control is not None and control.holding == job.restarts and job.state in HOLDING and job.reason == USER
+
+
 def foreign_hold(job: SlurmJob, control: ControlMessage | None) -> bool:
     """Whether somebody else than Penstock holds a job in Slurm.
 
@@ -202,7 +207,20 @@ class Holds:
         if job.state in WAITING and not is_held(job) and control is not None and control.holds == job.restarts:
             mark(self._spool, job, None)  # Slurm has released it: what holds it from now on is not Penstock's
             return True
+        if control is not None and control.holding == job.restarts and job.state == "RUNNING":
+            return self._take_back(job, control)
         return False
+
+    def _take_back(self, job: SlurmJob, control: ControlMessage) -> bool:
+        """Release a running job from a hold of Penstock's that came too late. Later holds of the run are somebody's."""
+        if came_too_late(job, control) and job.id not in self._asked.held:
+            try:
+                self._gateway.release(job.id)
+            except SlurmError as error:
+                log.warning("cannot take a hold back", extra={"job": job.id, "text": str(error)})
+                return False
+        self._spool.tell(control.model_copy(update={"holding": None}), job.uid)
+        return True
 
     def text(self, job: SlurmJob, control: ControlMessage | None) -> str:
         """Who holds a pending job, and how it is released; empty: nobody but Penstock, or the job is not pending."""

@@ -33,7 +33,7 @@ from penstock_scheduler.model import (
     StopCode,
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
-from penstock_slurm.holds import held_meanwhile
+from penstock_slurm.holds import came_too_late, held_meanwhile
 from penstock_slurm.notes import has_task_a_gpu, kept_by_begin
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.states import LEAVING, WAITING
@@ -218,6 +218,7 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
         time_limit_s=limit_s,
         time_limit_restarts=None if limit_s is None else slurm.restarts,
         holds=slurm.restarts,
+        holding=None if slurm.held or kept_by_begin(slurm, scope.now_s) else slurm.restarts,
         moved_s=before.moved_s if before is not None else None,
         pauses_s=before.pauses_s if before is not None else (),
         # A cleared job has no GPUs until Slurm has given them back; the daemon may die before that.
@@ -285,7 +286,8 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
         text = "waits until its GPUs are reserved for the jobs that share them"
         return Step(Outcome(action, Progress.UNDER_WAY, text), (), told, signal=signal, message=message)
     # In the spool before the job is stopped, because the daemon may die meanwhile. Somebody may have held the running job.
-    kept: dict[str, float | None] = {"holds": None if held_meanwhile(slurm) else slurm.restarts + 1}
+    foreign = held_meanwhile(slurm) and not came_too_late(slurm, control)
+    kept: dict[str, float | None] = {"holds": None if foreign else slurm.restarts + 1}
     if scope.left_s is not None:
         kept |= {"time_limit_s": scope.left_s, "time_limit_restarts": slurm.restarts + 1}
     told = control.model_copy(update=kept)
@@ -320,7 +322,7 @@ def _holding(action: Action, scope: Scope) -> ControlMessage | None:
     """The control message that notes that Penstock is about to hold a pending job; None: it is held already."""
     if scope.slurm.held:
         return None
-    return _control(action, scope).model_copy(update={"holds": scope.slurm.restarts})
+    return _control(action, scope).model_copy(update=dict.fromkeys(("holds", "holding"), scope.slurm.restarts))
 
 
 def _hold(job: SlurmJob) -> tuple[Write, ...]:

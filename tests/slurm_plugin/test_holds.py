@@ -12,7 +12,7 @@ from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Hold, Placement, Share, Start
 from penstock_scheduler.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import CliGateway
+from penstock_slurm.gateway import CliGateway, Refused, SlurmJob
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.submitter import SlurmSubmitter
 from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
@@ -144,6 +144,67 @@ def test_a_stopped_job_stays_held_only_if_somebody_held_it_while_it_ran(
     assert control.holds == noted_as
     told.listed = [pending("gpu", restarts=2, reason=REQUEUED)]
     assert look(cluster)[0] == (["7"] if noted_as else [])
+
+
+def running(**fields: object) -> SlurmJob:
+    return pending("gpu", state="RUNNING", nodes=("n0",), **fields)
+
+
+LATE: dict[str, object] = {"priority": 0, "reason": "JobHeldUser"}
+
+
+@pytest.fixture
+def late(told: Told, cluster: SlurmCluster, tmp_path: Path) -> Spool:
+    """Penstock takes the place of a released job back, and Slurm has started it when the hold arrives."""
+    noted(tmp_path, holds=0)
+    told.listed = [pending("gpu", priority=9, reason="Resources", required_nodes=("n0",))]
+    cluster.observe()
+    cluster.apply([Hold("7", 2)])
+    assert told.written[-1].kind == "hold"
+    told.written.clear()
+    return Spool(tmp_path / "spool")
+
+
+def test_a_hold_of_penstocks_that_comes_too_late_is_taken_back(told: Told, cluster: SlurmCluster, late: Spool) -> None:
+    released = list[str]()
+    told.release = released.append  # type: ignore[attr-defined]
+    told.listed = [running(**LATE)]
+    cluster.observe()
+    assert released == ["7"]
+    told.listed = [running(priority=9)]
+    cluster.observe()
+    told.listed = [running(**LATE)]  # now it is somebody's
+    cluster.observe()
+    assert released == ["7"]
+    cluster.apply([Hold("7", 3)])
+    told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
+    assert look(cluster)[0] == []
+
+
+def test_a_job_that_is_stopped_before_penstocks_hold_is_taken_back_is_started_again(
+    told: Told, cluster: SlurmCluster, late: Spool
+) -> None:
+    def refuse(job_id: str) -> None:
+        raise Refused("try later", command="scontrol release", job_id=job_id)
+
+    told.release = refuse  # type: ignore[attr-defined]
+    told.listed = [running(**LATE)]
+    cluster.observe()
+    cluster.apply([Hold("7", 3)])
+    assert told.written[-1].kind == "requeue_hold"
+    told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
+    assert look(cluster)[0] == ["7"]
+
+
+def test_a_hold_that_came_in_time_is_noted_no_longer_once_the_job_runs(
+    told: Told, cluster: SlurmCluster, late: Spool
+) -> None:
+    told.listed = [running(priority=9)]
+    cluster.observe()
+    control = late.control("7")
+    assert control is not None
+    assert control.holding is None
+    assert told.written == []
 
 
 def test_an_asked_hold_keeps_a_job_until_it_is_released(
