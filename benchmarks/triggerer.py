@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.airflow_provider.deployment import REPOSITORY, Deployment
+from tests.airflow_provider.deployment import Deployment
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import Api, serving
 
@@ -89,7 +89,6 @@ def direct(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> d
     connection = connection_to(api)
     environment = os.environ | {
         "AIRFLOW_HOME": str(folder / "airflow"),
-        "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
         "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
     }
     words = [python, "-c", DIRECT, str(tasks), str(seconds)]
@@ -131,7 +130,7 @@ def running(folder: Path, tasks: int) -> list[Job]:
 def connection_to(api: Api) -> dict[str, object]:
     port = int(api.url.rpartition(":")[2])
     made = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": api.tokens["ada"]}
-    return made | {"extra": {"tls": False}}
+    return made | {"extra": {"tls": False, "deployment": "benchmark"}}
 
 
 def main() -> None:

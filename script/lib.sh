@@ -161,23 +161,30 @@ install_torch() {
   fi
 }
 
-# install_airflow: Airflow, the provider and its test dependencies into an environment of their own, because Airflow pins versions.
+# install_airflow: Airflow, the provider's wheel and its test dependencies into an environment of their own, because Airflow pins
+# versions. A changed provider is built and installed again, in a few seconds: the tests run what ships.
 # PENSTOCK_AIRFLOW names another version of Airflow; that version gets an environment of its own.
 install_airflow() {
-  local stamp folder=.venv-airflow what=(-e "./airflow_provider[test]")
-  stamp="$PWD $version $(sha256sum <airflow_provider/pyproject.toml)"
+  local needs code folder=.venv-airflow extra=test what=()
   [ -z "${PENSTOCK_AIRFLOW_PYTHON:-}" ] || return 0
   if [ -n "${PENSTOCK_AIRFLOW:-}" ]; then
-    folder=.venv-airflow-$PENSTOCK_AIRFLOW
-    what=("apache-airflow==$PENSTOCK_AIRFLOW" -e "./airflow_provider[smoke]")
+    folder=.venv-airflow-$PENSTOCK_AIRFLOW extra=smoke what=("apache-airflow==$PENSTOCK_AIRFLOW")
     export PENSTOCK_AIRFLOW_PYTHON=$PWD/$folder/bin/python
   fi
-  [ "$(cat "$folder/made-for" 2>/dev/null)" != "$stamp" ] || return 0
-  say "installing Airflow into $folder: one or two minutes ..."
-  quietly "$python" -m venv --clear "$folder" &&
-    quietly "$folder/bin/pip" install -q --disable-pip-version-check "${what[@]}" ||
-    die "could not install Airflow; above is the end of what pip said"
-  echo "$stamp" >"$folder/made-for"
+  needs="$PWD $version $(sha256sum <airflow_provider/pyproject.toml)"
+  code="$needs $(cd airflow_provider && find airflow_provider_penstock -name '*.py' -print0 | sort -z | xargs -0 sha256sum | sha256sum)"
+  [ "$(cat "$folder/has-provider" 2>/dev/null)" != "$code" ] || return 0
+  if [ "$(cat "$folder/made-for" 2>/dev/null)" != "$needs" ]; then
+    say "installing Airflow into $folder: one or two minutes ..."
+    quietly "$python" -m venv --clear "$folder" &&
+      quietly "$folder/bin/pip" install -q --disable-pip-version-check ${what[@]+"${what[@]}"} "./airflow_provider[$extra]" ||
+      die "could not install Airflow; above is the end of what pip said"
+    echo "$needs" >"$folder/made-for"
+  else
+    quietly "$folder/bin/pip" install -q --disable-pip-version-check --no-deps --force-reinstall ./airflow_provider ||
+      die "could not install the provider into $folder; above is the end of what pip said"
+  fi
+  echo "$code" >"$folder/has-provider"
 }
 
 # uv is several times as fast as pip, but does not read pip's settings. So pip is used if it has an index configured.

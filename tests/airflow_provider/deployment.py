@@ -66,7 +66,7 @@ class Deployment:
         url = f"http://127.0.0.1:{self.port}"
         own = {
             "AIRFLOW_HOME": str(folder),
-            "PYTHONPATH": f"{REPOSITORY / 'airflow_provider'}:{self.dags}",
+            "PYTHONPATH": str(self.dags),
             "PYTHONUNBUFFERED": "1",
             "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
             "NO_PROXY": "127.0.0.1",
@@ -109,7 +109,7 @@ class Deployment:
             self.command("db", "migrate")
             for name in ("api-server", "scheduler", "dag-processor", "triggerer"):
                 self.start(name)
-            wait_for(self._answers, 180, "Airflow's API to answer", details=self.tail)
+            wait_for(self.answers, 180, "Airflow's API to answer", details=self.tail)
             token = httpx.get(f"{str(self._client.base_url).removesuffix('/api/v2/')}/auth/token", timeout=60)
             self._client.headers["Authorization"] = f"Bearer {token.json()['access_token']}"
             for name, connection in self._connections.items():
@@ -183,7 +183,8 @@ class Deployment:
         known = self._client.get(f"/connections/{name}").is_success
         self.ask("PATCH" if known else "POST", f"/connections/{name}" if known else "/connections", json=body)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the API server answers."""
         try:
             return self._client.get("/monitor/health").is_success
         except httpx.TransportError:

@@ -36,7 +36,7 @@ def airflow(folder: Path, api: Api) -> Iterator[Deployment]:
         "host": "127.0.0.1",
         "port": int(api.url.rpartition(":")[2]),
         "password": api.tokens["me"],
-        "extra": {"tls": False},
+        "extra": {"tls": False, "deployment": "tests"},
     }
     made = Deployment(airflow_python(), folder / "airflow", {"penstock_default": connection}, [DAGS])
     with made as airflow:

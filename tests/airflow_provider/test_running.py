@@ -2,185 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock_slurm.loopback import wait_for
-from tests.airflow_provider.conftest import accounted_site, airflow_python, listening
-from tests.airflow_provider.deployment import REPOSITORY, Deployment
+from tests.airflow_provider.conftest import listening
+from tests.airflow_provider.deployment import Deployment
+from tests.airflow_provider.jobs import ended, running, trainer, wait_ended
+from tests.airflow_provider.pipeline import pipeline
 from tests.airflow_provider.proxy import Proxy
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
-from tests.end_to_end.site import RATES, UNFORESEEN, Site
-from tests.scheduler.databases import postgresql
+from tests.end_to_end.site import Site
 
-pytestmark = pytest.mark.slurm
-
-OWN = Path(__file__).parent / "dags"
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.usefixtures("nothing_left")]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("running")
-
-
-@pytest.fixture(scope="module")
-def site(folder: Path) -> Iterator[Site]:
-    airflow_python()
-    with accounted_site(folder) as site:
-        yield site
-        assert UNFORESEEN not in site.log.read_text(), site.tail()
-
-
-@pytest.fixture(scope="module")
-def connection(site: Site) -> dict[str, object]:
-    return listening(site)
-
-
-@pytest.fixture(scope="module")
-def line(connection: dict[str, object]) -> Iterator[Proxy]:
-    """The proxy between Airflow's connection `penstock_line` and penstockd."""
-    with Proxy(int(str(connection["port"]))) as proxy:
-        yield proxy
-
-
-@pytest.fixture(scope="module")
-def airflow(folder: Path, connection: dict[str, object], line: Proxy) -> Iterator[Deployment]:
-    connections = {
-        "penstock_default": connection,
-        "penstock_wrong": connection | {"password": "wrong"},
-        "penstock_line": connection | {"port": line.port, "extra": {"tls": False, "timeout_s": 5}},
-    }
-    python = airflow_python()
-    settings = {
-        "CORE__EXECUTOR": "LocalExecutor,PenstockExecutor:airflow_provider_penstock.executors.penstock.PenstockExecutor",
-        "PENSTOCK_EXECUTOR__PYTHON": python,
-        "PENSTOCK_EXECUTOR__OUTPUT_FILE": f"{folder}/executor-%j.out",
-        "PENSTOCK_EXECUTOR__ENVIRONMENT": json.dumps(on_nodes(folder / "airflow")),
-    }
-    with contextlib.ExitStack() as stack:
-        if os.environ.get("PENSTOCK_AIRFLOW_DATABASE") == "postgresql":
-            url = stack.enter_context(postgresql()).replace("+psycopg:", "+psycopg2:")
-            settings["DATABASE__SQL_ALCHEMY_CONN"] = f"{url}/postgres"
-        made = Deployment(python, folder / "airflow", connections, sorted(OWN.glob("*.py")), **settings)
-        yield stack.enter_context(made)
-
-
-def on_nodes(home: Path) -> dict[str, str]:
-    """The settings that a site writes into the airflow.cfg of its nodes."""
-    return {
-        "AIRFLOW_HOME": str(home),
-        "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home / "logs-of-nodes"),
-    }
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(site: Site) -> Iterator[None]:
-    yield
-    site.slurm.reset()
-
-
-def trainer(site: Site, work_s: float, rates: dict[str, dict[str, float]] = RATES) -> str:
-    """The command of an emulated trainer, in a job that inherits nothing from the test."""
-    return f"env PYTHONPATH={os.environ.get('PYTHONPATH', '')} {site.trainer(work_s, rates).removeprefix('exec ')}"
-
-
-def plain(site: Site, node: str, gpus: int) -> str:
-    """A job that holds GPUs."""
-    return site.sbatch("-w", node, f"--gres=gpu:{gpus}", "--output=/dev/null", "--wrap=sleep 3600")
-
-
-def test_a_pipeline_trains_on_two_types_and_is_resized_and_what_it_trained_starts_another_dag(
-    airflow: Deployment, site: Site, folder: Path
-) -> None:
-    pipeline(airflow, site, folder, [0.1, 1.0], work_s=500)
-
-
-@pytest.mark.long
 def test_a_pipeline_over_twenty_learning_rates(airflow: Deployment, site: Site, folder: Path) -> None:
     pipeline(airflow, site, folder, [round(0.05 * number, 2) for number in range(1, 21)], work_s=150)
 
 
-def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], work_s: float) -> None:
-    dag = "example_penstock_pipeline"
-    asset_runs = len(airflow.runs("example_penstock_asset"))
-    blockers = [plain(site, "a100-00", 8), plain(site, "a100-01", 7)]
-    site.wait_states("RUNNING", *blockers)
-    run = airflow.trigger(
-        dag,
-        folder=str(folder / "shared"),
-        train=trainer(site, work_s),
-        spec={"goodput_table": {name: RATES[name] for name in ("t4", "a100")}, "checkpointable": True},
-        learning_rates=rates,
-        python=airflow.python,
-    )
-
-    def started() -> list[str]:
-        ids = [airflow.xcom(dag, run, "train", "job_id", index) for index in range(len(rates))]
-        return [each for each in ids if each is not None and site.starts(each)]
-
-    wait_for(lambda: len(started()) >= 2, 240, "two trials to run", poll_s=1.0, details=lambda: airflow.story(dag, run))
-    airflow.wait_task(dag, run, "train", "deferred", "success", map_index=0)
-    early = airflow.xcom(dag, run, "train", "job_id", 0)
-    site.slurm.command("scancel", *blockers)
-    wait_for(
-        lambda: f"job {early} is running on" in airflow.log(dag, run, "train", map_index=0),
-        240,
-        "the log of a task that waits to say where its job runs",
-        details=lambda: airflow.story(dag, run),
-    )
-    airflow.wait(dag, run, timeout_s=1500)
-    summaries = [airflow.xcom(dag, run, "train", map_index=index) for index in range(len(rates))]
-    jobs = [each["job_id"] for each in summaries]
-    assert airflow.xcom(dag, run, "evaluate")["jobs"] == jobs
-    assert len(set(jobs)) == len(rates)
-    assert {each["state"] for each in summaries} == {"COMPLETED"}
-    assert {gpu_type for each in summaries for gpu_type in each["gpu_hours"]} == {"t4", "a100"}
-    assert sum(each["restarts"] for each in summaries) >= 1, "no job was resized"
-    assert any(len(set(site.starts(job))) > 1 for job in jobs)
-    for job in jobs:
-        site.assert_progress_kept(job, lost=work_s / 4)
-    assert ended(site, dag, run, "train") == ["COMPLETED"] * len(rates)
-    told = airflow.ask("GET", "/assets/events", params={"source_dag_id": dag, "source_run_id": run, "limit": 100})
-    assert {event["extra"]["job"]["job_id"] for event in told["asset_events"]} == set(jobs)
-    links = airflow.links(dag, run, "train", 0)
-    assert links["Penstock job"].endswith(f"/v1/jobs/{jobs[0]}/page")
-    # The jobs are called train-...: each of them is an event of the asset, and a run answers one or several.
-    asset = "example_penstock_asset"
-    wait_for(lambda: len(airflow.runs(asset)) > asset_runs, 120, "the asset's DAG to run", details=airflow.tail)
-    newest = airflow.runs(asset)[-1]
-    airflow.wait(asset, newest, timeout_s=180)
-    evaluated = airflow.xcom(asset, newest, "evaluate", "job_id")
-    assert "evaluate what job" in (folder / f"{evaluated}.out").read_text()
-
-
-def ended(site: Site, dag: str, run: str, task: str) -> list[str]:
-    """The states of all jobs of a task in Slurm's accounting, however often it was tried or cleared.
-
-    The accounting has a job's comment, and so its key, once it has ended; until then slurmctld has it.
-    """
-    said = site.slurm.command(
-        "sacct", "--allusers", "--noheader", "--parsable2", "-X", "--format=JobID,State,Comment%2000"
-    )
-    open_comments = {job.id: job.comment for job in site.gateway.jobs()}
-    states = []
-    for each in said.stdout.splitlines():
-        job, state, comment = each.split("|", 2)
-        if f"airflow:{dag}:{run}:{task}:" in (comment or open_comments.get(job, "")):
-            states.append(state.split()[0])
-    return sorted(states)
-
-
-@pytest.mark.long
 def test_a_job_goes_to_the_cloud_and_the_task_after_it_sees_the_bill(
     airflow: Deployment, cloud_site: tuple[Site, Hypervisor], ec2: Ec2, folder: Path
 ) -> None:
@@ -227,29 +70,6 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
-def running(airflow: Deployment, site: Site, dag: str, run: str, number: int = 1) -> None:
-    """Wait until the task's newest job, of `number`, runs."""
-    wait_for(
-        lambda: len(states := ended(site, dag, run, "job")) == number and "RUNNING" in states,
-        240,
-        f"job {number} of {run} to run",
-        poll_s=1.0,
-        details=lambda: f"{ended(site, dag, run, 'job')} {airflow.story(dag, run)}",
-    )
-
-
-def wait_ended(airflow: Deployment, site: Site, dag: str, run: str, *states: str, timeout_s: float = 120) -> None:
-    """Wait until Slurm's accounting has these states for the jobs of the task, and no other jobs."""
-    wait_for(
-        lambda: ended(site, dag, run, "job") == sorted(states),
-        timeout_s,
-        f"the jobs of {run} to have ended as {states}",
-        poll_s=1.0,
-        details=lambda: f"{ended(site, dag, run, 'job')} {airflow.story(dag, run)}",
-    )
-
-
-@pytest.mark.long
 def test_a_worker_killed_right_after_submission_submits_once(airflow: Deployment, site: Site, gate: Gate) -> None:
     gate.open()
     run = airflow.trigger("faults_dying", **gate.conf)
@@ -259,7 +79,6 @@ def test_a_worker_killed_right_after_submission_submits_once(airflow: Deployment
     wait_ended(airflow, site, "faults_dying", run, "COMPLETED")
 
 
-@pytest.mark.long
 def test_a_task_that_waits_outlives_triggerer_penstockd_and_network(
     airflow: Deployment, site: Site, gate: Gate, line: Proxy
 ) -> None:
@@ -281,7 +100,6 @@ def test_a_task_that_waits_outlives_triggerer_penstockd_and_network(
     wait_ended(airflow, site, "faults", run, "COMPLETED")
 
 
-@pytest.mark.long
 def test_a_task_submitted_while_the_network_is_cut_has_one_job_afterwards(
     airflow: Deployment, site: Site, gate: Gate, line: Proxy
 ) -> None:
@@ -295,7 +113,6 @@ def test_a_task_submitted_while_the_network_is_cut_has_one_job_afterwards(
     wait_ended(airflow, site, "faults_patient", run, "COMPLETED")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("dag", "waits"), [("faults", "deferred"), ("faults_on_worker", "running")])
 def test_a_task_that_is_marked_failed_cancels_its_job_and_a_cleared_one_has_another(
     airflow: Deployment, site: Site, gate: Gate, dag: str, waits: str
@@ -316,7 +133,6 @@ def test_a_task_that_is_marked_failed_cancels_its_job_and_a_cleared_one_has_anot
     wait_ended(airflow, site, dag, run, "CANCELLED", "CANCELLED", "COMPLETED")
 
 
-@pytest.mark.long
 def test_the_job_of_a_task_that_was_marked_failed_while_nothing_could_be_told_ends_with_its_lease(
     airflow: Deployment, site: Site, gate: Gate
 ) -> None:
@@ -334,7 +150,6 @@ def test_the_job_of_a_task_that_was_marked_failed_while_nothing_could_be_told_en
     wait_ended(airflow, site, "faults_leased", other, "COMPLETED")
 
 
-@pytest.mark.long
 def test_execution_timeout_ends_the_job_of_a_task_that_waits(airflow: Deployment, site: Site, gate: Gate) -> None:
     run = airflow.trigger("faults_overdue", **gate.conf)
     airflow.wait("faults_overdue", run, "failed")
@@ -342,7 +157,6 @@ def test_execution_timeout_ends_the_job_of_a_task_that_waits(airflow: Deployment
     assert "execution_timeout=0:00:40, and is cancelled" in airflow.log("faults_overdue", run, "job")
 
 
-@pytest.mark.long
 def test_a_job_that_an_admin_cancels_fails_its_task_although_it_has_retries(
     airflow: Deployment, site: Site, gate: Gate
 ) -> None:
@@ -355,7 +169,6 @@ def test_a_job_that_an_admin_cancels_fails_its_task_although_it_has_retries(
     wait_ended(airflow, site, "faults", run, "CANCELLED")
 
 
-@pytest.mark.long
 def test_plain_scripts_are_never_restarted(airflow: Deployment, site: Site, gate: Gate) -> None:
     """They save nothing, so that a restart, for example to measure them on another type of GPU, would lose their work."""
     run = airflow.trigger("plain_scripts", **gate.conf)
@@ -373,7 +186,6 @@ def test_plain_scripts_are_never_restarted(airflow: Deployment, site: Site, gate
     wait_ended(airflow, site, "plain_scripts", run, *["COMPLETED"] * 6)
 
 
-@pytest.mark.long
 def test_a_dag_run_that_failed_and_is_tried_again_has_a_job_for_each_try(
     airflow: Deployment, site: Site, gate: Gate
 ) -> None:
@@ -390,7 +202,6 @@ def test_a_dag_run_that_failed_and_is_tried_again_has_a_job_for_each_try(
     wait_ended(airflow, site, "faults", run, "COMPLETED", "FAILED", "FAILED")
 
 
-@pytest.mark.long
 def test_what_penstockd_refuses_fails_at_once_in_its_own_words(airflow: Deployment, site: Site, gate: Gate) -> None:
     run = airflow.trigger("refused", **gate.conf)
     airflow.wait("refused", run, "failed")
@@ -408,7 +219,6 @@ def test_what_penstockd_refuses_fails_at_once_in_its_own_words(airflow: Deployme
         assert ended(site, "refused", run, task) == []
 
 
-@pytest.mark.long
 def test_a_task_runs_in_a_job_of_the_executor_and_outlives_the_scheduler(
     airflow: Deployment, site: Site, gate: Gate
 ) -> None:

@@ -45,21 +45,28 @@ def test_the_providers_suite_passes_and_each_key_ran_once(
     site = Site(loopback, tmp_path)
     try:
         connection = listening(site, certificate)
+        extra = connection["extra"]
+        assert isinstance(extra, dict)
+        nameless = {name: value for name, value in extra.items() if name != "deployment"}
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON"))}
         environment |= {
-            "PYTHONPATH": str(REPOSITORY / "airflow_provider"),
             "AIRFLOW_HOME": str(tmp_path / "airflow"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(REPOSITORY / "airflow_provider/airflow_provider_penstock/example_dags"),
             "AIRFLOW_CONN_PENSTOCK_DEFAULT": json.dumps(connection),
             "AIRFLOW_CONN_PENSTOCK_WRONG": json.dumps(connection | {"password": "wrong"}),
+            "AIRFLOW_CONN_PENSTOCK_NAMELESS": json.dumps(connection | {"extra": nameless}),
+            "AIRFLOW_CONN_PENSTOCK_OTHER": json.dumps(
+                connection | {"extra": extra | {"deployment": "other", "public_url": "https://penstock.example.org/"}}
+            ),
             "AIRFLOW_CONN_PENSTOCK_STRANGER": json.dumps(connection | {"extra": {}}),
             "PENSTOCK_TEST_FOLDER": str(tmp_path),
             "PENSTOCK_TEST_PROGRAM": str(command_line(tmp_path)),
         }
         done = subprocess.run(
+            # -P: the provider is the one that is installed, not the folder here.
             # A folder of its own: pytest closes the shared one to other users, which other tests need open.
-            [python, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'pytest'}"],
+            [python, "-P", "-m", "pytest", "-q", "--durations=12", f"--basetemp={tmp_path / 'pytest'}"],
             cwd=REPOSITORY / "airflow_provider",
             env=environment,
             capture_output=True,
@@ -67,6 +74,7 @@ def test_the_providers_suite_passes_and_each_key_ran_once(
             timeout=1800,  # a machine that is busy takes several times what a quiet one does
             check=False,
         )
+        print(done.stdout[-3000:])
         assert done.returncode == 0, f"{done.stdout[-12000:]}\n{done.stderr[-3000:]}\n{site.tail()}"
         comments = [job.comment for job in site.gateway.jobs(finished=True)]
         keys = Counter(json.loads(comment)["penstock_key"] for comment in comments if "penstock_key" in comment)
