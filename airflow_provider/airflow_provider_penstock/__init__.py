@@ -48,7 +48,12 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "deployment": {
                         "label": "Name of this Airflow",
-                        "description": "Tells the tasks of several Airflows apart that share a token's user. Empty: its URL.",
+                        "description": "A name that no other Airflow uses with this penstockd, such as airflow-production.",
+                        "schema": {"type": "string", "minLength": 1},
+                    },
+                    "public_url": {
+                        "label": "Address for browsers",
+                        "description": "For links to jobs, such as https://penstock.example.org. Empty: host and port.",
                         "schema": {"type": ["string", "null"]},
                     },
                     "timeout_s": {"label": "Timeout, s", "schema": {"type": ["number", "null"], "default": 30}},

@@ -45,10 +45,10 @@ def ownership(context: Any, deployment: str) -> Ownership:
     """The ownership of the try that a context is of. `deployment` names this Airflow."""
     ti = context["ti"]
     start_ms = round(context["dag_run"].start_date.timestamp() * 1000)
-    task = f"{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}"
+    task = f"{deployment}:{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}"
     attempt = start_ms * _MOST_TRIES + min(ti.try_number, _MOST_TRIES - 1)
     return Ownership(
-        name=_fit(f"airflow:{deployment}:{task}"),
+        name=_fit(f"airflow:{task}"),
         generation=f"{start_ms}:{ti.max_tries}",
         attempt=attempt,
         key=_fit(f"airflow:{task}:{attempt}"),

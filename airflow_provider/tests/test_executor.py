@@ -7,6 +7,8 @@ import pytest
 from airflow.models.taskinstancekey import TaskInstanceKey
 from helpers import away
 
+from airflow_provider_penstock.hooks.penstock import PenstockHook
+
 
 class Workload:
     """What an executor reads of a task that is queued."""
@@ -71,7 +73,9 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
     assert "FAILED, exit code 1" in events[key("bad-1")][1]
     assert not executor.running
     said = executor.get_task_log(tasks[0].ti, 1)
-    assert said == ([f"output of job {jobs[key('good-1')]}"], ["this is --json-path"])
+    good = jobs[key("good-1")]
+    page = PenstockHook().job_url(good) + "/page"
+    assert said == ([f"output of job {good}, {page}"], ["this is --json-path"])
 
 
 def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, monkeypatch, hook, until):

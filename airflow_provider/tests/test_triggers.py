@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import json
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 from airflow.triggers.base import TaskSuccessEvent
 from helpers import away, context, first_event, revived, submit
 
-from airflow_provider_penstock.exceptions import PenstockRefused, PenstockTimeout
+from airflow_provider_penstock.exceptions import PenstockJobFailed, PenstockRefused, PenstockTimeout
 from airflow_provider_penstock.hooks.penstock import PenstockHook
 from airflow_provider_penstock.operators.penstock import PenstockCancelOperator, PenstockWaitOperator
 from airflow_provider_penstock.ownership import ownership
@@ -65,13 +66,39 @@ def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, ho
     # A retry, as after a worker that died before it could say so, takes the result of the job that is there.
     assert operator.execute(context(instance("deferred")))["job_id"] == result["job_id"]
     assert PenstockJobSensor(task_id="sensor", job_id=result["job_id"]).poke({})
-    assert PenstockWaitOperator(task_id="waits", job_id=result["job_id"]).execute({}) == result
+    waiting = instance("waits")
+    assert PenstockWaitOperator(task_id="waits", job_id=result["job_id"]).execute(context(waiting)) == result
+    assert waiting.pushed == {"job_url": ti.pushed["job_url"]}
     # Once cleared it is another job: Airflow raises max_tries then.
     cleared = submit("deferred", folder, wait_for_completion=False).execute(
         context(instance("deferred", max_tries=1, try_number=2))
     )
     assert cleared["job_id"] != result["job_id"]
     hook.cancel(cleared["job_id"])
+
+
+def test_a_sensor_waits_in_the_triggerer_and_leaves_the_job_alone(folder, instance, hook, until):
+    jobs, gate = {}, folder / "sensed-gate"
+    for name, status in (("good", 0), ("bad", 3)):
+        script = f"#!/bin/sh\nuntil [ -e {gate} ]; do sleep 0.2; done\nexit {status}\n"
+        operator = submit(f"sensed-{name}", folder, script=script, wait_for_completion=False)
+        jobs[name] = operator.execute(context(instance(f"sensed-{name}")))["job_id"]
+    triggers, sensors = {}, {}
+    for name, job_id in jobs.items():
+        ti = instance(name)
+        sensors[name] = PenstockJobSensor(task_id=name, job_id=job_id, deferrable=True, timeout=600)
+        with pytest.raises(TaskDeferred) as deferred:
+            sensors[name].execute(context(ti))
+        assert deferred.value.timeout == timedelta(seconds=600)
+        assert ti.pushed["job_url"].endswith(f"/v1/jobs/{job_id}")
+        triggers[name] = revived(deferred)
+        assert not triggers[name].cancel
+    gate.touch()
+    assert sensors["good"].execute_complete({}, first_event(triggers["good"])) is None
+    with pytest.raises(PenstockJobFailed, match="FAILED, exit code 3"):
+        sensors["bad"].execute_complete({}, first_event(triggers["bad"]))
+    # Of a job that has ended it knows at once.
+    PenstockJobSensor(task_id="late", job_id=jobs["good"], deferrable=True).execute(context(instance("late")))
 
 
 def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instance, hook, until):
@@ -88,7 +115,10 @@ def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instan
     assert hook.job(job_id)["state"] != "ended"
     asyncio.run(PenstockJobTrigger("penstock_default", job_id, 0.2).on_kill())
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
-    assert PenstockCancelOperator(task_id="cancel", job_id=job_id).execute({})["state"] == "CANCELLED"
+    assert (
+        PenstockCancelOperator(task_id="cancel", job_id=job_id).execute(context(instance("cancel")))["state"]
+        == "CANCELLED"
+    )
 
 
 @pytest.mark.parametrize(("state", "end"), [("deferred", "runs"), ("failed", "CANCELLED"), (None, "CANCELLED")])
@@ -159,6 +189,70 @@ def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hoo
 
     ids, payload = asyncio.run(watch())
     assert (payload["id"], payload["ended"], payload["name"]) == (ids[2], "COMPLETED", "watched-good")
+
+
+class Kept(dict):
+    """As a trigger's `asset_state_store` is from Airflow 3.3 on. The first request of each kind fails."""
+
+    failed = frozenset()
+
+    async def aget(self, key, default=None):
+        self._fail_once("aget")
+        return self.get(key, default)
+
+    async def aset(self, key, value):
+        self._fail_once("aset")
+        self[key] = json.loads(json.dumps(value))
+
+    def _fail_once(self, kind):
+        if kind not in self.failed:
+            self.failed |= {kind}
+            raise ConnectionError("Airflow's API server is away")
+
+
+def test_an_asset_watcher_that_was_away_hears_of_each_end_once(folder, instance, hook, until):
+    """One job ends while it is away, one begins and ends, one is still running when it comes back."""
+    gates = [folder / f"missed-{number}" for number in range(4)]
+    kept = Kept()
+
+    def begin(number):
+        script = f"#!/bin/bash\nuntil [ -e {gates[number]} ]; do sleep 0.2; done\n"
+        order = {"key": f"missed:{number}:{time.time()}", "name": "missed", "script": script}
+        return hook.submit(order | {"output": f"{folder}/%j.out"})["id"]
+
+    def end(number, job_id):
+        gates[number].touch()
+        until(lambda: hook.job(job_id)["state"] == "ended")
+
+    async def heard(during, most):
+        """The jobs of the first events of a triggerer's life, while `during` runs."""
+        trigger = PenstockJobEventTrigger("missed", poll_interval_s=0.3)
+        trigger.asset_state_store = kept
+        jobs = []
+
+        async def hear():
+            async for event in trigger.run():
+                jobs.append(event.payload["id"])
+
+        task = asyncio.create_task(hear())
+        while not kept:  # it has not looked yet
+            await asyncio.sleep(0.1)
+        await asyncio.to_thread(during)
+        for _ in range(100):
+            if len(jobs) >= most:
+                break
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(2)  # nothing more may come
+        task.cancel()
+        return jobs
+
+    first, second = begin(0), begin(1)
+    assert asyncio.run(heard(lambda: end(0, first), 1)) == [first]
+    end(1, second)
+    third, fourth = begin(2), begin(3)
+    end(2, third)
+    assert sorted(asyncio.run(heard(lambda: None, 2))) == sorted([second, third])
+    assert asyncio.run(heard(lambda: end(3, fourth), 1)) == [fourth]
 
 
 def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_it(folder, instance, hook):
@@ -258,7 +352,7 @@ def test_a_task_that_waits_renews_its_jobs_lease(folder, instance, hook, monkeyp
     with pytest.raises(TaskDeferred) as deferred:
         submit("leased", folder).execute(context(ti))
     name = ownership(context(ti), hook.deployment).name
-    assert hook.owner(name)["lease_s"] == 3 * 86400
+    assert hook.owner(name)["lease_s"] == 7 * 86400
     job_id, renewed, real = ti.pushed["job_id"], [], httpx.AsyncClient.post
 
     async def noted(self, path, **arguments):

@@ -68,6 +68,8 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
             raise ValueError("@task.penstock runs the function: leave script and command out")
         if kwargs.get("end_from_trigger"):
             raise ValueError("@task.penstock reads the function's result on a worker: leave end_from_trigger out")
+        if kwargs.get("result_file"):
+            raise ValueError("@task.penstock returns the function's result: leave result_file out")
         self.shared_folder = shared_folder
         self.python = python
         self.launcher = launcher
@@ -103,7 +105,7 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
         return self._handle_output(value)
 
     def _folder(self, context: Any) -> Path:
-        owner = ownership(context, "")
+        owner = ownership(context, self.hook.deployment)
         name = hashlib.sha256(f"{owner.name}:{owner.generation}".encode()).hexdigest()[:32]
         return Path(self.shared_folder) / name
 

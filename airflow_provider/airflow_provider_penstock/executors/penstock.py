@@ -168,7 +168,8 @@ class PenstockExecutor(BaseExecutor):
             job, _ = self._newest(job_key(ti.id))
             if job is None:
                 return ["penstockd has no job of this try"], []
-            return [f"output of job {job['id']}"], ["\n".join(self._hook.log_lines(job["id"]))]
+            head = f"output of job {job['id']}, {self._hook.job_url(job['id'])}/page"
+            return [head], ["\n".join(self._hook.log_lines(job["id"]))]
         except Exception as error:
             return [f"penstockd has no output of this task: {error}"], []
 

@@ -7,11 +7,10 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import httpx
-from airflow.providers.common.compat.sdk import BaseHook, conf
+from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 
@@ -68,6 +67,7 @@ class PenstockHook(BaseHook):
             "tls": BooleanField(lazy_gettext("TLS"), default=True),
             "ca_file": StringField(lazy_gettext("Certificates to trust (PEM file)")),
             "deployment": StringField(lazy_gettext("Name of this Airflow")),
+            "public_url": StringField(lazy_gettext("Address for browsers")),
             # Airflow 2 has no field for numbers with a fraction: it would drop the connection type.
             "timeout_s": IntegerField(lazy_gettext("Timeout, s"), default=30, validators=[Optional()]),
         }
@@ -79,18 +79,42 @@ class PenstockHook(BaseHook):
 
     @property
     def deployment(self) -> str:
-        """The name of this Airflow in the names of its jobs' owners: by the connection, else its own URL."""
-        given = self.get_connection(self.penstock_conn_id).extra_dejson.get("deployment")
-        section = "webserver" if version("apache-airflow").startswith("2.") else "api"
-        return str(given or conf.get(section, "base_url", fallback="")).rstrip("/")
+        """The name of this Airflow in the names of its jobs' owners.
+
+        The connection has to give it. What every Airflow has, such as `[api] base_url`, is often the default or a copy, and
+        of two Airflows with one name, each ends jobs of the other.
+
+        Raises:
+            PenstockRefused: the connection has none.
+        """
+        given = str(self.get_connection(self.penstock_conn_id).extra_dejson.get("deployment") or "").strip()
+        if not given:
+            raise PenstockRefused(
+                f"connection {self.penstock_conn_id} does not name this Airflow; set `deployment` in its extra to a name that no "
+                'other Airflow uses, such as {"deployment": "airflow-production"}'
+            )
+        return given
+
+    @property
+    def public_url(self) -> str:
+        """penstockd's address for browsers, without a slash at the end: the connection's `public_url`, else its own address."""
+        connection = self.get_connection(self.penstock_conn_id)
+        return str(connection.extra_dejson.get("public_url") or client_options(connection)["base_url"]).rstrip("/")
+
+    def job_url(self, job_id: str) -> str:
+        """A job's URL for browsers."""
+        return f"{self.public_url}/v1/jobs/{job_id}"
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether penstockd answers and accepts the token, and a sentence with the token's user and role."""
+        """Whether penstockd accepts the token and the connection names this Airflow, in a sentence too."""
         try:
-            identity = self.ask("GET", "/v1/me")
+            identity, deployment = self.ask("GET", "/v1/me"), self.deployment
         except (PenstockAway, PenstockRefused) as error:
             return False, str(error)
-        return True, f"penstockd accepts the token as {identity['user']} ({identity['role']})"
+        return (
+            True,
+            f"penstockd accepts the token as {identity['user']} ({identity['role']}); this Airflow is {deployment}",
+        )
 
     def ask(self, method: str, path: str, *, patience_s: float = 0.0, **request: Any) -> Any:
         """The answer's JSON. Repeats a request that is not answered: all requests of this class are safe to repeat."""

@@ -10,6 +10,11 @@ JOB_URL = "job_url"
 """XCom key of the job's URL in the API. The URL of its page begins with it."""
 
 
+def push_links(ti: Any, hook: Any, job_id: str) -> None:
+    """Store what a task's links are made of."""
+    ti.xcom_push(key=JOB_URL, value=hook.job_url(job_id))
+
+
 class PenstockJobLink(BaseOperatorLink):
     """Link to the job's page."""
 
@@ -30,3 +35,7 @@ class PenstockExplainLink(BaseOperatorLink):
         """The URL; empty until the job is submitted."""
         url = XCom.get_value(key=JOB_URL, ti_key=ti_key)
         return f"{url}/page#explain" if url else ""
+
+
+JOB_LINKS: tuple[BaseOperatorLink, ...] = (PenstockJobLink(), PenstockExplainLink())
+"""The links of every operator that has a job."""

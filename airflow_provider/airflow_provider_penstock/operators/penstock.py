@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException, BaseOperator
@@ -14,7 +15,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipExc
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, PenstockTimeout, failure
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook, summary
 from airflow_provider_penstock.lineage import facets, parent_environment
-from airflow_provider_penstock.links.penstock import JOB_URL, PenstockExplainLink, PenstockJobLink
+from airflow_provider_penstock.links.penstock import JOB_LINKS, push_links
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
 from airflow_provider_penstock.ownership import Ownership, ownership
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, describe
@@ -29,6 +30,8 @@ JOB_ID = "job_id"
 """XCom key of the job's id."""
 WAITED_TOO_LONG = ("Trigger timeout", "Trigger/execution timeout")
 """What Airflow 3 and 2 call the end of a deferral's time. Airflow 2 has no exception of its own for it."""
+MAX_RESULT_BYTES = 1 << 20
+"""Airflow keeps what a task returns in its database."""
 SHORTEST_LEASE = timedelta(minutes=10)
 """What waits for a job renews the lease once a minute, and may have to restart in between."""
 
@@ -36,6 +39,7 @@ SHORTEST_LEASE = timedelta(minutes=10)
 class _JobOperator(BaseOperator):
     """The base of operators that wait for one job."""
 
+    operator_extra_links: tuple[Any, ...] = JOB_LINKS
     penstock_conn_id: str
     deferrable: bool
     poll_interval_s: float
@@ -47,6 +51,7 @@ class _JobOperator(BaseOperator):
 
     end_from_trigger: bool = False
     skip_on_exit_code: Collection[int] = ()
+    result_file: str | None = None
 
     @property
     def hook(self) -> PenstockHook:
@@ -130,7 +135,8 @@ class _JobOperator(BaseOperator):
             raise failure(job["ended"])(
                 f"job {job_id} has ended as {job['ended']}, exit code {job['exit_code']}. {self._reason(job_id)}\n{last}"
             )
-        return summary(job, self.hook.used(job_id))
+        found = summary(job, self.hook.used(job_id))
+        return found if self.result_file is None else found | {"result_file": _read_result(self.result_file, job_id)}
 
     def show_output(self, lines: Sequence[str]) -> None:
         """Log lines of the job's output."""
@@ -182,13 +188,13 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         *OPTIONS,
         "deadline",
         "output_file",
+        "result_file",
         "spec",
         "options",
         "environment",
     )
     template_ext: Sequence[str] = (".sh", ".sbatch")
     template_fields_renderers = {"script": "bash", "spec": "json", "options": "json", "environment": "json"}  # noqa: RUF012
-    operator_extra_links: tuple[Any, ...] = (PenstockJobLink(), PenstockExplainLink())
 
     def __init__(
         self,
@@ -203,6 +209,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         time_limit_s: float | str | None = None,
         working_directory: str | None = None,
         output_file: str | None = None,
+        result_file: str | None = None,
         dependency: str | None = None,
         container_image: str | None = None,
         deadline: datetime | str | None = None,
@@ -213,7 +220,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         wait_for_completion: bool = True,
         deferrable: bool = True,
         cancel_on_kill: bool = True,
-        lease: timedelta | None = timedelta(days=3),
+        lease: timedelta | None = timedelta(days=7),
         end_from_trigger: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
         poll_interval_s: float = 2.0,
@@ -231,6 +238,8 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             name: Name of the job in Slurm; by default `DAG.TASK`.
             spec: Fields of the job spec as a dictionary, such as one that a template makes. Parameters win.
             partition, account, qos, time_limit_s, working_directory, output_file, dependency: As in sbatch.
+            result_file: A JSON file that the job writes and that this worker can read; `%j` is the job's id. The task's
+                result has its content as `result_file`.
             container_image: As sbatch's `--container-image`, which needs pyxis.
             deadline: When Slurm ends the job, whether it runs or still waits. It needs a time zone.
             options: Further fields of a submission, see docs/user/api.md.
@@ -254,6 +263,10 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
                 "array: a task is one job; map it, as in partial(...).expand(environment=[{'INDEX': '1'}, {'INDEX': '2'}]), "
                 "so that each element is retried alone"
             )
+        if result_file is not None and (end_from_trigger or not wait_for_completion):
+            raise ValueError(
+                "result_file is read on a worker after the job: leave end_from_trigger and wait_for_completion=False out"
+            )
         if lease is not None and lease < SHORTEST_LEASE:
             raise ValueError(
                 f"lease={lease} is shorter than {SHORTEST_LEASE}, in which a triggerer may have to restart"
@@ -276,6 +289,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         self.time_limit_s = time_limit_s
         self.working_directory = working_directory
         self.output_file = output_file
+        self.result_file = result_file
         self.dependency = dependency
         self.container_image = container_image
         self.deadline = deadline
@@ -312,7 +326,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         job = self._submit(context)
         self.job_id = job["id"]
         ti.xcom_push(key=JOB_ID, value=self.job_id)
-        ti.xcom_push(key=JOB_URL, value=f"{self.hook.base_url}/v1/jobs/{self.job_id}")
+        push_links(ti, self.hook, job["id"])
         return self._with_assets(context, self._await(context, job["id"]) if self.wait_for_completion else summary(job))
 
     def submission(self, ti: Any) -> dict[str, Any]:
@@ -401,12 +415,14 @@ class PenstockWaitOperator(_JobOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Wait for the job."""
+        push_links(context["ti"], self.hook, str(self.job_id))
         return self._with_assets(context, self._await(context, str(self.job_id)))
 
 
 class PenstockCancelOperator(BaseOperator):
     """Cancels a job. A job that has ended stays as it is."""
 
+    operator_extra_links: tuple[Any, ...] = JOB_LINKS
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")
 
     def __init__(self, *, job_id: str, penstock_conn_id: str = PenstockHook.default_conn_name, **kwargs: Any) -> None:
@@ -416,7 +432,28 @@ class PenstockCancelOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Cancel the job and return its summary."""
-        return summary(PenstockHook(self.penstock_conn_id).cancel(self.job_id))
+        hook = PenstockHook(self.penstock_conn_id)
+        push_links(context["ti"], hook, self.job_id)
+        return summary(hook.cancel(self.job_id))
+
+
+def _read_result(file: str, job_id: str) -> Any:
+    """The content of a job's result file. Raises AirflowException if there is no JSON; a retry reads the same job's file."""
+    path = Path(file.replace("%j", job_id))
+    try:
+        if path.stat().st_size > MAX_RESULT_BYTES:
+            raise AirflowException(
+                f"result_file {path} has more than {MAX_RESULT_BYTES} bytes; write the large part into a file of its own, and "
+                "its path into this one"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AirflowException(
+            f"job {job_id} has completed, but its result_file cannot be read on this worker: {error}; name a file in a folder "
+            "that nodes and workers share"
+        ) from None
+    except ValueError as error:
+        raise AirflowException(f"result_file {path} of job {job_id} is not JSON: {error}") from None
 
 
 def _is_list(given: object) -> TypeGuard[Sequence[Any]]:

@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
-from airflow.providers.common.compat.sdk import BaseSensorOperator
+from airflow.providers.common.compat.sdk import AirflowException, BaseSensorOperator
 
 from airflow_provider_penstock.exceptions import failure
 from airflow_provider_penstock.hooks.penstock import PenstockHook
+from airflow_provider_penstock.links.penstock import JOB_LINKS, push_links
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
 
 class PenstockJobSensor(BaseSensorOperator):
-    """Succeeds once a job has completed, and fails if it ended otherwise.
+    """Succeeds once a job has completed, and fails if it ended otherwise. Stopping the task never cancels the job.
 
-    `PenstockWaitOperator` does the same without occupying a worker.
+    `PenstockWaitOperator` also shows the job's output and returns its summary.
     """
 
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")
+    operator_extra_links: tuple[Any, ...] = JOB_LINKS
 
-    def __init__(self, *, job_id: str, penstock_conn_id: str = PenstockHook.default_conn_name, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        deferrable: bool = False,
+        penstock_conn_id: str = PenstockHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        """Further arguments are those of a sensor.
+
+        Args:
+            job_id: The job.
+            deferrable: Whether the task waits in the triggerer, where it takes no worker slot. `timeout` and `soft_fail` apply
+                there too; `poke_interval` and `mode` do not.
+            penstock_conn_id: The connection to penstockd.
+        """
         super().__init__(**kwargs)
         self.job_id = job_id
+        self.deferrable = deferrable
         self.penstock_conn_id = penstock_conn_id
+
+    def execute(self, context: Any) -> Any:
+        """Wait for the job's end, here or in the triggerer."""
+        push_links(context["ti"], PenstockHook(self.penstock_conn_id), self.job_id)
+        if not self.deferrable:
+            return super().execute(context)
+        if not self.poke(context):
+            self.defer(
+                trigger=PenstockJobTrigger(self.penstock_conn_id, self.job_id, cancel=False, log_interval_s=0),
+                method_name="execute_complete",
+                timeout=timedelta(seconds=self.timeout),
+            )
+        return None
 
     def poke(self, context: Any) -> bool:
         """Whether the job has completed. Raises the failure of a job that ended otherwise."""
@@ -30,3 +63,9 @@ class PenstockJobSensor(BaseSensorOperator):
         if job["state"] == "ended" and job["ended"] != "COMPLETED":
             raise failure(job["ended"])(f"job {self.job_id} has ended as {job['ended']}, exit code {job['exit_code']}")
         return bool(job["state"] == "ended")
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> None:
+        """Succeed or fail after the trigger."""
+        if "error" in event:
+            raise AirflowException(f"waiting for job {self.job_id} failed: {event['error']}")
+        self.poke(context)

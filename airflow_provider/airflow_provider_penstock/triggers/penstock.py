@@ -9,6 +9,7 @@ import json
 import logging
 import zlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -431,10 +432,65 @@ class PenstockJobTrigger(BaseTrigger):
             self.log.info("%s", line)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """All that a watcher has to know of the jobs that it has seen, to find out later which have ended since."""
+
+    newest: str | None
+    """The newest job that the connection's user may see."""
+    open: frozenset[str]
+    """The jobs that had not ended."""
+
+    def stored(self) -> dict[str, Any]:
+        """As Airflow's store has it."""
+        return {"newest": self.newest, "open": sorted(self.open)}
+
+
+async def look(client: httpx.AsyncClient, before: Seen | None) -> tuple[Seen, list[Job]]:
+    """What is there now, and the jobs that have ended since `before`, in the order of their ends; none without `before`.
+
+    A job has ended since then if it was open, or came later, and is not open now. No clock is compared.
+    """
+    newest, later, reached = None, set(), before is None or before.newest is None
+    async for page in pages(client, {}):
+        newest = newest or next((job["id"] for job in page), None)
+        if before is None:
+            break
+        ids = [job["id"] for job in page]
+        if before.newest in ids:
+            later |= set(ids[: ids.index(before.newest)])
+            reached = True
+            break
+        later |= set(ids)
+    if not reached:
+        log.warning("penstockd has no job %s any more; which jobs ended until now is unknown", before and before.newest)
+        before = None
+    now_open = {job["id"] async for page in pages(client, {"state": list(OPEN)}) for job in page}
+    gone = set() if before is None else (before.open | later) - now_open
+    known = {}
+    if len(gone) > FEW:  # most of them are among the newest
+        known = {job["id"]: job for job in await anext(pages(client, {"state": ["ended"]}))}
+    ended = []
+    for job_id in gone:
+        try:
+            job = known.get(job_id) or read(await client.get(f"/v1/jobs/{job_id}"))
+        except PenstockRefused as error:
+            if error.code != "no-such-job":
+                raise
+            log.warning("penstockd has deleted job %s, which causes no event", job_id)
+            continue
+        if job["state"] == "ended":
+            ended.append(job)
+        else:
+            now_open.add(job_id)
+    return Seen(newest, frozenset(now_open)), sorted(ended, key=lambda job: job["end_s"] or 0.0)
+
+
 class PenstockJobEventTrigger(BaseEventTrigger):
     """For an `AssetWatcher`: fires each time a job whose name matches a pattern (such as `train-*`) has ended.
 
-    The event's payload is the job as the API has it. Jobs that end while no triggerer runs are missed.
+    The event's payload is the job as the API has it. From Airflow 3.3 on, jobs that end while no triggerer runs cause their
+    events later: the trigger notes in Airflow's database what it has seen. Before 3.3 they cause none.
     """
 
     def __init__(
@@ -457,28 +513,57 @@ class PenstockJobEventTrigger(BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll every `poll_interval_s`, without end."""
-        open_before: set[str] | None = None
-        known: set[str] = set()
+        noted = seen = await self._noted()
         while True:
             try:
                 async with await connect(self.penstock_conn_id) as client:
-                    now_open = {job["id"] async for page in pages(client, {"state": list(OPEN)}) for job in page}
-                    recent = await anext(pages(client, {"state": ["ended"]}))
-                    if open_before is None:
-                        known = {job["id"] for job in recent}
-                    else:
-                        fresh = {job["id"]: job for job in recent if job["id"] not in known}
-                        for job_id in open_before - now_open - fresh.keys() - known:
-                            fresh[job_id] = read(await client.get(f"/v1/jobs/{job_id}"))
-                        for job_id in sorted(fresh, key=lambda job_id: fresh[job_id]["end_s"] or 0.0):
-                            job = fresh[job_id]
-                            if job["state"] == "ended" and self._wanted(job):
-                                yield TriggerEvent(job)
-                        known = {job["id"] for job in recent} | fresh.keys()
-                    open_before = now_open
+                    seen, ended = await look(client, seen)
+                for job in ended:
+                    if self._wanted(job):
+                        yield TriggerEvent(job)
             except (httpx.TransportError, PenstockAway) as error:
-                self.log.warning("penstockd does not answer (%s); the task keeps waiting", error)
+                self.log.warning("penstockd does not answer (%s); the watcher goes on", error)
             await asyncio.sleep(self.poll_interval_s)
+            # Not before: by now Airflow has stored the events. If the triggerer is killed in between, they come twice.
+            if seen is not None and seen != noted and await self._note(seen):
+                noted = seen
+
+    @property
+    def _stores(self) -> Any:
+        """Where the trigger may store what it has seen; None before Airflow 3.3."""
+        return getattr(self, "asset_state_store", None)
+
+    @property
+    def _key(self) -> str:
+        """The key of what this trigger has seen: several watchers of an asset have one each."""
+        text = json.dumps(self.serialize(), sort_keys=True)
+        return f"penstock-{zlib.crc32(text.encode()):08x}"
+
+    async def _noted(self) -> Seen | None:
+        """What was stored; None: nothing. Waits until Airflow answers: without it, events would be lost."""
+        while self._stores is not None:
+            try:
+                stored = await self._stores.aget(self._key)
+                return None if stored is None else Seen(stored["newest"], frozenset(stored["open"]))
+            except (
+                ValueError
+            ) as error:  # the trigger belongs to several assets, and Airflow's store has a place for one
+                self.log.warning("jobs that end while no triggerer runs cause no event: %s", error)
+                self.asset_state_store = None
+            except Exception as error:
+                self.log.warning("what the watcher has seen cannot be read; trying again: %s", error)
+                await asyncio.sleep(self.poll_interval_s)
+        return None
+
+    async def _note(self, seen: Seen) -> bool:
+        """Store what was seen; whether it is stored."""
+        try:
+            if self._stores is not None:
+                await self._stores.aset(self._key, seen.stored())
+        except Exception as error:
+            self.log.warning("what the watcher has seen cannot be stored; trying again: %s", error)
+            return False
+        return True
 
     def _wanted(self, job: Job) -> bool:
         return job["ended"] in self.ended and fnmatch.fnmatchcase(job["name"], self.name)
