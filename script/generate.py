@@ -20,6 +20,8 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from penstock_scheduler import __version__
+from penstock_scheduler.burst.states import STATES
+from penstock_scheduler.burst.states import rows as cloud_rows
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.flags import Flag, Syntax
 from penstock_scheduler.policies import REGISTRY
@@ -45,6 +47,7 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
         "docs/user/flags.md": flags_page,
         "docs/user/jobs.md": fields_page,
         "docs/admin/policies.md": policies_page,
+        "docs/admin/bursting.md": cloud_states_page,
         "docs/admin/node-states.md": node_states_page,
         "docs/developer/control.md": transitions_page,
     }
@@ -106,6 +109,14 @@ def transitions_page() -> str:
     rows = ["| from | to | what happened |", "| --- | --- | --- |"]
     rows += [f"| {source.value} | {target.value} | {cause} |" for (source, target), cause in TRANSITIONS.items()]
     return "\n".join(rows) + "\n"
+
+
+def cloud_states_page() -> str:
+    """The tables of docs/admin/bursting.md: the states of a run, and its transitions."""
+    lines = ["| state | what happens |", "| --- | --- |", *(f"| {state} | {text} |" for state, text in STATES.items())]
+    lines += ["", "| state | if | next | besides |", "| --- | --- | --- | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in cloud_rows()]
+    return "\n".join(lines) + "\n"
 
 
 def spank_table() -> str:

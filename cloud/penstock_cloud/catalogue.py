@@ -89,6 +89,11 @@ class Catalogue(BaseModel):
         return max(prices, default=None)
 
 
+def file_of(state_dir: Path, region: str, *, home: str) -> Path:
+    """The fetched file of a region. `home` is the one of `[cloud] region`."""
+    return state_dir / (FILE if region == home else f"ec2-catalogue-{region}.json")
+
+
 def shipped() -> Catalogue:
     """The table that comes with Penstock."""
     text = (files("penstock_cloud") / "data" / "ec2.csv").read_text(encoding="utf-8")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
 
+from penstock_cloud.doctor import Finding
+from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 
@@ -24,68 +27,79 @@ def refresh(config: Path = CONFIG) -> None:
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from penstock_cloud.catalogue import FILE, fetch, save
-    from penstock_cloud.settings import CloudSettings
+    from penstock_cloud.catalogue import fetch, file_of, save
     from penstock_profiles.gpus import load_gpus
 
     settings = load_settings(config)
-    section = settings.section(CloudSettings)
-    session = boto3.session.Session(region_name=section.region)
-    try:
-        found = fetch(
-            session,
-            section.region,
-            section.instance_types,
-            load_gpus(),
-            now=datetime.now(UTC),
-            endpoint=section.endpoint,
-        )
-    except (BotoCoreError, ClientError) as error:
-        raise ConfigError(f"EC2 does not answer: {error}; run `penstock cloud doctor`") from None
-    save(found, settings.section(DaemonSettings).state_dir / FILE)
-    priced = sum(each.usd_per_h is not None for each in found.types.values())
-    spot = sum(bool(each.spot_usd_per_h) for each in found.types.values())
-    typer.echo(
-        f"{len(found.types)} types with GPUs in {found.region}: {priced} with a price on demand, {spot} with spot prices"
-    )
+    home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
+    for section in home.everywhere():
+        session = boto3.session.Session(region_name=section.region)
+        names, now = section.instance_types, datetime.now(UTC)
+        try:
+            found = fetch(session, section.region, names, load_gpus(), now=now, endpoint=section.endpoint)
+        except (BotoCoreError, ClientError) as error:
+            raise ConfigError(
+                f"EC2 does not answer in {section.region}: {error}; run `penstock cloud doctor`"
+            ) from None
+        save(found, file_of(state_dir, section.region, home=home.region))
+        priced = sum(each.usd_per_h is not None for each in found.types.values())
+        spot = sum(bool(each.spot_usd_per_h) for each in found.types.values())
+        what = f"{len(found.types)} types with GPUs in {found.region}"
+        typer.echo(f"{what}: {priced} with a price on demand, {spot} with spot prices")
 
 
 @app.command()
 def types(config: Path = CONFIG) -> None:
     """List the instance types that may be launched, and their prices."""
-    from penstock_cloud.catalogue import FILE, load
-    from penstock_cloud.settings import CloudSettings
+    from penstock_cloud.catalogue import file_of, load
 
     settings = load_settings(config)
-    section = settings.section(CloudSettings)
-    catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
-    if catalogue is None:
-        raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
-    typer.echo(f"prices of {catalogue.region}, as of {catalogue.prices_as_of}, US dollars an hour")
-    for name in section.instance_types:
-        if (known := catalogue.types.get(name)) is None:
-            typer.echo(f"{name:16} not known in this region")
-            continue
-        spot = min(known.spot_usd_per_h.values(), default=None)
-        price = "?" if known.usd_per_h is None else f"{known.usd_per_h:.4f}"
-        typer.echo(f"{name:16} {known.gpus} {known.gpu_type:10} {price:>9}" + (f"  spot {spot:.4f}" if spot else ""))
+    home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
+    for section in home.everywhere():
+        catalogue = load(file_of(state_dir, section.region, home=home.region), section.region)
+        if catalogue is None:
+            raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
+        typer.echo(f"prices of {catalogue.region}, as of {catalogue.prices_as_of}, US dollars an hour")
+        for name in section.instance_types:
+            if (known := catalogue.types.get(name)) is None:
+                typer.echo(f"{name:16} not known in this region")
+                continue
+            spot = min(known.spot_usd_per_h.values(), default=None)
+            price = "?" if known.usd_per_h is None else f"{known.usd_per_h:.4f}"
+            more = f"  spot {spot:.4f}" if spot else ""
+            typer.echo(f"{name:16} {known.gpus} {known.gpu_type:10} {price:>9}{more}")
 
 
 @app.command()
 def doctor(config: Path = CONFIG) -> None:
     """Check everything that a launch needs. Exit status 1 if a check fails."""
+
+    settings: Settings = load_settings(config)
+    home = settings.section(CloudSettings)
+    wrong = 0
+    for section in home.everywhere():
+        if home.regions:
+            typer.echo(f"in {section.region}:")
+        for finding in _examined(settings, home, section):
+            wrong += not finding.ok
+            typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.check}: {finding.text}")
+            if finding.remedy:
+                typer.echo(f"     -> {finding.remedy}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _examined(settings: Settings, home: CloudSettings, section: CloudSettings) -> Iterator[Finding]:
+    """The findings in one region. The staging bucket is checked with the region of `[cloud] region`."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     from penstock_cloud import staging
-    from penstock_cloud.catalogue import FILE, load
+    from penstock_cloud.catalogue import file_of, load
     from penstock_cloud.doctor import examine
-    from penstock_cloud.fleet import connect
-    from penstock_cloud.settings import CloudSettings
+    from penstock_cloud.ec2 import connect
 
-    settings: Settings = load_settings(config)
-    section = settings.section(CloudSettings)
     ec2 = connect(section)
     quick = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
     try:
@@ -93,23 +107,16 @@ def doctor(config: Path = CONFIG) -> None:
         quotas = session.client("service-quotas", config=quick)
     except BotoCoreError as error:
         raise ConfigError(f"[cloud] region={section.region!r}: {error}") from None
-    catalogue = load(settings.section(DaemonSettings).state_dir / FILE, section.region)
-    wrong = 0
-    s3 = None if section.bucket is None else staging.connect(section)
-    for finding in examine(section, ec2, quotas, catalogue, lambda: os.access(section.share, os.W_OK), s3):
-        wrong += not finding.ok
-        typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.check}: {finding.text}")
-        if finding.remedy:
-            typer.echo(f"     -> {finding.remedy}")
-    if wrong:
-        raise typer.Exit(1)
+    state_dir = settings.section(DaemonSettings).state_dir
+    catalogue = load(file_of(state_dir, section.region, home=home.region), section.region)
+    s3 = None if section.bucket is None or section.region != home.region else staging.connect(section)
+    return examine(section, ec2, quotas, catalogue, lambda: os.access(section.share, os.W_OK), s3)
 
 
 @app.command()
 def policy(config: Path = CONFIG) -> None:
     """Print the least IAM policy that penstockd's role needs, for the cloud that the settings describe."""
     from penstock_cloud.doctor import policy as least
-    from penstock_cloud.settings import CloudSettings
 
     typer.echo(json.dumps(least(load_settings(config).section(CloudSettings)), indent=2))
 
@@ -117,20 +124,19 @@ def policy(config: Path = CONFIG) -> None:
 @app.command("list")
 def list_(config: Path = CONFIG) -> None:
     """List the site's instances as EC2 reports them, also those without a run."""
-    from penstock_cloud.failures import LaunchFailed
-    from penstock_cloud.fleet import Fleet, connect
-    from penstock_cloud.settings import CloudSettings
+    from penstock_cloud.ec2 import Ec2, connect
+    from penstock_scheduler.burst_manager.provider import LaunchFailed
 
-    section = load_settings(config).section(CloudSettings)
-    try:
-        found = Fleet(connect(section), section).seen()
-    except LaunchFailed as error:
-        raise ConfigError(f"EC2 does not answer: {error}; run `penstock cloud doctor`") from None
-    for each in found:
-        tags = each.tags
-        typer.echo(
-            f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} run {tags.get('run')}  node {tags.get('node')}"
-        )
+    for section in load_settings(config).section(CloudSettings).everywhere():
+        try:
+            found = Ec2(connect(section), section).list()
+        except LaunchFailed as error:
+            raise ConfigError(
+                f"EC2 does not answer in {section.region}: {error}; run `penstock cloud doctor`"
+            ) from None
+        for each in found:
+            run, node = each.tags.get("run"), each.tags.get("node")
+            typer.echo(f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} run {run}  node {node}")
 
 
 @app.command()
@@ -139,7 +145,7 @@ def forget(run: str, config: Path = CONFIG) -> None:
 
     Stop penstockd before, and start it afterwards.
     """
-    from penstock_cloud.book import Book
+    from penstock_scheduler.burst_manager.book import Book
     from penstock_scheduler.store import open_store
 
     daemon = load_settings(config).section(DaemonSettings)
@@ -158,14 +164,17 @@ def forget(run: str, config: Path = CONFIG) -> None:
 @app.command()
 def resume(config: Path = CONFIG) -> None:
     """End protected mode, so that penstockd may launch again. Stop penstockd before, and start it afterwards."""
-    from penstock_cloud.instances import PROTECTED
+    from penstock_scheduler.burst_manager.instances import PROTECTED, PROTECTED_PLACES
     from penstock_scheduler.store import open_store
 
     daemon = load_settings(config).section(DaemonSettings)
     store = open_store(daemon.store or daemon.state_dir, writer=True)
     try:
         why = store.control(PROTECTED)
+        places = store.control(PROTECTED_PLACES) or {}
         store.set_control(PROTECTED, None)
+        store.set_control(PROTECTED_PLACES, None)
     finally:
         store.close()
-    typer.echo("protected mode was off" if why is None else f"protected mode is off; it was on because {why}")
+    reasons = "; ".join(([] if why is None else [str(why)]) + list(places.values()))
+    typer.echo(f"protected mode is off; it was on because {reasons}" if reasons else "protected mode was off")

@@ -10,10 +10,11 @@ from importlib.resources import files
 from typing import Any
 
 from penstock_cloud.catalogue import Catalogue
-from penstock_cloud.failures import LaunchFailed, understood
-from penstock_cloud.fleet import Fleet
+from penstock_cloud.ec2 import Ec2
+from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
+from penstock_scheduler.burst_manager.provider import LaunchFailed
 
 QUOTAS = {
     ("g", "on-demand"): "L-DB2E81BA",
@@ -253,7 +254,7 @@ def _permission(settings: CloudSettings, ec2: Any) -> Finding:
     """A launch with DryRun. EC2 says whether it would be allowed."""
     remedy = "read EC2's message, and change [cloud]"
     try:
-        template = Fleet(ec2, settings).template()
+        template = Ec2(ec2, settings).template()
         subnet = settings.subnets[0] if settings.subnets else ""
         launch = {"LaunchTemplateId": template, "Version": "$Default"}
         tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:site", "Value": str(settings.site)}]}]
@@ -277,7 +278,7 @@ def _permission(settings: CloudSettings, ec2: Any) -> Finding:
 def _reservations(settings: CloudSettings, ec2: Any) -> Finding:
     remedy = "name reservations of this region that are active, of types in instance_types and in the zones of subnets"
     try:
-        fleet = Fleet(ec2, settings)
+        fleet = Ec2(ec2, settings)
         zones, found = set(fleet.zones().values()), fleet.reservations()
     except LaunchFailed as error:
         return _refused("reservations", error, remedy)

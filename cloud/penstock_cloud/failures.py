@@ -6,25 +6,9 @@ failed (status 500 and above), and otherwise as an error for the admin, since st
 
 from __future__ import annotations
 
-import random
-from enum import StrEnum
 from typing import Any
 
-
-class Kind(StrEnum):
-    """The reaction to an error."""
-
-    CAPACITY = "no capacity"
-    """Avoid this type and market for a while, and try the next one."""
-    QUOTA = "quota"
-    """Stop using this market and tell the admin: a repeated request would fail again."""
-    THROTTLED = "throttled"
-    """Repeat the request a little later."""
-    LOST = "no answer"
-    """The result is unknown: repeat the request with the same token."""
-    CONFIG = "configuration"
-    """Stop launching, and tell the admin."""
-
+from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed
 
 KINDS: dict[str, Kind] = {
     "InsufficientInstanceCapacity": Kind.CAPACITY,
@@ -62,25 +46,6 @@ KINDS: dict[str, Kind] = {
 NOT_IN_ZONE = "not supported in your requested Availability Zone"
 """Part of EC2's message if a zone does not offer a type: the error code of a fleet does not tell that."""
 
-LONGEST_S = 30.0
-"""Longest pause before a request is repeated."""
-
-LONGEST_BACK_OFF_S = 3600.0
-
-
-class LaunchFailed(Exception):
-    """EC2 did not launch an instance.
-
-    Attributes:
-        kind: what to do about it.
-        code: EC2's code, empty if there was no answer.
-        words: EC2's own message, for people.
-    """
-
-    def __init__(self, kind: Kind, code: str, words: str) -> None:
-        super().__init__(f"{code}: {words}" if code else words)
-        self.kind, self.code, self.words = kind, code, words
-
 
 def refusal(code: str, words: str, status: int = 400) -> LaunchFailed:
     """The error for one of EC2's error codes."""
@@ -102,13 +67,3 @@ def understood(error: Any) -> LaunchFailed:
 
     kind = Kind.LOST if isinstance(error, (HTTPClientError, NoConnection)) else Kind.CONFIG
     return LaunchFailed(kind, "", str(error))
-
-
-def pause_s(tries: int, rng: random.Random) -> float:
-    """Pause before attempt number `tries + 1`: full jitter below an exponential bound (1, 2, 4, .. 30 s)."""
-    return rng.uniform(0.0, min(2.0**tries, LONGEST_S))
-
-
-def back_off_s(first_s: float, times: int) -> float:
-    """How long a type is avoided after `times` (>= 1) refusals in a row."""
-    return min(first_s * 2.0 ** (times - 1), max(LONGEST_BACK_OFF_S, first_s))

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
-from uuid import UUID, uuid4
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
-
-from penstock_scheduler.burst.ledger import BudgetSettings
+from penstock_scheduler.burst_manager.provider import Market
+from penstock_scheduler.burst_manager.settings import BurstSettings
 
 HOURS_A_MONTH = 730.0
 """AWS bills volumes by months of this length."""
 
-Market = Literal["on-demand", "spot"]
 
-
-class CloudSettings(BaseModel):
-    """EC2: what may be launched, where, for how much, and which jobs may burst. Enable it with `[daemon] cloud = "ec2"`."""
+class RegionSettings(BaseModel):
+    """Section `[cloud.regions.NAME]`: what is different in a further region. What is not set is as in `[cloud]`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    site: UUID = Field(
-        description="This site's identity, a random UUID that no other site has. It is in the tags of all that the site "
-        "creates. Penstock touches nothing that has another one, or none. Never change it while a job is in the cloud."
-    )
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9._-]{1,50}$", description="This site's name in tags, for people who read the bill."
-    )
+    subnets: tuple[str, ...] = Field(description="Subnets to launch in, preferred ones first.")
+    security_groups: tuple[str, ...] = Field(description="Security groups of the instances.")
+    image: str = Field(description="The AMI, which differs from region to region.")
+    endpoint: str | None = Field(default=None, description="URL of EC2's API; not set: the region's own.")
+    instance_types: tuple[str, ...] | None = Field(default=None, description="Types that may be launched.")
+    kms_key: str | None = Field(default=None, description="Key that encrypts volumes; keys belong to a region.")
+    reservations: tuple[str, ...] = Field(default=(), description="Capacity reservations and capacity blocks there.")
+    volume_usd_per_gb_month: NonNegativeFloat | None = Field(default=None, description="Price of a root volume.")
+
+
+class CloudSettings(BurstSettings):
+    """The cloud: which jobs may burst, for how much, and what may be launched where on EC2. Enable it with
+    `[daemon] cloud = "ec2"`."""
+
     region: str = Field(default="us-east-1", description="EC2's region.")
     endpoint: str | None = Field(
         default=None, description="URL of EC2's API, for a private endpoint; not set: the region's own."
@@ -74,10 +67,6 @@ class CloudSettings(BaseModel):
     tags: dict[str, str] = Field(
         default={}, description="Further tags of the instances, for example for the site's bills."
     )
-    share: Path = Field(
-        default=Path("/var/spool/penstock/cloud"),
-        description="Folder, shared with the cloud nodes, for the daemon's sign of life and interruption notices.",
-    )
     slurm_conf: str = Field(default="/etc/slurm/slurm.conf", description="Path of slurm.conf on the cloud nodes.")
     bucket: str | None = Field(
         default=None,
@@ -88,72 +77,14 @@ class CloudSettings(BaseModel):
     detached_user: str = Field(
         default="ubuntu", description="User of the image that detached jobs run as; empty: root."
     )
-    boot_s: PositiveFloat = Field(
-        default=180.0, description="Expected time from the order to the first step, seconds. It is paid for."
-    )
-    boot_timeout_s: PositiveFloat = Field(
-        default=600.0, description="Time after which an instance that has not joined Slurm is terminated."
-    )
-    silent_s: PositiveFloat = Field(
-        default=3600.0,
-        description="Time without a sign of life of the daemon after which an instance terminates itself.",
-    )
-    reconcile_s: PositiveFloat = Field(default=60.0, description="Seconds between two listings of all instances.")
-    capacity_back_off_s: PositiveFloat = Field(
-        default=600.0, description="Pause for a type and market without capacity. It doubles each time, up to an hour."
-    )
-    quota_back_off_s: PositiveFloat = Field(default=3600.0, description="Pause for a market whose quota is used up.")
-    protected_after: PositiveInt = Field(
-        default=5,
-        description="Failed boots in a row after which nothing is launched until `penstock cloud resume`.",
-    )
-    max_runs: PositiveInt = Field(default=32, description="Most jobs in the cloud at once.")
-    by_default: bool = Field(default=False, description="Whether jobs without --burst may burst.")
-    wait: Literal["no-wait", "constant-wait", "runtime-wait", "resource-wait", "compute-wait", "star-wait"] = Field(
-        default="compute-wait", description="Rule for the waiting budget of a job before it may burst."
-    )
-    waiting_budget_percent: NonNegativeFloat = Field(
-        default=25.0, description="P: average waiting budget, in per cent of the mean running time."
-    )
-    mean_runtime_h: PositiveFloat = Field(
-        default=1.0, description="Mean running time, until it is known from the site's own jobs."
-    )
-    mean_gpus: PositiveFloat = Field(
-        default=1.0, description="Mean GPUs of a job, until known from the site's own jobs."
-    )
-    short_h: PositiveFloat | None = Field(
-        default=None, description="Jobs that run for less burst at once; not set: no such rule."
-    )
-    max_queue: NonNegativeInt | None = Field(
-        default=None,
-        description="Most jobs that wait for GPUs on site and may burst; beyond it, the newest burst at once; not set: any "
-        "number.",
-    )
-    t_max_h: PositiveFloat = Field(default=0.25, description="Star-wait: longest first run in the cloud.")
-    patience: NonNegativeFloat = Field(
-        default=3.0, description="Star-wait: factor on the waiting budget of jobs that came back."
-    )
-    at_cap: Literal["finish", "recall"] = Field(
-        default="finish", description="What happens to present runs when a budget is used up."
-    )
-    margin: NonNegativeFloat = Field(default=0.25, description="Share by which a commitment exceeds the expected cost.")
-    unknown_h: PositiveFloat = Field(default=24.0, description="Hours committed to a job of unknown running time.")
-    cost_per_usd: NonNegativeFloat = Field(
-        default=0.1, description="Weight of a dollar against the cost of a round without GPUs, which is about 1."
-    )
-    bytes_per_s: PositiveFloat = Field(default=125e6, description="Bandwidth to the cloud, bytes per second.")
-    usd_per_gb: NonNegativeFloat = Field(
-        default=0.09,
-        description="Price of data transfer, US dollars per GB. The default is AWS's for data out of us-east-1.",
-    )
     volume_usd_per_gb_month: NonNegativeFloat = Field(
         default=0.08, description="Price of a root volume, US dollars per GB and month of 730 h (gp3 in us-east-1)."
     )
     ipv4_usd_per_h: NonNegativeFloat = Field(
         default=0.005, description="Price of an instance's public IPv4 address, US dollars per hour; 0: it has none."
     )
-    budget: BudgetSettings = Field(
-        default=BudgetSettings(), description="Hard limits in US dollars. Without any, no job may burst."
+    regions: dict[str, RegionSettings] = Field(
+        default={}, description="Further regions; an order goes to the cheapest offer that fits, wherever it is."
     )
 
     @property
@@ -161,12 +92,17 @@ class CloudSettings(BaseModel):
         """What an instance costs beyond its own price, US dollars per hour: its volume and its public IPv4 address."""
         return self.volume_gb * self.volume_usd_per_gb_month / HOURS_A_MONTH + self.ipv4_usd_per_h
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_an_identity(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "site" not in given:
-            raise ValueError(
-                f'site is missing: this site\'s identity. Add site = "{uuid4()}", which was made for this message, and use it '
-                "for no other site"
-            )
-        return given
+    def everywhere(self) -> tuple[CloudSettings, ...]:
+        """The settings as they are in each of the regions."""
+        return tuple(self.in_region(name) for name in (self.region, *self.regions))
+
+    def in_region(self, name: str) -> CloudSettings:
+        """The settings as they are in one of the regions. A region that is not set up any more can be listed and tidied."""
+        if name == self.region:
+            return self
+        other = {"region": name, "endpoint": None, "reservations": (), "subnets": (), "kms_key": None}
+        if (region := self.regions.get(name)) is not None:
+            kept = {"instance_types": self.instance_types, "volume_usd_per_gb_month": self.volume_usd_per_gb_month}
+            own = region.model_dump()
+            other |= own | {key: value for key, value in kept.items() if own[key] is None}
+        return self.model_copy(update=other)

@@ -15,18 +15,12 @@ from importlib.resources import files
 
 from penstock_cloud.settings import CloudSettings
 
-ALIVE = "alive"
-"""The daemon's sign of life in the share. Only the file's modification time matters."""
-
 LINGER_S = 600.0
 """How long an instance waits for its termination after the detached job has ended, so that its end is not taken for a loss."""
 
 SAVE_S = 60.0
 """How long a detached job may save after a request to stop. EC2 reclaims the instance after 120 s, and files must be
 uploaded."""
-
-NOTICES = "notices"
-"""Folder in the share with a file for each node that EC2 is about to reclaim."""
 
 
 def user_data(settings: CloudSettings) -> str:

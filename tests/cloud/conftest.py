@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cloud.fleet import connect
+from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.store import SqlStore, open_store
 from tests.cloud.faults import Ec2

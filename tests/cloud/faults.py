@@ -29,7 +29,8 @@ class Fault:
     """A fault in the next `times` calls of `action`.
 
     `kind`: "error" refuses with `code`; "lost-before" closes the connection instead of asking moto; "lost-after" asks moto
-    and closes it then; "fleet" answers CreateFleet with `code` among its errors; "hide" leaves all instances out of an answer.
+    and closes it then; "fleet" answers CreateFleet with `code` among its errors; "partial" launches one
+    instance fewer than was asked for; "hide" leaves all instances out of an answer.
     """
 
     action: str
@@ -86,6 +87,9 @@ class Ec2:
         self._port = self.moto.get_host_and_port()[1]
         self._direct: Any = None
         self._s3: Any = None
+        self._elsewhere: dict[str, Any] = {}
+        self.silent: set[str] = set()
+        """Regions that answer nothing."""
         self.through: Any = None
         self.staging: Any = None
         self.faults: list[Fault] = []
@@ -153,6 +157,19 @@ class Ec2:
             )
         return self._direct
 
+    def direct_in(self, region: str) -> Any:
+        """A client of moto in another region, past the proxy. It is shared."""
+        if region not in self._elsewhere:
+            url = f"http://127.0.0.1:{self._port}"
+            self._elsewhere[region] = boto3.client("ec2", region_name=region, endpoint_url=url, **KEYS)
+        return self._elsewhere[region]
+
+    def client_of(self, instance: str) -> Any:
+        """The client of the region in which an instance is."""
+        asked = [{"Name": "instance-id", "Values": [instance]}]
+        clients = (self.direct(), *self._elsewhere.values())
+        return next(each for each in clients if each.describe_instances(Filters=asked)["Reservations"])
+
     def s3(self) -> Any:
         """A shared client of moto's S3."""
         if self._s3 is None:
@@ -166,6 +183,7 @@ class Ec2:
         connection.close()
         with self._lock:
             self.gates.clear()
+            self.silent.clear()
             self.faults.clear(), self.calls.clear(), self._tokens.clear(), self.groups.clear()
             self.spot.clear(), self.on_demand.clear(), self.reservations.clear(), self._forgotten.clear()
             self.double_launches = 0
@@ -178,6 +196,8 @@ class Ec2:
         asked = {key: values[0] for key, values in parse_qs(body.decode()).items()}
         action = asked.get("Action", "")
         self.calls.append((action, asked))
+        if any(f"/{region}/ec2/" in headers.get("Authorization", "") for region in self.silent):
+            return None
         if (gate := self.gates.get(action)) is not None:
             gate.wait(30)
         with self._lock:
@@ -192,6 +212,9 @@ class Ec2:
                 return None
             if fault is not None and fault.kind == "fleet":
                 return empty_fleet(fault.code, fault.words)
+            if fault is not None and fault.kind == "partial":
+                total = "TargetCapacitySpecification.TotalTargetCapacity"
+                body = body.replace(f"{total}={asked[total]}".encode(), f"{total}={int(asked[total]) - 1}".encode())
             answer = self._own(action, asked) or self._once(action, asked, path, headers, body)
             if fault is not None and fault.kind == "hide":
                 answer = Answer(
@@ -268,8 +291,10 @@ class Ec2:
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """All instances, or those in these states, as moto has them. Without states, includes those that EC2 has forgotten."""
         filters = [{"Name": "instance-state-name", "Values": list(states)}] if states else []
-        pages = self.direct().get_paginator("describe_instances").paginate(Filters=filters)
-        found = [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
+        found = []
+        for client in (self.direct(), *self._elsewhere.values()):
+            pages = client.get_paginator("describe_instances").paginate(Filters=filters)
+            found += [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
         return found if states else self._forgotten + found
 
     def forget(self) -> None:

@@ -114,6 +114,8 @@ class Hypervisor:
         for instance in set(self._machines) - set(running):
             self._off(instance)
         for instance, tags in running.items():
+            if instance in self._machines:
+                self._machines[instance][1].tags = tags
             if instance not in self._machines and self.boots and "penstock:run" in tags:  # moto gives them one by one
                 self._on(instance, tags)
 

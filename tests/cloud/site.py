@@ -1,4 +1,4 @@
-"""A site in memory around the real `Ec2Cloud`, which is called as the real loop does: jobs, cloud nodes, and a clock.
+"""A site in memory around the real `BurstManager` over EC2, called as by the real loop: jobs, cloud nodes, and a clock.
 
 Slurm is modelled simply: a job starts on the nodes where it is sent once their instances run on moto, a held job is queued
 again, and a node without an instance loses its jobs. The test with a real Slurm is in tests/cloud/test_slurm.py.
@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock_cloud.catalogue import shipped
-from penstock_cloud.ec2 import Ec2Cloud
-from penstock_cloud.fleet import TAG, Fleet, connect
-from penstock_cloud.regions import Regions
+from penstock_cloud.catalogue import Catalogue, shipped
+from penstock_cloud.detached_runs import DetachedRuns
+from penstock_cloud.ec2 import TAG, connect
+from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
-from penstock_cloud.worker import Yielding
+from penstock_scheduler.burst_manager.manager import BurstManager
+from penstock_scheduler.burst_manager.places import Places
+from penstock_scheduler.burst_manager.share import Share
+from penstock_scheduler.burst_manager.worker import Yielding
 from penstock_scheduler.model import (
     BurstJob,
     CloudAction,
@@ -57,12 +60,23 @@ class Watched:
         return self._site.watch(name, real) if self._site.watch and self._lasting(name) else real
 
 
+def there(ec2: Ec2, region: str) -> dict[str, Any]:
+    """The settings of a further region of moto in which all that they name is there."""
+    client = ec2.direct_in(region)
+    return {
+        "subnets": [client.describe_subnets()["Subnets"][0]["SubnetId"]],
+        "security_groups": [client.describe_security_groups()["SecurityGroups"][0]["GroupId"]],
+        "image": client.register_image(Name="node", RootDeviceName="/dev/xvda", Architecture="x86_64")["ImageId"],
+    }
+
+
 class CloudSite:
     """See the module. It is the clock and the cloud nodes as well."""
 
     user = "ann"
     staging: StagingBucket | None = None
     catalogue = staticmethod(shipped)
+    prices: dict[str, float] = {}  # noqa: RUF012
     watch: Callable[[str, Step], Step] | None = None
     """Wraps each lasting step of the daemon: a write to the store, or an order to EC2 or Slurm. A crash removes it."""
 
@@ -85,20 +99,34 @@ class CloudSite:
         self.state = CloudState()
         self.outcomes: tuple[Outcome, ...] = ()
 
-    def open(self) -> Ec2Cloud:
+    def open(self) -> BurstManager:
         """The cloud of a daemon that has just started."""
         self.watch = None
         client: Any = Watched(self, self._client, lambda name: not name.startswith(("describe", "get")))
         store: Any = Watched(self, self.store, lambda name: name in ("save_cloud_run", "charge", "set_control"))
         nodes: Any = Watched(self, self, lambda name: name == "power_down")
         lock = threading.Lock() if self.background else None
-        regions = Regions(Fleet(client if lock is None else Yielding(client, lock), self.settings), self._elsewhere)
+        home = Region(client if lock is None else Yielding(client, lock), self.settings, lambda: self.catalogue())
         rng = random.Random(1)
-        return Ec2Cloud(regions, self.settings, store, self, self.catalogue, nodes, rng, self.staging, lock)
+        guests = None
+        if self.staging is not None:
+            guests = DetachedRuns(self.settings, Share(self.settings.share), self.staging)
+        places = Places([home, *map(self._elsewhere, self.settings.regions)], self._elsewhere)
+        return BurstManager(places, self.settings, store, self, nodes, rng, guests, lock)
 
-    def _elsewhere(self, region: str) -> Fleet:
-        """The fleet of another region: moto has them all behind one endpoint."""
-        return Fleet(connect(self.settings.model_copy(update={"region": region})), self.settings)
+    def _elsewhere(self, region: str) -> Region:
+        """Another region: moto has them all behind one endpoint."""
+        here = self.settings.in_region(region).model_copy(update={"endpoint": self.settings.endpoint})
+        return Region(connect(here), here, lambda: self.catalogue_of(region))
+
+    def catalogue_of(self, region: str) -> Catalogue:
+        """The catalogue of another region: as in this one, unless `prices` has a factor for it."""
+        known, factor = self.catalogue(), self.prices.get(region, 1.0)
+        types = {
+            name: each.model_copy(update={"usd_per_h": (each.usd_per_h or 0) * factor})
+            for name, each in known.types.items()
+        }
+        return known.model_copy(update={"types": types, "region": region})
 
     def client_of(self, region: str) -> None:
         """Let daemons that start from now on have this region as their own."""
@@ -242,6 +270,14 @@ class CloudSite:
     @property
     def away(self) -> list[str]:
         return [run.job for run in self.state.runs]
+
+    def running_in(self) -> list[tuple[str, str]]:
+        """Region and job of each of the site's instances that run."""
+        tags_of = [
+            (each["Placement"]["AvailabilityZone"][:-1], {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])})
+            for each in self.ec2.instances("pending", "running")
+        ]
+        return [(region, tags[f"{TAG}job"]) for region, tags in tags_of if self.owns(tags)]
 
     def crash(self) -> None:
         """kill -9, and a new daemon on the same store."""

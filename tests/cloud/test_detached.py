@@ -20,12 +20,13 @@ from pathlib import Path
 import pytest
 
 from penstock_cloud.cloud_runner import pack
-from penstock_cloud.fleet import Fleet, Order
-from penstock_cloud.fleet import connect as connect_ec2
-from penstock_cloud.runs import BurstRun
+from penstock_cloud.ec2 import Ec2 as Region
+from penstock_cloud.ec2 import connect as connect_ec2
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import INSTANCE, StagingBucket, connect
 from penstock_cloud.user_data import detached
+from penstock_scheduler.burst_manager.provider import Order
+from penstock_scheduler.burst_manager.runs import BurstRun
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
@@ -202,7 +203,7 @@ def test_abandoned_instances_end_themselves(
     """`short` has reached its longest life of 1 s, `silent` gets no sign of life, and `over` has done its job and is not
     ended."""
     monkeypatch.setattr("penstock_cloud.user_data.LINGER_S", 1.0)
-    fleet, good_s = Fleet(ec2.through, site.settings), 600.0
+    fleet, good_s = Region(ec2.through, site.settings), 600.0
     script = site.folder / "script"
     script.write_text("#!/bin/bash\necho done\n")
     pack(site.folder / "input", script, {}, site.folder)
@@ -212,7 +213,8 @@ def test_abandoned_instances_end_themselves(
         link = site.staging.link("get_object", alive, good_s)
         text = detached(settings, site.staging.links(run, INSTANCE, good_s) | {"get_alive": link})
         tags = {"run": run, "lifetime_s": str(lifetime_s)}
-        return fleet.launch(Order(run, "g5.xlarge", "on-demand", tags, 1.0, template=fleet.own_template(run, text)))
+        order = Order(run, run, "g5.xlarge", "on-demand", ("a10g-0",), tags, 1.0, guest=text)
+        return fleet.launch_gang(order)["a10g-0"]
 
     site.staging.say_alive(time.time() + 3600)
     site.staging.put("over/input", (site.folder / "input").read_bytes())
@@ -320,7 +322,7 @@ def test_an_instance_that_ends_is_a_loss_only_before_the_result_is_there(
     if ended:
         site.finish("13")
     site.until(lambda: not site.state.runs)
-    assert ("EC2 has taken" in str(site.state.words)) is not ended
+    assert ("the cloud has taken" in str(site.state.words)) is not ended
 
 
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)
@@ -378,7 +380,7 @@ def test_a_run_whose_instance_is_gone_ends_although_s3_is_silent(site: QuietSite
     site.sleep(2 * 3600)
     site.until(lambda: not site.state.runs)
     assert site.jobs["13"].phase is Phase.QUEUED
-    assert "EC2 has taken instance" in site.state.words["13"]
+    assert "the cloud has taken instance" in site.state.words["13"]
 
 
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)

@@ -12,7 +12,7 @@ from botocore.stub import Stubber
 from penstock_cloud import staging
 from penstock_cloud.catalogue import shipped
 from penstock_cloud.doctor import examine, policy
-from penstock_cloud.fleet import connect
+from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from tests.cloud.conftest import SITE
 from tests.cloud.faults import KEYS, Ec2, Fault, Reserved

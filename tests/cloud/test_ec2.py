@@ -11,10 +11,11 @@ from typing import NoReturn
 
 import pytest
 
-from penstock_cloud.failures import Kind, refusal
-from penstock_cloud.fleet import Fleet, Order
-from penstock_cloud.instances import PROTECTED
+from penstock_cloud.ec2 import Ec2 as Region
+from penstock_cloud.failures import refusal
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst_manager.instances import PROTECTED
+from penstock_scheduler.burst_manager.provider import Kind, Order
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore
 from tests.cloud.detached import DetachedSite
@@ -192,8 +193,8 @@ def test_a_boot_costs_no_more_than_was_committed(site: CloudSite, ec2: Ec2) -> N
 def test_a_spot_instance_costs_no_more_than_was_offered(site: CloudSite, ec2: Ec2, fleets: bool) -> None:
     if not fleets:
         ec2.faults.append(Fault("CreateFleet", "error", "UnauthorizedOperation"))
-    fleet = Fleet(ec2.through, site.settings)
-    fleet.launch(Order("token", "g5.xlarge", "spot", {}, 0.4))
+    fleet = Region(ec2.through, site.settings)
+    fleet.launch_gang(Order("7.1-x", "token", "g5.xlarge", "spot", ("a10g-0",), {}, 0.4))
     _, asked = ec2.calls[-1]
     limits = [value for key, value in asked.items() if key.endswith("MaxPrice")]
     assert limits == ["0.400000"] * (len(site.settings.subnets) if fleets else 1)
@@ -314,27 +315,6 @@ def test_a_job_that_starts_on_a_node_ordered_for_another_is_sent_back(site: Clou
     assert len(ec2.running()) == 1, "the job that it was ordered for keeps it"
 
 
-def test_a_gang_gets_all_its_nodes_or_none(site: CloudSite, ec2: Ec2) -> None:
-    site.submit("7", max_gpus=2)
-    ec2.faults += [
-        Fault("CreateFleet", "none"),  # the first goes through
-        Fault("CreateFleet", "fleet", "InsufficientInstanceCapacity"),
-    ]
-    site.send("7", "2x g5.xlarge", 10.0)
-    site.until(lambda: not site.state.runs)
-    assert len(ec2.instances()) == 1
-    assert not ec2.running(), "the one that was launched has been ended"
-    assert not ec2.groups
-    spent, owed = site.bill()
-    assert spent == pytest.approx(owed, abs=1e-9)
-    site.sleep(1300)
-    site.send("7", "2x g5.xlarge", 10.0)
-    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
-    assert site.jobs["7"].allocation is not None
-    assert len(site.jobs["7"].allocation.shares) == 2
-    assert ec2.groups == {f"penstock-{site.run_of('7')}"}
-
-
 def test_a_recalled_job_comes_back_and_its_instance_ends(site: CloudSite, ec2: Ec2) -> None:
     site.submit("7")
     site.send("7")
@@ -374,7 +354,7 @@ def run_until_taken_back(site: CloudSite, ec2: Ec2, job: str) -> None:
 def test_an_instance_that_ec2_takes_back_ends_the_run_and_its_job_is_queued(site: CloudSite, ec2: Ec2) -> None:
     run_until_taken_back(site, ec2, "7")
     assert site.jobs["7"].phase is Phase.QUEUED
-    assert "EC2 has taken" in site.tick().words["7"]
+    assert "the cloud has taken" in site.tick().words["7"]
 
 
 def test_a_run_that_is_over_is_not_ordered_again_by_the_round_that_ordered_it(site: CloudSite, ec2: Ec2) -> None:

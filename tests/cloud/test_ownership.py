@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from penstock_cloud.doctor import policy
-from penstock_cloud.instances import PROTECTED
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst_manager.instances import PROTECTED
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore, open_store
 from tests.cloud.conftest import SITE

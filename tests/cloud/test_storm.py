@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from penstock_cloud.instances import PROTECTED
-from penstock_cloud.runs import BurstRun
+from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst_manager.instances import PROTECTED, PROTECTED_PLACES
+from penstock_scheduler.burst_manager.runs import BurstRun
 from penstock_scheduler.model import Phase
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store import SqlStore, open_store
 from tests.cloud.faults import Ec2, Fault
-from tests.cloud.site import CloudSite
+from tests.cloud.site import CloudSite, there
 
 
 class Killed(BaseException):
@@ -82,11 +83,13 @@ class Storm:
 
     def taken_back(self) -> None:
         if mine := self.mine():
-            self.ec2.direct().terminate_instances(InstanceIds=[self.rng.choice(mine)])
+            one = self.rng.choice(mine)
+            self.ec2.client_of(one).terminate_instances(InstanceIds=[one])
 
     def stripped(self) -> None:
         if mine := self.mine():
-            self.ec2.direct().delete_tags(Resources=[self.rng.choice(mine)], Tags=[{"Key": "penstock:site"}])
+            one = self.rng.choice(mine)
+            self.ec2.client_of(one).delete_tags(Resources=[one], Tags=[{"Key": "penstock:site"}])
 
     def recalled(self) -> None:
         if self.site.away:
@@ -117,6 +120,7 @@ class Storm:
                     other.sleep(3700)
             if rng.random() < 0.5:
                 site.store.set_control(PROTECTED, None)  # an admin has read the notice
+                site.store.set_control(PROTECTED_PLACES, None)
         self.ec2.faults.clear()
         for site in self.sites:
             site.crash()
@@ -211,13 +215,18 @@ def test_kill_9_at_every_step_of_a_run_and_after_restart_the_same_result(
 
 @pytest.fixture
 def sites(
-    site: CloudSite, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, tmp_path: Path
 ) -> Iterator[list[CloudSite]]:
-    """Two sites of one name in one account."""
-    settings = cloud_settings(site="5e1f0000-0000-4000-8000-000000000002", share=tmp_path / "other-share")
-    store = open_store(tmp_path / "other", writer=True)
-    yield [site, CloudSite(settings, store, ec2, ec2.through)]
-    store.close()
+    """Two sites of one name in one account, each in two regions."""
+    regions = {"eu-west-1": there(ec2, "eu-west-1")}
+    mine = cloud_settings(regions=regions)
+    others = cloud_settings(
+        site="5e1f0000-0000-4000-8000-000000000002", share=tmp_path / "other-share", regions=regions
+    )
+    ec2.through = ec2.through or connect(mine)
+    other = open_store(tmp_path / "other", writer=True)
+    yield [CloudSite(mine, store, ec2, ec2.through), CloudSite(others, other, ec2, ec2.through)]
+    other.close()
 
 
 def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int) -> None:
@@ -232,17 +241,18 @@ def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int) -> None
     for site in sites:
         settled(site, ec2, strangers=1)
     assert sum(len(site.ended) for site in sites) > faults / 10, "instances were launched and ended"
+    assert len({each["Placement"]["AvailabilityZone"][:-1] for each in ec2.instances()}) == 2, "in both regions"
 
 
-def test_a_storm_of_100_faults_over_two_sites_in_one_account(
+def test_a_storm_of_100_faults_over_two_sites_in_two_regions_of_one_account(
     sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_cloud.regions.APPEARS_S", 10.0)
+    monkeypatch.setattr("penstock_scheduler.burst_manager.places.APPEARS_S", 10.0)
     storm_over(sites, ec2, seed=20, faults=100)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_storms_of_200_faults(sites: list[CloudSite], ec2: Ec2, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock_cloud.regions.APPEARS_S", 10.0)
+    monkeypatch.setattr("penstock_scheduler.burst_manager.places.APPEARS_S", 10.0)
     storm_over(sites, ec2, seed=seed, faults=200)

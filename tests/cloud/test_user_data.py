@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cloud.fleet import Fleet, Order, connect
+from penstock_cloud.ec2 import Ec2 as Region
+from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst_manager.provider import Order
 from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
@@ -25,10 +27,11 @@ def test_instances_end_themselves_and_pass_on_a_notice(
     silent; `nameless` cannot read its name.
     """
     settings = cloud_settings(silent_s=8.0, slurm_conf="/nonexistent")
-    fleet = Fleet(connect(settings), settings)
+    fleet = Region(connect(settings), settings)
 
     def launch(node: str, tags: dict[str, str]) -> str:
-        return fleet.launch(Order(f"token-{node}", "g5.xlarge", "on-demand", {"run": node} | tags, 1.0))
+        order = Order(node, f"token-{node}", "g5.xlarge", "on-demand", (node,), {"run": node} | tags, 1.0)
+        return fleet.launch_gang(order)[node]
 
     with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
         short = launch("short", {"node": "short", "lifetime_s": "1"})

@@ -54,7 +54,7 @@ def test_the_loop_ticks_orders_and_recalls_while_ec2_does_not_answer(site: Cloud
 def test_a_thread_that_fails_says_so_and_goes_on(site: CloudSite, ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
     site.really_until(lambda: site.state.offers, "there are offers")
     with monkeypatch.context() as patched:
-        patched.setattr("penstock_cloud.instances.Instances.sweep", lambda *_: 1 / 0)
+        patched.setattr("penstock_scheduler.burst_manager.instances.Instances.sweep", lambda *_: 1 / 0)
         site.really_until(lambda: "division by zero" in " ".join(site.state.closed), "it is told")
     site.really_until(lambda: not site.state.closed, "it goes on")
     site.submit("7")

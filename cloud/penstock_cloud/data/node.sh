@@ -11,7 +11,11 @@ end() { say "ends itself: $*"; shutdown -h now; exit 0; }
 # 1. Whatever happens below, the instance ends itself. Without its tags, it could not be found.
 lifetime_s=$(ask tags/instance/penstock:lifetime_s) || end "it cannot read its tags"
 began_s=$SECONDS
-node=$(ask tags/instance/penstock:node) || end "it has no name"
+# The instances of a gang get their names once all of them exist.
+until node=$(ask tags/instance/penstock:node); do
+  [ $((SECONDS - began_s)) -lt 300 ] || end "it has no name"
+  sleep "${PENSTOCK_WATCH_S:-5}"
+done
 
 # 2. Join Slurm, once Slurm has asked for the node: slurmctld ignores one that registers before that.
 slurmd=

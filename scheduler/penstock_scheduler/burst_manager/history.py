@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.history import averages
+from penstock_scheduler.burst_manager.settings import BurstSettings
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model.waiting import Averages, Wait, WaitingPolicy, by_budget
 from penstock_scheduler.store import SqlStore
@@ -18,7 +18,7 @@ NEWEST = 2000
 class SiteHistory:
     """Ended jobs, oldest first, and the waiting policy that follows from them and the settings."""
 
-    def __init__(self, settings: CloudSettings, store: SqlStore) -> None:
+    def __init__(self, settings: BurstSettings, store: SqlStore) -> None:
         self._settings, self._store = settings, store
         self._read_s = -1e18
         self.past: list[JobView] = []

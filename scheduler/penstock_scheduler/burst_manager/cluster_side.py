@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock_cloud.runs import BurstRun
-from penstock_cloud.share import Share
+from penstock_scheduler.burst_manager.runs import BurstRun
+from penstock_scheduler.burst_manager.share import Share
 from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import CloudNode, CloudNodes
 

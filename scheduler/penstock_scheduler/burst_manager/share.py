@@ -9,10 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_cloud.user_data import ALIVE, NOTICES
 from penstock_scheduler.model import JobId
 
 log = logging.getLogger(__name__)
+
+ALIVE = "alive"
+"""The daemon's sign of life in the share. Only the file's modification time matters."""
+
+NOTICES = "notices"
+"""Folder in the share with a file for each node that the provider is about to reclaim."""
 
 DETACHED = "detached"
 """Folder with a file for each detached job. It has the cloud runner's links, and only the job's user can read it."""
@@ -67,7 +72,7 @@ class Share:
                 self._delete(file)
 
     def notices(self, nodes: Sequence[str]) -> list[str]:
-        """Those of these nodes that EC2 is about to reclaim."""
+        """Those of these nodes that the provider is about to reclaim."""
         try:
             return [name for name in nodes if (self._folder / NOTICES / name).exists()]
         except OSError as error:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from penstock_cloud.fleet import DescribedInstance
-from penstock_cloud.regions import MISSED
-from penstock_cloud.runs import BurstRun, Slot, cost_usd, entries
 from penstock_scheduler.burst.ledger import BudgetSettings, budget_lines
 from penstock_scheduler.burst.queue_times import QueueTime, counted, returned
+from penstock_scheduler.burst_manager.places import MISSED
+from penstock_scheduler.burst_manager.provider import DescribedInstance
+from penstock_scheduler.burst_manager.runs import BurstRun, Slot, cost_usd, entries
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import BudgetLine, CloudRun, Job, JobId, Offer
 from penstock_scheduler.store import CloudRunRow, SqlStore
@@ -169,7 +169,7 @@ def _read(row: CloudRunRow) -> BurstRun | Unreadable:
 def _unpaid(seen: DescribedInstance, billed: Slot | None) -> LedgerLine | None:
     """The charge for an instance that has ended and belongs to no open run. None if it is paid for.
 
-    An instance that EC2 had forgotten was charged until its committed dollars were spent. The difference is credited.
+    An instance that its provider had forgotten was charged until its committed dollars were spent. The difference is credited.
     """
     tags = seen.tags
     usd_per_h = float(tags.get("usd_per_h", "0"))
@@ -179,7 +179,7 @@ def _unpaid(seen: DescribedInstance, billed: Slot | None) -> LedgerLine | None:
         text = f"{text}, which belonged to no run"
     elif billed.missed >= MISSED:
         usd -= cost_usd(billed.seconds, usd_per_h)
-        text = f"{text}, which EC2 did not list, in place of {billed.seconds:.0f} s"
+        text = f"{text}, which the cloud did not list, in place of {billed.seconds:.0f} s"
     else:
         return None
     return LedgerLine(

@@ -8,17 +8,16 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from penstock_scheduler.burst.ledger import Entry
+from penstock_scheduler.burst.states import State
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import CloudRun, Offer
 
 LEAST_S = 60.0
-"""EC2 bills a Linux instance by the second, but at least a minute."""
-
-State = Literal["ordered", "booting", "running", "leaving", "ending", "over"]
+"""Clouds bill an instance by the second, but at least a minute."""
 
 
 class Slot(BaseModel):
-    """One node of a run and its instance. Times are in s since 1970, by EC2's clock where EC2 reports them."""
+    """One node of a run and its instance. Times are in s since 1970, by the provider's clock where it reports them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,7 +45,7 @@ class BurstRun(BaseModel):
     """Job, number, and a random UUID, so nothing that an earlier run or another site has left is taken for this run's."""
     job: str
     region: str
-    """Where its instances are, also after the settings have changed."""
+    """The place of its instances, such as a region of EC2; also after the settings have changed."""
     user: str
     account: str
     offer: Offer
@@ -92,14 +91,13 @@ class BurstRun(BaseModel):
         launched = [slot.launched_s for slot in self.slots if slot.launched_s is not None]
         return min(launched) + self.lifetime_s if launched else None
 
-    def tags(self, slot: Slot) -> dict[str, str]:
-        """Tags of an instance, set at its launch."""
+    def tags(self) -> dict[str, str]:
+        """Tags of all its instances, set at their launch."""
         return {
             "run": self.id,
             "job": self.job,
             "user": self.user,
             "account": self.account,
-            "node": slot.node,
             "usd_per_h": repr(self.usd_per_h),
             "lifetime_s": f"{self.lifetime_s:.0f}",
         }
@@ -114,7 +112,7 @@ class BurstRun(BaseModel):
         return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
 
     def spent(self, now_s: float) -> LedgerLine:
-        """The ledger line to write when all instances are gone. Data is charged as declared, since EC2 does not bill it by
+        """The ledger line to write when all instances are gone. Data is charged as declared, since no provider bills it by
         job."""
         launched = [slot for slot in self.slots if slot.instance is not None]
         if not launched:
