@@ -27,7 +27,7 @@ from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
 from penstock_scheduler.loop import Observer, RoundLoop
-from penstock_scheduler.model import BudgetLine, ClusterState, JobSpec, Snapshot
+from penstock_scheduler.model import BudgetLine, ClusterState, JobId, JobSpec, Snapshot, Stop
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
 from penstock_scheduler.one_thread import one_blas_thread
@@ -180,6 +180,7 @@ def make_loop(
     rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
     overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
     on_observed: Observer = lambda state, now_s, gpu_seconds: None,
+    on_stopped: Callable[[Mapping[JobId, Stop]], None] = lambda stops: None,
 ) -> RoundLoop:
     """The round loop that these settings describe, on this cluster. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
@@ -207,6 +208,7 @@ def make_loop(
         overspent=overspent,
         on_observed=on_observed,
         on_round=on_round,
+        on_stopped=on_stopped,
     )
 
 
@@ -232,6 +234,10 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         allocations.take_round(record)
         watcher.round_decided(record)
 
+    def stopped(stops: Mapping[JobId, Stop]) -> None:
+        board.take_stops(stops)
+        watcher.stopped(stops)
+
     reconciler = None
     if parts.submitter is not None and parts.accounts is not None:
         reconciler = Reconciler(store, parts.submitter, parts.accounts, cloud_nodes, allocations)
@@ -252,6 +258,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         lambda snapshot: board.results.on(rules.on(snapshot)),
         rules.overspent,
         counted,
+        stopped,
     )
     chosen = make_policy(settings.policy)[1]
     disks = [store_check(store, clock.now_s)]

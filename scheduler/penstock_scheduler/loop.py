@@ -75,6 +75,7 @@ class RoundLoop:
             exceed by now, since the round may have seen an older state; None: the order may go out.
         on_observed: called in each tick with the observation, its time, and the GPU-seconds of each job so far by GPU type.
         on_round: called with each decided round, after it was saved and before the loop acts on it.
+        on_stopped: called with stops that no round decided, after they are in the jobs' history.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class RoundLoop:
         overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
         on_observed: Observer = lambda state, now_s, gpu_seconds: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        on_stopped: Callable[[Mapping[JobId, Stop]], None] = lambda stops: None,
     ) -> None:
         self._cluster = parts.cluster
         self._accounts = parts.accounts
@@ -110,7 +112,7 @@ class RoundLoop:
         self._rules = rules
         self._overspent = overspent
         self._on_observed = on_observed
-        self._on_round = on_round
+        self._on_round, self._on_stopped = on_round, on_stopped
         self._tick_s = tick_s
         self._rest_s = rest_s
         self.paused = False
@@ -226,7 +228,8 @@ class RoundLoop:
             return ()
         with self.health.step(StepName.APPLY, self._plan.round):
             outcomes = self._act(self._plan, state, cloud)
-            self._outcomes.record(self._plan, state, outcomes, self._clock.now_s())
+            if stops := self._outcomes.record(self._plan, state, outcomes, self._clock.now_s()):
+                self._on_stopped(stops)
         self._gpu_seconds.sent(state.jobs, _starts_under_way(outcomes), now_s)
         return outcomes
 

@@ -190,7 +190,7 @@ class JobView(Body):
     reason: str = ""
     """Code of the newest round's reason; `explain` has the reason as a sentence."""
     stopped: str = ""
-    """Why a round last stopped a run of the job, as code and sentence; empty: none has."""
+    """Why a run of the job was last stopped, as code and sentence; empty: none was."""
     note: str = ""
     """What keeps the job from being placed besides GPUs, such as a hold, with the remedy; empty: nothing."""
     progress: float | None = None

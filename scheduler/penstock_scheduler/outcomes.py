@@ -32,9 +32,11 @@ class OutcomeLog:
         """(job, kind of action) -> newest outcome. The cluster and the cloud may both act for one job."""
         self._stopping: dict[JobId, Stop] = {}
         """Why jobs were asked to stop that still save. A later round may send them elsewhere without another reason."""
+        self._own: dict[JobId, Stop] = {}
+        """Stops of the newest tick that no round decided."""
 
-    def record(self, plan: Plan, state: ClusterState, outcomes: Sequence[Outcome], now_s: float) -> None:
-        """Log and store what is new among the outcomes of a tick.
+    def record(self, plan: Plan, state: ClusterState, outcomes: Sequence[Outcome], now_s: float) -> dict[JobId, Stop]:
+        """Log and store what is new among the outcomes of a tick. Returns the new stops that no round decided.
 
         An action that was under way, and that its job no longer needs, is done.
 
@@ -57,7 +59,8 @@ class OutcomeLog:
         news = [outcome for outcome in (*done, *outcomes) if self._told.get(_key(outcome)) != outcome]
         self._told = {_key(outcome): outcome for outcome in outcomes}
         if not news:
-            return
+            self._own = {job: stop for job, stop in self._own.items() if job in busy}
+            return {}
         saving = {job.id for job in state.jobs if job.phase is Phase.STOPPING}
         stops = {job: stop for job, stop in self._stopping.items() if job in saving} | plan.stops
         self._stopping = {job: stop for job, stop in stops.items() if job in busy}
@@ -87,6 +90,11 @@ class OutcomeLog:
                     "stop": str(outcome.stop or ""),
                 },
             )
+        before, self._own = (
+            self._own,
+            {each.action.job: each.stop for each in outcomes if each.stop is not None and each.action.job not in stops},
+        )
+        return {job: stop for job, stop in self._own.items() if before.get(job) != stop}
 
 
 def _key(outcome: Outcome) -> tuple[JobId, str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.health import RESUME
 from penstock_scheduler.ledger_messages import BudgetView
 from penstock_scheduler.messages import JobView
+from penstock_scheduler.model import JobId, Stop
 from penstock_scheduler.notices import Kind, Notice, Notifier
 from penstock_scheduler.ports import NodeEvents
 from penstock_scheduler.records import RoundRecord
@@ -112,6 +114,11 @@ class Watcher:
             facts = {"round": number, "jobs": sorted(record.gate.stops)}
             self._notifier.tell(Notice("plan-refused", f"the plan of round {number} was refused", text, facts=facts))
         self._told_of_refusal = bool(refused)
+
+    def stopped(self, stops: Mapping[JobId, Stop]) -> None:
+        """Note stops that no round decided in the audit log."""
+        for job, stop in stops.items():
+            self._note("stop", job, f"without a round: {stop.code.value}: {stop.text}", allowed=True)
 
     def _note(self, action: str, target: str, text: str, *, allowed: bool) -> None:
         try:

@@ -125,6 +125,8 @@ class SlurmCloudNodes:
         try:
             self._say(job, f"cancelled: {text}")  # before it ends: Slurm takes no comment on a job that has
             self._gateway.cancel(job)
+            why = f"{text}; Slurm cannot requeue it, so it was cancelled"
+            self._stopped[job] = Stop(StopCode.RECALL, why)
         except JobGone:
             return
         except Refused as error:

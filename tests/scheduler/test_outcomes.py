@@ -53,6 +53,27 @@ def test_a_stop_that_no_round_decided_keeps_its_own_reason():
     assert [outcome.stop for _, outcome in store.outcomes] == [own, planned]
 
 
+def test_a_stop_that_no_round_decided_is_returned_once():
+    """Each tick repeats the outcome until the job has left. Another stop of the job is a new one."""
+    outcomes = OutcomeLog(MemoryStore())
+    own, other = Stop(StopCode.NO_GPUS, "no GPUs"), Stop(StopCode.RECALL, "back")
+    saves, leaves = (Outcome(Hold("1", 1), Progress.UNDER_WAY, text, own) for text in ("saves", "leaves"))
+    gone = Outcome(Hold("1", 1), Progress.UNDER_WAY, "saves", other)
+    found = [
+        outcomes.record(plan, ClusterState((), ()), told, 0.0)
+        for plan, told in (
+            (Plan(1), (saves,)),
+            (Plan(1), (saves,)),
+            (Plan(1), (leaves,)),
+            (Plan(1), ()),
+            (Plan(1), (saves,)),
+            (Plan(1), (gone,)),
+            (Plan(1, stops={"1": own}), (saves,)),
+        )
+    ]
+    assert found == [{"1": own}, {}, {}, {}, {"1": own}, {"1": other}, {}]
+
+
 def test_a_job_that_saves_keeps_the_reason_of_the_round_that_stopped_it():
     """The next round sends it elsewhere, and has no other reason. After its end the reason is forgotten."""
     store = MemoryStore()

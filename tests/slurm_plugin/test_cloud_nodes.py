@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock_scheduler.errors import ClusterAway
+from penstock_scheduler.model import Stop
 from penstock_scheduler.spool import Spool
 from penstock_slurm.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.gateway import CliGateway, ControllerAway, Refused, SlurmError, SlurmNode
@@ -35,15 +36,16 @@ class OneJob:
         return ask
 
 
-def refuse(slurm: OneJob, folder: Path | None = None) -> None:
+def refuse(slurm: OneJob, folder: Path | None = None) -> dict[str, Stop]:
     with tempfile.TemporaryDirectory() as spool:
-        _refuse(slurm, Spool(folder or Path(spool)))
+        return _refuse(slurm, Spool(folder or Path(spool)))
 
 
-def _refuse(slurm: OneJob, spool: Spool) -> None:
+def _refuse(slurm: OneJob, spool: Spool) -> dict[str, Stop]:
     nodes = SlurmCloudNodes("burst", cast(CliGateway, slurm), spool)
     nodes.saw((), [JOB])
     nodes.refuse(JOB.id, "it asks for cloud nodes itself")
+    return nodes.take_stops()
 
 
 DISABLED = Refused("Requested operation is presently disabled", command="scontrol")
@@ -58,7 +60,9 @@ def test_a_job_that_may_be_queued_again_is_and_its_spec_stays() -> None:
 
 def test_a_job_that_may_not_be_queued_again_is_told_and_cancelled() -> None:
     slurm = OneJob(requeue_hold=DISABLED)
-    refuse(slurm)
+    assert refuse(slurm)[JOB.id].text == (
+        "it asks for cloud nodes itself; Slurm cannot requeue it, so it was cancelled"
+    )
     assert slurm.asked == ["requeue_hold", "set_admin_comment", "cancel"]
     assert json.loads(slurm.comment)["penstock_says"] == "cancelled: it asks for cloud nodes itself"
 

@@ -23,7 +23,7 @@ from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import AllocationView, JobView, ResultView
-from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Refusal
+from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Refusal, Stop
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
@@ -86,6 +86,8 @@ class Board:
         """Live job -> GPU type -> GPU-seconds, as of the newest tick; kept until its end is in the store."""
         self.endings: dict[str, str] = {}
         """Live job -> why the API has cancelled it, for its `ended_text`; only for what its user did not ask for."""
+        self._stops: dict[str, tuple[RoundRecord | None, Stop]] = {}
+        """Live job -> the newest round then, and why its run was stopped without a round; until there is another round."""
         self._activity = Activity()
         self._outputs = Outputs(submitter)
         self._waiting: dict[str, asyncio.Event] = {}
@@ -142,6 +144,7 @@ class Board:
                     self._progress.pop(view.id, None)
                     self._activity.forget(view.id)
                     self._outputs.forget(view.id)
+                    self._stops.pop(view.id, None)
                     self.results.forget(view.id)
                 else:
                     self._live[view.id] = view
@@ -156,6 +159,11 @@ class Board:
         self.record = record
         self.counts.round(record)
         self._publish("round", "", summarise(record).model_dump_json())
+
+    def take_stops(self, stops: Mapping[str, Stop]) -> None:
+        """Take in stops that no round decided."""
+        with self._changing:
+            self._stops |= {job: (self.record, stop) for job, stop in stops.items() if job in self._live}
 
     def take_reports(self, reports: Sequence[Report]) -> None:
         """Take in reports, by whatever transport they came."""
@@ -282,13 +290,14 @@ class Board:
         reason = code or self._reason(job.id)
         # Most jobs have not changed since the last tick, and a view costs a hundred times what this comparison does.
         made, result = self._made.get(job.id), self.results.newest(job.id)
-        if made is not None and made[3] is before and made[:3] == (job, note or reason, result):
+        same = made is not None and made[3] is before and made[:3] == (job, note or reason, result)
+        if same and before is not None and job.id not in self._stops:
             return before
         if before is None:
             before = self.store.job(job.id)
         has = job.phase in (Phase.RUNNING, Phase.STOPPING)
         record = self.record
-        stop = record.plan.stops.get(job.id) if record else None
+        stop = self._own_stop(job.id) or (record.plan.stops.get(job.id) if record else None)
         fields = JobView(
             id=job.id,
             version=before.version if before else 0,
@@ -317,6 +326,14 @@ class Board:
         # The live figures make no new version by themselves; they follow with the next one.
         return self.shown(fields.model_copy(update={"version": fields.version + 1}))
 
+    def _own_stop(self, job: str) -> Stop | None:
+        """Why a job's run was stopped without a round, since the newest round."""
+        decided, stop = self._stops.get(job, (None, None))
+        if stop is None or decided is self.record:
+            return stop
+        del self._stops[job]
+        return None
+
     def _ended(self, jobs: Sequence[str], now_s: float) -> list[JobView]:
         fates: dict[str, Fate | None] = self.submitter.fates(jobs) if self.submitter else {}
         views = []
@@ -325,6 +342,7 @@ class Board:
             if fate is None:
                 continue  # the job exists, but no round may manage it now
             before, ending = self.shown(self._live[job]), self.endings.pop(job, "")
+            stop = self._own_stop(job)
             views.append(
                 before.model_copy(
                     update={
@@ -336,6 +354,7 @@ class Board:
                         "end_s": now_s if fate.end_s is None else fate.end_s,
                         "allocation": None,
                         "reason": "",
+                        "stopped": before.stopped if stop is None else str(stop),
                         "result": self.results.newest(job) or before.result,
                     }
                 )

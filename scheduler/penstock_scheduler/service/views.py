@@ -186,7 +186,16 @@ def history_view(store: SqlStore, job: str) -> History:
 
 
 def explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
-    """Why a job has what it has, by the newest round."""
+    """Why a job has what it has, by the newest round, and why its last run was stopped."""
+    found = _explanation_view(view, record)
+    if not view.stopped or any(view.stopped.partition(": ")[2] in line for line in found.lines):
+        return found
+    return found.model_copy(
+        update={"lines": [*found.lines, f"Its run was last stopped for this reason: {view.stopped}."]}
+    )
+
+
+def _explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
     if view.state == "ended":
         cause = [f"It {view.ended_text}."] if view.ended_text else []
         text = f"it has ended: {view.ended}" + (f": it {view.ended_text}" if view.ended_text else "")
