@@ -17,13 +17,16 @@ from penstock_scheduler.model import (
     CloudRun,
     CloudState,
     GpuBudget,
+    GpuLimit,
     JobFacts,
     Offer,
     Phase,
     ReasonCode,
     Snapshot,
+    StopCode,
 )
 from penstock_scheduler.policies import REGISTRY, make_policy
+from penstock_scheduler.policies.staying import CANNOT_SAVE
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, drained, period_bounds
 from penstock_scheduler.store import CloudRunRow, open_store
@@ -145,6 +148,28 @@ def test_what_runs_leaves_only_when_the_grace_is_over_and_never_if_it_may_not_be
     assert "the grace for what ran is over" in plan.waiting["1"].text
     finish = rules(store, MATHS.model_copy(update={"grace_s": 0.0}))
     assert "1" in policy.decide(finish.on(dataclasses.replace(first, budgets=()))).chosen, "the default lets it finish"
+
+
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"budgets": (GpuBudget("maths", "month", None, 3.0, 3.0, stops=True),)},
+        {"limits": (GpuLimit("account", "maths", 0),)},
+    ],
+    ids=["budget", "limit"],
+)
+@pytest.mark.parametrize("policy", ["sia", "fifo", "srtf", "gandiva"])
+def test_no_budget_or_limit_stops_a_job_that_would_lose_all_its_work(policy, rule, saves):
+    state = seen(running("1", account="maths"))
+    facts = {name: dataclasses.replace(each, saves=saves) for name, each in state.facts.items()}
+    plan = make_policy(policy)[0].decide(dataclasses.replace(state, facts=facts, **rule))
+    if saves:  # a queue stops no running job to keep to a limit
+        assert plan.stops["1"].code is StopCode.LIMIT if policy == "sia" or "budgets" in rule else not plan.stops
+    else:
+        assert plan.stops == {}
+        assert plan.chosen["1"].gpus == 2
+        assert CANNOT_SAVE in plan.assignments["1"].reason.text
 
 
 def test_over_the_soft_limit_others_go_first():
