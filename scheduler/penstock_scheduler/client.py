@@ -26,7 +26,14 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health_messages import Health
-from penstock_scheduler.history_messages import Allocations, AllocationSpan
+from penstock_scheduler.history_messages import (
+    Allocations,
+    AllocationSpan,
+    JobSeries,
+    Queue,
+    QueueEntry,
+    Series,
+)
 from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import (
@@ -235,6 +242,33 @@ class Client:
         while True:
             page = self._ask(Allocations, "GET", path, query=query, again=True)
             yield from page.spans
+            if page.next is None:
+                return
+            query["after"] = page.next
+
+    def job_series(self, job: str, *, from_s: float | None = None, to_s: float | None = None) -> JobSeries:
+        """How a job ran over time, in at most some hundred samples; by default from its start until now."""
+        query = {"from": from_s, "to": to_s}
+        return self._ask(JobSeries, "GET", f"/v1/jobs/{job}/series", query=query, again=True)
+
+    def series(self, *names: str, from_s: float | None = None, to_s: float | None = None) -> Series:
+        """Figures of the cluster over time; by default all of them, over the last day."""
+        query = {"from": from_s, "to": to_s, "name": list(names) or None}
+        return self._ask(Series, "GET", "/v1/series", query=query, again=True)
+
+    def queue(
+        self,
+        *,
+        user: str | None = None,
+        account: str | None = None,
+        partition: str | None = None,
+        code: str | None = None,
+    ) -> Iterator[QueueEntry]:
+        """Jobs that hold no GPUs, and why, in the order of submission. Fetches page by page."""
+        query: dict[str, Any] = {"user": user, "account": account, "partition": partition, "code": code, "after": None}
+        while True:
+            page = self._ask(Queue, "GET", "/v1/queue", query=query, again=True)
+            yield from page.entries
             if page.next is None:
                 return
             query["after"] = page.next

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
+from penstock_profiles.wire import Report
 from penstock_scheduler import __version__, open_files
 from penstock_scheduler.burst.choices import check_cloud
 from penstock_scheduler.clock import WallClock
@@ -43,8 +44,10 @@ from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.allocations import AllocationLog
 from penstock_scheduler.service.board import Board, ObservedCluster
 from penstock_scheduler.service.reconciling import Reconciler
+from penstock_scheduler.service.samples import Sampler
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.service.vitals import Vitals
+from penstock_scheduler.service.waits import WaitLog
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.watcher import Watcher
@@ -222,16 +225,24 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
     models = LearnedModels(specs, store, sensitivities)
-    observed = ObservedCluster(parts.cluster, board, models.learn)
 
     def cloud_nodes() -> list[str]:
         return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]
 
     allocations = AllocationLog(store, parts.gpu_ids, cloud_nodes)
+    waits = WaitLog(store)
+    sampler = Sampler(store, settings.section(DaemonSettings))
+
+    def learn(reports: Sequence[Report]) -> None:
+        models.learn(reports)
+        sampler.take_reports(reports)
+
+    observed = ObservedCluster(parts.cluster, board, learn)
 
     def decided(record: RoundRecord) -> None:
         board.take_round(record)
-        allocations.take_round(record)
+        for reader in (allocations, waits, sampler):
+            reader.take_round(record)
         watcher.round_decided(record)
 
     def stopped(stops: Mapping[JobId, Stop]) -> None:
@@ -245,6 +256,8 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     def counted(state: ClusterState, now_s: float, gpu_seconds: Mapping[str, Mapping[str, float]]) -> None:
         board.take_state(state, now_s, gpu_seconds)
         allocations.take_state(state, now_s)
+        waits.take_state(state, now_s)
+        sampler.tick(state, now_s)
         if reconciler is not None:
             reconciler.tick(now_s)
 
@@ -285,7 +298,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         notifier,
         specs,
         sensitivities,
-        models.learn,
+        learn,
         chosen,
         parts,
         watcher,

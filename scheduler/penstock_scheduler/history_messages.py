@@ -52,3 +52,75 @@ class Allocations(Body):
     spans: list[AllocationSpan]
     next: str | None = None
     """Value of `after` for the next page; None: this is the last page."""
+
+
+class QueueEntry(Body):
+    """A job that holds no GPUs, and why."""
+
+    position: int | None
+    """1: submitted first of those that wait for GPUs. The policy may start a later one before it. None: it does not wait for
+    GPUs, but for something that a person has to do, such as a release."""
+    job: str
+    name: str = ""
+    user: str
+    account: str = ""
+    partition: str = ""
+    submit_s: float
+    since_s: float
+    """Since when it has waited for this reason."""
+    code: str
+    """Code of the reason, such as `waiting-capacity`, `held` or `refused`."""
+    text: str = ""
+    """The reason as a sentence. Shown for own jobs."""
+    needs: str = ""
+    """The fewest GPUs that it needs, in words; empty: not known."""
+    estimated_start_s: float | None = None
+
+
+class Queue(Body):
+    """A page of the queue."""
+
+    entries: list[QueueEntry]
+    waiting: int
+    """Jobs in the whole queue, also those of users whose jobs the caller may not see."""
+    next: int | None = None
+    """Value of `after` for the next page; None: this is the last page."""
+
+
+class JobSample(Body):
+    """What a job reported about its speed at some time, or on average over some time."""
+
+    time_s: float
+    span_s: float
+    """Length of the time that the figures are the averages of; 0: as reported."""
+    gpus: int
+    progress: float
+    """Samples so far, at the end of this time."""
+    goodput: float | None = None
+    """Measured, in the job's own unit per second."""
+    expected: float | None = None
+    """Expected by the round at that time, in the same unit."""
+    batch: int | None = None
+    """Samples in an optimiser step."""
+    utilisation: float | None = None
+    """Share of the time in which its GPUs were busy."""
+    memory_mb: int | None = None
+    """Peak memory on one GPU, MiB."""
+
+
+class JobSeries(Body):
+    """How a job ran, oldest first."""
+
+    job: str
+    step_s: float
+    """Time from one sample to the next."""
+    samples: list[JobSample]
+
+
+class Series(Body):
+    """Figures of the cluster over time."""
+
+    step_s: float
+    """Time from one point to the next."""
+    series: dict[str, list[tuple[float, float]]]
+    """Name -> (time, value), oldest first. docs/user/api.md lists the names."""

@@ -419,6 +419,18 @@ class History(Body):
     """The newest reports of kind `result`, as the job sent them."""
 
 
+class NodeJob(Body):
+    """A job of Penstock's on a node."""
+
+    job: str
+    user: str
+    gpus: int
+    gpu_ids: list[int] | None = None
+    """Indices of these GPUs, as Slurm counts them; None: not known."""
+    shared: bool = False
+    """Whether it shares them with other jobs."""
+
+
 class NodeView(Body):
     """A node."""
 
@@ -435,6 +447,8 @@ class NodeView(Body):
     """Why its jobs are asked to leave: `drain` or `penstock-drain`; empty: they stay."""
     state: str
     reservation: str = ""
+    jobs: list[NodeJob] = []
+    """Penstock's jobs that hold GPUs here, of those that the caller may see."""
 
 
 class ClusterView(Body):

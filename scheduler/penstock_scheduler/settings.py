@@ -60,6 +60,15 @@ class DaemonSettings(BaseModel):
         default=365.0,
         description="Days for which a job's history is kept after its end. The audit log and the ledger are kept for ever.",
     )
+    sample_s: float = Field(
+        default=60.0,
+        ge=10,
+        description="Seconds between two samples of jobs' speed and of the cluster, for `GET /v1/series` and pictures.",
+    )
+    keep_samples_days: PositiveFloat = Field(
+        default=7.0, description="Days for which samples are kept as they were taken; later there is one for each hour."
+    )
+    keep_hourly_days: PositiveFloat = Field(default=365.0, description="Days for which hourly samples are kept.")
     restart_cost_s: PositiveFloat = Field(
         default=30.0, description="Seconds of training that a restart costs a job whose job spec has no restart_cost_s."
     )

@@ -29,7 +29,7 @@ def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
     make_loopback: MakeLoopback, make_site: Callable[..., Site]
 ):
     """For 60 s nothing happens to the job. It shows its GPU-hours within 2 s of Slurm's, and what it reported last."""
-    site = make_site(make_loopback(f"t4:1x{GPUS}", accounting=True))
+    site = make_site(make_loopback(f"t4:1x{GPUS}", accounting=True), sample_s=10)
     site.start()
     job = site.submit(1000.0, max_gpus=GPUS, min_gpus=GPUS)
     site.wait_states("RUNNING", job)
@@ -50,3 +50,15 @@ def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
             time.sleep(2.0)
         assert theirs_s >= 60 - WITHIN_S, "the figures were held against a minute"
         assert penstock.job(job).version <= listed.version, "nothing happened to the job"
+
+        samples = penstock.job_series(job).samples
+        assert len(samples) >= 5, "one each 10 s"
+        assert all(sample.gpus == GPUS and sample.expected is not None for sample in samples)
+        assert shown.progress >= samples[-2].progress > samples[0].progress
+        (node,) = penstock.nodes()
+        assert [(each.job, each.gpu_ids) for each in node.jobs] == [(job, [0, 1])]
+        allocated = penstock.series("gpus.t4.allocated", from_s=time.time() - 30).series["gpus.t4.allocated"]
+        assert {value for _, value in allocated} == {GPUS}
+        waiting = site.submit(1000.0, max_gpus=GPUS, min_gpus=GPUS)
+        wait_for(lambda: [each.job for each in penstock.queue()] == [waiting], 60, "the queue", details=site.tail)
+        wait_for(lambda: next(penstock.queue()).code == "waiting-capacity", 60, "the reason", details=site.tail)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.forecast import ask, with_job
 from penstock_scheduler.forecast import describe as describe_forecast
 from penstock_scheduler.health_messages import REFUSED
+from penstock_scheduler.history_messages import AllocationSpan
 from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.messages import (
     MAX_PAGE,
@@ -22,6 +23,7 @@ from penstock_scheduler.messages import (
     Forecast,
     History,
     JobView,
+    NodeJob,
     NodeView,
     OutcomeView,
     RoundView,
@@ -83,6 +85,21 @@ def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
         )
         for node in (drained(node, drains) for node in state.nodes)
     ]
+
+
+def with_jobs(nodes: Sequence[NodeView], spans: Iterable[AllocationSpan]) -> list[NodeView]:
+    """The nodes with the jobs of these spans, in the order of their GPUs."""
+    jobs: dict[str, list[NodeJob]] = {}
+    for span in spans:
+        for node, gpus in span.nodes.items():
+            ids = None if span.gpu_ids is None else list(span.gpu_ids.get(node, ()))
+            there = NodeJob(job=span.job, user=span.user, gpus=gpus, gpu_ids=ids, shared=span.shared)
+            jobs.setdefault(node, []).append(there)
+
+    def order(each: NodeJob) -> tuple[list[int], str]:
+        return each.gpu_ids or [], each.job
+
+    return [node.model_copy(update={"jobs": sorted(jobs.get(node.name, ()), key=order)}) for node in nodes]
 
 
 def warnings(board: Board) -> list[str]:

@@ -203,6 +203,6 @@ class RoundStore(Database):
 
     def _drop_old(self, db: Connection, now_s: float) -> None:
         gone = sa.select(t.jobs.c.job).where(t.jobs.c.end_s < now_s - self._keep_s)
-        for table in (t.reports, t.outcomes, t.models, t.allocations):
+        for table in (t.reports, t.outcomes, t.models, t.allocations, t.waits, t.samples):
             db.execute(table.delete().where(table.c.job.in_(gone)))
         db.execute(t.jobs.delete().where(t.jobs.c.end_s < now_s - self._keep_s))

@@ -14,12 +14,14 @@ from penstock_scheduler.store.admin import AdminStore
 from penstock_scheduler.store.jobs import JobStore
 from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.rounds import RoundStore
+from penstock_scheduler.store.series import SeriesStore
 from penstock_scheduler.store.spans import SpanStore
+from penstock_scheduler.store.waits import WaitStore
 
 DAY_S = 86_400.0
 
 
-class SqlStore(RoundStore, JobStore, SpanStore, AdminStore):
+class SqlStore(RoundStore, JobStore, SpanStore, WaitStore, SeriesStore, AdminStore):
     """The store; `open_store` makes it. All methods may be called from any thread, and raise StoreError."""
 
 

@@ -15,13 +15,14 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    SmallInteger,
     String,
     Table,
     Text,
     UniqueConstraint,
 )
 
-REVISION = "0004"
+REVISION = "0005"
 """The newest migration."""
 
 metadata = MetaData()
@@ -118,6 +119,50 @@ allocations = Table(
     Column("end_code", String(32), nullable=False),
     Column("end_text", Text, nullable=False),
     Index("allocations_by_end", "to_s"),
+)
+
+waits = Table(
+    "waits",
+    metadata,
+    Column("job", _NAME, primary_key=True),
+    Column("since_s", Float(53), primary_key=True),
+    Column("to_s", Float(53), comment="absent: it waits for this reason now"),
+    Column("name", String(1000), nullable=False),
+    Column("user_name", _NAME, nullable=False),
+    Column("account", _NAME, nullable=False),
+    Column("partition", _NAME, nullable=False),
+    Column("submit_s", Float(53), nullable=False),
+    Column("code", String(32), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("needs", Text, nullable=False),
+    Column("estimated_start_s", Float(53)),
+    Index("waits_by_end", "to_s"),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("job", _NAME, primary_key=True),
+    Column("at", BigInteger, primary_key=True, autoincrement=False, comment="s since 1970"),
+    Column("step_s", Integer, nullable=False, comment="0: as reported; else the length of what these are averages of"),
+    Column("gpus", Integer, nullable=False),
+    Column("progress", Float(53), nullable=False),
+    Column("goodput", Float(53)),
+    Column("expected", Float(53)),
+    Column("batch", Integer),
+    Column("busy", SmallInteger, comment="utilisation in thousandths"),
+    Column("memory_mb", Integer),
+    sqlite_with_rowid=False,
+)
+
+series = Table(
+    "series",
+    metadata,
+    Column("name", _NAME, primary_key=True),
+    Column("at", BigInteger, primary_key=True, autoincrement=False, comment="s since 1970"),
+    Column("step_s", Integer, nullable=False, comment="as in samples"),
+    Column("value", Float(53), nullable=False),
+    sqlite_with_rowid=False,
 )
 
 models = Table(

@@ -291,11 +291,25 @@ def test_users_see_who_held_what_but_not_why(api):
     assert (one["spans"][0]["job"], two["job"]) == ("1", "2")
 
 
+def test_the_jobs_of_a_node_with_the_indices_of_their_gpus(api):
+    now_s = time.time()
+    for name, user in (("1", "ada"), ("2", "bob")):
+        spanned(api, name, user, now_s, None)
+    (first,) = (span for span in api.board.store.open_spans() if span.job == "1")
+    api.board.store.save_spans([first.model_copy(update={"gpu_ids": {"t4-00": (1, 3)}})])
+    with api.client("ada") as ada:
+        found = {
+            node.name: [(each.job, each.user, each.gpus, each.gpu_ids) for each in node.jobs] for node in ada.nodes()
+        }
+    assert found == {"t4-00": [("2", "bob", 2, None), ("1", "ada", 2, [1, 3])], "t4-01": []}
+
+
 def test_a_site_may_keep_the_jobs_of_others_private(tmp_path):
     with serving(tmp_path, private_data=["jobs"]) as api:
         spanned(api, "1", "ada", time.time() - 100, None)
         with api.client("bob") as bob, api.client("ada") as ada, api.client("oz") as oz:
             assert list(bob.allocations()) == []
+            assert [node.jobs for node in bob.nodes()] == [[], []]
             assert [each.job for each in ada.allocations()] == [each.job for each in oz.allocations()] == ["1"]
 
 

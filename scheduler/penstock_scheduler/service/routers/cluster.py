@@ -69,8 +69,10 @@ def get_metrics(call: User) -> Response:
 
 @router.get("/nodes")
 def get_nodes(call: User) -> list[NodeView]:
-    """List the nodes."""
-    return views.node_views(call.api.board, call.api.controls.rules.drains)
+    """List the nodes, with the jobs that hold GPUs on them."""
+    nodes = views.node_views(call.api.board, call.api.controls.rules.drains)
+    spans = (span for span in call.api.store.open_spans() if call.may_see_of("jobs", span.user))
+    return views.with_jobs(nodes, spans)
 
 
 @router.get("/refused")

@@ -1,0 +1,165 @@
+"""The queue in the store: who waits since when and why, and what the API shows of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from penstock_scheduler.model import ClusterState, Phase, Plan, Reason, ReasonCode, Refusal, WaitingJob
+from penstock_scheduler.model.plan import Assignment
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.service.waits import WaitLog
+from penstock_scheduler.store import SqlStore, open_store
+from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.service.api import serving
+
+NODES = snapshot("t4:2x4", []).nodes
+TWO = on("t4", t4_00=2)
+FULL = Reason(ReasonCode.WAITING_CAPACITY, "others have the GPUs", "2 GPUs", 5000.0)
+RUNS = job("1", phase=Phase.RUNNING, allocation=TWO)
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator[SqlStore]:
+    opened = open_store(tmp_path / "state", writer=True)
+    yield opened
+    opened.close()
+
+
+def decided(log: WaitLog, waiting: dict[str, Reason], starting: tuple[str, ...] = ()) -> None:
+    given = {name: Assignment(TWO, Reason(ReasonCode.CHOSEN, "it fits"), 1.0) for name in starting}
+    log.take_round(RoundRecord(snapshot(NODES, []), make_policy("fifo")[1], Plan(1, given, waiting)))
+
+
+def look(log: WaitLog, now_s: float, *jobs, waiting=(), refused=()) -> None:
+    log.take_state(ClusterState(NODES, jobs, tuple(refused), waiting=tuple(waiting)), now_s)
+
+
+def queue(store: SqlStore) -> list[tuple[str, str, float]]:
+    return [(each.job, each.code, each.since_s) for each in store.waits()]
+
+
+def past(store: SqlStore, name: str) -> list[tuple[str, float, float | None]]:
+    from penstock_scheduler.store import tables as t
+
+    with store.read() as db:
+        rows = db.execute(t.waits.select().where(t.waits.c.job == name).order_by(t.waits.c.since_s))
+        return [(row.code, row.since_s, row.to_s) for row in rows]
+
+
+def test_each_reason_has_its_time(store):
+    log = WaitLog(store)
+    look(log, 10.0, job("1"))
+    decided(log, {"1": FULL})
+    look(log, 20.0, job("1"))
+    look(log, 30.0, job("1"))
+    assert queue(store) == [("1", "waiting-capacity", 20.0)]
+    (entry,) = store.waits()
+    assert (entry.text, entry.needs, entry.estimated_start_s) == ("others have the GPUs", "2 GPUs", 5000.0)
+    decided(log, {}, ("1",))
+    look(log, 40.0, dataclasses.replace(job("1"), phase=Phase.STARTING, allocation=TWO))
+    look(log, 50.0, RUNS)
+    assert queue(store) == []
+    assert past(store, "1") == [("new", 10.0, 20.0), ("waiting-capacity", 20.0, 40.0), ("chosen", 40.0, 50.0)]
+
+
+def test_another_sentence_for_the_same_reason_is_no_new_time(store):
+    log = WaitLog(store)
+    decided(log, {"1": FULL})
+    look(log, 10.0, job("1"))
+    decided(log, {"1": dataclasses.replace(FULL, text="3 GPUs are missing", estimated_start_s=None)})
+    look(log, 20.0, job("1"))
+    (entry,) = store.waits()
+    assert (entry.since_s, entry.text, entry.estimated_start_s) == (10.0, "3 GPUs are missing", None)
+
+
+def test_penstockd_starts_again_without_double_or_open_entries(store):
+    decided(log := WaitLog(store), {"1": FULL, "2": FULL})
+    look(log, 10.0, job("1"), job("2"))
+    log = WaitLog(store)
+    decided(log, {"1": FULL})
+    look(log, 99.0, job("1"), job("2", phase=Phase.RUNNING, allocation=TWO))
+    assert queue(store) == [("1", "waiting-capacity", 10.0)]
+    assert past(store, "2") == [("waiting-capacity", 10.0, 99.0)]
+
+
+def test_held_and_refused_jobs_are_in_the_queue(store):
+    log = WaitLog(store)
+    held = WaitingJob(job("2"), "held", "is held by ada; release it")
+    look(log, 10.0, job("1"), waiting=[held], refused=[Refusal("3", "name", "bob", "its job spec is wrong")])
+    look(log, 20.0, job("1"), waiting=[held], refused=[Refusal("3", "name", "bob", "its job spec is wrong")])
+    assert {(each.job, each.user, each.code, each.since_s) for each in store.waits()} == {
+        ("1", "ada", "new", 10.0),
+        ("2", "ada", "held", 10.0),
+        ("3", "bob", "refused", 10.0),
+    }
+    look(log, 30.0, job("2"))
+    assert queue(store) == [("2", "new", 30.0)]
+
+
+def test_nothing_is_written_while_nothing_changes(store, monkeypatch):
+    log = WaitLog(store)
+    decided(log, {"1": FULL})
+    look(log, 10.0, job("1"))
+    written: list[object] = []
+    monkeypatch.setattr(store, "save_waits", lambda entries, over: written.append([*entries, *over]))
+    look(log, 11.0, job("1"))
+    assert written == [[]]
+
+
+# --- the API
+
+
+@pytest.fixture
+def api(tmp_path) -> Iterator:
+    with serving(tmp_path) as api:
+        fill(api)
+        yield api
+
+
+def fill(api) -> None:
+    log = WaitLog(api.board.store)
+    decided(log, dict.fromkeys(("10", "11", "12"), FULL))
+    users = {"10": "bob", "11": "ada", "12": "bob"}
+    jobs = [job(name, user=user, submit_s=100.0 - int(name), partitions=("night",)) for name, user in users.items()]
+    held = WaitingJob(job("13", user="ada", submit_s=1.0), "held", "is held")
+    look(log, 200.0, *jobs, waiting=[held])
+
+
+def test_the_queue_in_the_order_of_submission(api):
+    with api.client("ada") as ada:
+        found = list(ada.queue())
+        assert [(each.position, each.job, each.user) for each in found] == [
+            (1, "12", "bob"),
+            (2, "11", "ada"),
+            (3, "10", "bob"),
+            (None, "13", "ada"),
+        ]
+        assert [each.text for each in found] == ["", "others have the GPUs", "", "is held"], "of own jobs"
+        assert {each.code for each in found} == {"waiting-capacity", "held"}
+        assert [each.position for each in ada.queue(user="bob")] == [1, 3]
+        assert [each.job for each in ada.queue(code="held")] == ["13"]
+        assert [each.job for each in ada.queue(partition="night", account="")] == ["12", "11", "10"]
+        assert list(ada.queue(account="none")) == []
+    with api.client("oz") as oz:
+        assert next(each.text for each in oz.queue()) == "others have the GPUs"
+
+
+def test_pages_of_the_queue(api):
+    with api.client("ada") as ada:
+        from penstock_scheduler.history_messages import Queue
+
+        first = ada._ask(Queue, "GET", "/v1/queue", query={"limit": 3})
+        last = ada._ask(Queue, "GET", "/v1/queue", query={"limit": 3, "after": first.next})
+        assert [[each.job for each in page.entries] for page in (first, last)] == [["12", "11", "10"], ["13"]]
+        assert (first.waiting, last.next) == (4, None)
+
+
+def test_a_site_may_keep_the_queue_of_others_private(tmp_path):
+    with serving(tmp_path, private_data=["jobs"]) as api:
+        fill(api)
+        with api.client("ada") as ada:
+            assert [(each.position, each.job) for each in ada.queue()] == [(2, "11"), (None, "13")]
