@@ -22,6 +22,8 @@ class JobFacts:
     """GPU types, sorted, on which the speed of a job that learns from its runs is neither measured nor in the catalogue."""
     remaining_work: float | None = None
     """Work left, in the unit of its goodput times seconds, >= 0; None: not known."""
+    likely_work: tuple[float, ...] = ()
+    """Where `remaining_work` is not known: what earlier jobs of its family had left after as much work, in the same unit."""
     attained_gpu_s: dict[str, float] = field(default_factory=dict)
     """GPU-seconds that it has held so far, by GPU type."""
     sensitivity: SensitivityProfile | None = None
@@ -39,6 +41,7 @@ class JobFacts:
             self.largest_run_gpus,
             self.unmeasured_types,
             self.remaining_work,
+            self.likely_work,
             gpu_s,
             self.sensitivity,
             self.saves,
@@ -47,4 +50,10 @@ class JobFacts:
 
     def differs_by_time_only(self, other: JobFacts) -> bool:
         """Whether only the work done so far differs. That grows with time while a job runs."""
-        return replace(self, remaining_work=other.remaining_work, attained_gpu_s=other.attained_gpu_s) == other
+        same = replace(
+            self,
+            remaining_work=other.remaining_work,
+            likely_work=other.likely_work,
+            attained_gpu_s=other.attained_gpu_s,
+        )
+        return same == other

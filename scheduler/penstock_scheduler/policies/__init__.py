@@ -14,6 +14,7 @@ from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
 from penstock_scheduler.policies.partitioned import Partitioned
 from penstock_scheduler.policies.sia import ARTIFACT
+from penstock_scheduler.policies.sia import PAPER as SIA_PAPER
 from penstock_scheduler.policies.staged import Staged
 from penstock_scheduler.policies.staying import Staying
 from penstock_scheduler.policies.tuning import PAPER, REFERENCE
@@ -65,6 +66,7 @@ STAGES: dict[str, tuple[Callable[[Any], Stage], type[BaseModel]]] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "sia:artifact": ARTIFACT,
+    "sia:paper": SIA_PAPER,
     "synergy-tune:paper": PAPER,
     "synergy-tune:reference": REFERENCE,
 }

@@ -10,15 +10,17 @@ much as possible and no job is left far behind. Each round goes through these st
 2. **Bound growth, and measure** (`matrix`, `measuring`; section 3.1). A job whose scaling is unknown starts on its fewest GPUs
    and at most doubles (`growth`) from one round to the next. A job whose speed on some GPU types is unknown first trains on
    one GPU of each.
-3. **Price the restart** (`costs`; section 3.4 of the paper). Moving a job costs a restart. So every entry but the one that the
-   job holds is multiplied by the job's restart factor, the share of its goodput that survives a move.
-4. **Solve** (`program`, `quotas`; equations 1 and 2). An integer program picks at most one configuration for each job within
+3. **Price the restart** (`costs`, `remaining`; section 3.4 of the paper). Moving a job costs a restart. So every entry but the
+   one that the job holds is multiplied by the job's restart factor, the share of its goodput that survives a move. The paper's
+   factor knows the job's age; ours also asks whether what the job has left is worth a restart.
+4. **Weigh** (`remaining`; not in the paper). A job weighs the less, the more work it has left.
+5. **Solve** (`program`, `quotas`; equations 1 and 2). An integer program picks at most one configuration for each job within
    the GPUs of each type, so that the sum of gain ** p is best. With p < 0, the default, that sum is minimised, which favours
    the jobs that have least. Partitions, reservations and the limits of users, accounts and QOS are further rows. Jobs that may
    not move, and jobs on their way from an earlier round, are taken out beforehand together with their GPUs.
-5. **Offer the cloud** (`cloud`; not in the paper). Where the site has a cloud, its offers are further configurations, with a
+6. **Offer the cloud** (`cloud`; not in the paper). Where the site has a cloud, its offers are further configurations, with a
    price, for jobs whose waiting budget is over. See docs/admin/bursting.md.
-6. **Place** (`penstock_scheduler.placement`). Placement finds the nodes. A job for which it finds none takes its next best
+7. **Place** (`penstock_scheduler.placement`). Placement finds the nodes. A job for which it finds none takes its next best
    entry for which there is room.
 
 Leaving a job out costs `allocation_lambda`. It must exceed 1, the cost of a job on its slowest configuration, or no job would
@@ -29,12 +31,12 @@ Between two equally good choices, a job keeps what it has (`KEEP_BONUS`). After 
 So the same snapshot gives the same plan, whatever the order of its jobs.
 
 Other departures: the restart factor also applies to being stopped, costs are not rounded, and a job may have more than 64 GPUs.
-The preset `sia:artifact` sets each of these as in the authors' artifact: see `artifact`.
+The presets `sia:artifact` and `sia:paper` set each of these as in the authors' artifact and in the paper: see `artifact`.
 """
 
-from penstock_scheduler.policies.sia.artifact import ARTIFACT
+from penstock_scheduler.policies.sia.artifact import ARTIFACT, PAPER
 from penstock_scheduler.policies.sia.costs import restart_factor
 from penstock_scheduler.policies.sia.policy import Sia
 from penstock_scheduler.policies.sia.settings import SiaSettings
 
-__all__ = ["ARTIFACT", "Sia", "SiaSettings", "restart_factor"]
+__all__ = ["ARTIFACT", "PAPER", "Sia", "SiaSettings", "restart_factor"]

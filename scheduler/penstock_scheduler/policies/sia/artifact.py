@@ -1,4 +1,4 @@
-"""The preset `sia:artifact`: Sia as its authors' artifact runs it, for comparison.
+"""The presets `sia:artifact`, Sia as its authors' artifact runs it, and `sia:paper`, for comparison.
 
 The artifact differs from the paper, and from Penstock, in these ways. Each is a setting of its own.
 
@@ -15,6 +15,7 @@ The artifact differs from the paper, and from Penstock, in these ways. Each is a
   Among equals, the artifact's solver takes the first type in the order of the artifact's own names (`start_order`). In the
   rounds recorded from its simulator, all 40 such jobs got a T4.
 - `aging_s` is null: a wait weighs the same however long it is.
+- `size_power` is 0 and `amortise_s` null: the work that jobs have left does not count.
 - `measure_gpu_s` is 0: the artifact knows each job's speed before it starts.
 """
 
@@ -26,6 +27,8 @@ ARTIFACT: dict[str, Any] = {
     "allocation_lambda": 1.1,
     "measure_gpu_s": 0.0,
     "aging_s": None,
+    "size_power": 0.0,
+    "amortise_s": None,
     "round_costs": True,
     "max_job_gpus": 64,
     "restart_free_when_young": True,
@@ -33,4 +36,15 @@ ARTIFACT: dict[str, Any] = {
     "blind_start": True,
     "start_order": ("t4", "v100", "a100", "rtx6000", "rtx"),
 }
-"""Settings of the preset."""
+"""Settings of the preset `sia:artifact`."""
+
+PAPER: dict[str, Any] = {
+    "allocation_lambda": 1.1,
+    "growth": 2.0,
+    "measure_gpu_s": 20.0,
+    "aging_s": None,
+    "size_power": 0.0,
+    "amortise_s": None,
+    "leaving_is_free": True,
+}
+"""Settings of the preset `sia:paper`: the policy as the paper describes it, without the artifact's habits."""

@@ -13,6 +13,7 @@ from penstock_scheduler.policies.cloud import in_cloud
 from penstock_scheduler.policies.sia.costs import LEAST_FACTOR
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.policies.sia.program import solved
+from penstock_scheduler.policies.sia.remaining import remaining, size_weights
 from penstock_scheduler.policies.sia.settings import SiaSettings
 from penstock_scheduler.solver import Problem, Solution
 
@@ -91,11 +92,13 @@ class _Columns:
         self.cost_JO, self.usd_JO = np.full(shape, np.inf), np.zeros(shape)
         self.choice_of: dict[tuple[int, int], Choice] = {}
         p = settings.fairness_p
+        size_J = size_weights(remaining(matrix), settings.size_power)
         for row, job in enumerate(matrix.jobs):
             for choice in of_job.get(job.id, ()):
                 o = column[choice.offer.id]
                 scale = matrix.scale_J[row]
                 gain = max(choice.goodput * scale, LEAST_FACTOR) if scale > 0 else 1.0
-                self.cost_JO[row, o] = np.copysign(gain**p, -p) * job.weight + cloud.cost_per_usd * choice.expected_usd
+                cost = np.copysign(gain**p, -p) * job.weight + cloud.cost_per_usd * choice.expected_usd
+                self.cost_JO[row, o] = size_J[row] * cost  # a dollar weighs as much against goodput for every size
                 self.usd_JO[row, o] = choice.usd
                 self.choice_of[row, o] = choice

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
+from penstock_scheduler.policies.sia.remaining import kept_shares, remaining, size_weights
 from penstock_scheduler.policies.sia.settings import SiaSettings
 
 KEEP_BONUS = 1e-3
@@ -32,10 +33,11 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
     Both without the jobs' weights.
     """
     p = settings.fairness_p
+    left_JP = remaining(matrix)
     moved_JC = np.ones_like(matrix.possible_JC)
     held = matrix.held_J >= 0
     moved_JC[held, matrix.held_J[held]] = False
-    factor_J = np.where(held, np.maximum(_restart_factors(matrix, settings), LEAST_FACTOR), 1.0)
+    factor_J = np.where(held, np.maximum(restart_factors(matrix, left_JP, settings), LEAST_FACTOR), 1.0)
     gain_JC = np.where(matrix.gain_JC > 0, np.where(moved_JC, factor_J[:, None], 1.0) * matrix.gain_JC, 1.0)
     powered_JC = gain_JC**p
     if settings.round_costs:
@@ -53,11 +55,25 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
         rank_T = np.array([order.index(name) if name in order else len(order) for name in matrix.types])
         cost_JC += START_BONUS * np.outer(matrix.never_ran_J, rank_T[matrix.type_C])
     cost_JC[~matrix.possible_JC] = np.inf
-    leave_out = settings.allocation_lambda if p < 0 else -settings.allocation_lambda
-    leave_J = np.full(len(matrix.jobs), leave_out)
+    size_J = size_weights(left_JP, settings.size_power)
+    leave_J = _leaving(size_J, held, settings)
     if not settings.leaving_is_free and p < 0:
         leave_J *= factor_J**p
-    return leave_J + abs(settings.allocation_lambda) * _aging(matrix, settings), cost_JC
+    # Waits weigh the same for all sizes: else a long job could wait for ever.
+    return leave_J + abs(settings.allocation_lambda) * _aging(matrix, settings), size_J[:, None] * cost_JC
+
+
+def _leaving(size_J: NDArray[np.float64], held_J: NDArray[np.bool_], settings: SiaSettings) -> NDArray[np.float64]:
+    """The cost of leaving each job out, before restarts and aging.
+
+    Sizes decide which jobs have more than their fewest GPUs, and which of those that wait start first. So the fewest GPUs of a
+    job that runs are worth the same whatever its size, and those of one that waits at least half as much.
+    """
+    slowest = np.copysign(1.0, -settings.fairness_p)
+    leave_out = abs(settings.allocation_lambda)
+    fewest_J = np.where(held_J, 1.0, (1 + size_J) / 2)
+    leave_J: NDArray[np.float64] = leave_out * fewest_J + slowest * (size_J - fewest_J)
+    return leave_J
 
 
 def _aging(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:
@@ -80,15 +96,18 @@ def aging(wait_s: float, aging_s: float, most: float) -> float:
     return min(max(wait_s / aging_s - 1, 0.0), most)
 
 
-def _restart_factors(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:
-    """`restart_factor` of each job."""
+def restart_factors(matrix: SiaMatrix, left_JP: NDArray[np.float64], settings: SiaSettings) -> NDArray[np.float64]:
+    """Share of each job's goodput that counts after a move: `restart_factor`, and `kept_shares` unless that is switched off."""
     costs_s = [matrix.snapshot.facts[job.id].restart_cost_s for job in matrix.jobs]
     ages_s = [max(matrix.snapshot.time_s - job.submit_s, 0.0) for job in matrix.jobs]
     factors = [
         1.0 if settings.restart_free_when_young and age_s < cost_s else restart_factor(age_s, job.restarts, cost_s)
         for age_s, cost_s, job in zip(ages_s, costs_s, matrix.jobs, strict=True)
     ]
-    return np.array(factors, dtype=np.float64)
+    factor_J: NDArray[np.float64] = np.array(factors, dtype=np.float64)
+    if settings.amortise_s is not None:
+        factor_J = factor_J * kept_shares(matrix, left_JP, settings.amortise_s)
+    return factor_J
 
 
 def restart_factor(age_s: float, restarts: int, restart_cost_s: float) -> float:

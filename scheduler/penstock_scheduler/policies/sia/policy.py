@@ -64,8 +64,8 @@ class Sia:
         )
 
     def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
-        """What a move would cost the job, and whether others would gain from its GPUs."""
-        return remarks(snapshot, plan, job)
+        """What a move would cost the job, how much it has left, and whether others would gain from its GPUs."""
+        return remarks(snapshot, plan, job, self._settings)
 
 
 def _place(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.model import (
     Assignment,
     Batch,
@@ -21,9 +22,11 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.placement import Placed
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.sia.costs import restart_factor
+from penstock_scheduler.policies.sia.costs import restart_factors
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
-from penstock_scheduler.units import times
+from penstock_scheduler.policies.sia.remaining import remaining, size_weights, source
+from penstock_scheduler.policies.sia.settings import SiaSettings
+from penstock_scheduler.units import duration, times
 
 
 def explained(
@@ -88,16 +91,26 @@ def _speed(matrix: SiaMatrix, row: int, column: int) -> str:
     return f", about {times(ratio)} as fast as on {matrix.options[slowest]}"
 
 
-def remarks(snapshot: Snapshot, plan: Plan, job: Job) -> list[str]:
-    """What a move would cost a job that has GPUs, and whether other jobs would gain from these."""
+def remarks(snapshot: Snapshot, plan: Plan, job: Job, settings: SiaSettings) -> list[str]:
+    """What a move would cost a job that has GPUs, how much it has left, and whether other jobs would gain from its GPUs."""
     said = []
     gpu_type = plan.assignments[job.id].configuration.gpu_type
     if gpu_type in plan.prices:
         would = "Other jobs would" if plan.prices[gpu_type] > 0 else "No other job would"
         said.append(f"{would} gain from more {gpu_type} GPUs in this round.")
-    age_s = max(snapshot.time_s - job.submit_s, 0.0)
-    factor = restart_factor(age_s, job.restarts, snapshot.facts[job.id].restart_cost_s)
+    alone = SiaMatrix(snapshot.only([job]), settings, GoodputMatrix())
+    if not alone.jobs:  # it may not be moved
+        return said
+    left_JP = remaining(alone)
+    factor = float(restart_factors(alone, left_JP, settings)[0])
     said.append(f"For a move, sia counts {factor:.0%} of the job's goodput elsewhere, because of the restart.")
+    if settings.size_power > 0 and alone.scale_J[0] > 0:
+        left_s, weight = float(np.median(left_JP[0])), float(size_weights(left_JP, settings.size_power)[0])
+        where = alone.options[int(alone.slowest_J[0])]
+        said.append(
+            f"It has about {duration(left_s)} of work left on {where}, {source(snapshot.facts[job.id])}. So it weighs "
+            f"{weight:.2f}; a job that is about to end weighs 1."
+        )
     return said
 
 

@@ -31,6 +31,15 @@ class SiaSettings(BaseModel):
         description="GPU-seconds, in addition to a restart, in which a new job shows how fast it is on one GPU of each type of "
         "unknown speed, before it grows. 0: it grows at once, and other types are estimated from those on which it ran.",
     )
+    size_power: NonNegativeFloat = Field(
+        default=0.5,
+        le=1,
+        description="A job weighs the less the more work it has left, by this power of it. 0: all jobs weigh the same.",
+    )
+    amortise_s: PositiveFloat | None = Field(
+        default=1200.0,
+        description="A move must pay within what the job has left, and within this time. null: only its age counts.",
+    )
     aging_s: PositiveFloat | None = Field(
         default=3600.0,
         description="Once a job has waited this long for its min_gpus, its wait weighs more and more. null: it never does.",

@@ -17,8 +17,8 @@ def test_rounded_costs_make_ties():
         "j", phase=Phase.RUNNING, allocation=on("t4", **{f"t4_{i:02d}": 4 for i in range(12)}), max_gpus=52, min_gpus=1
     )
     state = snapshot("t4:13x4", [held], model, time_s=1e9)
-    assert sia.decide(state).chosen["j"].gpus == 52
-    assert Sia(SiaSettings(round_costs=True)).decide(state).chosen["j"].gpus == 48
+    assert Sia(SiaSettings(amortise_s=None)).decide(state).chosen["j"].gpus == 52
+    assert Sia(SiaSettings(amortise_s=None, round_costs=True, size_power=0)).decide(state).chosen["j"].gpus == 48
 
 
 def test_more_than_64_gpus_are_given_unless_as_the_artifact():
@@ -43,7 +43,7 @@ def test_a_first_round_prefers_the_faster_type_unless_blind():
     jobs = [job("old", submit_s=1, max_gpus=1), job("young", submit_s=2, max_gpus=1)]
     state = snapshot("t4:1x1,a100:1x1", jobs, models)
     assert sia.decide(state).chosen["young"].gpu_type == "a100"
-    blind = Sia(SiaSettings(blind_start=True)).decide(state)
+    blind = Sia(SiaSettings(blind_start=True, size_power=0)).decide(state)
     one = snapshot("t4:1x4", [job("j")])
     assert sia.decide(one).chosen["j"].gpus == 4
     assert Sia(SiaSettings(blind_start=True)).decide(one).chosen["j"].gpus == 1

@@ -14,6 +14,8 @@ from penstock_scheduler.policies.sia import Sia, SiaSettings, restart_factor
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 sia = Sia(SiaSettings())
+alike = Sia(SiaSettings(size_power=0))
+"""All jobs weigh the same, whatever they have left."""
 THREE = "a100:1x4,rtx:1x4,t4:1x4"
 
 
@@ -79,7 +81,7 @@ def test_a_newcomer_does_not_wait_while_an_old_job_has_more_than_it_needs(gpus):
 
 def test_weights_come_before_age():
     jobs = [job("old", submit_s=1), job("dear", submit_s=5, weight=3.0)]
-    plan = sia.decide(snapshot("t4:1x1", jobs))
+    plan = alike.decide(snapshot("t4:1x1", jobs))
     assert set(plan.chosen) == {"dear"}
     assert plan.solve is not None
     assert plan.solve.objective == pytest.approx(3.0 * 1.0 + 2.0, abs=1e-3), (
@@ -95,8 +97,8 @@ def test_a_young_job_is_not_stopped_for_one_that_gains_more():
     full = tuple(dataclasses.replace(n, gpus_others=1) if n.gpu_type == "k80" else n for n in state.nodes)
     state = dataclasses.replace(state, nodes=full)
     assert set(sia.decide(state).chosen) == {"young"}
-    assert set(Sia(SiaSettings(leaving_is_free=True)).decide(state).chosen) == {"other"}
-    assert set(sia.decide(dataclasses.replace(state, time_s=1e6)).chosen) == {"other"}
+    assert set(Sia(SiaSettings(size_power=0, leaving_is_free=True)).decide(state).chosen) == {"other"}
+    assert set(alike.decide(dataclasses.replace(state, time_s=1e6)).chosen) == {"other"}
 
 
 def test_a_pipeline_gets_multiples_of_its_unit_and_is_worth_that():
@@ -104,7 +106,7 @@ def test_a_pipeline_gets_multiples_of_its_unit_and_is_worth_that():
     step = ThroughputParams(0.1, 0.01, 0.01, 0.001, 0.02, 0.002, 1.0)
     model = PipelineEstimator({"t4": PipelineGpu(step, 3)}, 4, 1, 4, 64, 1.0, 1000.0)
     assert sia.decide(snapshot("t4:1x8", [job("j")], {"j": model})).chosen["j"].gpus == 6
-    alone = sia.decide(snapshot("t4:1x8", [job("j", max_gpus=3)], {"j": model}))
+    alone = alike.decide(snapshot("t4:1x8", [job("j", max_gpus=3)], {"j": model}))
     assert alone.chosen["j"].gpus == 3
     assert alone.solve is not None
     assert alone.solve.objective == pytest.approx(3**-0.5, abs=1e-3), "its slowest way to run is worth 3 GPUs"
@@ -112,6 +114,6 @@ def test_a_pipeline_gets_multiples_of_its_unit_and_is_worth_that():
 
 def test_a_rigid_job_is_worth_its_gpus():
     """Sia's rigid term: 4 GPUs on the slowest type are worth 4, so that a large rigid job is not starved by small ones."""
-    plan = sia.decide(snapshot("t4:1x4", [job("r", adaptivity="rigid", min_gpus=4, max_gpus=4)]))
+    plan = alike.decide(snapshot("t4:1x4", [job("r", adaptivity="rigid", min_gpus=4, max_gpus=4)]))
     assert plan.solve is not None
     assert plan.solve.objective == pytest.approx(4**-0.5, abs=1e-3)

@@ -10,7 +10,7 @@ from penstock_scheduler.policies.sia import Sia, SiaSettings
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 sia = Sia(SiaSettings())
-greedy = Sia(SiaSettings(fairness_p=1.0, allocation_lambda=-1e-6))
+greedy = Sia(SiaSettings(fairness_p=1.0, allocation_lambda=-1e-6, size_power=0))
 
 
 def nodes(*of: tuple[str, str, int, tuple[str, ...], str]) -> tuple[Node, ...]:
