@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock_profiles.wire import ControlMessage, Observation, Report, Started, control_file, reports_file
 from penstock_slurm import abilities
-from penstock_slurm.gateway.parse_jobs import job_fields
+from penstock_slurm.gateway.parse_jobs import END, job_fields
 
 SCONTROL = """#!/bin/sh
 for word; do
@@ -99,7 +99,7 @@ class StubSite:
         records = [self._running(index, now_s) for index in range(self.running)]
         records += [self._waiting(index, now_s) for index in range(self.waiting)]
         path = self.folder / "jobs.new"
-        path.write_text("".join(f"{'|'.join(record)}|\n" for record in records))
+        path.write_text("".join(f"{'|'.join(record)}|{END}\n" for record in records))
         path.rename(self.folder / "jobs")
 
     def job_id(self, index: int) -> str:
@@ -150,6 +150,7 @@ class StubSite:
     ) -> list[str]:
         spec = {"penstock": {"min_gpus": 1 + index % 3, "max_gpus": 8 + index % 57, "gpu_types": ["a100"]}}
         fields = {
+            "cpus-per-tres": "N/A",
             "JobID": job,
             "ArrayJobID": job,
             "ArrayTaskID": "N/A",

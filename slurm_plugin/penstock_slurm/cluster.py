@@ -106,7 +106,7 @@ class SlurmCluster:
         self._holds = Holds(gateway, spool)
         self._remembered = Remembered()
         self._has_observed = False
-        self._scene = Scene(clock.now_s(), clock.now_s(), settings.partitions, (), {})
+        self._scene = Scene(clock.now_s(), settings.partitions, (), {})
         self._slurm_nodes: dict[str, SlurmNode] = {}
         self._slurm_jobs: dict[JobId, SlurmJob] = {}
         self._jobs: dict[JobId, Job] = {}
@@ -136,7 +136,7 @@ class SlurmCluster:
         """
         known = self._jobs.keys() | self._states.jobs
         look_back = bool(self._endings.awaited) or not self._has_observed
-        records = read(self._gateway, self._clock, self._slurm_jobs, known, look_back=look_back)
+        records = read(self._gateway, self._slurm_jobs, known, look_back=look_back)
         cloud = self._settings.cloud_partition
         ours = (*self._settings.partitions, *([cloud] if cloud else []))
         expect_partitions(ours, records.partitions)
@@ -195,7 +195,6 @@ class SlurmCluster:
         self._lost_gpus.check((*slurm_jobs, *ended), self._jobs, counts_gpus=counts_gpus)
         return Scene(
             now_s=now_s,
-            asked_s=records.asked_s,
             managed=self._settings.partitions,
             up=tuple(name for name in self._settings.partitions if records.partitions[name].up),
             types={node.name: gpu_type(node) for node in self._slurm_nodes.values()},

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from penstock_scheduler.errors import ClusterAway, RoundFailed
 from penstock_scheduler.model import JobId, UnknownValue
-from penstock_scheduler.ports import Clock
 from penstock_slurm.gateway import (
     Gateway,
     SlurmError,
@@ -31,8 +30,6 @@ CHECKS = 50
 class Records:
     """Slurm's answers."""
 
-    asked_s: float
-    """When the list of jobs was requested."""
     partitions: Mapping[str, SlurmPartition]
     nodes: tuple[SlurmNode, ...]
     jobs: tuple[SlurmJob, ...]
@@ -44,9 +41,7 @@ class Records:
     """All jobs that Slurm remembers, also ended ones; empty if nothing depended on them."""
 
 
-def read(
-    gateway: Gateway, clock: Clock, managed: Mapping[JobId, SlurmJob], known: Collection[JobId], *, look_back: bool
-) -> Records:
+def read(gateway: Gateway, managed: Mapping[JobId, SlurmJob], known: Collection[JobId], *, look_back: bool) -> Records:
     """Ask Slurm: four calls, whatever the number of jobs, and a fifth if a known job is not listed any more.
 
     An answer may lack jobs. A managed job that is in neither list of jobs is asked for by its id, and stays as it was last seen
@@ -54,7 +49,6 @@ def read(
 
     Args:
         gateway: the way to Slurm.
-        clock: the daemon's.
         managed: the managed jobs, as last seen.
         known: all jobs whose end matters.
         look_back: whether to ask for ended jobs in any case.
@@ -65,7 +59,6 @@ def read(
     try:
         partitions = {partition.name: partition for partition in gateway.partitions()}
         nodes = gateway.nodes()
-        asked_s = clock.now_s()
         jobs = gateway.jobs()
         reservations = gateway.reservations()
         listed = {job.id for job in jobs}
@@ -83,7 +76,7 @@ def read(
         log.warning("jobs not listed", extra={"jobs": names, "count": len(alive), "text": text})
     missing -= {job.id for job in alive if job.state not in LEAVING}
     gone = dict.fromkeys(missing) | {job_id: job for job_id, job in remembered.items() if job_id in missing}
-    return Records(asked_s, partitions, nodes, (*jobs, *alive), reservations, gone, ended)
+    return Records(partitions, nodes, (*jobs, *alive), reservations, gone, ended)
 
 
 def _not_gone(gateway: Gateway, jobs: Sequence[JobId]) -> list[JobId]:

@@ -7,7 +7,6 @@ what the nodes are.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -67,8 +66,6 @@ class Scene:
     """What an observation knows beside the record of a single job."""
 
     now_s: float
-    asked_s: float
-    """When Slurm's list of jobs was requested."""
     managed: tuple[str, ...]
     """Managed partitions, in the order of the settings."""
     up: tuple[str, ...]
@@ -221,7 +218,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         allocation=_granted(allocation, control),
         leaving=job.state in LEAVING,
         started_s=job.start_s if job.state in HOLDING else None,
-        suspended_s=_suspended_s(job, scene.asked_s),
+        suspended_s=job.suspended_s if job.state in HOLDING else 0.0,
         stopped_s=_stopped_s(job, scene),
         requeued_s=job.submit_s if job.restarts else None,
         pauses_s=control.pauses_s if control is not None else (),
@@ -292,13 +289,6 @@ def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:
     """When the job was first submitted. Slurm changes its SubmitTime at each requeue, so the spool keeps the first one."""
     kept = control.submitted_s if control is not None else None
     return job.submit_s if kept is None else min(kept, job.submit_s)
-
-
-def _suspended_s(job: SlurmJob, asked_s: float) -> float:
-    """How long a job's present run has been suspended. Slurm tells how long it was not, in whole seconds."""
-    if job.state not in HOLDING or job.start_s is None or job.ran_s is None:
-        return 0.0
-    return max(math.floor(asked_s) - job.start_s - job.ran_s, 0.0)
 
 
 def _stopped_s(job: SlurmJob, scene: Scene) -> float | None:

@@ -61,7 +61,7 @@ def slurm_job(job_id: str, user: str = "ada", account: str = "maths", qos: str =
         "NodeList": "",
         "ReqNodes": "",
     }
-    (job,) = parse_jobs("".join(f"{value}|" for value in fields.values()), "|", release)
+    (job,) = parse_jobs("|".join(fields.values()) + "|end", "|", release)
     counted = {"" if name == "all_types" else name: count for name, count in gpus.items()}
     return dataclasses.replace(job, user=user, account=account, qos=qos, gpus_counted=counted, unknown=())
 

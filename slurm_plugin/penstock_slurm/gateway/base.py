@@ -144,10 +144,10 @@ class SlurmJob:
     """Whether the job requested whole nodes (--exclusive)."""
     deadline_s: float | None = None
     """When Slurm ends the job at the latest, if it is not held."""
-    ran_s: float | None = None
-    """How long the present run was not suspended, in whole seconds. None: unknown."""
     cpus_per_gpu: int | None = None
     """From --cpus-per-gpu. Slurm turns it into a number of CPUs at the first start only."""
+    suspended_s: float = 0.0
+    """How long the present run has been suspended so far, in whole seconds."""
     unknown: tuple[Unknown, ...] = ()
     """What Slurm says of the job that cannot be read. The attributes for these fields are empty. Such a job is left alone."""
 

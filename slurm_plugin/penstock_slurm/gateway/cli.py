@@ -49,17 +49,17 @@ from penstock_slurm.gateway.errors import (
     error_from,
 )
 from penstock_slurm.gateway.parse import (
+    NodeReader,
     parse_features,
     parse_gpu_ids,
     parse_gpu_indexes,
     parse_gpus_held,
-    parse_nodes,
     parse_partitions,
     parse_reservations,
     parse_switches,
     parse_version,
 )
-from penstock_slurm.gateway.parse_jobs import parse_jobs, squeue_format
+from penstock_slurm.gateway.parse_jobs import JobReader, squeue_format
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,9 @@ Records = TypeVar("Records", tuple[SlurmNode, ...], tuple[SlurmPartition, ...], 
 
 LONGEST_TEXT = 100_000
 """Bytes of an admin comment. Linux takes 131,072 in one argument of a command."""
+
+SEPARATOR_S = 3600.0
+"""How long records of squeue have the same separator."""
 
 RUNS_AT_ONCE = 1000
 """Most jobs in one call of sacct."""
@@ -80,6 +83,8 @@ class CliGateway:
     def __init__(self, *, conf: Path | None, timeout_s: float) -> None:
         self._commands = SlurmCommandRunner(conf, timeout_s)
         self._batch = BatchWriter(self._commands)
+        self._node_reader, self._job_reader = NodeReader(), JobReader()
+        self._separator, self._separator_until_s = "", 0.0
         self._release: Release | None = None
         """What the installed commands say; None: their version has to be read."""
 
@@ -91,7 +96,7 @@ class CliGateway:
         """All nodes that slurmctld shows."""
 
         def ask(release: Release) -> tuple[SlurmNode, ...]:
-            return parse_nodes(self._commands.read("scontrol", "-a", "-o", "-d", "show", "node"), release)
+            return self._node_reader.read(self._commands.read("scontrol", "-a", "-o", "-d", "show", "node"), release)
 
         return self._records("scontrol show node", ask)
 
@@ -108,14 +113,18 @@ class CliGateway:
 
         The separator is random, and in the environment, which other users cannot see as they can see arguments: a user who knew
         it could write it into a comment and forge jobs. It must not start with a digit, because the field's size comes before it.
+        It stays the same for SEPARATOR_S, so that records that have not changed are recognised by their text.
         """
-        separator = f"~{secrets.token_hex(8)}"
+        if time.monotonic() >= self._separator_until_s:
+            self._separator, self._separator_until_s = f"~{secrets.token_hex(8)}", time.monotonic() + SEPARATOR_S
+        separator = self._separator
         states = ("-t", "all") if finished else ()
 
         def ask(release: Release) -> tuple[SlurmJob, ...]:
             variables = {"SQUEUE_FORMAT2": squeue_format(separator, release), "SLURM_TIME_FORMAT": "%s"}
+            asked_s = time.time()
             text = self._commands.read("squeue", "-a", "-h", "-r", "--local", *states, variables=variables)
-            return parse_jobs(text, separator, release)
+            return self._job_reader.read(text, separator, release, asked_s)
 
         return self._records("squeue", ask)
 

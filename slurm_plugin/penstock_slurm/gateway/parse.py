@@ -158,11 +158,27 @@ _HAS_STAND_IN = re.compile(rf"(?:^|,){STAND_IN}:no_consume(?::[1-9]\d*)?(?:,|$)"
 
 
 def parse_nodes(text: str, release: Release) -> tuple[SlurmNode, ...]:
-    """Nodes from `scontrol -o -d show node`: one a line, as `Key=value`. Only admins can write values with spaces.
+    """Nodes from one answer of scontrol; see `NodeReader.read`."""
+    return NodeReader().read(text, release)
 
-    Values that cannot be read are the node's `unknown`.
-    """
-    return tuple(_node(line, release) for line in text.splitlines() if line.startswith("NodeName="))
+
+class NodeReader:
+    """Reads scontrol's answers one after another. A node whose line is as in the last answer is the very object made then."""
+
+    def __init__(self) -> None:
+        self._release: Release | None = None
+        self._seen: dict[str, SlurmNode] = {}
+
+    def read(self, text: str, release: Release) -> tuple[SlurmNode, ...]:
+        """Nodes from `scontrol -o -d show node`: one a line, as `Key=value`. Only admins can write values with spaces.
+
+        Values that cannot be read are the node's `unknown`.
+        """
+        before = self._seen if release == self._release else {}
+        lines = [line for line in text.splitlines() if line.startswith("NodeName=")]
+        found = [before.get(line) or _node(line, release) for line in lines]
+        self._release, self._seen = release, dict(zip(lines, found, strict=True))
+        return tuple(found)
 
 
 def _node(line: str, release: Release) -> SlurmNode:

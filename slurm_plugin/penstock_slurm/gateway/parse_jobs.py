@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.accounts import parse_tres
-from penstock_slurm.gateway.base import SlurmJob
+from penstock_slurm.gateway.base import SlurmJob, Unknown
 from penstock_slurm.gateway.fields import Fields, duration_s, flag, number_or_none, number_or_one, time_limit_s, time_s
 from penstock_slurm.gateway.hostlist import HostLists
 from penstock_slurm.gateway.parse import parse_cpus_per_gpu, parse_tres_per_node
@@ -44,41 +47,94 @@ JOB_FIELDS = (
     "Dependency",
     "Licenses",
     "Deadline",
-    "TimeUsed",
     "cpus-per-tres",
 )
-"""The fields that every squeue has. `Release.whole_nodes_field` is one more."""
+"""The fields that every squeue has. `Release.whole_nodes_field` and `TIME` are two more."""
+
+TIME = "TimeUsed"
+"""The field that grows while a job runs. It comes last, so that all before it is the same text as long as nothing happens."""
+
+END = "end"
+"""Comes after the separator at the end of a record."""
 
 
 def job_fields(release: Release) -> tuple[str, ...]:
     """The fields that squeue of this release is asked for, in their order."""
-    return (*JOB_FIELDS, release.whole_nodes_field)
+    return (*JOB_FIELDS, release.whole_nodes_field, TIME)
 
 
 def squeue_format(separator: str, release: Release) -> str:
-    """Format for `squeue -O` that prints every field at its full length (size 0) and followed by `separator`."""
-    return ",".join(f"{field}:0{separator}" for field in job_fields(release))
+    """Format for `squeue -O` that prints every field at its full length (size 0) and followed by `separator`; the last field of a
+    record is also followed by END."""
+    return ",".join(f"{field}:0{separator}" for field in job_fields(release)) + END
 
 
-def parse_jobs(text: str, separator: str, release: Release) -> tuple[SlurmJob, ...]:
-    """Jobs from squeue's answer to `squeue_format(separator, release)`.
+def parse_jobs(text: str, separator: str, release: Release, asked_s: float = 0.0) -> tuple[SlurmJob, ...]:
+    """Jobs from one answer of squeue; see `JobReader.read`."""
+    return JobReader().read(text, separator, release, asked_s)
 
-    Names and comments can hold any text, also newlines. So records are found by counting fields, not by lines. That is safe
-    because users cannot know the separator beforehand.
 
-    Raises:
-        ValueError: the text has another form, or a record has no number. Other values that cannot be read are the job's
-            `unknown`.
+class JobReader:
+    """Reads squeue's answers one after another. A record whose text is as in the last answer is the very object made then."""
+
+    def __init__(self) -> None:
+        self._release: Release | None = None
+        self._seen: dict[str, SlurmJob] = {}
+        """Text of a record, without its TIME -> the job."""
+
+    def read(self, text: str, separator: str, release: Release, asked_s: float) -> tuple[SlurmJob, ...]:
+        """Jobs from squeue's answer to `squeue_format(separator, release)`.
+
+        Names and comments can hold any text, also newlines. So records are found by the separator, not by lines. That is safe
+        because users cannot know the separator beforehand.
+
+        Args:
+            text: the answer.
+            separator: as in the request. Records are recognised only as long as it is the same.
+            release: of Slurm's commands.
+            asked_s: when squeue was run, s since 1970, for the time that jobs have been suspended.
+
+        Raises:
+            ValueError: the text has another form, or a record has no number. Other values that cannot be read are the job's
+                `unknown`.
+        """
+        *records, rest = text.split(separator + END)
+        if rest.strip():
+            raise ValueError(f"{len(rest)} characters after the last record")
+        before = self._seen if release == self._release else {}
+        seen: dict[str, SlurmJob] = {}
+        names, hosts, found, second = job_fields(release), HostLists(), [], math.floor(asked_s)
+        for record in records:
+            stable, _, ran = record.lstrip("\n").rpartition(separator)
+            job = before.get(stable)
+            if job is None:
+                fields = record.split(separator)
+                if len(fields) != len(names):
+                    raise ValueError(f"a record of {len(fields)} fields is not one of {len(names)}")
+                job = _job(dict(zip(names, fields, strict=True)), hosts, release)
+            if job.start_s is not None:
+                job = _with_suspension(job, ran, second)
+            seen[stable] = job
+            found.append(job)
+        self._release, self._seen = release, seen
+        return tuple(found)
+
+
+def _with_suspension(job: SlurmJob, ran: str, second: int) -> SlurmJob:
+    """The job with the time that its present run has been suspended, in whole seconds: the very object if that is the same.
+
+    squeue tells how long the run was not suspended.
     """
-    fields, names = text.split(separator), job_fields(release)
-    width = len(names)
-    if (len(fields) - 1) % width or fields[-1].strip():
-        raise ValueError(f"{len(fields) - 1} fields are not whole records of {width}")
-    nodes = HostLists()
-    return tuple(
-        _job(dict(zip(names, fields[at : at + width], strict=True)), nodes, release)
-        for at in range(0, len(fields) - 1, width)
-    )
+    unknown = tuple(each for each in job.unknown if each.field != TIME)
+    try:
+        ran_s = duration_s(ran)
+    except ValueError:
+        ran_s, unknown = None, (*unknown, Unknown(TIME, ran))
+    assert job.start_s is not None, "it has started"
+    suspended_s = 0.0 if ran_s is None else max(second - job.start_s - ran_s, 0.0)
+    if suspended_s == job.suspended_s and unknown == job.unknown:
+        return job
+    return dataclasses.replace(job, suspended_s=suspended_s, unknown=unknown)
 
 
 def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob:
@@ -128,7 +184,6 @@ def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob
         licenses=job.text("Licenses"),
         exclusive=job.read(release.whole_nodes_field, release.whole_nodes.__getitem__, False),
         deadline_s=job.read("Deadline", time_s, None),
-        ran_s=job.read("TimeUsed", duration_s, None),
         cpus_per_gpu=job.read("cpus-per-tres", parse_cpus_per_gpu, None),
         unknown=tuple(job.unknown),
     )

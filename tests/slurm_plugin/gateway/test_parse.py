@@ -8,6 +8,7 @@ from penstock_slurm.abilities import release
 from penstock_slurm.gateway.base import SlurmFeatures
 from penstock_slurm.gateway.fields import duration_s
 from penstock_slurm.gateway.parse import (
+    NodeReader,
     parse_features,
     parse_gpu_ids,
     parse_gpu_indexes,
@@ -21,7 +22,7 @@ from penstock_slurm.gateway.parse import (
     parse_tres_per_node,
     parse_version,
 )
-from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, parse_jobs, squeue_format
+from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, JobReader, parse_jobs, squeue_format
 from penstock_slurm.node_states import node_facts
 
 OF_22_05 = release((22, 5))
@@ -190,14 +191,14 @@ RUNNING = (
     "6%q4%q2%qN/A%qRUNNING%qNone%qall%qwrap%qroot%q0%q(null)%q(null)%qt4-[00-01]%q%q2%qgres:gpu:1%q2%q1%q2%q(null)%q"
     "(null)%q1795225238%q1795225239%q1795225240%q1795225540%q5:00%q1%q1%q4294901758%qexam%q"
     "cpu=1,node=1,billing=1,gres/gpu=1,gres/gpu:t4=1%q"
-    "(null)%q(null)%q1795225999%q1-02:03:04%qN/A%qOK%q"
+    "(null)%q(null)%q1795225999%qN/A%qOK%q1-02:03:04%qend"
 )
 
 
 HELD = (
     "9%q9%qN/A%qN/A%qPENDING%qJobHeldUser%qt4,all%qNAME%qann%q1001%qlab%qnormal%q%qt4-01%q1%qgres:gpu:t4:2%q3%q3%q1%q"
     'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q(null)%qcpu=1,mem=250G,node=1,billing=1%q'
-    "afterok:1(unfulfilled)%qmatlab:1%qN/A%q0:00%qgres:gpu:3%qNO%q"
+    "afterok:1(unfulfilled)%qmatlab:1%qN/A%qgres:gpu:3%qNO%q0:00%qend"
 )
 
 
@@ -220,7 +221,7 @@ def test_reads_jobs_of_22_05():
     assert (running.reservation, running.gpus_counted) == ("exam", {"": 1, "t4": 1})
     assert (held.reservation, held.gpus_counted) == ("", {})
     assert (running.deadline_s, held.deadline_s) == (1795225999.0, None)
-    assert (running.ran_s, held.ran_s) == (93784.0, 0.0)
+    assert (running.suspended_s, held.suspended_s) == (0.0, 0.0)
     assert (running.dependency, running.licenses, running.exclusive) == ("", "", False)
     assert (held.dependency, held.licenses, held.exclusive) == ("afterok:1(unfulfilled)", "matlab:1", True)
     assert (held.array_job_id, held.het_job_id, held.time_limit_s) == (None, None, None)
@@ -272,7 +273,7 @@ def test_reads_which_gpus_a_job_has_on_each_node(text, ids):
 
 @pytest.mark.parametrize("text", ["6~1~2", "hello", answer(RUNNING)[:-30], answer("x" + RUNNING)])
 def test_says_when_an_answer_is_not_jobs(text):
-    with pytest.raises(ValueError, match=r"fields are not|invalid literal"):
+    with pytest.raises(ValueError, match=r"fields is not|after the last record|invalid literal"):
         parse_jobs(text, SEPARATOR, OF_22_05)
 
 
@@ -282,8 +283,49 @@ def test_no_jobs_is_an_answer():
 
 def test_the_format_asks_for_all_fields_uncut():
     fields = squeue_format("~ab", OF_22_05).split(",")
-    assert fields == [f"{field}:0~ab" for field in (*JOB_FIELDS, "OverSubscribe")]
-    assert squeue_format("~ab", release((26, 5))).endswith(",Exclusive:0~ab")
+    assert fields == [*(f"{field}:0~ab" for field in (*JOB_FIELDS, "OverSubscribe")), "TimeUsed:0~abend"]
+    assert squeue_format("~ab", release((26, 5))).endswith(",Exclusive:0~ab,TimeUsed:0~abend")
+
+
+def test_a_record_that_has_not_changed_is_the_same_job_and_one_that_has_is_read_anew():
+    reader = JobReader()
+    running, held = reader.read(answer(RUNNING, HELD), SEPARATOR, OF_22_05, 0.0)
+    later = RUNNING.replace("1-02:03:04", "1-02:03:05")
+    again, also = reader.read(answer(HELD, later), SEPARATOR, OF_22_05, 0.0)[::-1]
+    assert again is running
+    assert also == held
+    moved, also = reader.read(answer(later.replace("t4-[00-01]", "t4-[01-02]"), HELD), SEPARATOR, OF_22_05, 0.0)
+    assert moved.nodes == ("t4-01", "t4-02")
+    assert also == held
+    newer = answer(with_release_word(HELD))
+    assert reader.read(newer, SEPARATOR, release((26, 5)), 0.0)[0].exclusive, "another release, another meaning"
+
+
+def with_release_word(record: str) -> str:
+    return record.replace("%qNO%q0:00", "%qNODE%q0:00")
+
+
+def test_the_time_that_a_run_was_suspended_is_seen_at_once_although_its_record_is_the_same():
+    start_s, ran_s = 1795225240.0, 93784.0
+    reader = JobReader()
+
+    def suspended_s(after_s: float, ran: str) -> float:
+        text = answer(RUNNING.replace("1-02:03:04", ran))
+        return reader.read(text, SEPARATOR, OF_22_05, start_s + ran_s + after_s)[0].suspended_s
+
+    assert suspended_s(0.9, "1-02:03:04") == 0.0
+    assert suspended_s(1.9, "1-02:03:05") == 0.0
+    assert suspended_s(8.0, "1-02:03:06") == 6.0, "it was suspended and resumed between two observations"
+    assert suspended_s(9.0, "1-02:03:07") == 6.0
+    assert suspended_s(-1.0, "1-02:03:04") == 0.0, "slurmctld's clock is ahead"
+
+
+def test_a_node_whose_line_has_not_changed_is_the_same_node_and_one_that_has_is_read_anew():
+    reader = NodeReader()
+    (first,) = reader.read(NODE, OF_22_05)
+    assert reader.read(NODE + "\n", OF_22_05)[0] is first
+    assert "DOWN" in reader.read(NODE.replace("State=", "State=DOWN+"), OF_22_05)[0].state
+    assert reader.read(NODE, OF_22_05) == (first,)
 
 
 RESERVATIONS = """\

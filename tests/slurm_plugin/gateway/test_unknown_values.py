@@ -7,7 +7,7 @@ import pytest
 from penstock_slurm.abilities import RELEASES, Release, release
 from penstock_slurm.gateway import Unknown
 from penstock_slurm.gateway.parse import parse_nodes, parse_partitions
-from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, job_fields, parse_jobs
+from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, TIME, job_fields, parse_jobs
 from penstock_slurm.node_states import NODE_STATES
 from penstock_slurm.states import SLURM_STATES
 from tests.slurm_plugin.gateway.test_parse import HELD, NODE, OF_22_05, RUNNING, SEPARATOR, answer
@@ -25,7 +25,7 @@ def with_field(record: str, field: str, text: str, of: Release = OF_22_05) -> st
     return "%q".join(values)
 
 
-@pytest.mark.parametrize("field", sorted({*JOB_FIELDS, "OverSubscribe"} - ANY_TEXT - NUMBERS))
+@pytest.mark.parametrize("field", sorted({*JOB_FIELDS, "OverSubscribe", TIME} - ANY_TEXT - NUMBERS))
 def test_a_value_of_a_job_that_cannot_be_read_is_named_and_harms_no_other_job(field):
     strange = "gpu:a:b:c" if field in ("tres-per-node", "cpus-per-tres") else "a[["
     broken, good = parse_jobs(answer(with_field(RUNNING, field, strange), HELD), SEPARATOR, OF_22_05)
