@@ -7,7 +7,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_profiles.wire import ControlMessage, Observation, Report, Started, control_file, reports_file
+from penstock_profiles.wire import (
+    ControlMessage,
+    Observation,
+    Report,
+    Started,
+    control_file,
+    inbox_folder,
+    reports_file,
+)
 from penstock_slurm import abilities
 from penstock_slurm.gateway.parse_jobs import END, job_fields
 
@@ -150,7 +158,6 @@ class StubSite:
     ) -> list[str]:
         spec = {"penstock": {"min_gpus": 1 + index % 3, "max_gpus": 8 + index % 57, "gpu_types": ["a100"]}}
         fields = {
-            "cpus-per-tres": "N/A",
             "JobID": job,
             "ArrayJobID": job,
             "ArrayTaskID": "N/A",
@@ -224,6 +231,8 @@ class StubSite:
         report = Report(job_id=self.job_id(index), epoch=1, sequence=sequence, time_s=now_s, body=body)
         with reports_file(self.spool, self.job_id(index), 1).open("a", encoding="utf-8") as file:
             file.write(report.model_dump_json() + "\n")
+        if inbox_folder(self.spool).is_dir():
+            (inbox_folder(self.spool) / report.job_id).touch()
 
     @property
     def environment(self) -> dict[str, str]:

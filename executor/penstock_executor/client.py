@@ -34,6 +34,7 @@ from penstock_profiles.wire import (
     Result,
     claimed_epochs,
     control_file,
+    inbox_folder,
     reports_file,
     reports_folder,
 )
@@ -267,6 +268,7 @@ class Client:
                         raise OSError(errno.ENOSPC, "the disk is full, a report was cut short", str(self._job.spool))
                     self._waiting.popleft()
             self._failing = False
+            self._job.announce()
         except OSError as error:
             if not self._failing:
                 log.warning(
@@ -357,6 +359,13 @@ class _Job:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def announce(self) -> None:
+        """Tell the daemon that there are new reports. Without this, it finds them later."""
+        path = inbox_folder(self.spool) / self.job_id
+        with contextlib.suppress(OSError):  # an older daemon has no such folder
+            # Not O_EXCL: a file system with a cache may show a file that the daemon has taken away already.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
 
     def read_reports(self, epoch: int) -> bytes:
         """All lines of a run."""

@@ -323,6 +323,12 @@ def reports_file(spool: Path, job_id: str, epoch: int) -> Path:
     return reports_folder(spool, job_id) / f"{epoch}.jsonl"
 
 
+def inbox_folder(spool: Path) -> Path:
+    """Folder in which each run leaves an empty file with the name of its job after it has reported. The daemon takes
+    these files away and reads the reports of those jobs, so it need not search all jobs for news."""
+    return spool / "inbox"
+
+
 def claimed_epochs(spool: Path, job_id: str) -> list[int]:
     """Epochs that runs of the job have claimed, ascending; empty if there are none."""
     try:

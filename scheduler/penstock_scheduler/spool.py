@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -29,6 +29,7 @@ from penstock_profiles.wire import (
     reports_folder,
 )
 from penstock_scheduler.errors import StoreError
+from penstock_scheduler.inbox import Inbox
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,21 @@ READ_AT_ONCE = 1024 * 1024
 
 
 class Spool:
-    """The spool folder, created if it does not exist. Raises StoreError if that fails."""
+    """The spool folder, created if it does not exist. Raises StoreError if that fails.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: its path.
+        alone: this object alone writes control messages, so it keeps them in memory and reads each from the disk once; and it
+            takes the announcements of reports. Otherwise, every question is a look at the disk.
+    """
+
+    def __init__(self, folder: Path, *, alone: bool = False) -> None:
         self.folder = folder
+        self._controls: dict[str, ControlMessage | None] = {}
+        """The control messages that are known; None: the job has none."""
+        self._on_disk: set[str] = set()
+        """Names in the folder, of jobs that are not in `_controls`."""
+        self._inbox: Inbox | None = None
         self._offsets: dict[tuple[str, int], int] = {}
         self._partial: dict[tuple[str, int], bytes] = {}
         self._newest: dict[str, Started] = {}
@@ -55,6 +67,8 @@ class Spool:
             raise StoreError(
                 f"spool {folder}: {error.strerror}; set [slurm] spool_dir to a folder that all nodes share"
             ) from None
+        if alone:
+            self._on_disk, self._inbox = {*os.listdir(folder)}, Inbox(folder)
 
     def next_epoch(self, job_id: str) -> int:
         """An epoch that no run of the job has had."""
@@ -63,10 +77,19 @@ class Spool:
 
     def control(self, job_id: str) -> ControlMessage | None:
         """The job's newest control message; None: there is none, or it cannot be read."""
-        try:
-            return ControlMessage.model_validate_json(control_file(self.folder, job_id).read_bytes())
-        except (OSError, ValidationError):
-            return None
+        if job_id in self._controls:
+            return self._controls[job_id]
+        found = None
+        if self._inbox is None or job_id in self._on_disk:
+            try:
+                found = ControlMessage.model_validate_json(control_file(self.folder, job_id).read_bytes())
+            except FileNotFoundError:
+                pass
+            except (OSError, ValidationError):
+                return None  # it is there, and may be readable the next time
+        if self._inbox is not None:
+            self._controls[job_id] = found
+        return found
 
     def tell(self, control: ControlMessage, uid: int | None = None) -> None:
         """Write a control message for its job, all or nothing. `uid` will own the job's reports folder. Raises StoreError."""
@@ -77,13 +100,16 @@ class Spool:
             reports.mkdir(parents=True, exist_ok=True)
             if uid is not None and os.geteuid() == 0 and reports.stat().st_uid != uid:
                 os.chown(reports, uid, -1, follow_symlinks=False)
+            text = control.model_dump_json()
             with beside.open("w", encoding="utf-8") as file:
-                file.write(control.model_dump_json())
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             beside.rename(path)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; jobs get no control messages until this is fixed") from None
+        if self._inbox is not None:  # as it is on the disk: with every field set
+            self._controls[control.job_id] = ControlMessage.model_validate_json(text)
 
     def recent(self, since_s: float) -> set[str]:
         """Jobs with runs that have begun since then. A daemon that restarts may have missed their end."""
@@ -96,8 +122,11 @@ class Spool:
                 continue
         return found
 
-    def read(self, job_ids: Iterable[str], owners: Mapping[str, int] | None = None) -> list[Report]:
-        """New reports of these jobs' newest runs.
+    def read(
+        self, job_ids: Collection[str], owners: Mapping[str, int] | None = None, awaited: Collection[str] = ()
+    ) -> list[Report]:
+        """New reports of these jobs' newest runs. A spool that is `alone` reads those of `awaited` jobs and those that its inbox
+        names; see `inbox`.
 
         Files of older epochs are not read. Reports of a superseded run are ignored: it may live on, on a node that is silent,
         but what it reports no longer holds.
@@ -105,10 +134,15 @@ class Spool:
         For a job in `owners` (job -> uid), only files of that user count.
         """
         found: list[Report] = []
-        for job_id in job_ids:
-            epochs = claimed_epochs(self.folder, job_id)
-            if epochs:
-                found.extend(self._read_run(job_id, epochs[-1], (owners or {}).get(job_id)))
+        for job_id in job_ids if self._inbox is None else self._inbox.due(job_ids, awaited):
+            newest = max(claimed_epochs(self.folder, job_id), default=0)
+            before = self._offsets.get((job_id, newest), 0)
+            if newest:
+                found.extend(self._read_run(job_id, newest, (owners or {}).get(job_id)))
+            if self._inbox is not None:
+                fresh = self._offsets.get((job_id, newest), 0) - before
+                more = fresh == READ_AT_ONCE or bool(self._partial.get((job_id, newest)))
+                self._inbox.was_read(job_id, newest, new=fresh > 0, more=more)
         return found
 
     def started(self, job_id: str, epoch: int) -> Started | None:
@@ -128,8 +162,13 @@ class Spool:
         """Whether the newest run has reported that the job is over, completed or failed."""
         return job_id in self._ended and self._ended[job_id] == self._started_epoch.get(job_id)
 
-    def forget(self, keep: set[str]) -> None:
-        """Forget all jobs but these."""
+    def forget(self, keep: set[str], there: Collection[str] = ()) -> None:
+        """Forget all jobs but these, except the control messages of those that are still `there`."""
+        if self._inbox is not None:
+            self._inbox.forget(keep)
+            for job_id in self._controls.keys() - keep - {*there}:
+                if self._controls.pop(job_id) is not None:
+                    self._on_disk.add(job_id)
         for key in [key for key in self._offsets if key[0] not in keep]:
             del self._offsets[key]
             self._partial.pop(key, None)

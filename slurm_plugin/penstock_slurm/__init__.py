@@ -33,9 +33,9 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
     if stand_in:
         _expect_stand_in(gateway, section)
     commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # sbatch exists only as a command
-    spool = Spool(section.spool_dir)
+    spool = Spool(section.spool_dir, alone=True)
     nodes = SlurmCloudNodes(section.cloud_partition, commands, spool) if section.cloud_partition else None
-    submitter = SlurmSubmitter(commands, spool, section)
+    submitter = SlurmSubmitter(commands, Spool(section.spool_dir), section)
     sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock, stand_in=stand_in)
     cluster = SlurmCluster(gateway, spool, clock, section, check, nodes, sharing)
     agents = sharing if section.agents else None

@@ -76,6 +76,9 @@ log = logging.getLogger(__name__)
 RECENT_S = 86_400.0
 """How far back a new daemon searches for reports of jobs that ended while no daemon ran."""
 
+UNHEARD_S = 300.0
+"""For how long after its start a run that has reported nothing is looked at in each tick."""
+
 
 class SlurmCluster:
     """The cluster; see the module."""
@@ -122,6 +125,10 @@ class SlurmCluster:
         """Numbers of job records that several elements of an array share."""
         self._free: dict[str, int] = {}
         self._gone: dict[JobId, SlurmJob | None] = {}
+        self._unheard: set[JobId] = set()
+        """Jobs that were asked to save, or have begun a moment ago: something waits for their reports."""
+        self._slurm_ids: set[JobId] = set()
+        """All jobs that Slurm has listed."""
         self._owners: dict[JobId, int] = {}
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
 
@@ -161,6 +168,7 @@ class SlurmCluster:
         if self._cloud_nodes is not None:
             self._cloud_nodes.saw(in_cloud, slurm_jobs)
         scene = self._scene = self._see(records, slurm_jobs)
+        self._slurm_ids = {job.id for job in slurm_jobs}
         gone = set(self._jobs)
         self._take_over(found, slurm_jobs)
         self._endings.saw(gone - self._jobs.keys(), records.ended)
@@ -208,7 +216,7 @@ class SlurmCluster:
 
     def _take_over(self, found: SortedJobs, slurm_jobs: Sequence[SlurmJob]) -> None:
         """Take over the managed jobs of this observation."""
-        self._slurm_jobs, self._jobs, self._not_yet, self._held = {}, {}, {}, {}
+        self._slurm_jobs, self._jobs, self._not_yet, self._held, self._unheard = {}, {}, {}, {}, set()
         waiting: list[WaitingJob] = []
         self._holds.look()
         for job_id, (slurm_job, spec) in found.managed.items():
@@ -219,6 +227,9 @@ class SlurmCluster:
             self._states.saw(job_id, now)
             if job is None:
                 continue
+            begun_s = slurm_job.start_s if spooled.present is None and slurm_job.state in HOLDING else None
+            if job.phase is Phase.STOPPING or (begun_s is not None and self._scene.now_s - begun_s < UNHEARD_S):
+                self._unheard.add(job_id)
             pending = slurm_job.state in WAITING
             text = self._holds.text(slurm_job, spooled.control)
             other = waits_for(slurm_job, self._scene.now_s) if pending and not text else ""
@@ -454,7 +465,13 @@ class SlurmCluster:
 
         A job that its user cancels, or that reaches its time limit, is not managed any more, but still saves and reports it.
         """
-        found = self._spool.read(sorted(self._jobs.keys() | self._reporting), self._owners)
+        gone = self._reporting - self._jobs.keys()
+        may_report = [
+            job_id
+            for job_id, job in self._jobs.items()
+            if job.phase is not Phase.QUEUED or self._spool.control(job_id) is not None
+        ]
+        found = self._spool.read([*may_report, *sorted(gone)], self._owners, gone | self._unheard)
         for report in found:
             self._measure_pause(report)
         kept, over = self._quota.admit(found, self._clock.now_s())
@@ -465,7 +482,7 @@ class SlurmCluster:
         )
         self._reporting = self._jobs.keys() | (self._gone.keys() & self._states.jobs)
         self._owners = {job_id: uid for job_id, uid in self._owners.items() if job_id in self._reporting}
-        self._spool.forget(self._reporting)
+        self._spool.forget(self._reporting, self._slurm_ids)
         self._quota.forget(self._reporting)
         return kept
 
