@@ -2,9 +2,10 @@
 
 1. `settings`: what may be launched, where, for how much. `catalogue`: instance types and prices.
 2. `ec2`, `failures`: one region of EC2 as a provider, and what EC2's errors mean.
-3. `programs`, `user_data`: how instances join Slurm.
-4. `detached_runs`, `staging`, `cloud_runner`: runs on instances that do not join.
-5. `doctor`, `cli`: `penstock cloud`.
+3. `command`: any other cloud, behind a command of the admin's.
+4. `programs`, `user_data`: how instances join Slurm.
+5. `detached_runs`, `staging`, `cloud_runner`: runs on instances that do not join.
+6. `doctor`, `cli`: `penstock cloud`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,36 @@ if TYPE_CHECKING:
 
 
 def open_cloud(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes) -> BurstManager:
-    """The cloud that the section `[cloud]` describes, for these nodes. Asks no provider yet. Raises ConfigError."""
+    """EC2, and the commands of `[cloud.commands]`, for these nodes. Asks no provider yet. Raises ConfigError."""
+    return _open(settings, clock, store, nodes, ec2=True)
+
+
+def open_commands(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes) -> BurstManager:
+    """The commands of `[cloud.commands]` alone, for these nodes. Asks no provider yet. Raises ConfigError."""
+    from penstock_cloud.settings import CloudSettings
+    from penstock_scheduler.errors import ConfigError
+
+    if not settings.section(CloudSettings).commands:
+        raise ConfigError('[daemon] cloud = "command" needs a section [cloud.commands.NAME] with command')
+    return _open(settings, clock, store, nodes, ec2=False)
+
+
+def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, *, ec2: bool) -> BurstManager:
     import random
     import threading
 
     from penstock_cloud import staging
     from penstock_cloud.catalogue import Kept, file_of
+    from penstock_cloud.command import Client, Command
     from penstock_cloud.detached_runs import DetachedRuns
     from penstock_cloud.ec2 import Ec2, connect
     from penstock_cloud.settings import CloudSettings
     from penstock_scheduler.burst_manager.manager import BurstManager
-    from penstock_scheduler.burst_manager.places import Places
+    from penstock_scheduler.burst_manager.places import Places, no_longer_set_up
+    from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed, Provider
     from penstock_scheduler.burst_manager.share import Share
     from penstock_scheduler.burst_manager.worker import Yielding
+    from penstock_scheduler.errors import ConfigError
     from penstock_scheduler.settings import DaemonSettings
 
     section, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
@@ -43,9 +61,19 @@ def open_cloud(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNo
         kept = Kept(file_of(state_dir, own.region, home=section.region), own.region)
         return Ec2(Yielding(connect(own), lock), own, kept.now)
 
+    def earlier_region(name: str) -> Provider:
+        try:
+            return region(name)
+        except ConfigError as error:
+            raise LaunchFailed(Kind.CONFIG, "", str(error)) from error
+
     guests = None
     if section.bucket is not None:
         bucket = staging.StagingBucket(Yielding(staging.connect(section), lock), section.bucket, str(section.site))
         guests = DetachedRuns(section, Share(section.share), bucket)
-    places = Places([region(name) for name in (section.region, *section.regions)], region)
+    providers: list[Provider] = [region(name) for name in (section.region, *section.regions)] if ec2 else []
+    for name, command in section.commands.items():
+        client = Yielding(Client(name, command), lock)
+        providers.append(Command(name, str(section.site), client, section.price_days))
+    places = Places(providers, earlier_region if ec2 else no_longer_set_up)
     return BurstManager(places, section, store, clock, nodes, random.Random(), guests, lock)  # noqa: S311

@@ -285,9 +285,10 @@ class Ec2:
         return self._one_by_one(launch)
 
     def tidy(self, run: str) -> None:
-        """See `Provider`."""
+        """See `Provider`. Only detached runs have a template of their own, and only their sites may delete templates."""
         self._drop_group(f"penstock-{run}")
-        self._drop_template(run)
+        if self._settings.bucket is not None:
+            self._drop_template(run)
 
     def reservations(self) -> list[Reservation]:
         """The active ones among the reservations in the settings, in the order of the settings."""

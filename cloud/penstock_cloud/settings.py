@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from penstock_cloud.command import CommandSettings
 from penstock_scheduler.burst_manager.provider import Market
 from penstock_scheduler.burst_manager.settings import BurstSettings
 
@@ -28,7 +29,7 @@ class RegionSettings(BaseModel):
 
 class CloudSettings(BurstSettings):
     """The cloud: which jobs may burst, for how much, and what may be launched where on EC2. Enable it with
-    `[daemon] cloud = "ec2"`."""
+    `[daemon] cloud = "ec2"`, or "command" for commands of your own without EC2."""
 
     region: str = Field(default="us-east-1", description="EC2's region.")
     endpoint: str | None = Field(
@@ -86,6 +87,18 @@ class CloudSettings(BurstSettings):
     regions: dict[str, RegionSettings] = Field(
         default={}, description="Further regions; an order goes to the cheapest offer that fits, wherever it is."
     )
+
+    commands: dict[str, CommandSettings] = Field(
+        default={}, description="Places of other clouds, each behind a command of your own; beside EC2, or without it."
+    )
+
+    @model_validator(mode="after")
+    def _places_have_different_names(self) -> CloudSettings:
+        if twice := sorted({self.region, *self.regions} & set(self.commands)) or sorted(
+            {self.region} & set(self.regions)
+        ):
+            raise ValueError(f"two places are named {twice[0]}; each region and each command needs a name of its own")
+        return self
 
     @property
     def extras_usd_per_h(self) -> float:

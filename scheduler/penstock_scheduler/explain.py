@@ -237,7 +237,7 @@ def _waiting_words(said: Explanation, now_s: float) -> list[str]:
         lines.append("Its start time is not known, because it depends on the jobs that others submit.")
     lines += _holder_words(said.holders, now_s) if not never else []
     if said.cloud is not None:
-        lines.append(_cloud_words(said.cloud, now_s))
+        lines.append(said.cloud.words(now_s))
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")
     return lines
@@ -257,15 +257,6 @@ def _holder_words(holders: tuple[Holder, ...], now_s: float) -> list[str]:
 
 def _in(time_s: float, now_s: float) -> str:
     return duration(max(time_s - now_s, 0.0))
-
-
-def _cloud_words(cloud: Forecast, now_s: float) -> str:
-    in_s = cloud.leaves_s - now_s
-    when = "now" if cloud.at_once or in_s <= 0 else f"in {duration(in_s)}, unless it gets GPUs on site before"
-    if cloud.offer is None:
-        return f"It may leave for the cloud {when}, but {cloud.why}."
-    cost = f"for about ${cloud.expected_usd:.2f}, at most ${cloud.most_usd:.2f}"
-    return f"It may leave for the cloud {when}: the cheapest there is {cloud.offer}, {cost}."
 
 
 def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tuple[Option, ...]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock_scheduler.burst.forecast import Forecast, forecast
 from penstock_scheduler.free_gpus import FreeGpus, Timeline, open_nodes
 from penstock_scheduler.model import Assignment, GpuLimit, Job, JobFacts, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.policies.common import allowed, configurations, rate, remaining_s
@@ -29,6 +30,10 @@ class Answer:
     """Job whose allocation would change -> its assignment without and with the job; None: no GPUs."""
     start_s: float | None
     """When the job would start at the earliest estimate, s since 1970; None: not known."""
+    cloud: Forecast | None = None
+    """For a job that would wait: when it may leave for the cloud, and what that would cost."""
+    leaves: bool = False
+    """Whether the job would leave for the cloud in this round."""
 
 
 def with_job(snapshot: Snapshot, job: Job, facts: Mapping[JobId, JobFacts], limits: tuple[GpuLimit, ...]) -> Snapshot:
@@ -71,11 +76,13 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None 
     assignment = plan.assignments.get(job_id)
     if assignment is not None:
         return Answer(plan, assignment, assignment.reason, changed, snapshot.time_s)
+    if (burst := plan.bursts.get(job_id)) is not None:
+        return Answer(plan, None, burst.reason, changed, None, leaves=True)
     reason = plan.waiting[job_id]
     start_s = reason.estimated_start_s
     if start_s is None and reason.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
         start_s = rough_start_s(snapshot, plan, job)
-    return Answer(plan, None, reason, changed, start_s)
+    return Answer(plan, None, reason, changed, start_s, forecast(job, snapshot))
 
 
 def describe(answer: Answer, now_s: float, names: Mapping[JobId, str] | None = None) -> list[str]:
@@ -88,6 +95,8 @@ def describe(answer: Answer, now_s: float, names: Mapping[JobId, str] | None = N
     if answer.assignment is not None:
         nodes = ", ".join(f"{share.gpus} on {share.node}" for share in answer.assignment.placement.shares)
         lines = [f"The job would get {answer.assignment.configuration} ({nodes}): {answer.reason.text}."]
+    elif answer.leaves:
+        lines = [f"The job would leave for the cloud: it {answer.reason.text}."]
     else:
         lines = _describe_wait(answer, now_s)
     others = answer.others
@@ -112,6 +121,8 @@ def _describe_wait(answer: Answer, now_s: float) -> list[str]:
         lines.append(f"It would start at about {at}, in {wait}, if no other job is submitted.")
     elif reason.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
         lines.append("Its start cannot be estimated: it is unknown when the jobs that hold GPUs now will end.")
+    if answer.cloud is not None:
+        lines.append(answer.cloud.words(now_s))
     return lines
 
 

@@ -70,3 +70,14 @@ def test_volumes_have_the_sites_tag(site: CloudSite, ec2: Ec2) -> None:
     told = found["LaunchTemplateData"]["TagSpecifications"]
     (tags,) = [each for each in told if each["ResourceType"] == "volume"]
     assert {"Key": "penstock:site", "Value": str(site.settings.site)} in tags["Tags"]
+
+
+def test_a_run_is_tidied_without_a_refusal(site: CloudSite, ec2: Ec2, caplog: pytest.LogCaptureFixture) -> None:
+    """A site without detached runs may not delete templates, so it does not try."""
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.finish("7")
+    site.until(lambda: not site.state.runs)
+    assert not any(action == "DeleteLaunchTemplate" for action, _ in ec2.calls)
+    assert "a leftover of the run stays" not in caplog.text

@@ -1,4 +1,4 @@
-"""What the cloud would cost a waiting job, and when it would leave: for `penstock explain`."""
+"""What the cloud would cost a waiting job, and when it would leave: for `penstock explain` and `--dry-run`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock_scheduler.burst.choices import choices_of, leaves_at_once, leaves_s, may_leave
 from penstock_scheduler.model import Job, Offer, Snapshot
+from penstock_scheduler.units import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,15 @@ class Forecast:
     expected_usd: float = 0.0
     most_usd: float = 0.0
     why: str = ""
+
+    def words(self, now_s: float) -> str:
+        """The forecast as a sentence."""
+        in_s = self.leaves_s - now_s
+        when = "now" if self.at_once or in_s <= 0 else f"in {duration(in_s)}, unless it gets GPUs on site before"
+        if self.offer is None:
+            return f"It may leave for the cloud {when}, but {self.why}."
+        cost = f"for about ${self.expected_usd:.2f}, at most ${self.most_usd:.2f}"
+        return f"It may leave for the cloud {when}: the cheapest there is {self.offer}, {cost}."
 
 
 def forecast(job: Job, snapshot: Snapshot) -> Forecast | None:
