@@ -118,7 +118,11 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     signals = _Signals(clock)
     open_files.raise_limit()
     store = open_store(
-        daemon.store or daemon.state_dir, writer=True, keep_rounds=daemon.keep_rounds, keep_days=daemon.keep_days
+        daemon.store or daemon.state_dir,
+        writer=True,
+        keep_rounds=daemon.keep_rounds,
+        keep_days=daemon.keep_days,
+        keep_audit_days=daemon.keep_audit_days,
     )
     api = settings.section(ApiSettings)
     configure_logging(daemon.log_format)

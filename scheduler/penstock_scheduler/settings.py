@@ -58,7 +58,11 @@ class DaemonSettings(BaseModel):
     )
     keep_days: PositiveFloat = Field(
         default=365.0,
-        description="Days for which a job's history is kept after its end. The audit log and the ledger are kept for ever.",
+        description="Days for which a job's history is kept after its end. The ledger is kept for ever.",
+    )
+    keep_audit_days: PositiveFloat = Field(
+        default=1825.0,
+        description="Days for which the audit log is kept. Of what was refused, it has the newest 100,000 lines at most.",
     )
     sample_s: float = Field(
         default=60.0,

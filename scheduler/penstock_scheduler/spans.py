@@ -26,8 +26,6 @@ class Closed:
     span: AllocationSpan
     """With its end."""
     why: Close
-    stays: bool
-    """Whether the cluster still has the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Followed:
     missed: tuple[EndedRun, ...]
     """Runs that began and ended between two observations."""
     gone: tuple[JobId, ...]
-    """Jobs with an open span that the observation neither shows nor tells the end of."""
+    """Jobs with an open span that the observation does not show. They have ended, or cannot be read now."""
 
 
 def follow(
@@ -62,17 +60,15 @@ def follow(
     opened: dict[JobId, tuple[Job, float]] = {}
     gone: list[JobId] = []
     for job_id, span in spans.items():
-        job, run = holding.get(job_id), ended.get(job_id)
+        job = holding.get(job_id)
         if job is not None and _same_run(span, job):
             if (change := _change(span, job, shared)) is not None:
                 at_s = max(now_s, span.from_s + 0.001)
-                closed.append(Closed(_until(span, at_s, job.suspended_s), change, stays=True))
+                closed.append(Closed(_until(span, at_s, job.suspended_s), change))
                 opened[job_id] = job, at_s
-        elif run is not None and run.ended_s >= span.from_s:
-            closed.append(Closed(_until(span, run.ended_s), "over", stays=False))
         elif job_id in present:
             end_s, exact = _end(span, present[job_id], holding.get(job_id), seen_s, now_s)
-            closed.append(Closed(_until(span, end_s, exact=exact), "over", stays=True))
+            closed.append(Closed(_until(span, end_s, exact=exact), "over"))
         else:
             gone.append(job_id)
     over = {each.span.job: each.span.to_s or 0.0 for each in closed}

@@ -125,8 +125,6 @@ class AllocationLog:
             code, text = "resized", "its run goes on with other GPUs"
         elif closed.why == "sharing":
             code, text = "sharing", "its run goes on, and it shares its GPUs" + (" no more" if span.shared else "")
-        elif not closed.stays:
-            code, text = self._fate(span.job)
         elif (stop := self._store.newest_stop(span.job, span.from_s)) is not None:
             code, text = stop.code.value, stop.text
         else:
@@ -140,7 +138,10 @@ class AllocationLog:
         return "ended", view.ended + (f": it {view.ended_text}" if view.ended_text else "")
 
     def _gone(self, job: JobId) -> AllocationSpan | None:
-        """The last span of a job that is gone, with the end that the board found; None: the job has not ended."""
+        """The last span of a job that is gone, with the end that the board found; None: the job has not ended.
+
+        A job that Slurm is still cleaning up holds its GPUs until then. The end is Slurm's all the same.
+        """
         view, span = self._store.job(job), self._open[job]
         if view is None or view.state != "ended":
             return None

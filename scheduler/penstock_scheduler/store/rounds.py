@@ -19,6 +19,9 @@ from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round,
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, NoSuchRow
 
+REFUSED_KEPT = 100_000
+"""Newest lines about refused requests that the audit log keeps."""
+
 log = logging.getLogger(__name__)
 
 
@@ -54,14 +57,22 @@ class RoundStore(Database):
     Args:
         keep_rounds: newest rounds that are kept.
         keep_s: how long a job's history is kept after its end, seconds.
+        keep_audit_s: how long the audit log is kept, seconds.
     """
 
     def __init__(
-        self, engine: Engine, name: str, lock: TextIO | Connection | None, *, keep_rounds: int, keep_s: float
+        self,
+        engine: Engine,
+        name: str,
+        lock: TextIO | Connection | None,
+        *,
+        keep_rounds: int,
+        keep_s: float,
+        keep_audit_s: float,
     ) -> None:
         super().__init__(engine, name, lock)
         self._keep_rounds = keep_rounds
-        self._keep_s = keep_s
+        self._keep_s, self._keep_audit_s = keep_s, keep_audit_s
 
     def last_round(self) -> RoundRecord | None:
         """The newest round that can be read. A damaged round is logged and skipped."""
@@ -206,3 +217,9 @@ class RoundStore(Database):
         for table in (t.reports, t.outcomes, t.models, t.allocations, t.waits, t.samples):
             db.execute(table.delete().where(table.c.job.in_(gone)))
         db.execute(t.jobs.delete().where(t.jobs.c.end_s < now_s - self._keep_s))
+        c = t.audit.c
+        db.execute(t.audit.delete().where(c.time_s < now_s - self._keep_audit_s))
+        # Whoever floods the daemon with refused requests pushes out older refusals, but nothing that was done.
+        refused = sa.select(c.id).where(c.allowed.is_(False)).order_by(c.id.desc())
+        if (oldest := db.scalar(refused.offset(REFUSED_KEPT - 1).limit(1))) is not None:
+            db.execute(t.audit.delete().where(c.allowed.is_(False), c.id < oldest))

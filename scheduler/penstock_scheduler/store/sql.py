@@ -26,7 +26,12 @@ class SqlStore(RoundStore, JobStore, SpanStore, WaitStore, SeriesStore, AdminSto
 
 
 def open_store(
-    where: str | Path, *, writer: bool = False, keep_rounds: int = 50_000, keep_days: float = 365.0
+    where: str | Path,
+    *,
+    writer: bool = False,
+    keep_rounds: int = 50_000,
+    keep_days: float = 365.0,
+    keep_audit_days: float = 1825.0,
 ) -> SqlStore:
     """The store in a folder (the daemon's state_dir) or at a database's URL.
 
@@ -34,13 +39,15 @@ def open_store(
         writer: whether this process writes: only one may. The writer creates the store if there is none.
         keep_rounds: newest rounds that are kept.
         keep_days: days for which a job's history is kept after its end.
+        keep_audit_days: days for which the audit log is kept.
 
     Raises:
         StoreError: there is no store, another process writes it, or it has another schema.
         ConfigError: the URL is wrong.
     """
     engine, name, lock = open_engine(where, lock=writer)
-    store = SqlStore(engine, name, lock, keep_rounds=keep_rounds, keep_s=keep_days * DAY_S)
+    keep_s, keep_audit_s = keep_days * DAY_S, keep_audit_days * DAY_S
+    store = SqlStore(engine, name, lock, keep_rounds=keep_rounds, keep_s=keep_s, keep_audit_s=keep_audit_s)
     try:
         with store.read() as db:
             found = schema.revision(db)

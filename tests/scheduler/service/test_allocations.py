@@ -117,6 +117,18 @@ def test_a_job_that_starts_moves_and_ends(site):
     )
 
 
+def test_a_job_that_slurm_cleans_up_holds_its_gpus_until_its_fate_is_known(site):
+    """Slurm tells the end of its run at once, but not yet how the job ended."""
+    site.look(1001.0, ran())
+    site.submitter.ended["1"] = None
+    site.look(1201.0, ended=[(TWO, 1000.0, 1200.0)])
+    assert site.spans() == [(1000.0, None, 2, "", True)]
+    site.submitter.ended["1"] = Fate("CANCELLED", None, 1200.0)
+    site.look(1210.0)
+    assert site.spans() == [(1000.0, 1200.0, 2, "ended", True)]
+    assert site.store.job_spans("1")[0].end_text == "CANCELLED"
+
+
 def test_penstockd_starts_again_without_double_or_open_spans(site):
     """It was away from 1,020 s to 2,000 s. The run that was there ended at 1,500 s, and another one began at 1,600 s."""
     site.look(1010.0, ran())

@@ -327,3 +327,20 @@ def test_a_store_that_cannot_be_is_said_early(tmp_path):
     (tmp_path / schema.FILE).write_text("this is no database, and long enough to be taken for one")
     with pytest.raises(StoreError, match="not a database"):
         open_store(tmp_path, writer=True)
+
+
+def test_the_audit_log_is_bounded_and_refusals_push_out_only_refusals(where, monkeypatch):
+    monkeypatch.setattr("penstock_scheduler.store.rounds.REFUSED_KEPT", 3)
+    store = open_store(where, writer=True, keep_audit_days=10)
+    now_s = time.time()
+    store.note("ada", "user", "cancel", "jobs/1", allowed=True)
+    for number in range(9):
+        store.note("eve", "user", "cancel", f"jobs/{number}", allowed=False)
+    store.note("ada", "user", "cancel", "jobs/2", allowed=True)
+    store.save_round(numbered(100, time_s=now_s + 9 * 86_400))
+    assert [(each.user, each.target[-1]) for each in store.audit()] == [
+        ("ada", "2"), ("eve", "8"), ("eve", "7"), ("eve", "6"), ("ada", "1")
+    ]  # fmt: skip
+    store.save_round(numbered(200, time_s=now_s + 10.1 * 86_400))
+    assert store.audit() == []
+    store.close()
