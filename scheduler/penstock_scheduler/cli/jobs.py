@@ -20,11 +20,11 @@ from penstock_scheduler.cli.ask import (
     print_refused,
     print_table,
 )
-from penstock_scheduler.cli.top import asks_for
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
 from penstock_scheduler.messages import MAX_PAGE, AllocationView, JobView, RefusedJob
+from penstock_scheduler.terminal.picture import asks_for
 from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:

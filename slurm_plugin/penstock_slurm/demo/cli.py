@@ -14,11 +14,12 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock_profiles.families import Families, load_families
-from penstock_scheduler.cli.top import render
 from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.nodespec import DEFAULT_SPEC
 from penstock_scheduler.report import History, render_page
 from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.terminal.picture import recorded
+from penstock_scheduler.terminal.printed import render
 from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
 from penstock_slurm.demo.simulated import simulate
 from penstock_slurm.demo.site import DemoSite
@@ -164,7 +165,7 @@ def _play(console: Console, families: Families, sites: list[DemoSite], begun_s: 
                 printed_s = elapsed_s
                 console.print(_progress(sites, elapsed_s, len(todo)))
                 if (record := store.last_round() if store else None) is not None:
-                    console.print(render(record))
+                    console.print(render(recorded(record)))
             time.sleep(0.5)
 
 
@@ -188,5 +189,5 @@ def _progress(sites: list[DemoSite], elapsed_s: float, to_come: int) -> Text:
 
 def _screen(store: SqlStore | None, sites: list[DemoSite], elapsed_s: float, to_come: int) -> RenderableType:
     record = store.last_round() if store else None
-    top: RenderableType = render(record) if record is not None else Text("waiting for the first round")
+    top: RenderableType = render(recorded(record)) if record is not None else Text("waiting for the first round")
     return Group(_progress(sites, elapsed_s, to_come), top)

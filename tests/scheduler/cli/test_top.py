@@ -1,4 +1,4 @@
-"""`penstock top`: what a user sees at common widths."""
+"""`penstock top --once`: what a user sees at common widths."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.cli.top import render
 from penstock_scheduler.model import Node, Phase, Refusal
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import open_store
+from penstock_scheduler.terminal.picture import recorded
+from penstock_scheduler.terminal.printed import render
 from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.service.api import serving
 
 RUNNING = on("t4", t4_00=4, t4_01=4)
 
@@ -36,7 +38,7 @@ def record(nodes: str | tuple[Node, ...] = "t4:2x4,a100:1x8", **fields: object) 
 def screen(width: int, shown: RoundRecord | None = None) -> list[str]:
     console = Console(width=width, height=60, color_system=None)
     with console.capture() as capture:
-        console.print(render(shown or record(), now_s=1200.0))
+        console.print(render(recorded(shown or record()), now_s=1200.0))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -79,16 +81,28 @@ def test_bars_of_a_large_cluster_fit():
     line = next(line for line in screen(80, shown) if line.startswith("t4"))
     bar = line.split()[1]
     assert len(bar) == 40
-    assert "Penstock manages no jobs." in screen(80, shown)
+    assert "Penstock manages no jobs that you may see." in screen(80, shown)
     assert bar.count("▒") == 10, "400 of 1600"
     assert "8 out of service" in " ".join(screen(80, shown))
 
 
-@pytest.mark.parametrize("option", ["--state", "--store"])
-def test_without_a_terminal_the_screen_is_printed_once(tmp_path, option):
+def test_without_penstockd_the_newest_round_of_the_store_is_printed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_URL", f"unix:{tmp_path}/nobody.sock")
     state = tmp_path / "state"
     open_store(state, writer=True).save_round(record())
-    done = CliRunner().invoke(make_app(), ["top", option, str(state)])
+    done = CliRunner().invoke(make_app(), ["top", "--store", str(state)])
     assert done.exit_code == 0
-    assert done.output.startswith("Round 1 at ")
+    assert done.stdout.startswith("Round 1 at ")
+    assert "is read from its store" in done.stderr
     assert "\x1b" not in done.output
+
+
+def test_without_a_terminal_the_cluster_is_printed_once(tmp_path, monkeypatch):
+    with serving(tmp_path) as api:
+        monkeypatch.setenv("PENSTOCK_URL", api.url)
+        monkeypatch.setenv("PENSTOCK_TOKEN", api.tokens["bob"])
+        done = CliRunner().invoke(make_app(), ["top"])
+    assert done.exit_code == 0, done.output
+    jobs = [line.split()[0] for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert jobs == ["2"], "bob sees his own jobs"
+    assert "2 of 8 allocated" in done.stdout
