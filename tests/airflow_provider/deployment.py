@@ -81,6 +81,7 @@ class Deployment:
             "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
             "CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             "API__BASE_URL": url,
+            "API__MAXIMUM_PAGE_LIMIT": "1000",
             "API__SECRET_KEY": secrets.token_hex(16),
             "API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder}/airflow.db",
@@ -208,7 +209,7 @@ class Deployment:
 
     def runs(self, dag: str) -> list[str]:
         """The runs of a DAG, oldest first; none while it is not known."""
-        answer = self._client.get(f"/dags/{dag}/dagRuns", params={"limit": 100})
+        answer = self._client.get(f"/dags/{dag}/dagRuns", params={"limit": 1000})
         found = answer.json()["dag_runs"] if answer.is_success else []
         return [each["dag_run_id"] for each in sorted(found, key=lambda each: each["queued_at"])]
 

@@ -72,6 +72,14 @@ operators.SHORTEST_LEASE = timedelta(0)
 with DAG("faults_leased", schedule=None, catchup=False, params=PARAMS):
     PenstockSubmitOperator(task_id="job", lease=timedelta(seconds=150), **COMMON)
 
+STORM = """#!/bin/bash
+sleep {{ params.life }}
+exit {{ params.status }}
+"""
+with DAG("storm", schedule=None, catchup=False, max_active_runs=30, params=PARAMS | {"life": 1, "status": 0}):
+    brief = COMMON | {"script": STORM, "output_file": "/dev/null"}
+    PenstockSubmitOperator(task_id="job", lease=timedelta(seconds=100), retries=2, **brief)
+
 with DAG("faults_overdue", schedule=None, catchup=False, params=PARAMS):
     PenstockSubmitOperator(task_id="job", execution_timeout=timedelta(seconds=40), **COMMON)
 
