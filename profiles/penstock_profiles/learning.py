@@ -11,7 +11,12 @@ For each GPU type, the model is the first of these that is available:
 5. A donor, made faster or slower by the ratio of the two types for the model families of the catalogue.
 
 Case 2 is Sia's est_B(N) = xput_B(1) / xput_A(1) x xput_A(N), exactly so if the one-GPU steps of A and B are in
-proportion; otherwise B keeps its own. Two departures from Sia's artifact: the donor is not the first type of a
+proportion; otherwise B keeps its own.
+
+While a job is believed to be like earlier jobs of its kind (`kin`), their model comes before all of these: made faster
+or slower by what the job itself has measured on the type. It knows more shapes than the job has run on.
+
+Two departures from Sia's artifact: the donor is not the first type of a
 dictionary, and a type with one-GPU steps only does not scale perfectly once another type has shown how the job
 synchronises.
 """
@@ -27,6 +32,7 @@ import numpy as np
 from penstock_profiles.estimators import GpuModel, LinearEstimator, TrainingEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.gpus import Gpus
+from penstock_profiles.kin import Belief
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import NOTICEABLE, Measured, Observations
 from penstock_profiles.profiles import Profile
@@ -44,6 +50,7 @@ class JobModel:
         max_batch: largest total batch size, in samples, >= `initial_batch`.
         fixed_batch: whether the total batch stays `initial_batch`.
         prior: the catalogue's model of the job (`Family.estimator`); None if its family is unknown.
+        kin: the model of earlier jobs of its kind, at the same initial batch size; None: there are none.
         families: for case 5. Without them, the job does not run on unknown types.
         gpus: to estimate the batch that fits into a type's memory if only another type's is known.
         gpus_per_replica: returns the number of GPUs of a type that hold one replica of the model. It is used for types
@@ -60,6 +67,7 @@ class JobModel:
         *,
         fixed_batch: bool = False,
         prior: TrainingEstimator | None = None,
+        kin: TrainingEstimator | None = None,
         families: Families | None = None,
         gpus: Gpus | None = None,
         gpus_per_replica: Callable[[str], int] = lambda _: 1,
@@ -78,7 +86,10 @@ class JobModel:
         self._fits: dict[str, ThroughputParams] = {}
         self._stale_fits: set[str] = set()
         self._fitted_shapes: set[tuple[str, int, int]] = set()
-        self._noise = GradientNoise(prior.grad_sqr, prior.grad_var) if prior is not None else None
+        self._kin, self._belief = kin, Belief()
+        self._compared: set[tuple[str, int, int, int]] = set()
+        guess = prior if prior is not None else kin
+        self._noise = GradientNoise(guess.grad_sqr, guess.grad_var) if guess is not None else None
         self._models: dict[str, GpuModel] | None = None
         """The models that `_estimator` consists of, by GPU type; None: they must be learnt again."""
         self._estimator: TrainingEstimator | LinearEstimator | None = None
@@ -99,6 +110,7 @@ class JobModel:
         self._observations[gpu_type] = observations
         if atomic_batch > self._limits.get(gpu_type, 0):
             self.observe_limit(gpu_type, atomic_batch)
+        self._compare_with_kin(gpu_type, nodes, replicas, atomic_batch, step_s)
         if news and not self._predicted(gpu_type, nodes, replicas, atomic_batch, step_s, sync_s):
             self._fitted_shapes.add((gpu_type, nodes, replicas))
             self._stale_fits.add(gpu_type)
@@ -126,6 +138,37 @@ class JobModel:
         """Learn from a profile that `penstock profile` measured, under the profile's GPU type."""
         for seen in profile.observations:
             self.observe_report(seen)
+
+    def _compare_with_kin(self, gpu_type: str, nodes: int, replicas: int, atomic_batch: int, step_s: float) -> None:
+        """Let the first measurement of each shape and batch size change the belief that the job is like its kin."""
+        shape = gpu_type, nodes, replicas, atomic_batch
+        if self._kin is None or gpu_type not in self._kin.models or shape in self._compared:
+            return
+        self._compared.add(shape)
+        believed = self._belief.holds
+        self._belief.saw(float(step_time(self._kin.models[gpu_type].step, nodes, replicas, atomic_batch)), step_s)
+        if self._belief.holds != believed:
+            self._models = self._estimator = None
+
+    @property
+    def like_kin(self) -> bool:
+        """Whether the job is believed to be like its kin."""
+        return self._kin is not None and self._belief.holds
+
+    @property
+    def measurements(self) -> dict[str, Measured]:
+        """The averages of what was measured, by GPU type."""
+        return {gpu_type: seen.measured() for gpu_type, seen in self._observations.items()}
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The largest atomic batch that is known to fit, by GPU type."""
+        return dict(self._limits)
+
+    @property
+    def noise(self) -> GradientNoise | None:
+        """The newest estimate of its gradient noise, or else the prior's."""
+        return self._noise
 
     def _predicted(
         self, gpu_type: str, nodes: int, replicas: int, atomic_batch: int, step_s: float, sync_s: float
@@ -194,8 +237,12 @@ class JobModel:
         scaled = {gpu_type for gpu_type, measured in known.items() if (measured.replicas > 1).any()}
         prior = {} if self._prior is None else self._prior.models
         steps: dict[str, ThroughputParams] = {name: model.step for name, model in prior.items()}
+        if self._kin is not None and self._belief.holds:
+            steps |= {name: model.step for name, model in self._kin.models.items()}
         for gpu_type, own in self._fits.items():
-            if gpu_type in scaled:
+            if self._kin is not None and self._belief.holds and gpu_type in self._kin.models:
+                steps[gpu_type] = _as_measured(self._kin.models[gpu_type].step, known[gpu_type])
+            elif gpu_type in scaled:
                 steps[gpu_type] = own
             elif gpu_type in prior:
                 steps[gpu_type] = _with_sync(own, prior[gpu_type].step, 1.0)
@@ -235,6 +282,8 @@ class JobModel:
         prior = (
             {} if self._prior is None else {name: model.max_atomic_batch for name, model in self._prior.models.items()}
         )
+        if self._kin is not None and self._belief.holds and gpu_type in self._kin.models:
+            return max(self._kin.models[gpu_type].max_atomic_batch, self._limits.get(gpu_type, 1))
         limits = prior | self._limits
         if gpu_type in limits:
             return max(limits[gpu_type], self._limits.get(gpu_type, 1))
@@ -285,6 +334,12 @@ def _difference(donor: ThroughputParams, measured: Measured) -> float:
 def _slowdown(donor: ThroughputParams, measured: Measured) -> float:
     """xput_A(1) / xput_B(1) at the largest measured batch, where fixed costs matter least."""
     return float(_one_gpu_ratio(donor, measured)[np.argmax(measured.atomic_batch[measured.replicas == 1])])
+
+
+def _as_measured(kin: ThroughputParams, measured: Measured) -> ThroughputParams:
+    """The kin's times, made longer or shorter by the mean ratio of what was measured."""
+    predicted = step_time(kin, measured.nodes, measured.replicas, measured.atomic_batch)
+    return _slower(kin, float(np.exp(np.mean(np.log(measured.step_s / predicted)))))
 
 
 def _with_sync(own: ThroughputParams, donor: ThroughputParams, slower: float) -> ThroughputParams:

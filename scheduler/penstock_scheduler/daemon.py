@@ -24,6 +24,7 @@ from penstock_scheduler.clock import WallClock
 from penstock_scheduler.disks import spool_check, store_check
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health import HealthSettings
+from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
@@ -228,7 +229,8 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     watcher = Watcher(notifier, board, parts.node_events)
     limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
-    models = LearnedModels(specs, store, sensitivities)
+    recall = KinOfJobs(store, specs.beginning).of if settings.section(DaemonSettings).recall_models else None
+    models = LearnedModels(specs, store, sensitivities, recall)
 
     def cloud_nodes() -> list[str]:
         return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.families import Families, UnknownFamilyError
 from penstock_profiles.gpus import Gpus, load_gpus
+from penstock_profiles.kin import Kin
 from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.sensitivity import SensitivityProfile
@@ -142,11 +143,18 @@ class SpecModels:
                 costs_s[job.id] = measured.alike_s.get(job.id, self._restart_cost_s)
         return costs_s
 
-    def learner(self, spec: JobSpec, prior: AnyEstimator, first: Observation) -> JobModel:
-        """A model that learns from a job's measurements, of which `first` is one. It begins with what the job spec tells."""
+    def learner(
+        self, spec: JobSpec, prior: AnyEstimator, first: Observation, kin: TrainingEstimator | None = None
+    ) -> JobModel:
+        """A model that learns from a job's measurements, of which `first` is one.
+
+        It begins with what the job spec tells, or else with `kin`, the model of earlier jobs of its kind.
+        """
         known = prior if isinstance(prior, TrainingEstimator) else None
         if known is not None:
             initial, largest = known.initial_batch, known.max_batch
+        elif kin is not None:
+            initial, largest = kin.initial_batch, kin.max_batch
         else:
             initial = spec.batch_size if spec.batch_size is not None else first.samples
             largest = max(spec.max_batch_size if spec.max_batch_size is not None else initial, initial)
@@ -155,10 +163,15 @@ class SpecModels:
             largest,
             fixed_batch=spec.fixed_batch,
             prior=known,
+            kin=kin,
             families=self._families,
             gpus=self._gpus,
             gpus_per_replica=spec.unit,
         )
+
+    def beginning(self, spec: JobSpec, first: Observation) -> JobModel:
+        """A model that begins with `first` and nothing else, for what earlier jobs have shown."""
+        return self.learner(spec, LinearEstimator(), first)
 
 
 class History(ReportHistory, Protocol):
@@ -181,11 +194,19 @@ class LearnedModels:
     """Models from job specs, and from a job's first measurement on, fits of its measurements.
 
     Jobs with a `goodput_table` keep it. A new daemon fits again from the store's history. Reported progress gives the work that
-    is left, unless the job spec has a table. `sensitivities` corrects sensitivity profiles.
+    is left, unless the job spec has a table. `sensitivities` corrects sensitivity profiles. `kin` recalls earlier jobs of the
+    kind of a job of which nothing else is known; None: nothing is recalled.
     """
 
-    def __init__(self, specs: SpecModels, history: History, sensitivities: Sensitivities | None = None) -> None:
-        self._specs, self._history = specs, history
+    def __init__(
+        self,
+        specs: SpecModels,
+        history: History,
+        sensitivities: Sensitivities | None = None,
+        kin: Callable[[Job], Kin | None] | None = None,
+    ) -> None:
+        self._specs, self._history, self._recall = specs, history, kin
+        self._kin: dict[JobId, Kin | None] = {}
         self._sensitivities = Sensitivities() if sensitivities is None else sensitivities
         self._saving = Saving(history)
         self._models: dict[JobId, tuple[JobSpec, JobModel]] = {}
@@ -224,14 +245,15 @@ class LearnedModels:
         }
         there = {job.id for job in jobs}
         with self._lock:  # `learn` adds to them from another thread
-            for table in (self._models, self._kept, self._progress, self._most_gpus):
+            for table in (self._models, self._kept, self._progress, self._most_gpus, self._kin):
                 for gone in [job for job in table if job not in there]:
                     del table[gone]
         for job in jobs:
             if job.spec.goodput_table is not None:
                 continue
             facts = known[job.id]
-            model = self._learnt(job, facts.model, fresh.get(job.id, []))
+            kin = self._kin_of(job, facts.model)
+            model = self._learnt(job, facts.model, fresh.get(job.id, []), kin)
             if model is not None and facts.unmeasured_types:
                 measured = self._models[job.id][1].measured
                 left = tuple(name for name in facts.unmeasured_types if name not in measured)
@@ -239,6 +261,14 @@ class LearnedModels:
             self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
             if facts.largest_run_gpus is not None:  # the job's own runs show how it scales
                 facts = replace(facts, largest_run_gpus=self._most_gpus[job.id])
+            if kin is not None and (model is None or self._models[job.id][1].like_kin):
+                done = self._progress.get(job.id, (0.0, None))[0]
+                facts = replace(
+                    facts,
+                    model=kin.estimator,
+                    largest_run_gpus=max(kin.most_gpus, facts.largest_run_gpus or 0),
+                    likely_work=tuple(work - done for work in kin.work if work > done),
+                )
             known[job.id] = facts
             if model is None or isinstance(model, LinearEstimator):
                 continue
@@ -250,10 +280,20 @@ class LearnedModels:
                 self._kept[job.id] = model
         return known
 
+    def _kin_of(self, job: Job, prior: AnyEstimator) -> Kin | None:
+        """What jobs of its kind have shown, if the job spec tells nothing of its speed. The store is asked once."""
+        if self._recall is None or not isinstance(prior, LinearEstimator):
+            return None
+        if job.id not in self._kin:
+            self._kin[job.id] = self._recall(job)
+        return self._kin[job.id]
+
     def _ran_on(self, job: JobId, gpus: int) -> None:
         self._most_gpus[job] = max(gpus, self._most_gpus.get(job, 0))
 
-    def _learnt(self, job: Job, prior: AnyEstimator, fresh: Sequence[Observation]) -> AnyEstimator | None:
+    def _learnt(
+        self, job: Job, prior: AnyEstimator, fresh: Sequence[Observation], kin: Kin | None
+    ) -> AnyEstimator | None:
         known = self._models.get(job.id)
         if known is None or known[0] != job.spec:
             seen = [
@@ -265,7 +305,7 @@ class LearnedModels:
             first = next(iter([*(each for profile in profiles for each in profile.observations), *seen, *fresh]), None)
             if first is None:
                 return None
-            model = self._specs.learner(job.spec, prior, first)
+            model = self._specs.learner(job.spec, prior, first, None if kin is None else kin.estimator)
             for profile in profiles:
                 model.observe_profile(profile)
             fresh = [*seen, *(each for each in fresh if each not in seen)]

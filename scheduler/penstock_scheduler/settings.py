@@ -76,6 +76,10 @@ class DaemonSettings(BaseModel):
     restart_cost_s: PositiveFloat = Field(
         default=30.0, description="Seconds of training that a restart costs a job whose job spec has no restart_cost_s."
     )
+    recall_models: bool = Field(
+        default=False,
+        description="Whether a job of unknown speed starts with what ended jobs of the same user, name and batch size reported.",
+    )
     families: Path | None = Field(
         default=None, description="File with further model families, in the catalogue's format."
     )

@@ -34,6 +34,16 @@ class Learner(Protocol):
         ...
 
     @property
+    def kin_gpus(self) -> int:
+        """Most GPUs on which a job like it was measured, as far as it is believed to be like them."""
+        ...
+
+    @property
+    def kin_work(self) -> tuple[float, ...]:
+        """The whole work of such jobs."""
+        ...
+
+    @property
     def own_estimator(self) -> AnyEstimator:
         """The estimator by which the job itself chooses its batch size."""
         ...

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, Batch, GpuModel, IntArray, TrainingEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.fit import fit_throughput
+from penstock_profiles.kin import Kin, kind_by_name
 from penstock_profiles.learning import JobModel
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import Observations
@@ -18,6 +20,7 @@ from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.jobs import SimulatedJob
+from penstock_scheduler.simulator.memory import SimulatedMemory
 from penstock_scheduler.simulator.truth import Measurement, ModelledJob
 
 ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "quad"}
@@ -27,14 +30,23 @@ ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "q
 class LearnedModels:
     """The `ModelSource` of a simulation: what each job's learner knows or, without a learner, what its job spec says."""
 
-    def __init__(self, jobs: Mapping[JobId, SimulatedJob], restart_costs_s: Mapping[JobId, float], specs: SpecModels):
-        self._jobs, self._restart_costs_s, self._specs = jobs, restart_costs_s, specs
+    def __init__(
+        self,
+        jobs: Mapping[JobId, SimulatedJob],
+        restart_costs_s: Mapping[JobId, float],
+        specs: SpecModels,
+        memory: SimulatedMemory | None = None,
+    ):
+        self._jobs, self._restart_costs_s, self._specs, self._memory = jobs, restart_costs_s, specs, memory
+        self._present: set[JobId] = set()
 
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`. How a job scales always counts as unknown, so that jobs grow step by step.
 
         The remaining work of a training is known once it has begun and reports its progress.
         """
+        if self._memory is not None:
+            self._remember(self._memory, jobs)
         said = self._specs.facts([job for job in jobs if self._jobs[job.id].learner is None], gpu_types)
         known = {}
         for job in jobs:
@@ -51,12 +63,26 @@ class LearnedModels:
             known[job.id] = JobFacts(
                 simulated.learner.estimator,
                 self._restart_costs_s[job.id],
-                simulated.most_gpus,
+                max(simulated.most_gpus, simulated.learner.kin_gpus),
                 simulated.learner.unmeasured,
                 left,
+                likely_work=simulated.learner.kin_work,
                 sensitivity=simulated.sensitivity,
             )
         return known
+
+    def _remember(self, memory: SimulatedMemory, jobs: Sequence[Job]) -> None:
+        """Let jobs that have ended teach, and jobs that are new recall."""
+        now = {job.id for job in jobs}
+        for gone in sorted(self._present - now):
+            ended = self._jobs[gone]
+            if isinstance(ended.learner, FittedLearner) and ended.finish_s is not None:
+                ended.learner.teach(memory, kind_by_name(ended.name), ended.most_gpus, ended.work)
+        for new in sorted(now - self._present):
+            learner = self._jobs[new].learner
+            if isinstance(learner, FittedLearner) and not self._jobs[new].runs:
+                learner.recall(memory, kind_by_name(self._jobs[new].name))
+        self._present = now
 
 
 class FittedLearner:
@@ -82,15 +108,46 @@ class FittedLearner:
         if spec.model_family is not None and (family := families.get(spec.model_family)) is not None and family.gpus:
             prior = family.estimator(self._initial, largest, spec.fixed_batch)
         known = None if profiled else families  # for types on which it has not run yet
-        self._model = JobModel(self._initial, largest, fixed_batch=spec.fixed_batch, prior=prior, families=known)
+        self._kin: Kin | None = None
+        self._fresh = partial(
+            JobModel, self._initial, largest, fixed_batch=spec.fixed_batch, prior=prior, families=known
+        )
+        self._largest = largest
+        self._model = self._fresh()
         runs_on = {gpu_type: found for gpu_type in gpu_types if (found := truth.profile(gpu_type))}
         self._types = sorted(runs_on.keys() - (prior.models.keys() if prior is not None else set()))
         self._var_scale = truth.model.initial_batch / self._initial
         self._measured: set[tuple[str, int, int, int]] = set()
         self._reports = 0
-        for gpu_type, found in runs_on.items() if profiled else ():
+        self._profile = runs_on if profiled else {}
+        self._take_profile()
+
+    def _take_profile(self) -> None:
+        for gpu_type, found in self._profile.items():
             for seen in found:
                 self.saw(gpu_type, seen, None)
+
+    def recall(self, memory: SimulatedMemory, kind: str) -> None:
+        """Begin again with what jobs of this kind have shown."""
+        self._kin = memory.recall(kind, self._initial, self._largest)
+        if self._kin is not None:
+            self._model = self._fresh(kin=self._kin.estimator)
+            self._measured.clear()
+            self._take_profile()
+
+    def teach(self, memory: SimulatedMemory, kind: str, most_gpus: int, work: float) -> None:
+        """Let later jobs of this kind know what this one has measured."""
+        memory.teach(kind, self._initial, self._model, most_gpus, work)
+
+    @property
+    def kin_gpus(self) -> int:
+        """See `Learner`."""
+        return self._kin.most_gpus if self._kin is not None and self._model.like_kin else 0
+
+    @property
+    def kin_work(self) -> tuple[float, ...]:
+        """See `Learner`."""
+        return self._kin.work if self._kin is not None and self._model.like_kin else ()
 
     @property
     def estimator(self) -> AnyEstimator:
@@ -168,6 +225,8 @@ class ArtifactLearner:
         self._fits: dict[str, ThroughputParams] = {}
         self._noise: GradientNoise | None = None
         self._estimators: tuple[AnyEstimator, AnyEstimator] | None = None
+
+    kin_gpus, kin_work = 0, ()
 
     @property
     def unmeasured(self) -> tuple[str, ...]:

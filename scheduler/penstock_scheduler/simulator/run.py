@@ -31,6 +31,7 @@ from penstock_scheduler.simulator.cluster import SimulatedCluster
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.jobs import Learner, SimulatedJob
 from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, LearnedModels
+from penstock_scheduler.simulator.memory import SimulatedMemory
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, WorkloadJob, jittered
@@ -239,6 +240,7 @@ def simulate_policy(
     models: ModelSource | None = None,
     agents: SimulatedAgents | None = None,
     pairs: Pairs | None = None,
+    memory: SimulatedMemory | None = None,
 ) -> Simulation:
     """Simulate a policy until all jobs have ended, or the remaining jobs can never run. Ctrl-C keeps what was simulated
     so far.
@@ -252,6 +254,7 @@ def simulate_policy(
         models: what the scheduler knows of the jobs; None: what they have learned themselves.
         agents: agents by which jobs share GPUs; None: no jobs share, whatever the policy.
         pairs: what is known of pairs at the start; None: nothing.
+        memory: what earlier jobs have shown, to which this simulation's jobs add; None: nothing is remembered.
 
     Raises:
         ConfigError: the policy is unknown, or a setting is invalid.
@@ -276,7 +279,7 @@ def simulate_policy(
     } | {job.id: job.spec.restart_cost_s for job in jobs if job.spec.restart_cost_s is not None}
     if models is None:
         specs = SpecModels(scenario.families, RESTART_COST_S, scenario.gpus)
-        models = LearnedModels(cluster.jobs, restart_costs_s, specs)
+        models = LearnedModels(cluster.jobs, restart_costs_s, specs, memory)
     trigger: Trigger = OnEvent() if driving.round_s is None else Period(driving.round_s)
     tick_s = math.inf if driving.round_s is None else driving.round_s
     if driving.round_s is None:

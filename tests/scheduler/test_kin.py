@@ -1,0 +1,155 @@
+"""Jobs start with what earlier jobs of their kind have shown, and leave it as soon as they differ."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock_profiles.families import Families
+from penstock_profiles.kin import CERTAINTY, Belief, kind_by_name
+from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.errors import StoreError
+from penstock_scheduler.kin import KinOfJobs
+from penstock_scheduler.messages import JobView
+from penstock_scheduler.model import Job, JobFacts
+from penstock_scheduler.models import LearnedModels, SpecModels
+from penstock_scheduler.store import SqlStore, open_store
+from tests.scheduler.builders import job
+
+TYPES = ("a100", "t4")
+SYNC_S = 0.02
+
+
+def seen(
+    gpus: int, slower: float = 1.0, progress: float = 100.0, gpu_type: str = "t4", atomic: int = 16
+) -> Observation:
+    """Steps of 0.1 s and 0.02 s of synchronisation, or `slower` times that."""
+    sync_s = SYNC_S if gpus > 1 else 0.0
+    return Observation(
+        gpu_type=gpu_type, nodes=1, gpus=gpus, atomic_batch=atomic, steps=100,
+        step_time_s=slower * (0.005 * atomic + 0.02 + sync_s), sync_time_s=slower * sync_s, progress=progress,
+    )  # fmt: skip
+
+
+def report(of: str, sequence: int, body: Observation) -> Report:
+    return Report(job_id=of, epoch=1, sequence=sequence, time_s=float(sequence), body=body)
+
+
+def ended(store: SqlStore, number: int, *bodies: Observation, ended: str = "COMPLETED", **more: object) -> None:
+    spec = new(f"x-{number}").spec
+    view = JobView(
+        id=str(number), version=1, name=more.pop("name", f"train-{number}"), user=more.pop("user", "ada"), state="ended",
+        ended=ended, submit_s=0.0, end_s=time.time(), spec=more.pop("spec", spec), **more,
+    )  # fmt: skip
+    store.save_jobs([view])
+    store.add_reports([report(str(number), place, body) for place, body in enumerate(bodies)])
+
+
+def new(name: str = "train-99", **fields: object) -> Job:
+    made = job("99", batch_size=64, max_batch_size=512, **fields)
+    return Job("99", name, made.user, made.spec, made.partitions, made.phase, made.submit_s)
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    opened = open_store(tmp_path, writer=True)
+    yield opened
+    opened.close()
+
+
+def models(store: SqlStore) -> LearnedModels:
+    specs = SpecModels(Families(), 30.0)
+    return LearnedModels(specs, store, kin=KinOfJobs(store, specs.beginning).of)
+
+
+def facts(of: LearnedModels, each: Job) -> JobFacts:
+    return of.facts([each], TYPES)[each.id]
+
+
+def on(known: JobFacts, gpus: int) -> float:
+    return float(known.model.goodput("t4", np.array([1]), np.array([gpus]))[0])
+
+
+def test_a_new_job_starts_with_what_ended_jobs_of_its_kind_have_shown(store: SqlStore):
+    ended(store, 1, seen(1), seen(4), progress=5000.0, total=6000.0)
+    ended(store, 2, seen(2, progress=8000.0))
+    ended(store, 3, seen(8, progress=10.0), ended="CANCELLED")
+    known = facts(models(store), new())
+    assert known.largest_run_gpus == 8
+    assert sorted(known.likely_work) == [6000.0, 8000.0], "a cancelled job does not tell how long such jobs are"
+    assert 1.5 * on(known, 1) < on(known, 4) < 4 * on(known, 1), "it scales as they did, and not perfectly"
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [{"user": "bob"}, {"name": "evaluate-1"}, {"spec": job("1", batch_size=32, max_batch_size=512).spec}],
+    ids=["user", "name", "batch size"],
+)
+def test_jobs_of_another_kind_are_not_kin(store: SqlStore, unlike: dict[str, object]):
+    ended(store, 1, seen(1), seen(4), **unlike)
+    known = facts(models(store), new())
+    assert (known.largest_run_gpus, known.likely_work) == (0, ())
+    assert known.model.kind == "linear"
+
+
+def test_a_job_keeps_its_kins_scaling_while_it_measures_the_same(store: SqlStore):
+    """A tenth slower on one GPU: everything it has not measured is a tenth slower too."""
+    ended(store, 1, *(seen(gpus, atomic=atomic) for gpus in (1, 2, 4, 8) for atomic in (16, 64)))
+    fresh = models(store)
+    before = facts(fresh, new())
+    fresh.learn([report("99", 0, seen(1, slower=1.1))])
+    after = facts(fresh, new())
+    assert after.largest_run_gpus == 8
+    for gpus in (1, 4, 8):
+        assert on(after, gpus) == pytest.approx(on(before, gpus) / 1.1, rel=0.02)
+
+
+def test_a_job_that_is_unlike_its_kin_is_on_its_own_after_its_first_measurement(store: SqlStore):
+    """It is three times as slow. What is known of it is then exactly what would be known without any kin."""
+    ended(store, 1, seen(1), seen(4), progress=5000.0)
+    wrong, alone = models(store), LearnedModels(SpecModels(Families(), 30.0), store)
+    for each in (wrong, alone):
+        facts(each, new())
+        each.learn([report("99", 0, seen(1, slower=3.0))])
+    known, expected = facts(wrong, new()), facts(alone, new())
+    assert known.model.models == expected.model.models
+    assert (known.largest_run_gpus, known.likely_work) == (expected.largest_run_gpus, ())
+
+
+def test_what_such_jobs_have_left_shrinks_with_progress(store: SqlStore):
+    ended(store, 1, seen(1), seen(4), total=1000.0)
+    ended(store, 2, seen(1), total=300.0)
+    fresh = models(store)
+    facts(fresh, new())
+    fresh.learn([report("99", 0, seen(1, progress=400.0))])
+    assert facts(fresh, new()).likely_work == (600.0,)
+
+
+def test_a_store_that_does_not_answer_is_no_error(store: SqlStore, monkeypatch: pytest.MonkeyPatch, caplog):
+    def broken(**_: object) -> None:
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(store, "jobs", broken)
+    assert facts(models(store), new()).model.kind == "linear"
+    assert "not recalled" in caplog.text
+
+
+def test_belief_falls_with_errors_and_recovers_with_hits():
+    belief = Belief()
+    assert belief.probability == pytest.approx(CERTAINTY)
+    belief.saw(1.0, 1.02)
+    assert belief.probability > 0.95
+    for _ in range(2):
+        belief.saw(1.0, 2.0)
+    assert not belief.holds
+    for _ in range(4):
+        belief.saw(1.0, 1.0)
+    assert belief.holds
+
+
+def test_numbers_in_names_do_not_count():
+    assert kind_by_name("train-lr0.1-17") == kind_by_name("train-lr0.03-5") == "train-lr#-#"
+    assert kind_by_name("train-a") != kind_by_name("train-b")
