@@ -23,6 +23,7 @@ from penstock_scheduler.errors import StoreError
 from penstock_scheduler.model import JobId
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.notes import plain_shape
 from penstock_slurm.states import HOLDING, WAITING
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,10 @@ def foreign_hold(job: SlurmJob, control: ControlMessage | None) -> bool:
         return "requeued" in job.reason  # its submission held it, and Penstock never stopped it
     if "holds" not in control.model_fields_set:
         return False  # an older daemon wrote the message
+    if control.nodes is not None and job.restarts == 0 and not job.required_nodes and plain_shape(job) is None:
+        return (
+            False  # slurmctld was killed and forgot that Penstock sent the job to nodes: the hold is its submission's
+        )
     return control.holds is None or control.holds < job.restarts
 
 

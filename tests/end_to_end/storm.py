@@ -17,6 +17,7 @@ from pathlib import Path
 from penstock_scheduler.model import Phase
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import open_store
+from penstock_scheduler.store.rounds import OutcomeLine
 from penstock_slurm.gateway.base import ENDED, SlurmJob
 from penstock_slurm.loopback import LoopbackError, wait_for
 from tests.end_to_end.site import RATES, Site
@@ -35,12 +36,14 @@ class Storm:
     Args:
         jobs: number of jobs, which are submitted evenly over the first four fifths of the time.
         seconds: duration of the storm.
+        crashes: whether slurmctld is also killed with -9. It then forgets what happened in the seconds before, whole jobs too.
     """
 
     site: Site
     jobs: int
     seconds: float
     seed: int
+    crashes: bool = False
 
     def __post_init__(self) -> None:
         self.log = self.site.folder / "storm.log"
@@ -52,7 +55,8 @@ class Storm:
         self._attained: dict[str, float] = {}
         self._requeued: Counter[str] = Counter()
         self._kills_s: list[float] = []
-        self._controller_up = self._munge_up = True
+        self.slurmctld_kills = 0
+        self._controller_up = self._munge_up = self._takes_jobs = True
         self._begun_s = time.monotonic()
 
     # --- actions
@@ -70,10 +74,12 @@ class Storm:
             (self._stop_munge, 0.4),
             (lambda: None, 4.0),
         ]
+        if self.crashes:
+            events.append((self._kill_slurmctld, 0.4))
         end_s = self._begun_s + self.seconds
         while (now_s := time.monotonic()) < end_s:
             wanted = min(self.jobs, 1 + int(self.jobs * (now_s - self._begun_s) / (0.8 * self.seconds)))
-            while self._reachable and len(self.submitted) < wanted:
+            while self._reachable and self._takes_jobs and len(self.submitted) < wanted:
                 self._submit()
             self._do_what_is_due(now_s)
             if self._reachable:
@@ -131,8 +137,15 @@ class Storm:
                 self._requeued[job] += 1
 
     def _partition_down(self) -> None:
-        self._command("scontrol", "update", "PartitionName=all", "State=DOWN")
-        self._in(2, 8, "partition up", lambda: self._command("scontrol", "update", "PartitionName=all", "State=UP"))
+        state = self._chance.choice(["DOWN", "INACTIVE"])
+        if self._command("scontrol", "update", "PartitionName=all", f"State={state}"):
+            self._takes_jobs = state == "DOWN"  # an inactive partition refuses new jobs
+            self._in(2, 8, "partition up", self._partition_up)
+
+    def _partition_up(self) -> None:
+        self._takes_jobs = self._command("scontrol", "update", "PartitionName=all", "State=UP")
+        if not self._takes_jobs:
+            self._in(1, 2, "partition up", self._partition_up)
 
     def _drain(self) -> None:
         node = self._chance.choice(self.site.slurm.nodes).name
@@ -154,6 +167,13 @@ class Storm:
         self._say("stop slurmctld")
         self._controller_up = False
         self.site.slurm.stop_slurmctld()
+        self._in(1, 4, "start slurmctld", self._start_slurmctld)
+
+    def _kill_slurmctld(self) -> None:
+        self._say("kill slurmctld")
+        self._controller_up = False
+        self.slurmctld_kills += 1
+        self.site.slurm.kill_slurmctld()
         self._in(1, 4, "start slurmctld", self._start_slurmctld)
 
     def _start_slurmctld(self) -> None:
@@ -286,7 +306,10 @@ class Storm:
             ).stdout
             found = [line.split("|") for line in text.splitlines()]
             # Rows that stay PENDING are left over from a slurmctld that was stopped in the middle of a requeue.
-            return found if not any(row[1] == "RUNNING" for row in found) else []
+            known = {
+                job.id for job in self._slurm_jobs()
+            }  # slurmdbd shows what a killed slurmctld forgot as running for ever
+            return found if not any(row[1] == "RUNNING" for row in found if row[0] in known) else []
 
         try:
             account = wait_for(rows, 120, "slurmdbd to know of every end")
@@ -298,22 +321,42 @@ class Storm:
         theirs = sum(float(row[2]) * _gpus(row[3]) for row in account if row[0] in self.submitted)
         return sum(self._attained.values()), theirs
 
+    def bare_stops(self) -> list[str]:
+        """Stops by Penstock for which its history has no reason.
+
+        While slurmctld crashes, the line of the stop may lack the reason that the line of the request had, up to a minute before.
+        """
+        history = list(open_store(self.site.state).outcomes())
+        asked = [line for line in history if ", leaves its GPUs" in line.text]
+        # A daemon that is killed while a job saves has the reason in the line of the request to save.
+        told = {line.action.job for line in history if line.stop is not None and line.text == "was asked to save"}
+
+        def killed(line: OutcomeLine) -> bool:
+            return line.action.job in told and any(0 <= line.time_s - kill_s < 30 for kill_s in self._kills_s)
+
+        def requested(line: OutcomeLine) -> bool:
+            return self.crashes and any(
+                before.stop is not None
+                and before.action.job == line.action.job
+                and 0 <= line.time_s - before.time_s < 60
+                for before in history
+            )
+
+        return [
+            f"{line.action}: {line.text}"
+            for line in asked
+            if line.stop is None and not killed(line) and not requested(line)
+        ]
+
     def stops_without_a_reason(self, path: Path) -> list[str]:
         """Stopped runs that neither the storm nor a recorded reason explains, from the file that `gpu_seconds` wrote.
 
         A daemon that is killed right after it has stopped a run has not recorded the stop, so runs that ended within 5 s of a
         kill do not count.
         """
+        bare = self.bare_stops()
         history = list(open_store(self.site.state).outcomes())
         asked = [line for line in history if ", leaves its GPUs" in line.text]
-        # A daemon that is killed while a job saves has the reason in the line of the request to save.
-        told = {line.action.job for line in history if line.stop is not None and line.text == "was asked to save"}
-        bare = [
-            f"{line.action}: {line.text}"
-            for line in asked
-            if line.stop is None
-            and not (line.action.job in told and any(0 <= line.time_s - kill_s < 30 for kill_s in self._kills_s))
-        ]
         # A slurmctld that ends may have carried out a command without an answer.
         unsure = [line for line in history if line.stop is not None and line.text.startswith("will be tried again")]
         explained = self._requeued + Counter(line.action.job for line in (*asked, *unsure))

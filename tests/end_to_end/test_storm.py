@@ -42,3 +42,23 @@ def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     assert ours == pytest.approx(theirs, rel=differ), f"job: (Penstock's, Slurm's) {worst}"
     assert storm.stops_without_a_reason(site.folder / "sacct.txt") == []
     site.assert_no_run_twice(*storm.trainers)
+
+
+@pytest.mark.long
+def test_a_storm_in_which_slurmctld_crashes(make_site, make_loopback):
+    """Kills and graceful restarts of slurmctld, partitions that are DOWN or INACTIVE: no stop by Penstock without a reason.
+
+    A killed slurmctld forgets what happened in its last seconds, whole jobs too, and gives their ids to others. So nothing is
+    compared here that depends on Slurm's memory.
+    """
+    seed = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(10_000)))
+    slurm = make_loopback(NODES, accounting=True, slurmd_timeout_s=10, settings={"MinJobAge": "3600"})
+    site: Site = make_site(slurm, round_s=1.0, tick_s=0.4)
+    site.start()
+    storm = Storm(site, 300, 600.0, seed, crashes=True)
+    print(f"seed {seed}; {storm.log}, {site.log}, {site.state}, {slurm.log_folder}")
+    storm.rage()
+    wait_for(storm.nodes_are_back, 300, "all nodes", poll_s=1.0)
+    storm.check_rounds()
+    print(f"{storm.checked} rounds checked, slurmctld was killed {storm.slurmctld_kills} times")
+    assert storm.bare_stops() == []

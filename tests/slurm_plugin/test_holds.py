@@ -90,6 +90,19 @@ def test_a_hold_between_runs_is_penstocks_if_it_noted_it_before(
     assert len(waiting) == (not ours)
 
 
+def test_a_job_that_a_killed_slurmctld_shows_as_it_was_submitted_is_started_again(
+    told: Told, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """Penstock has sent it to nodes and seen it released. What slurmctld had saved is older: held, and sent nowhere."""
+    noted(tmp_path, holds=None)
+    told.listed = [pending("gpu", reason="JobHeldUser")]
+    assert look(cluster) == (["7"], [])
+    told.listed = [pending("gpu", reason="JobHeldUser", required_nodes=("n0",))]
+    assert look(cluster)[0] == [], "somebody has held it where Penstock sent it"
+    told.listed = [pending("gpu", **ADMIN)]
+    assert look(cluster)[0] == [], "an admin has held it since"
+
+
 def test_each_hold_of_penstocks_is_noted_before_slurm_is_asked(
     told: Told, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
