@@ -10,6 +10,7 @@ FORKING.set_forkserver_preload(
     [
         "penstock_scheduler.daemon",
         "penstock_scheduler.service.app",
+        "penstock_scheduler.service.process",
         "penstock_scheduler.service.server",
         "penstock_slurm.cluster",
         "penstock_slurm.submitter",

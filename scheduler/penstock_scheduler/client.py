@@ -131,6 +131,10 @@ class Client:
         self._token = token
         self._munge_socket = munge_socket
         self._timeout_s = timeout_s
+        self.last_event: str | None = None
+        """The id of the newest event of `events`."""
+        self.silent_since_s: float | None = None
+        """By the newest answer: when the API last heard of penstockd, s since 1970; None: penstockd is there."""
         self._http = httpx.Client(
             transport=transport,
             base_url="http://penstock" if self._local else url,
@@ -403,9 +407,17 @@ class Client:
         """Whether the daemon can do its work. Does not raise if it cannot."""
         return Health.model_validate(self._send("GET", "/v1/ready", accept=(503,)).json())
 
-    def events(self) -> Iterator[tuple[str, str]]:
-        """(kind, JSON) of each event, of kind `round` or `job`, until the daemon ends."""
+    def events(self, after: str | None = None) -> Iterator[tuple[str, str]]:
+        """(kind, JSON) of each event, until the API ends.
+
+        First all jobs that have not ended, as events `snapshot`; then `round` and `job`. `last_event` is the id of the newest.
+
+        Args:
+            after: the id of an event, to go on after it instead of with a snapshot.
+        """
         headers = self._headers("GET", "/v1/events") | {"Accept": "text/event-stream"}
+        if after is not None:
+            headers["Last-Event-ID"] = after
         kind = ""
         try:
             with self._http.stream("GET", "/v1/events", headers=headers, timeout=None) as answer:
@@ -413,7 +425,9 @@ class Client:
                     answer.read()
                     raise _error(answer)
                 for line in answer.iter_lines():
-                    if line.startswith("event: "):
+                    if line.startswith("id: "):
+                        self.last_event = line[4:]
+                    elif line.startswith("event: "):
                         kind = line[7:]
                     elif line.startswith("data: "):
                         yield kind, line[6:]
@@ -468,9 +482,11 @@ class Client:
                     raise self._away(error) from None
                 time.sleep(pause_s)
                 continue
+            since_s = answer.headers.get("Penstock-Daemon-Silent-Since")
+            self.silent_since_s = None if since_s is None else float(since_s)
             if answer.is_success or answer.status_code in accept:
                 return answer
-            if answer.status_code not in (429, 503) or pause_s is None:
+            if answer.status_code not in (429, 503, 504) or pause_s is None:
                 raise _error(answer)
             time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")

@@ -54,6 +54,7 @@ from penstock_scheduler.store import SqlStore, open_store
 from penstock_scheduler.watcher import Watcher
 
 if TYPE_CHECKING:
+    from penstock_scheduler.service.publisher import Publisher
     from penstock_scheduler.service.server import Service
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,9 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     api = settings.section(ApiSettings)
     configure_logging(daemon.log_format)
     site = make_site(path, settings, clock, store)
-    service = make_service(site, clock) if api.enabled else None
+    service, publisher = make_service(site) if api.enabled else (None, None)
+    if publisher is not None:
+        publisher.start()
     if service is not None:
         service.start()
     site.vitals.start()
@@ -151,6 +154,8 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     sd_notify("STOPPING=1")
     if service is not None:
         service.stop()
+    if publisher is not None:
+        publisher.stop()
     site.vitals.stop()
     site.notifier.stop()
     store.close()
@@ -318,11 +323,14 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     return site
 
 
-def make_service(site: LiveScheduler, clock: Clock) -> Service:
-    """The API over what the site's loop sees. Raises ConfigError."""
+def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
+    """The API over what the site's loop sees, and what publishes that to an API in a process of its own. Raises ConfigError."""
     try:
         from penstock_scheduler.service.app import Controls, make_app
-        from penstock_scheduler.service.server import Service
+        from penstock_scheduler.service.forwarding import PublishFirst
+        from penstock_scheduler.service.port import Chosen
+        from penstock_scheduler.service.publisher import Publisher
+        from penstock_scheduler.service.server import Service, let_read
     except ModuleNotFoundError as error:
         raise ConfigError(f"[api] {error}; install Penstock with its extra `service`, or set enabled = false") from None
     daemon, api = site.settings.section(DaemonSettings), site.settings.section(ApiSettings)
@@ -351,7 +359,13 @@ def make_service(site: LiveScheduler, clock: Clock) -> Service:
         check,
         site.learn,
     )
-    return Service(api, app, site.board)
+    if api.embedded:
+        return Service(api, app, site.board), None
+    let_read(site.store, api)
+    gatekeeper = app.state.api.gatekeeper
+    publisher = Publisher(site.board, lambda: Chosen.of(controls), lambda: gatekeeper.changes)
+    app.add_middleware(PublishFirst, publish=publisher.publish)
+    return Service(api, app, site.board, private=True), publisher
 
 
 def _open(settings: Settings, clock: Clock) -> tuple[ClusterParts, SpecModels, Sensitivities]:

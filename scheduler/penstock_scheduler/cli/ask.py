@@ -54,7 +54,13 @@ def ask(
         raise ConfigError(f"{error}; this command needs Penstock with its extra `service`") from None
     try:
         with Client.open() as penstock:
-            return question(penstock)
+            answer = question(penstock)
+            if (since_s := penstock.silent_since_s) is not None:
+                typer.echo(
+                    f"penstock: penstockd has been silent since {local_time(since_s)}: this is what was known then.",
+                    err=True,
+                )
+            return answer
     except DaemonAway as away:
         if instead is None:
             raise

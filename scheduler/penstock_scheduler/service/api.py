@@ -30,9 +30,11 @@ from penstock_scheduler.rules import SchedulingRules
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket
-from penstock_scheduler.service.identity import Gatekeeper
+from penstock_scheduler.service.identity import Gatekeeper, is_private
+from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.leases import Leases
 from penstock_scheduler.service.limits import Places
+from penstock_scheduler.service.port import Daemon
 from penstock_scheduler.service.report_writer import ReportWriter
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.service.visibility import PrivateData, may_see
@@ -62,32 +64,37 @@ class Controls:
     """The daemon's health at a time, in seconds since 1970."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What the API has of penstockd in the same process."""
+
+    board: Board
+    controls: Controls
+    models: ModelSource
+    """For forecasts; the round loop has its own, in its own thread."""
+    check_spec: Callable[[JobSpec], None]
+    """Raises BadJobSpec."""
+    learn: Callable[[Sequence[Report]], None]
+    """Takes in reports for the models."""
+
+
 class Api:
-    """The parts of the daemon that endpoints use, and what the API itself keeps in memory.
+    """What endpoints use, and what the API itself keeps in memory.
+
+    Endpoints that `forwarding.by_daemon` names run in penstockd only, and may use `here`. All others use only what every API
+    process has: `known`, `store` and `daemon`.
 
     Args:
-        models: for explanations and forecasts; the round loop has its own, in its own thread.
-        check_spec: raises BadJobSpec.
-        learn: takes in reports for the models.
+        here: penstockd's parts; None: penstockd is another process.
     """
 
-    def __init__(
-        self,
-        settings: ApiSettings,
-        board: Board,
-        controls: Controls,
-        models: ModelSource,
-        check_spec: Callable[[JobSpec], None],
-        learn: Callable[[Sequence[Report]], None],
-    ) -> None:
+    def __init__(self, settings: ApiSettings, known: Known, daemon: Daemon, here: Parts | None = None) -> None:
         self.settings = settings
-        self.board = board
-        self.store = board.store
-        self.controls = controls
-        self.models = models
-        self.check_spec = check_spec
-        self.learn = learn
-        self.gatekeeper = Gatekeeper(settings, board.store)
+        self.known = known
+        self.store = known.store
+        self.daemon = daemon
+        self._here = here
+        self.gatekeeper = Gatekeeper(settings, known.store)
         self.requests = Bucket(settings.requests_per_s, settings.burst)
         self.submissions = Bucket(settings.submissions_per_hour / 3600, settings.submissions_per_hour)
         self.submitting: dict[tuple[str, str], asyncio.Lock] = {}
@@ -96,8 +103,8 @@ class Api:
         """(user, owner) of the submissions in progress."""
         self.cancelled: set[str] = set()
         """Jobs that were cancelled and may not have ended yet: no try of their owner takes them up."""
-        self.leases = Leases(board)
-        self.writer = ReportWriter(board.store)
+        self.leases = None if here is None else Leases(here.board)
+        self.writer = ReportWriter(known.store)
         self.epochs: dict[str, int] = {}
         self.quota = ReportQuota()
         """Job -> the newest epoch of its reports, as far as it has been read."""
@@ -109,6 +116,22 @@ class Api:
         """For requests that listen to events."""
 
     @property
+    def here(self) -> Parts:
+        """penstockd's parts. Only for endpoints that run in penstockd."""
+        assert self._here is not None, "`forwarding.by_daemon` names the endpoints that need penstockd"
+        return self._here
+
+    @property
+    def board(self) -> Board:
+        """penstockd's board; see `here`."""
+        return self.here.board
+
+    @property
+    def controls(self) -> Controls:
+        """penstockd's controls; see `here`."""
+        return self.here.controls
+
+    @property
     def submitter(self) -> Submitter:
         """What submits jobs to the cluster. Raises Refusal 503 if the cluster takes none."""
         if self.board.submitter is None:
@@ -118,10 +141,10 @@ class Api:
     async def identify(self, request: Request) -> None:
         """Identify the caller for `admit`. Raises Refusal if there is no caller, or the caller sends too many requests."""
         identity = await self.gatekeeper.identify(request)
-        if (pause_s := self.requests.take(identity.user)) > 0:
+        if not is_private(request) and (pause_s := self.requests.take(identity.user)) > 0:
             limit = f"{self.settings.requests_per_s:g} requests per second"
             raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
-        self.board.counters["requests"] += 1
+        self.known.counters["requests"] += 1
         request.state.identity = identity
 
     async def admit(self, request: Request, role: Role) -> Call:
@@ -136,7 +159,7 @@ class Api:
 
     async def job(self, job: str) -> JobView | None:
         """A job, live or ended; None: there is none. Live jobs are in memory."""
-        if (view := self.board.live_job(job)) is not None or not storable(job):
+        if (view := self.known.live_job(job)) is not None or not storable(job):
             return view
         return await asyncio.to_thread(self.store.job, job)
 
@@ -196,14 +219,12 @@ class Call:
             if self.request.method != "GET":
                 await self.audit(allowed=False, text="the job belongs to another user")
             raise no_such_job(job[:50])
-        refusal = self.api.board.refusal(job)
+        refusal = self.api.known.refusal(job)
         if refusal is not None and self.may_see(refusal.user):
             raise Refusal(404, "not-managed", f"Penstock does not manage job {job}: {refusal.text}")
-        if self.api.board.submitter is not None and storable(job):
-            found = await asyncio.to_thread(self.api.board.submitter.unmanaged, job)
-            if found is not None and self.may_see(found.user):
-                raise Refusal(404, "not-managed", f"job {job[:50]} {found.text}")
-        raise no_such_job(job[:50])
+        if not storable(job):
+            raise no_such_job(job[:50])
+        return await self.api.daemon.find(self, job)
 
 
 def api_of(request: Request) -> Api:

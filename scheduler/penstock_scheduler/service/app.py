@@ -19,17 +19,20 @@ from penstock_scheduler.errors import BadJobSpec, ClusterAway, ConfigError, Pens
 from penstock_scheduler.messages import ErrorAnswer
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.ports import ModelSource
-from penstock_scheduler.service.api import Api, Controls, api_of
+from penstock_scheduler.service.api import Api, Controls, Parts, api_of
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.counts import Counts
 from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.forwarding import SayWhetherSilent
 from penstock_scheduler.service.identity import is_page
+from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.limits import LimitBodies
+from penstock_scheduler.service.port import Daemon, InProcess
 from penstock_scheduler.service.routers import ROUTERS
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import NoSuchRow
 
-__all__ = ["Controls", "make_app"]
+__all__ = ["Controls", "make_app", "make_reading_app"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,17 @@ def make_app(
     check_spec: Callable[[JobSpec], None],
     learn: Callable[[Sequence[Report]], None] = lambda reports: None,
 ) -> FastAPI:
-    """The API over a board. See `Api` for the arguments."""
+    """The API over the board of the same process. See `Parts` for the arguments."""
+    parts = Parts(board, controls, models, check_spec, learn)
+    return _app(Api(settings, board, InProcess(board, controls), parts))
+
+
+def make_reading_app(settings: ApiSettings, known: Known, daemon: Daemon) -> FastAPI:
+    """The API of a process that is not penstockd: it reads what is known, and hands the rest to penstockd."""
+    return _app(Api(settings, known, daemon))
+
+
+def _app(api: Api) -> FastAPI:
     app = FastAPI(
         title="Penstock",
         version=__version__,
@@ -75,10 +88,11 @@ def make_app(
             Exception: _unforeseen,
         },
     )
-    app.state.api = Api(settings, board, controls, models, check_spec, learn)
+    app.state.api = api
     app.add_middleware(LimitBodies)
     app.add_middleware(IdentifyFirst)
-    app.add_middleware(TimeRequests, counts=board.counts)
+    app.add_middleware(TimeRequests, counts=api.known.counts)
+    app.add_middleware(SayWhetherSilent, daemon=api.daemon)
     for router in ROUTERS:
         app.include_router(router)
     return app
@@ -127,7 +141,7 @@ def _problem(status: int, code: str, message: str, retry_after_s: float | None =
 
 
 async def _refused(request: Request, error: Any) -> JSONResponse:
-    api_of(request).board.counters[f"refused {error.status}"] += 1
+    api_of(request).known.counters[f"refused {error.status}"] += 1
     answer = _problem(error.status, error.code, str(error), error.retry_after_s)
     if error.status == 401 and is_page(request):
         answer.headers["WWW-Authenticate"] = 'Basic realm="Penstock: a token as the password"'
@@ -135,7 +149,7 @@ async def _refused(request: Request, error: Any) -> JSONResponse:
 
 
 async def _bad_body(request: Request, error: Any) -> JSONResponse:
-    api_of(request).board.counters["refused 422"] += 1
+    api_of(request).known.counters["refused 422"] += 1
     problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
     return _problem(422, "bad-body", "; ".join(problems)[:2000].encode(errors="replace").decode())
 
@@ -149,7 +163,7 @@ async def _http_error(request: Request, error: Any) -> JSONResponse:
 async def _failed(request: Request, error: Any) -> JSONResponse:
     _, status, code, retry_after_s = next(each for each in _FAILURES if isinstance(error, each[0]))
     if code == "store-away":
-        api_of(request).board.counters["store away"] += 1
+        api_of(request).known.counters["store away"] += 1
     return _problem(status, code, str(error), retry_after_s)
 
 

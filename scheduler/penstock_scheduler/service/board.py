@@ -11,11 +11,9 @@ in those of the newest tick, so that all answers show the same.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -28,13 +26,9 @@ from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
 from penstock_scheduler.service.activity import Activity
-from penstock_scheduler.service.counts import Counts
+from penstock_scheduler.service.known import Event, Known
 from penstock_scheduler.service.outputs import Outputs
 from penstock_scheduler.store import SqlStore, summarise
-
-Listener = Callable[[str, str, str], None]
-"""Called with an event's kind, the user that may see it ("": all users), and its JSON."""
-
 
 FORGOTTEN = Fate(
     "UNKNOWN",
@@ -47,8 +41,8 @@ FORGOTTEN = Fate(
 """The end of a job that nothing knows of."""
 
 
-class Board:
-    """What is known now. Methods may be called from any thread.
+class Board(Known):
+    """What is known now, from the round loop. Methods may be called from any thread.
 
     Args:
         submitter: what knows how jobs ended; None: the cluster does not tell.
@@ -61,16 +55,11 @@ class Board:
         submitter: Submitter | None,
         on_end: Callable[[JobView], None] = lambda view: None,
     ) -> None:
-        self.store = store
+        super().__init__(store)
         self._on_end = on_end
         self.submitter = submitter
-        self.counters: Counter[str] = Counter()
-        self.counts = Counts()
-        self.state: ClusterState | None = None
-        self.observed_s: float | None = None
-        self.record: RoundRecord | None = store.last_round()
-        self.listeners: set[Listener] = set()
-        self._live = {view.id: view for _, view in store.jobs(states=("queued", "starting", "running", "stopping"))}
+        self._record: RoundRecord | None = store.last_round()
+        self._live = self._stored()
         self.results = Results()
         for job in [job for job, view in self._live.items() if view.start_s is not None]:
             for report in store.newest_reports(job, CLOCKED):
@@ -84,21 +73,17 @@ class Board:
                 self._take_progress(report)
         self._gpu_seconds: dict[str, Mapping[str, float]] = {}
         """Live job -> GPU type -> GPU-seconds, as of the newest tick; kept until its end is in the store."""
+        self.counted: tuple[float, Mapping[str, Mapping[str, float]]] | None = None
+        """The newest observation's time, and the GPU-seconds then."""
+        self.on_tick: Callable[[], None] = lambda: None
+        """Called after each observation."""
         self.endings: dict[str, str] = {}
         """Live job -> why the API has cancelled it, for its `ended_text`; only for what its user did not ask for."""
         self._stops: dict[str, tuple[RoundRecord | None, Stop]] = {}
         """Live job -> the newest round then, and why its run was stopped without a round; until there is another round."""
         self._activity = Activity()
         self._outputs = Outputs(submitter)
-        self._waiting: dict[str, asyncio.Event] = {}
-        """Live job -> is set when the job changes."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
         self._changing = threading.Lock()
-
-    def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set the event loop on which clients wait."""
-        self._loop = loop
 
     # --- for the round loop
 
@@ -114,8 +99,9 @@ class Board:
             StoreError: only the figures were taken in; the next call takes in the rest.
         """
         with self._changing:
-            self._gpu_seconds |= gpu_seconds
+            self._gpu_seconds = {**self._gpu_seconds, **gpu_seconds}
             self._take_state(state, now_s)
+        self.on_tick()
 
     def _take_state(self, state: ClusterState, now_s: float) -> None:
         jobs = (*state.jobs, *(each.job for each in state.waiting))
@@ -129,10 +115,9 @@ class Board:
         views = self._outputs.added_to(views)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in charges_of(view, view.gpu_seconds)]
-        if changed:
-            self.store.save_jobs(changed, charges)
+        number = self.store.save_jobs(changed, charges) if changed else 0
         with self._lock:
-            self.state, self.observed_s = state, now_s
+            self.state, self.observed_s, self.held = state, now_s, _held(state)
             self._made = {
                 job.id: (job, view.note or self._reason(job.id), view.result, view)
                 for job, view in zip(jobs, views, strict=False)
@@ -149,16 +134,18 @@ class Board:
                 else:
                     self._live[view.id] = view
             self._gpu_seconds = {job: amounts for job, amounts in self._gpu_seconds.items() if job in self._live}
-        for view in changed:
-            self._publish("job", view.user, view.model_dump_json(), view.id)
+            self.counted = now_s, self._gpu_seconds
+        for at, view in enumerate(changed):
+            self._publish(Event("job", view.user, view.model_dump_json(), number + at, view.id))
             if view.state == "ended":
                 self._on_end(view)
 
     def take_round(self, record: RoundRecord) -> None:
         """Take in a round."""
-        self.record = record
+        self._record = record
         self.counts.round(record)
-        self._publish("round", "", summarise(record).model_dump_json())
+        self._publish(Event("round", "", summarise(record).model_dump_json(), record.snapshot.round))
+        self.on_tick()
 
     def take_stops(self, stops: Mapping[str, Stop]) -> None:
         """Take in stops that no round decided."""
@@ -191,36 +178,35 @@ class Board:
     # --- for the API
 
     @property
+    def record(self) -> RoundRecord | None:
+        """The newest round."""
+        return self._record
+
+    @record.setter
+    def record(self, record: RoundRecord) -> None:
+        self._record = record
+
+    @property
+    def round(self) -> tuple[int, dict[str, float]] | None:
+        """See `Known`."""
+        return None if self._record is None else (self._record.snapshot.round, self._record.plan.prices)
+
+    @property
     def newest_report(self) -> tuple[float | None, int]:
         """When the newest report came, in s since 1970 (None: none has come), and how many running jobs have reported."""
         return self._activity.newest_s, self._activity.reporting(self._live)
 
-    def job(self, job: str) -> JobView | None:
-        """A job, live or ended; None: there is none. Raises StoreError."""
-        return self.live_job(job) or self.store.job(job)
-
-    def live_job(self, job: str) -> JobView | None:
-        """A job that has not ended; None: it has ended, or there is none."""
-        view = self._live.get(job)
-        return None if view is None else self.shown(view)
+    def progress(self) -> dict[str, tuple[float, float | None]]:
+        """Live job -> its newest progress and total, as far as jobs have reported them."""
+        return {job: found for job, found in list(self._progress.items()) if job in self._live}
 
     def shown(self, view: JobView) -> JobView:
-        """A job with its live figures as of the newest tick. A job that has ended keeps those of its end."""
+        """See `Known`."""
         if view.state == "ended":
             return view
         progress, total = self._progress.get(view.id, (view.progress, view.total))
         gpu_seconds = _amounts(self._gpu_seconds.get(view.id, {})) or view.gpu_seconds
         return view.model_copy(update={"progress": progress, "total": total, "gpu_seconds": gpu_seconds})
-
-    def live(self) -> list[JobView]:
-        """All jobs that have not ended, with the figures of their newest versions."""
-        with self._lock:
-            return list(self._live.values())
-
-    def refusal(self, job: str) -> Refusal | None:
-        """Why Penstock does not manage a job that has a job spec; None: it manages the job, or there is no job spec."""
-        state = self.state
-        return next((each for each in state.refused if each.job == job), None) if state is not None else None
 
     def adopt(self, view: JobView) -> None:
         """Take in a job that was just submitted, whether or not a round has seen it or its end. Raises StoreError."""
@@ -230,31 +216,6 @@ class Board:
             self.store.save_jobs([adopted])
             if adopted.state != "ended":
                 self._live[view.id] = adopted
-
-    @property
-    def awaited(self) -> frozenset[str]:
-        """Jobs that clients wait for: they are answered at the job's next change."""
-        return frozenset(self._waiting)
-
-    async def wait_for_change(self, job: str, version: int, timeout_s: float) -> None:
-        """Return when a live job's version is above `version` or it has ended, at the latest after `timeout_s`."""
-        until_s = time.monotonic() + timeout_s
-        while (view := self._live.get(job)) is not None and view.version <= version:
-            event = self._waiting.setdefault(job, asyncio.Event())
-            try:
-                await asyncio.wait_for(event.wait(), max(until_s - time.monotonic(), 0.0))
-            except TimeoutError:
-                return
-
-    def _publish(self, kind: str, user: str, text: str, job: str = "") -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake, kind, user, text, job)
-
-    def _wake(self, kind: str, user: str, text: str, job: str) -> None:
-        if (event := self._waiting.pop(job, None)) is not None:
-            event.set()
-        for listener in tuple(self.listeners):
-            listener(kind, user, text)
 
     # --- views
 
@@ -407,6 +368,15 @@ def _progress_reports(store: SqlStore, job: str) -> list[Report]:
     since = [(each.epoch, each.sequence) for each in started]
     later = store.newest_reports(job, ("observation", "ended"), 1)
     return [*started, *(each for each in later if not since or (each.epoch, each.sequence) > since[0])]
+
+
+def _held(state: ClusterState) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for job in state.jobs:
+        if job.allocation is not None and job.phase is not Phase.QUEUED:
+            for share in job.allocation.shares:
+                held[share.node] = held.get(share.node, 0) + share.gpus
+    return held
 
 
 def _amounts(gpu_seconds: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import re
 import secrets
 import time
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.requests import Request
 
@@ -46,6 +47,9 @@ ACCOUNT_CACHED_S = 60.0
 MUNGE_AT_ONCE = 8
 """Most unmunge processes at the same time."""
 
+IDENTITY = "Penstock-Identity"
+"""Header on penstockd's private socket: the caller as the API has identified it, as JSON with percent-encoding."""
+
 _PREFIX = "penstock"
 _NOT_REACHED = (5, 6, 7)
 """Exit statuses of unmunge for failures of munged: no memory, socket, timeout (libmunge, munge_err_t)."""
@@ -63,8 +67,10 @@ class Gatekeeper:
         """Id -> token and digest."""
         self._read_s = -math.inf
         """When they were read; minus infinity: they have changed since."""
-        self._changes = 0
-        """How often this process has made or revoked a token."""
+        self.changes = 0
+        """How often tokens were made or revoked, as far as this process knows."""
+        self.daemon_uid = os.geteuid()
+        """penstockd's user, who is an admin on the socket as root is."""
         self._reading = asyncio.Lock()
         self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
         self._failed = Bucket(FAILED_PER_S, FAILED_BURST)
@@ -76,6 +82,8 @@ class Gatekeeper:
         Raises:
             Refusal: 401, the caller cannot be identified; 429, too many failed logins; 503, munged does not answer.
         """
+        if is_private(request):
+            return _said(request.headers.get(IDENTITY))
         given = request.headers.get("authorization")
         if given is None:
             uid = request.scope.get("state", {}).get("peer_uid")
@@ -124,7 +132,7 @@ class Gatekeeper:
             note=order.note,
         )
         self._store.add_token(view, _digest(secret))
-        self._note_change()
+        self.forget_tokens()
         return NewToken(token=f"{_PREFIX}_{name}_{secret}", view=view)
 
     def revoke(self, token: str) -> TokenView:
@@ -132,11 +140,12 @@ class Gatekeeper:
         if not self._store.tokens(token):
             raise Refusal(404, "no-such-token", f"there is no token {token}; see GET /v1/tokens")
         self._store.revoke_token(token)
-        self._note_change()
+        self.forget_tokens()
         return self._store.tokens(token)[0][0]
 
-    def _note_change(self) -> None:
-        self._changes += 1
+    def forget_tokens(self) -> None:
+        """Read the tokens again before the next one is checked: they have changed."""
+        self.changes += 1
         self._read_s = -math.inf
 
     async def _account(self, user: int | str) -> pwd.struct_passwd | None:
@@ -155,7 +164,7 @@ class Gatekeeper:
         if account is None:
             raise Refusal(401, "unauthenticated", f"the daemon's host has no user with uid {uid}")
         user = account.pw_name
-        if by == "socket" and uid in (0, os.geteuid()):
+        if by == "socket" and uid in (0, self.daemon_uid):
             return Identity(user=user, uid=uid, role="admin", by=by)
         return Identity(user=user, uid=uid, role=self._role(user), by=by)
 
@@ -186,10 +195,10 @@ class Gatekeeper:
         if self._old(name):
             async with self._reading:
                 if self._old(name):
-                    now_s, changes = time.monotonic(), self._changes
+                    now_s, changes = time.monotonic(), self.changes
                     tokens = await asyncio.to_thread(self._store.tokens)
                     self._tokens = {view.id: (view, digest) for view, digest in tokens}
-                    self._read_s = now_s if self._changes == changes else -math.inf
+                    self._read_s = now_s if self.changes == changes else -math.inf
         return self._tokens.get(name)
 
     def _old(self, name: str) -> bool:
@@ -222,6 +231,19 @@ class Gatekeeper:
         if found is None or body != payload:
             raise Refusal(401, "unauthenticated", f"the payload of the MUNGE credential must be {payload!r}")
         return await self._of_uid(int(found[1]), "munge")
+
+
+def is_private(request: Request) -> bool:
+    """Whether the request comes from the API over penstockd's private socket, where only the API's user may connect."""
+    return bool(request.scope.get("state", {}).get("private"))
+
+
+def _said(identity: str | None) -> Identity:
+    """The caller as the API has identified it."""
+    try:
+        return Identity.model_validate_json(unquote(identity or ""))
+    except ValueError:
+        raise Refusal(401, "unauthenticated", f"the header {IDENTITY} must say who the caller of the API is") from None
 
 
 def _too_many_failed(where: str, pause_s: float) -> Refusal:

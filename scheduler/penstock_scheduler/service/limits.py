@@ -108,6 +108,8 @@ def client_of(connection: socket.socket) -> str:
 class LimitedProtocol(H11Protocol):
     """Uvicorn's HTTP protocol with deadlines, and with the peer's uid in the state of requests on a Unix socket."""
 
+    private = False
+    """Whether the peer is the API, which says who its caller is."""
     released: Callable[[], None] = staticmethod(lambda: None)
     """Called when the connection has ended."""
 
@@ -118,7 +120,7 @@ class LimitedProtocol(H11Protocol):
         transport.set_write_buffer_limits(high=1)  # so that `pause_writing` is called for all that is not read
         uid = peer_uid(transport.get_extra_info("socket"))
         if uid is not None:
-            self.app_state = dict(self.app_state) | {"peer_uid": uid}
+            self.app_state = dict(self.app_state) | {"peer_uid": uid, "private": self.private}
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
@@ -182,10 +184,14 @@ class LimitedServer(uvicorn.Server):
 
     Args:
         refused: called for each connection that gets no place.
+        peers: users (uids) that may connect, to say who their caller is; None: everybody may, as oneself.
     """
 
-    def __init__(self, config: uvicorn.Config, places: Places, refused: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, places: Places, refused: Callable[[], None], peers: frozenset[int] | None = None
+    ) -> None:
         super().__init__(config)
+        self._peers = peers
         self._places, self._refused = places, refused
         self._accepting: list[asyncio.Task[None]] = []
         self._shaking: set[asyncio.Task[None]] = set()
@@ -226,6 +232,10 @@ class LimitedServer(uvicorn.Server):
         except OSError:  # it is gone already
             connection.close()
             return
+        if self._peers is not None and peer_uid(connection) not in self._peers:
+            log.warning("connection refused", extra={"client": client, "text": "it is not the user of penstock-api"})
+            connection.close()
+            return
         if not self._places.take(client):
             self._refused()
             log.warning("connection refused", extra={"client": client, "held": self._places.held(client)})
@@ -247,6 +257,7 @@ class LimitedServer(uvicorn.Server):
         def protocol() -> LimitedProtocol:
             made = LimitedProtocol(config=self.config, server_state=self.server_state, app_state={}, _loop=loop)
             made.released = release
+            made.private = self._peers is not None
             return made
 
         tls: dict[str, Any] = {}

@@ -75,6 +75,26 @@ def metrics(
     return generate_latest(registry)
 
 
+def of_api(events: Counter[str], counts: Counts, *, up: bool) -> bytes:
+    """The metrics of a penstock-api about itself, beside those of penstockd.
+
+    Args:
+        up: whether penstockd answered.
+    """
+    registry = CollectorRegistry()
+    text = "Duration of requests to penstock-api, without those that wait for a change or for events."
+    registry.register(
+        _Fixed(
+            [
+                _gauge("api_daemon_up", "1 if penstockd answers penstock-api, else 0.", {(): float(up)}),
+                *_events(events, "penstock_api_events", "Events of penstock-api since it started, by kind."),
+                _histogram("api_request_duration_seconds", text, counts.requests, "method"),
+            ]
+        )
+    )
+    return generate_latest(registry)
+
+
 def _cloud(record: RoundRecord | None, committed_usd: float | None) -> list[Metric]:
     cloud = None if record is None else record.snapshot.cloud
     protected: _Values = {} if cloud is None else {(): 1.0 if cloud.protected else 0.0}
@@ -237,10 +257,12 @@ def _health(health: Health, now_s: float) -> list[Metric]:
     ]
 
 
-def _events(counters: Counter[str]) -> list[Metric]:
-    family = CounterMetricFamily(
-        "penstock_events", "Events of the API since the daemon started, by kind.", labels=("kind",)
-    )
+def _events(
+    counters: Counter[str],
+    name: str = "penstock_events",
+    text: str = "Events of the API since the daemon started, by kind.",
+) -> list[Metric]:
+    family = CounterMetricFamily(name, text, labels=("kind",))
     for kind, count in sorted((dict.fromkeys(EVENTS, 0) | counters).items()):
         family.add_metric((kind,), count)
     return [family]

@@ -48,7 +48,7 @@ async def accept(call: Call, job: str, batch: ReportBatch) -> ReportReceipt:
     if fresh:
         api.epochs[job] = present = max(present, *(report.epoch for report in fresh))
         board.take_reports(fresh)
-        api.learn(fresh)
+        api.here.learn(fresh)
     return ReportReceipt(accepted=len(fresh), duplicates=len(good) - len(fresh), refused=bad, epoch=present)
 
 

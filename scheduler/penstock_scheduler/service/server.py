@@ -1,4 +1,4 @@
-"""Serves the API in a thread of the daemon: uvicorn on a Unix socket and, if the settings say so, on TCP."""
+"""Serves the API: uvicorn on a Unix socket and, if the settings say so, on TCP; or on penstockd's private socket."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import gc
 import logging
 import os
+import pwd
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -19,13 +22,16 @@ from fastapi import FastAPI
 from penstock_scheduler import open_files
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.service import submitting
-from penstock_scheduler.service.board import Board
+from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.limits import LimitedServer, Places, connections
 from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.store import SqlStore
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+_GIVEN = 3
+"""File descriptor of the first socket that systemd hands over (sd_listen_fds)."""
 THREADS = 32
 """Threads for calls that may block: the store, Slurm, files. Python's default is 6 on a machine with two cores."""
 GRACE_S = 2
@@ -40,40 +46,52 @@ for 0.1 s with 2,000 jobs and 500 waiting clients. With Python's default of 10, 
 
 
 class Service:
-    """Serves the API from `start` to `stop`. Binds the sockets at once. Raises ConfigError if that fails."""
+    """Serves the API from `start` to `stop`. Binds the sockets at once. Raises ConfigError if that fails.
 
-    def __init__(self, settings: ApiSettings, app: FastAPI, board: Board) -> None:
-        self._app, self._board = app, board
-        self._sockets = [(_bind_unix(settings.socket), False)]
+    Args:
+        private: whether to serve penstock-api on the private socket, and nobody else.
+    """
+
+    def __init__(self, settings: ApiSettings, app: FastAPI, known: Known, *, private: bool = False) -> None:
+        self._app, self._known, self._settings = app, known, settings
+        self._peers = peers(settings) if private else None
+        self._path = settings.private_socket if private else settings.socket
+        given = None if private else given_socket(settings.socket)
+        self._own = given is None
+        self._sockets = [(given or _bind_unix(self._path, self._peers), False)]
         self.port: int | None = None
-        if settings.listen:
+        if settings.listen and not private:
             listening = _bind_tcp(settings.listen)
             self.port = listening.getsockname()[1]
             self._sockets.append((listening, settings.tls_certificate is not None))
-        self._settings = settings
         self._servers: list[uvicorn.Server] = []
-        self._thread = threading.Thread(target=self._run, name="api", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start serving in a thread of its own."""
+    @property
+    def serves(self) -> bool:
+        """Whether it serves now."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, *besides: Coroutine[Any, Any, None]) -> None:
+        """Start serving in a thread of its own. `besides` runs on the same event loop meanwhile."""
         sys.setswitchinterval(SWITCH_S)
         gc.collect()
         gc.freeze()  # objects of imported modules live until the end; leave them out of full collections
         gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(*besides)), name="api", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop serving. Requests in progress have a moment to finish."""
         for server in self._servers:
             server.should_exit = True
-        self._thread.join(timeout=GRACE_S + 5)
-        self._settings.socket.unlink(missing_ok=True)
+        if self._thread is not None:
+            self._thread.join(timeout=GRACE_S + 5)
+        if self._own:
+            self._path.unlink(missing_ok=True)
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._board.serve_on(asyncio.get_running_loop())
+    async def _serve(self, *besides: Coroutine[Any, Any, None]) -> None:
+        self._known.serve_on(asyncio.get_running_loop())
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "api"))
         places = Places(connections(self._settings.max_connections, open_files.limit()))
         for _, tls in self._sockets:
@@ -89,23 +107,69 @@ class Service:
                 ssl_certfile=str(self._settings.tls_certificate) if tls else None,
                 ssl_keyfile=str(self._settings.tls_key) if tls else None,
             )
-            self._servers.append(LimitedServer(config, places, self._note_refused))
+            self._servers.append(LimitedServer(config, places, self._note_refused, self._peers))
         pairs = zip(self._servers, self._sockets, strict=True)
         api = self._app.state.api
-        leases = asyncio.create_task(api.leases.run(partial(submitting.cancel_unowned, api)))
+        leases = [] if api.leases is None else [api.leases.run(partial(submitting.cancel_unowned, api))]
+        tasks = [asyncio.create_task(each) for each in (*besides, *leases)]
         try:
             await asyncio.gather(*(server.serve(sockets=[listening]) for server, (listening, _) in pairs))
         finally:
-            leases.cancel()
+            for task in tasks:
+                task.cancel()
 
     def _note_refused(self) -> None:
-        self._board.counters["connections refused"] += 1
+        self._known.counters["connections refused"] += 1
 
 
-def _bind_unix(path: Path) -> socket.socket:
+def given_socket(path: Path) -> socket.socket | None:
+    """The Unix socket that systemd listens on for this process (penstock-api.socket); None: there is none. Raises ConfigError."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        return None
+    given = socket.socket(fileno=_GIVEN)
+    if given.getsockname() != str(path):
+        raise ConfigError(f"[api] socket={str(path)!r}: systemd listens on {given.getsockname()}; make the two agree")
+    return given
+
+
+def peers(settings: ApiSettings) -> frozenset[int]:
+    """Users (uids) that may connect to the private socket: root, this process's, and that of penstock-api. Raises ConfigError."""
+    account = api_account(settings)
+    return frozenset({0, os.geteuid()} | (set() if account is None else {account.pw_uid}))
+
+
+def api_account(settings: ApiSettings) -> pwd.struct_passwd | None:
+    """The account that penstock-api runs as; None: penstockd's own. Raises ConfigError."""
+    if settings.user is None:
+        return None
+    try:
+        return pwd.getpwnam(settings.user)
+    except KeyError:
+        text = f"[api] user={settings.user!r}: there is no such user; create it, such as with useradd --system"
+        raise ConfigError(f"{text} {settings.user}") from None
+
+
+def let_read(store: SqlStore, settings: ApiSettings) -> None:
+    """Let penstock-api read the store if it is a file. Raises ConfigError."""
+    account, file = api_account(settings), store.file
+    if account is None or file is None:
+        return
+    try:
+        for name in ("", "-wal", "-shm"):
+            if (part := file.with_name(file.name + name)).exists():
+                os.chown(part, -1, account.pw_gid)
+                part.chmod(0o640)
+    except OSError as error:
+        text = f"[api] user={settings.user!r}: {file} cannot be given to that user's group: {error.strerror}"
+        raise ConfigError(
+            f"{text}; run penstock-api as penstockd's own user, or put penstockd's user into that group"
+        ) from None
+
+
+def _bind_unix(path: Path, peers: frozenset[int] | None) -> socket.socket:
     if _answers(path):
         raise ConfigError(
-            f"[api] socket={str(path)!r}: another penstockd serves its clients there; stop it, or choose another path"
+            f"[api] socket={str(path)!r}: another process serves its clients there; stop it, or choose another path"
         )
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -114,12 +178,23 @@ def _bind_unix(path: Path) -> socket.socket:
             path.parent.chmod(0o755)  # users must reach the socket, whatever the umask
         path.unlink(missing_ok=True)  # a killed daemon left it
         listening.bind(str(path))
-        os.chmod(path, 0o666)  # noqa: S103, PTH101 - the kernel tells who connects
+        if peers is None:
+            os.chmod(path, 0o666)  # noqa: S103, PTH101 - the kernel tells who connects
+        else:
+            _let_connect(path, peers)
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         raise ConfigError(f"[api] socket={str(path)!r}: {error.strerror or error}; choose another path") from None
     return listening
+
+
+def _let_connect(path: Path, peers: frozenset[int]) -> None:
+    """Let only these users connect. `LimitedServer` asks the kernel, too. Raises OSError."""
+    others = [uid for uid in peers if uid not in (0, os.geteuid())]
+    path.chmod(0o600)
+    if others:
+        os.chown(path, others[0], -1)
 
 
 def _answers(path: Path) -> bool:

@@ -11,6 +11,9 @@ from penstock_scheduler.service.visibility import PrivateData
 DEFAULT_SOCKET = Path("/run/penstock/api.sock")
 """Where penstockd listens and its clients connect unless they are told otherwise."""
 
+DEFAULT_PRIVATE_SOCKET = Path("/run/penstock/penstockd.sock")
+"""Where penstockd listens to penstock-api."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -20,6 +23,24 @@ class ApiSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = Field(default=True, description="Whether penstockd serves the API.")
+    embedded: bool = Field(
+        default=True,
+        description="Whether penstockd serves the API itself. If not, penstock-api does, in a process of its own, and penstockd "
+        "listens to it on `private_socket`.",
+    )
+    private_socket: Path = Field(
+        default=DEFAULT_PRIVATE_SOCKET,
+        description="With embedded = false: path of the Unix socket on which penstockd listens to penstock-api.",
+    )
+    user: str | None = Field(
+        default=None,
+        description="With embedded = false: the user that penstock-api runs as; not set: penstockd's own user.",
+    )
+    store: str | None = Field(
+        default=None,
+        description="URL of the store for penstock-api, such as with a database's role that may only read; not set: that of "
+        "`[daemon]`.",
+    )
     socket: Path = Field(
         default=DEFAULT_SOCKET,
         description="Path of the Unix socket. Clients use the default unless PENSTOCK_URL is set: unix:PATH.",

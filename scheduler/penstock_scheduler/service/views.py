@@ -36,9 +36,10 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import ModelSource
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import drained
-from penstock_scheduler.service.api import Controls
 from penstock_scheduler.service.board import Board, allocation_view
 from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.known import Known
+from penstock_scheduler.service.port import Daemon
 from penstock_scheduler.shares import ShareUse
 from penstock_scheduler.store import SqlStore, summarise
 from penstock_scheduler.units import duration
@@ -51,7 +52,7 @@ FORECAST = "forecast"
 """Id of the job that a forecast adds to the snapshot."""
 
 
-def drainable(board: Board) -> dict[str, list[str]]:
+def drainable(board: Known) -> dict[str, list[str]]:
     """Kind of drain -> names on this cluster that can be drained."""
     nodes = board.state.nodes if board.state else ()
     return {
@@ -61,29 +62,24 @@ def drainable(board: Board) -> dict[str, list[str]]:
     }
 
 
-def node_views(board: Board, drains: Sequence[Drain]) -> list[NodeView]:
+def node_views(board: Known, drains: Sequence[Drain]) -> list[NodeView]:
     """The nodes as last observed, as adaptive jobs may use them."""
     state = board.state
     if state is None:
         return []
-    held: dict[str, int] = {}
-    for job in state.jobs:
-        if job.allocation is not None and job.phase is not Phase.QUEUED:
-            for share in job.allocation.shares:
-                held[share.node] = held.get(share.node, 0) + share.gpus
     return [
         NodeView(
             name=node.name,
             gpu_type=node.gpu_type,
             gpus=node.gpus,
-            allocated=held.get(node.name, 0),
+            allocated=board.held.get(node.name, 0),
             others=node.gpus_others,
             may_start=node.may_start,
             leave=node.leave.cause if node.leave is not None else "",
             state=node.state,
             reservation=node.reservation,
         )
-        for node in (drained(node, drains) for node in state.nodes)
+        for node in (drained(each, drains) for each in state.nodes)
     ]
 
 
@@ -123,9 +119,10 @@ def _some(kind: str, names: Sequence[str]) -> str:
     return f"{kind} {shown}" + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
-def cluster_view(board: Board, controls: Controls) -> ClusterView:
+def cluster_view(board: Known, daemon: Daemon) -> ClusterView:
     """The cluster in numbers."""
-    nodes = node_views(board, controls.rules.drains)
+    chosen = daemon.chosen
+    nodes = node_views(board, chosen.drains)
     jobs: dict[str, int] = {}
     for view in board.live():
         jobs[view.state] = jobs.get(view.state, 0) + 1
@@ -136,18 +133,19 @@ def cluster_view(board: Board, controls: Controls) -> ClusterView:
             sums[node.gpu_type] = sums.get(node.gpu_type, 0) + count(node)
         return sums
 
-    record = board.record
+    number, prices = board.round or (None, {})
     return ClusterView(
         observed_s=board.observed_s,
-        round=record.snapshot.round if record else None,
-        policy=str(controls.policy()),
-        paused=controls.paused(),
+        round=number,
+        policy=str(chosen.policy),
+        paused=chosen.paused,
         gpus=by_type(lambda node: node.gpus),
         allocated=by_type(lambda node: node.allocated),
         others=by_type(lambda node: node.others),
         unusable=by_type(lambda node: 0 if node.may_start else node.gpus),
         jobs=jobs,
-        prices=record.plan.prices if record else {},
+        prices=prices,
+        daemon_silent_since_s=daemon.silent_since_s,
     )
 
 

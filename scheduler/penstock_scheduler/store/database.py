@@ -123,6 +123,11 @@ class Database:
             last = rows[-1][0]
 
 
+def newest_change(db: Connection, table: sa.Table) -> int:
+    """The number of the newest change in a table with the column `changed`; 0: there was none."""
+    return int(db.scalar(sa.select(sa.func.max(table.c.changed))) or 0)
+
+
 def named(row: Any) -> dict[str, Any]:
     """A row as a dict, with the column `user_name` as `user`."""
     values = dict(row._mapping)

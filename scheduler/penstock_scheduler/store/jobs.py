@@ -13,6 +13,7 @@ from penstock_profiles.profiles import Profile
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import JobView, OwnerView
 from penstock_scheduler.store import tables as t
+from penstock_scheduler.store.database import newest_change
 from penstock_scheduler.store.ledger import LedgerStore
 
 _ESTIMATOR: TypeAdapter[AnyEstimator] = TypeAdapter(AnyEstimator)
@@ -21,8 +22,12 @@ _ESTIMATOR: TypeAdapter[AnyEstimator] = TypeAdapter(AnyEstimator)
 class JobStore(LedgerStore):
     """The store's jobs, submissions, models and profiles. A job that has ended is charged to the ledger."""
 
-    def save_jobs(self, views: Sequence[JobView], charges: Sequence[LedgerLine] = ()) -> None:
-        """Save the present state of these jobs, and charge what is not charged yet: all or nothing."""
+    def save_jobs(self, views: Sequence[JobView], charges: Sequence[LedgerLine] = ()) -> int:
+        """Save the present state of these jobs, and charge what is not charged yet: all or nothing.
+
+        Returns:
+            The number of the first job's change. The others' follow: changes of all jobs are numbered in their order.
+        """
         rows = [
             {
                 "job": view.id,
@@ -35,11 +40,50 @@ class JobStore(LedgerStore):
             }
             for view in views
         ]
-        upsert = self._upsert(t.jobs, ["job"], ("user_name", "name", "state", "key", "end_s", "view"))
+        columns = ("user_name", "name", "state", "key", "end_s", "view", "changed")
+        upsert = self._upsert(t.jobs, ["job"], columns)
         with self.write() as db:
+            first = newest_change(db, t.jobs) + 1
             if rows:
-                db.execute(upsert, rows)
+                db.execute(upsert, [row | {"changed": first + at} for at, row in enumerate(rows)])
             self._insert_charges(db, charges)
+        return first
+
+    def newest_job_change(self) -> int:
+        """The number of the newest change of any job; 0: there was none."""
+        with self.read() as db:
+            return newest_change(db, t.jobs)
+
+    def count_jobs_changed(self, after: int, user: str | None = None) -> int:
+        """How many jobs have changed after this number."""
+        c = t.jobs.c
+        chosen = sa.select(sa.func.count()).where(c.changed > after)
+        if user is not None:
+            chosen = chosen.where(c.user_name == user)
+        with self.read() as db:
+            return int(db.scalar(chosen) or 0)
+
+    def jobs_with_changes(
+        self, states: Sequence[str], user: str | None, after: int | None, limit: int
+    ) -> list[tuple[int, int, JobView]]:
+        """(number, number of its newest change, job), oldest first; with `after`, only numbers above it."""
+        c = t.jobs.c
+        chosen = sa.select(c.number, c.changed, c.view).where(c.state.in_(states)).order_by(c.number).limit(limit)
+        if user is not None:
+            chosen = chosen.where(c.user_name == user)
+        if after is not None:
+            chosen = chosen.where(c.number > after)
+        with self.read() as db:
+            return [(row.number, row.changed, JobView.model_validate_json(row.view)) for row in db.execute(chosen)]
+
+    def jobs_changed(self, after: int, user: str | None = None, limit: int = 1000) -> list[tuple[int, JobView]]:
+        """(number of its newest change, job) of jobs that have changed after this number, in the order of these changes."""
+        c = t.jobs.c
+        chosen = sa.select(c.changed, c.view).where(c.changed > after).order_by(c.changed).limit(limit)
+        if user is not None:
+            chosen = chosen.where(c.user_name == user)
+        with self.read() as db:
+            return [(number, JobView.model_validate_json(view)) for number, view in db.execute(chosen)]
 
     def job(self, job: str) -> JobView | None:
         """A job; None: it is not in the store."""

@@ -13,6 +13,7 @@ from penstock_scheduler.store import schema
 from penstock_scheduler.store.admin import AdminStore
 from penstock_scheduler.store.jobs import JobStore
 from penstock_scheduler.store.opening import open_engine
+from penstock_scheduler.store.published import PublishedStore
 from penstock_scheduler.store.rounds import RoundStore
 from penstock_scheduler.store.series import SeriesStore
 from penstock_scheduler.store.spans import SpanStore
@@ -21,7 +22,7 @@ from penstock_scheduler.store.waits import WaitStore
 DAY_S = 86_400.0
 
 
-class SqlStore(RoundStore, JobStore, SpanStore, WaitStore, SeriesStore, AdminStore):
+class SqlStore(RoundStore, JobStore, SpanStore, WaitStore, SeriesStore, AdminStore, PublishedStore):
     """The store; `open_store` makes it. All methods may be called from any thread, and raise StoreError."""
 
 

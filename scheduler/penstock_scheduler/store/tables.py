@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0005"
+REVISION = "0006"
 """The newest migration."""
 
 metadata = MetaData()
@@ -74,8 +74,26 @@ jobs = Table(
     Column("key", _NAME),
     Column("end_s", Float(53)),
     Column("view", Text, nullable=False, comment="JobView"),
+    Column("changed", BigInteger, nullable=False, server_default="0", comment="grows with every change of any job"),
     Index("jobs_of_user", "user_name", "number"),
     Index("jobs_in_state", "state", "number"),
+    Index("jobs_changed", "changed"),
+)
+
+figures = Table(
+    "figures",
+    metadata,
+    Column("job", _NAME, primary_key=True),
+    Column("changed", BigInteger, nullable=False),
+    Column("figures", Text, nullable=False, comment="Figures"),
+    Index("figures_changed", "changed"),
+)
+
+published = Table(
+    "published",
+    metadata,
+    Column("name", _NAME, primary_key=True),
+    Column("value", Text, nullable=False, comment="JSON: what API processes need besides jobs and rounds"),
 )
 
 submissions = Table(

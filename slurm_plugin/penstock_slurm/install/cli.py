@@ -148,7 +148,12 @@ def uninstall(config: Config = CONFIG, apply: Apply = False) -> None:
 
 @app.command()
 def unit(
-    name: Annotated[str, typer.Argument(help="penstockd.service, penstock-agent.service or run-penstock.mount.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="penstockd.service, penstock-api.service, penstock-api.socket, penstock-agent.service or run-penstock.mount."
+        ),
+    ],
     config: Config = CONFIG,
     constrain_devices: Annotated[
         bool,
@@ -158,8 +163,14 @@ def unit(
     ] = False,
 ) -> None:
     """Print a systemd unit with the site's paths."""
-    of_nodes = units.agent_units(load_settings(config), config, constrained=constrain_devices)
-    known = {units.DAEMON: units.daemon_unit(config)} | of_nodes
+    settings = load_settings(config)
+    of_nodes = units.agent_units(settings, config, constrained=constrain_devices)
+    of_api = units.api_units(settings, config)
+    known = {units.DAEMON: units.daemon_unit(config)} | of_api | of_nodes
+    if name in (units.API, units.API_SOCKET) and not of_api:
+        raise PenstockError(
+            f"{name} is for [api] embedded = false, and for the user that it names; set both in {config}"
+        )
     if name not in known:
         raise PenstockError(f"there is no unit {name!r} for these settings; the units are {', '.join(known)}")
     typer.echo(known[name], nl=False)

@@ -1,4 +1,4 @@
-"""The systemd units of penstockd and of the nodes, with the site's paths.
+"""The systemd units of penstockd, of the API and of the nodes, with the site's paths.
 
 `slurm_plugin/systemd` has the units for the default settings. This module replaces and adds lines.
 """
@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from penstock_profiles.node_channel import RUN_DIR
+from penstock_scheduler.service.settings import DEFAULT_SOCKET, ApiSettings
 from penstock_scheduler.settings import Settings
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.install.sources import source
@@ -16,12 +17,24 @@ from penstock_slurm.settings import SlurmSettings
 
 DAEMON, AGENT, MOUNT = "penstockd.service", "penstock-agent.service", "run-penstock.mount"
 
+API, API_SOCKET = "penstock-api.service", "penstock-api.socket"
+
 STATE_DIR = "/var/lib/penstock"
 
 
 def daemon_unit(settings_file: Path) -> str:
     """The unit of penstockd."""
     return _unit(DAEMON, _command("penstockd", settings_file))
+
+
+def api_units(settings: Settings, settings_file: Path) -> dict[str, str]:
+    """The units of penstock-api, file name -> text; none if the settings name no user for it."""
+    api = settings.section(ApiSettings)
+    if api.embedded or api.user is None:
+        return {}
+    changed = _command("penstock-api", settings_file) | {"User=penstock-api": f"User={api.user}"}
+    path = str(api.socket).replace("%", "%%")
+    return {API: _unit(API, changed), API_SOCKET: _unit(API_SOCKET, {str(DEFAULT_SOCKET): path})}
 
 
 CONSTRAINED = {

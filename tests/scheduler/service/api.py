@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import getpass
+import json
+import os
+import pwd
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from penstock_profiles.families import load_families
@@ -26,10 +32,17 @@ from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.service.app import Controls, make_app
 from penstock_scheduler.service.board import Board
-from penstock_scheduler.service.server import Service
+from penstock_scheduler.service.forwarding import PublishFirst
+from penstock_scheduler.service.port import Chosen
+from penstock_scheduler.service.publisher import Publisher
+from penstock_scheduler.service.replica import READ_S
+from penstock_scheduler.service.server import Service, let_read
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.store import open_store
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.machine import free_ports
+from tests.forking import FORKING
 from tests.scheduler.builders import job, on, snapshot
 
 ME = getpass.getuser()
@@ -95,6 +108,10 @@ class Api:
     changes: dict[str, object]
     app: object
     vitals: Vitals
+    process: ApiProcess
+    """Runs if the API is separate."""
+    publisher: Publisher
+    service: Service
 
     def client(self, who: str) -> Client:
         return Client(self.url, token=self.tokens[who])
@@ -102,19 +119,85 @@ class Api:
     def look(self, *jobs, finished: dict[str, Fate] | None = None, gpu_seconds: object = None) -> None:
         self.submitter.ended.update(finished or {})
         self.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time(), gpu_seconds or {})
+        if self.process.process is not None:
+            self.publisher.publish()
+            time.sleep(2 * READ_S)
 
 
 ADAS = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
 BOBS = job("2", user="bob", max_gpus=2)
 
 
-@contextmanager
-def serving(folder: Path, prices: dict[str, float] | None = None, **settings: object) -> Iterator[Api]:
-    """Job 1 is ada's and runs, job 2 is bob's and waits; ada, bob, oz (operator) and root have tokens."""
-    store = open_store(folder / "state", writer=True)
-    submitter = MadeUp(folder)
-    board = Board(store, submitter)
-    changes: dict[str, object] = {"paused": False, "policy": make_policy("sia")[1]}
+def penstock_api(config: Path, files: tuple[int, int] | None = None, user: str | None = None) -> None:
+    """What `penstock-api --config CONFIG` does, in a process of its own; its log is beside the settings."""
+    from penstock_scheduler.service.process import main
+
+    if user is not None:
+        account = pwd.getpwnam(user)
+        os.setgroups([])
+        os.setgid(account.pw_gid)
+        os.setuid(account.pw_uid)
+    if files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    with config.with_suffix(".log").open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    sys.exit(main(["--config", str(config)]))
+
+
+class ApiProcess:
+    """penstock-api, with the settings of a penstockd."""
+
+    def __init__(self, folder: Path, settings: dict[str, object], state: Path, name: str = "api") -> None:
+        self.config = folder / f"{name}.toml"
+        self.settings = {"embedded": False} | settings
+        self.state = state
+        self.files: tuple[int, int] | None = None
+        """Its limits on open files, soft and hard; None: those of the tests."""
+        self.user: str | None = None
+        """The user that it runs as; None: that of the tests."""
+        self.process: BaseProcess | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        tables = {"api": self.settings, "daemon": {"state_dir": str(self.state)}}
+        self.config.write_text(
+            "".join(
+                f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+                for name, table in tables.items()
+            )
+        )
+        before = self._started()
+        self.process = FORKING.Process(target=penstock_api, args=(self.config, self.files, self.user))
+        self.process.start()
+        wait_for(lambda: self._started() > before, 120, "penstock-api to start", details=lambda: self.log)
+
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        path = self.config.with_suffix(".log")
+        return path.read_text() if path.exists() else "no log"
+
+    def _started(self) -> int:
+        return self.log.count("event=started")
+
+    def kill(self) -> None:
+        """End it with -9."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.join()
+
+    def stop(self) -> None:
+        """End it as systemd would."""
+        if self.process is not None and self.process.is_alive():
+            self.process.terminate()
+            self.process.join(60)
+            if self.process.exitcode is None:
+                self.kill()
+            assert self.process.exitcode == 0, self.log
+
+
+def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str, float]) -> tuple[Controls, Vitals]:
+    """Controls that only note what is changed, and the health of a loop that ticks."""
 
     def set_policy(choice):
         changes["policy"] = make_policy(choice)[1]
@@ -124,7 +207,7 @@ def serving(folder: Path, prices: dict[str, float] | None = None, **settings: ob
     for step in StepName:
         with loop.step(step, 1):
             pass
-    checks = [store_check(store, time.time)]
+    checks = [store_check(board.store, time.time)]
     checks[0].check()
     # No daemon ticks here, so nothing may count as late on a slow machine.
     vitals = Vitals(HealthSettings(late_s=3600.0), loop, checks, board, lambda: bool(changes["paused"]), lambda: 60.0)
@@ -134,17 +217,48 @@ def serving(folder: Path, prices: dict[str, float] | None = None, **settings: ob
         lambda: bool(changes["paused"]),
         lambda paused: changes.update(paused=paused),
         lambda: {"daemon": {}},
-        SchedulingRules(BudgetSettings(prices=prices or {}), LimitSettings(), store),
+        SchedulingRules(BudgetSettings(prices=prices), LimitSettings(), board.store),
         lambda number, by: Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900),
         vitals.health,
     )
+    return controls, vitals
+
+
+@contextmanager
+def serving(
+    folder: Path, prices: dict[str, float] | None = None, *, separate: bool = False, **settings: object
+) -> Iterator[Api]:
+    """Job 1 is ada's and runs, job 2 is bob's and waits; ada, bob, oz (operator) and root have tokens.
+
+    Args:
+        separate: whether a penstock-api serves, to which this process is penstockd.
+    """
+    store = open_store(folder / "state", writer=True)
+    submitter = MadeUp(folder)
+    board = Board(store, submitter)
+    changes: dict[str, object] = {"paused": False, "policy": make_policy("sia")[1]}
+    controls, vitals = made_up_controls(board, changes, prices or {})
     models = SpecModels(load_families(None), 30.0)
     api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "socket": folder / "api.sock"} | settings)
+    if separate:
+        given = {"listen": f"127.0.0.1:{free_ports(1)}", "private_socket": folder / "d.sock", "embedded": False}
+        api_settings = ApiSettings.model_validate(api_settings.model_dump(exclude_unset=True) | given)
     app = make_app(api_settings, board, controls, models, models.check)
-    service = Service(api_settings, app, board)
+    publisher = Publisher(board, lambda: Chosen.of(controls), lambda: app.state.api.gatekeeper.changes)
+    if separate:
+        app.add_middleware(PublishFirst, publish=publisher.publish)
+        publisher.start()
+    service = Service(api_settings, app, board, private=separate)
     service.start()
-    url = f"http://127.0.0.1:{service.port}"
-    api = Api(url, f"unix:{api_settings.socket}", board, submitter, {}, changes, app, vitals)
+    process = ApiProcess(folder, api_settings.model_dump(mode="json", exclude_unset=True), folder / "state")
+    if separate:
+        let_read(store, api_settings)
+        process.user = api_settings.user
+        process.start()
+    url = f"http://{api_settings.listen}" if separate else f"http://127.0.0.1:{service.port}"
+    api = Api(
+        url, f"unix:{api_settings.socket}", board, submitter, {}, changes, app, vitals, process, publisher, service
+    )
     try:
         state = snapshot("t4:2x4", [ADAS, BOBS])
         policy, full = make_policy("sia")
@@ -161,7 +275,10 @@ def serving(folder: Path, prices: dict[str, float] | None = None, **settings: ob
             api.tokens["job 2"] = root.create_token(TokenOrder(user="bob", role="job", job="2")).token
         yield api
     finally:
+        process.stop()
         service.stop()
+        if separate:
+            publisher.stop()
         store.close()
 
 

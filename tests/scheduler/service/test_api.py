@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 
@@ -100,15 +101,17 @@ def test_events_reach_only_users_who_may_see_them(api):
         with api.client("bob") as bob:
             for event in bob.events():
                 seen.append(event)
-                return
+                if len(seen) == 2:
+                    return
 
     thread = threading.Thread(target=listen)
     thread.start()
-    while not api.board.listeners:
+    while not seen:
         time.sleep(0.01)
     api.look(job("1", user="ada"), job("2", user="bob", phase=Phase.RUNNING, allocation=on("t4", t4_01=1)))
     thread.join(20)
-    ((kind, text),) = seen
+    (first, jobs), (kind, text) = seen
+    assert (first, [each["user"] for each in json.loads(jobs)["jobs"]]) == ("snapshot", ["bob"])
     assert kind == "job"
     assert '"user":"bob"' in text
 

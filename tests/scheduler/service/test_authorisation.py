@@ -97,10 +97,18 @@ HTTP = httpx.Client(timeout=60)
 """One for all: a new one reads the certificates of the system first."""
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("api"), requests_per_s=1e6, burst=10**6) as api, HTTP:
+@pytest.fixture(scope="module", params=[False, True], ids=["embedded", "separate"])
+def api(request, tmp_path_factory):
+    """Both ways of serving the API give the same answers."""
+    folder = tmp_path_factory.mktemp("api")
+    with serving(folder, separate=request.param, requests_per_s=1e6, burst=10**6) as api:
         yield api
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lines():
+    yield
+    HTTP.close()
 
 
 def ask(api, who: str, method: str, path: str, body: object) -> int:

@@ -7,14 +7,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock_scheduler import __version__
+from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.sharing.messages import Lack, NodeStatus, XidSeen, agent_folder, status_file
 from penstock_slurm.abilities import release
 from penstock_slurm.gateway import SlurmNode
 from penstock_slurm.install.agents import check_cgroups, judge
-from penstock_slurm.install.units import AGENT, MOUNT, agent_units, daemon_unit
+from penstock_slurm.install.cli import app
+from penstock_slurm.install.units import AGENT, MOUNT, agent_units, api_units, daemon_unit
 
 NOW_S = 1e9
 
@@ -116,6 +119,26 @@ def units(folder: Path, *lines: str, constrained: bool = False) -> dict[str, str
     return agent_units(load_settings(config), config, constrained=constrained) | {
         "penstockd.service": daemon_unit(config)
     }
+
+
+def test_the_apis_units_have_the_sites_user_and_socket(tmp_path: Path):
+    config = tmp_path / "penstock.toml"
+    config.write_text("[slurm]\npartitions = ['gpu']\n[api]\nuser = 'reader'\n")
+    assert api_units(load_settings(config), config) == {}, "penstockd serves the API itself"
+    config.write_text(
+        "[slurm]\npartitions = ['gpu']\n[api]\nembedded = false\nuser = 'reader'\nsocket = '/fast/api.sock'\n"
+    )
+    found = api_units(load_settings(config), config)
+    assert set(found) == {"penstock-api.service", "penstock-api.socket"}
+    assert f"penstock-api --config {tmp_path}/penstock.toml\n" in found["penstock-api.service"]
+    assert "\nUser=reader\n" in found["penstock-api.service"]
+    assert "\nListenStream=/fast/api.sock\n" in found["penstock-api.socket"]
+    told = CliRunner().invoke(app, ["unit", "penstock-api.socket", "--config", str(config)])
+    assert told.output == found["penstock-api.socket"]
+    config.write_text("[slurm]\npartitions = ['gpu']\n")
+    refused = CliRunner().invoke(app, ["unit", "penstock-api.service", "--config", str(config)])
+    assert isinstance(refused.exception, PenstockError)
+    assert "embedded = false" in str(refused.exception)
 
 
 def test_the_units_have_the_sites_paths(tmp_path: Path):

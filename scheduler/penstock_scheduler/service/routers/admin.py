@@ -26,15 +26,16 @@ from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.api import Admin, Operator, User
 from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.forwarding import Route
 from penstock_scheduler.service.views import drainable
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=Route)
 
 
 @router.get("/policies")
 def get_policies(call: User) -> list[PolicyView]:
     """List the policies, and show which one decides."""
-    active = call.api.controls.policy()
+    active = call.api.daemon.chosen.policy
     others = [make_policy(name)[1] for name in policy_names() if name != str(active)]
     return [PolicyView(**choice.model_dump(), active=choice is active) for choice in sorted([*others, active], key=str)]
 
@@ -69,7 +70,7 @@ async def put_pause(pause: Pause, call: Admin) -> Pause:
 @router.get("/drains")
 def get_drains(call: User) -> list[Drain]:
     """List what is drained for adaptive jobs."""
-    return list(call.api.controls.rules.drains)
+    return list(call.api.daemon.chosen.drains)
 
 
 @router.post("/drains")

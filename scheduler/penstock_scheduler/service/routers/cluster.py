@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Annotated, Any
@@ -11,11 +12,13 @@ from fastapi import APIRouter, Path, Query, Response
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.messages import MAX_PAGE, ClusterView, NodeView, RefusedJob, RoundPage, RoundView
 from penstock_scheduler.service import metrics, views
-from penstock_scheduler.service.api import Operator, User
+from penstock_scheduler.service.api import Api, Operator, User
+from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.forwarding import Route
 
 RoundNumber = Annotated[int, Path(ge=0, le=2**62)]
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=Route)
 
 
 @router.get("/rounds")
@@ -45,32 +48,45 @@ def get_record(number: RoundNumber, call: Operator) -> dict[str, Any]:
 @router.get("/cluster")
 def get_cluster(call: User) -> ClusterView:
     """Show the cluster in numbers."""
-    return views.cluster_view(call.api.board, call.api.controls)
+    return views.cluster_view(call.api.known, call.api.daemon)
 
 
 @router.get("/metrics", response_class=Response)
-def get_metrics(call: User) -> Response:
-    """Show the cluster and the daemon in numbers, in Prometheus' text format."""
-    api, now_s = call.api, time.time()
+async def get_metrics(call: User) -> Response:
+    """Show the cluster and the daemon in numbers, in Prometheus' text format. An API of its own adds its own numbers."""
+    api = call.api
+    try:
+        theirs = await api.daemon.answer(call.request)
+    except Refusal:
+        return Response(metrics.of_api(api.known.counters, api.known.counts, up=False), media_type=metrics.CONTENT_TYPE)
+    if theirs is None:
+        return Response(await asyncio.to_thread(_metrics, api), media_type=metrics.CONTENT_TYPE)
+    if theirs.status_code == 200:
+        theirs = Response(bytes(theirs.body) + metrics.of_api(api.known.counters, api.known.counts, up=True))
+        theirs.headers["Content-Type"] = metrics.CONTENT_TYPE
+    return theirs
+
+
+def _metrics(api: Api) -> bytes:
+    now_s = time.time()
     try:
         spent_usd = sum(api.store.ledger_totals("usd").values())
         committed_usd: float | None = sum(api.store.committed_usd().values())
     except StoreError:
         spent_usd, committed_usd = None, None  # the other numbers say that the store is away
-    cluster = views.cluster_view(api.board, api.controls)
+    cluster = views.cluster_view(api.board, api.daemon)
     live, counters = api.board.live(), api.board.counters
     unknown = api.board.state.unknown if api.board.state is not None else ()
     health = api.controls.health(now_s)
-    body = metrics.metrics(
+    return metrics.metrics(
         cluster, live, api.board.record, counters, api.board.counts, unknown, spent_usd, committed_usd, health, now_s
     )
-    return Response(body, media_type=metrics.CONTENT_TYPE)
 
 
 @router.get("/nodes")
 def get_nodes(call: User) -> list[NodeView]:
     """List the nodes, with the jobs that hold GPUs on them."""
-    nodes = views.node_views(call.api.board, call.api.controls.rules.drains)
+    nodes = views.node_views(call.api.known, call.api.daemon.chosen.drains)
     spans = (span for span in call.api.store.open_spans() if call.may_see_of("jobs", span.user))
     return views.with_jobs(nodes, spans)
 
@@ -78,7 +94,7 @@ def get_nodes(call: User) -> list[NodeView]:
 @router.get("/refused")
 def get_refused(call: User) -> list[RefusedJob]:
     """List jobs that ask for Penstock and cannot be managed, and why. Users see their own."""
-    board = call.api.board
+    board = call.api.known
     refused = board.state.refused if board.state is not None else ()
     return [
         RefusedJob(id=each.job, name=each.name[:1000], user=each.user, text=each.text)
@@ -90,5 +106,5 @@ def get_refused(call: User) -> list[RefusedJob]:
 @router.get("/prices")
 def get_prices(call: User) -> dict[str, float]:
     """Show the price of each GPU type in the newest round."""
-    record = call.api.board.record
-    return record.plan.prices if record else {}
+    newest = call.api.known.round
+    return {} if newest is None else newest[1]

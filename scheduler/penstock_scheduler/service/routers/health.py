@@ -21,9 +21,9 @@ async def get_health() -> Health:
 
 
 @router.get("/ready", responses={503: {"model": Health}})
-def get_ready(request: Request, response: Response) -> Health:
+async def get_ready(request: Request, response: Response) -> Health:
     """Tell whether the daemon can do its work: 200, or 503 with the problems. It waits for neither a disk nor the cluster."""
-    health = api_of(request).controls.health(time.time())
+    health = await api_of(request).daemon.health(time.time())
     response.status_code = 200 if health.status == "ok" else 503
     return health
 

@@ -30,9 +30,10 @@ from penstock_scheduler.messages import (
 from penstock_scheduler.service import page, reporting, submitting, views
 from penstock_scheduler.service.api import AnyRole, Call, User, storable
 from penstock_scheduler.service.errors import Refusal
-from penstock_scheduler.service.output import Stream, read_log
+from penstock_scheduler.service.forwarding import Route
+from penstock_scheduler.service.output import Stream
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=Route)
 
 
 @router.post("/jobs", status_code=201, responses={200: {"model": JobView}})
@@ -48,13 +49,13 @@ async def submit(order: Submission, call: User, response: Response) -> JobView:
 async def plan(order: Submission, call: User) -> Forecast:
     """Show what a submission would get now. Nothing is submitted."""
     api = call.api
-    api.check_spec(order.spec)
+    api.here.check_spec(order.spec)
     record = api.board.record
     if record is None:
         raise Refusal(503, "not-ready", "no round has been decided yet; try again", retry_after_s=5)
     async with api.deciding:
         partitions = api.controls.rules.limits.partitions
-        return await asyncio.to_thread(views.forecast, record, order, call.identity.user, api.models, partitions)
+        return await asyncio.to_thread(views.forecast, record, order, call.identity.user, api.here.models, partitions)
 
 
 @router.get("/owner")
@@ -84,8 +85,11 @@ def list_jobs(
     if not all(storable(text) for text in (user, name, key)):
         return JobPage(jobs=[])
     found = call.api.store.jobs(user=user, states=state, name=name, key=key, after=after, limit=limit)
-    shown = [call.api.board.shown(view) for _, view in found]
-    return JobPage(jobs=shown, next=str(found[-1][0]) if len(found) == limit else None)
+    shown = [call.api.known.shown(view) for _, view in found]
+    silent_since_s = call.api.daemon.silent_since_s
+    return JobPage(
+        jobs=shown, next=str(found[-1][0]) if len(found) == limit else None, daemon_silent_since_s=silent_since_s
+    )
 
 
 @router.get("/jobs/{job}")
@@ -99,7 +103,7 @@ async def get_job(
     view = await call.job(job)
     if wait and since is not None and view.state != "ended" and view.version <= since:
         with call.api.place_to_wait(call.identity.user):
-            await call.api.board.wait_for_change(job, since, wait)
+            await call.api.known.wait_for_change(job, since, wait)
         view = await call.job(job)
     return view
 
@@ -107,7 +111,9 @@ async def get_job(
 @router.post("/jobs/renew")
 async def renew(order: Renewal, call: User) -> Renewed:
     """Renew the leases of own jobs."""
-    return Renewed(jobs=call.api.leases.renew(call.identity.user, order.jobs))
+    leases = call.api.leases
+    assert leases is not None, "penstockd has them"
+    return Renewed(jobs=leases.renew(call.identity.user, order.jobs))
 
 
 @router.post("/jobs/{job}/cancel")
@@ -149,7 +155,7 @@ async def get_explanation(job: str, call: User) -> ExplanationView:
 
 async def _explain(call: Call, view: JobView) -> ExplanationView:
     async with call.api.deciding:  # an explanation decides the round again with other job specs
-        return await asyncio.to_thread(views.explanation_view, view, call.api.board.record)
+        return await asyncio.to_thread(lambda: views.explanation_view(view, call.api.known.record))
 
 
 @router.get("/jobs/{job}/history")
@@ -166,9 +172,8 @@ async def get_page(job: str, call: User) -> HTMLResponse:
     explanation = await _explain(call, view)
     events = await history(job, call)
     tail = None
-    if (submitter := call.api.board.submitter) is not None:
-        with contextlib.suppress(Refusal):  # the page leaves out an output that may not be read
-            tail = await asyncio.to_thread(read_log, submitter, view, "stdout", -page.TAIL_BYTES, page.TAIL_BYTES)
+    with contextlib.suppress(Refusal):  # the page leaves out an output that may not be read
+        tail = await call.api.daemon.read_log(call, view, "stdout", -page.TAIL_BYTES, page.TAIL_BYTES)
     text = page.render(view, explanation, events.outcomes, tail, now_s=time.time())
     return HTMLResponse(text, headers={"Content-Security-Policy": page.POLICY, "Cache-Control": "no-store"})
 
@@ -184,10 +189,9 @@ async def get_log(
 ) -> LogPart:
     """Show a part of a job's output. With `wait`: as soon as there is some, at the latest after `wait` seconds."""
     view = await call.job(job)
-    submitter = call.api.board.submitter
     until_s = time.monotonic() + wait
     while True:
-        part = await asyncio.to_thread(read_log, submitter, view, stream, offset, limit)
+        part = await call.api.daemon.read_log(call, view, stream, offset, limit)
         if part.text or part.ended or time.monotonic() >= until_s:
             return part
         await asyncio.sleep(min(1.0, max(until_s - time.monotonic(), 0.01)))

@@ -12,9 +12,10 @@ from penstock_profiles.profiles import Profile
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import MAX_PAGE, ProfileList
 from penstock_scheduler.service.api import User, storable
+from penstock_scheduler.service.forwarding import Route
 from penstock_scheduler.usage import add_up, between
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=Route)
 
 
 @router.get("/ledger")
@@ -42,20 +43,20 @@ def get_usage(
     """Show what jobs used between two times, in s since 1970, and what it cost. By default, users see their own jobs."""
     now_s = time.time()
     end_s = now_s if to_s is None else to_s
-    board, store = call.api.board, call.api.store
+    board, store = call.api.known, call.api.store
     user = None if call.may_see_of("usage", "") else call.identity.user
     rows = store.used(by, from_s, end_s, user)
     live = [board.shown(view) for view in board.live() if user is None or view.user == user]
     spans = store.spans_of([view.id for view in live])
     used = [between(view, spans.get(view.id, ()), from_s, end_s, now_s) for view in live]
-    prices = call.api.controls.rules.prices
+    prices = call.api.daemon.chosen.prices
     return Usage(by=by, from_s=from_s, to_s=end_s, prices=prices, lines=add_up(by, rows, used, prices))
 
 
 @router.get("/budgets")
 def get_budgets(call: User) -> list[BudgetView]:
     """Show budgets as of the newest round. Users see the site's budget and those of accounts that their jobs use."""
-    budgets = call.api.controls.rules.budgets
+    budgets = call.api.daemon.chosen.budgets
     if call.sees_all:
         return list(budgets)
     mine = {"", *(view.account for _, view in call.api.store.jobs(user=call.identity.user, limit=MAX_PAGE))}
