@@ -1,10 +1,11 @@
 """Load of the API: jobs that report every 30 s, and clients that wait for changes.
 
-    python benchmarks/service.py [--jobs 2000] [--waiting 500] [--seconds 60] [--cores 1] [--realtime]
+    python benchmarks/service.py [--separate] [--jobs 2000] [--waiting 500] [--seconds 60] [--cores 1] [--realtime]
 
 The service is a process of its own with the real store (SQLite, every acknowledged report synced to disk), real sockets and
 HTTP. The cluster behind it is simulated: every job runs, and ten jobs change each second. Jobs report over the unix socket. The
-clients are this process, on the machine's other cores. On a machine with other load, `--realtime` (as root) gives the benchmark
+clients are this process, on the machine's other cores. With `--separate`, penstock-api serves them, in one more process that may
+use all cores. On a machine with other load, `--realtime` (as root) gives the benchmark
 priority. The last line is JSON: latencies in milliseconds, memory in MiB.
 """
 
@@ -21,7 +22,9 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
@@ -29,9 +32,14 @@ from penstock_scheduler.health_messages import Health
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
 from penstock_scheduler.models import SpecModels
+from penstock_scheduler.plan_gate import Approval
+from penstock_scheduler.policies import make_policy
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
+from penstock_scheduler.service import process
 from penstock_scheduler.service.app import Controls, make_app
 from penstock_scheduler.service.board import Board
+from penstock_scheduler.service.port import Chosen
+from penstock_scheduler.service.publisher import Publisher
 from penstock_scheduler.service.server import Service
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import open_store
@@ -39,26 +47,31 @@ from penstock_scheduler.store import open_store
 EVERY_S = 30.0
 
 
-def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0.0) -> None:
-    """The service, and a cluster on which ten jobs a second change."""
+def serve(
+    folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0.0, separate: bool = False, queued: int = 0
+) -> None:
+    """The service, or penstockd for a penstock-api, and a cluster on which ten jobs a second change."""
     if cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     user = __import__("getpass").getuser()
     store = open_store(folder, writer=True)
     board = Board(store, None)
     models = SpecModels(Families(), 30.0)
+    choice = make_policy("sia")[1]
     controls = Controls(
-        lambda: ("sia", {}),
-        lambda n, s: {},
-        lambda: False,
-        lambda p: None,
-        dict,
-        SchedulingRules(BudgetSettings(), LimitSettings(), store),
-        lambda now_s: Health(status="ok", version=""),
+        policy=lambda: choice,
+        set_policy=lambda choice: choice,
+        paused=lambda: False,
+        set_paused=lambda paused: None,
+        settings=dict,
+        rules=SchedulingRules(BudgetSettings(), LimitSettings(), store),
+        approve=lambda number, by: Approval(round=number, jobs=frozenset(), by=by, until_s=0.0),
+        health=lambda now_s: Health(status="ok", version=""),
     )
-    settings = ApiSettings(socket=folder / "api.sock", requests_per_s=1e9, burst=10**9)
+    settings = ApiSettings.model_validate(api_settings(folder) | {"embedded": not separate})
     app = make_app(settings, board, controls, models, models.check)
-    service = Service(settings, app, board)
+    service = Service(settings, app, board, private=separate)
+    publisher = Publisher(board, lambda: Chosen.of(controls), lambda: 0)
     spec = JobSpec(max_gpus=8)
 
     def observe(round_: int) -> None:
@@ -77,9 +90,15 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
             for number in range(jobs)
         )
         nodes = tuple(Node(f"n{number}", "a100", 8, ("all",)) for number in range(jobs))
-        board.take_state(ClusterState(nodes, running), time.time())
+        waits = tuple(Job(str(jobs + n), f"job {n}", user, spec, ("all",), Phase.QUEUED, 0.0) for n in range(queued))
+        now_s = time.time()
+        amounts = {job.id: {"a100": 8 * (now_s - begin_s)} for job in running}
+        board.take_state(ClusterState(nodes, running + waits), now_s, amounts)
 
+    begin_s = time.time()
     observe(0)
+    if separate:
+        publisher.start()
     service.start()
     ready.set()  # type: ignore[attr-defined]
     round_ = 0
@@ -91,6 +110,20 @@ def serve(folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0
             until_s = time.thread_time() + round_s
             while time.thread_time() < until_s:
                 sum(range(1000))
+
+
+def api_settings(folder: Path) -> dict[str, Any]:
+    """Section `[api]`, for both processes."""
+    paths = {"socket": str(folder / "api.sock"), "private_socket": str(folder / "penstockd.sock")}
+    return paths | {"requests_per_s": 1e9, "burst": 10**9}
+
+
+def serve_separately(folder: Path) -> None:
+    """penstock-api."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in (api_settings(folder) | {"embedded": False}).items()]
+    text = "\n".join(["[daemon]", f'state_dir = "{folder}"', "[api]", *lines])
+    (folder / "api.toml").write_text(text)
+    sys.exit(process.main(["--config", str(folder / "api.toml")]))
 
 
 class Line:
@@ -120,18 +153,20 @@ class Line:
             self._streams[1].close()
 
 
-async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int, server: int) -> dict[str, object]:
-    """Report and wait for EVERY_S until all clients have started, then for `seconds`. Returns the latencies of the latter."""
+async def load(
+    folder: Path, jobs: int, waiting: int, seconds: float, seed: int, servers: Sequence[int], every_s: float = EVERY_S
+) -> dict[str, object]:
+    """Report and wait for `every_s` until all clients have started, then for `seconds`. Returns the latencies of the latter."""
     chance = random.Random(seed)
     took_s: list[float] = []
     acknowledged = waits = woken = errors = 0
-    from_s = time.monotonic() + EVERY_S
+    from_s = time.monotonic() + every_s
     until_s = from_s + seconds
 
     async def report(job: int) -> None:
         nonlocal acknowledged, errors
         sequence = 0
-        await asyncio.sleep(chance.uniform(0, EVERY_S))
+        await asyncio.sleep(chance.uniform(0, every_s))
         while time.monotonic() < until_s:
             began_s = time.perf_counter()
             body = Observation(
@@ -149,12 +184,12 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int,
             else:
                 errors += 1
             sequence += 1
-            await asyncio.sleep(EVERY_S - (time.perf_counter() - began_s))
+            await asyncio.sleep(every_s - (time.perf_counter() - began_s))
 
     async def wait(number: int) -> None:
         nonlocal waits, woken, errors
         line, version = Line(folder / "api.sock"), 0
-        await asyncio.sleep(chance.uniform(0, EVERY_S))
+        await asyncio.sleep(chance.uniform(0, every_s))
         while time.monotonic() < until_s:
             status, answer = await line.ask("GET", f"/v1/jobs/{number % jobs}?wait=30&since={version}")
             waits += time.monotonic() >= from_s
@@ -166,10 +201,11 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int,
 
     tasks = [asyncio.create_task(report(job)) for job in range(jobs)]
     tasks += [asyncio.create_task(wait(number)) for number in range(waiting)]
-    await asyncio.sleep(EVERY_S)
-    before_s = cpu_s(server)
+    await asyncio.sleep(every_s)
+    before_s = [cpu_s(server) for server in servers]
     await asyncio.sleep(seconds)
-    used_s = cpu_s(server) - before_s
+    each_s = [round(cpu_s(server) - then_s, 2) for server, then_s in zip(servers, before_s, strict=True)]
+    used_s = sum(each_s)
     for task in tasks:
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
@@ -179,6 +215,7 @@ async def load(folder: Path, jobs: int, waiting: int, seconds: float, seed: int,
         "requests": len(took_s),
         "server_cpu_s": round(used_s, 2),
         "server_cores": round(used_s / seconds, 3),
+        "cpu_s_of_each": each_s,
         "acknowledged": acknowledged,
         "waits": waits,
         "woken": woken,
@@ -208,10 +245,13 @@ def main() -> int:
     parser.add_argument("--waiting", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cores", type=int, default=1, help="of the service; 0: all")
+    parser.add_argument("--every-s", type=float, default=EVERY_S, help="seconds between two reports of a job")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--round-s", type=float, default=0.0, help="seconds that Python computes every 10 s, as in a round"
     )
+    parser.add_argument("--separate", action="store_true", help="penstock-api serves, in a process of its own")
+    parser.add_argument("--queued", type=int, default=0, help="further jobs that wait")
     parser.add_argument("--realtime", action="store_true", help="service and clients go before all other programs")
     arguments = parser.parse_args()
     if arguments.realtime:
@@ -220,23 +260,49 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as name:
         folder, ready = Path(name), context.Event()
         server = context.Process(
-            target=serve, args=(folder, arguments.jobs, ready, arguments.cores, arguments.round_s), daemon=True
+            target=serve,
+            args=(
+                folder,
+                arguments.jobs,
+                ready,
+                arguments.cores,
+                arguments.round_s,
+                arguments.separate,
+                arguments.queued,
+            ),
+            daemon=True,
         )
         server.start()
-        if not ready.wait(60):
+        if not ready.wait(120):
             print("the service did not start")
             return 1
+        servers = [server]
+        if arguments.separate:
+            servers.append(context.Process(target=serve_separately, args=(folder,), daemon=True))
+            servers[-1].start()
+            until_s = time.monotonic() + 120
+            while not (folder / "api.sock").exists() and time.monotonic() < until_s:
+                time.sleep(0.1)
         time.sleep(2)
-        before_mb = resident_mb(server.pid)
+        before_mb = resident_mb(servers[-1].pid)
         if others := sorted(os.sched_getaffinity(0))[arguments.cores :]:
             os.sched_setaffinity(0, others)
         gc.freeze()  # a pause of this process would count as the service's
         found = asyncio.run(
-            load(folder, arguments.jobs, arguments.waiting, arguments.seconds, arguments.seed, server.pid or 0)
+            load(
+                folder,
+                arguments.jobs,
+                arguments.waiting,
+                arguments.seconds,
+                arguments.seed,
+                [each.pid or 0 for each in servers],
+                arguments.every_s,
+            )
         )
-        after_mb = resident_mb(server.pid)
-        server.kill()
-        server.join()
+        after_mb = resident_mb(servers[-1].pid)
+        for each in servers:
+            each.kill()
+            each.join()
         store = open_store(folder)
         kept = sum(1 for _ in store.reports())
         store.close()
