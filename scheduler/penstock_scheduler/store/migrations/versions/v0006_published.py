@@ -11,7 +11,8 @@ _NAME = sa.String(255)
 
 def upgrade() -> None:
     """Make the tables. Jobs that are there have not changed since any event."""
-    op.add_column("jobs", sa.Column("changed", sa.BigInteger, nullable=False, server_default="0"))
+    comment = "grows with every change of any job"
+    op.add_column("jobs", sa.Column("changed", sa.BigInteger, nullable=False, server_default="0", comment=comment))
     op.create_index("jobs_changed", "jobs", ["changed"])
     op.create_table(
         "figures",
