@@ -169,7 +169,7 @@ def let_read(store: SqlStore, settings: ApiSettings) -> None:
 def _bind_unix(path: Path, peers: frozenset[int] | None) -> socket.socket:
     if _answers(path):
         raise ConfigError(
-            f"[api] socket={str(path)!r}: another process serves its clients there; stop it, or choose another path"
+            f"[api] socket={str(path)!r}: another penstockd or penstock-api serves there; stop it, or choose another path"
         )
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

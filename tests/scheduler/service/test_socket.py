@@ -44,7 +44,7 @@ def test_a_second_penstockd_does_not_take_the_socket_of_the_first(tmp_path):
     path = tmp_path / "api.sock"
     with serving(tmp_path / "one", socket=path), Client(f"unix:{path}") as me:
         with (
-            pytest.raises(ConfigError, match=r"api\.sock'.*another penstockd serves"),
+            pytest.raises(ConfigError, match=r"api\.sock'.*another penstockd or penstock-api serves"),
             serving(tmp_path / "two", socket=path),
         ):
             pass
