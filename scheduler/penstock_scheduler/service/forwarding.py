@@ -21,7 +21,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock_scheduler import __version__
+from penstock_scheduler import __version__, open_files
 from penstock_scheduler.health_messages import Health
 from penstock_scheduler.messages import Identity, JobView, LogPart
 from penstock_scheduler.service.errors import Refusal, no_such_job
@@ -32,8 +32,9 @@ from penstock_scheduler.service.port import Chosen, Daemon
 SILENT_HEADER = "Penstock-Daemon-Silent-Since"
 """Of every answer while penstockd is silent: since when, s since 1970."""
 
-AT_ONCE = 64
-"""Requests that an API process hands to penstockd at the same time. A user holds at most as many as are free."""
+AT_ONCE = 1024
+"""Requests that an API process hands to penstockd at the same time; fewer if the limit on open files is low. A user holds at
+most as many as are free."""
 ANSWER_S = 120.0
 """How long penstockd may take for an answer: sbatch may wait for a busy slurmctld."""
 CONNECT_S = 5.0
@@ -91,7 +92,7 @@ class OverSocket:
 
     def __init__(self, socket: Path, published: Published) -> None:
         self._published = published
-        self._places = Places(AT_ONCE)
+        self._places = Places(min(AT_ONCE, open_files.limit() // 8))
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 uds=str(socket), limits=httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
