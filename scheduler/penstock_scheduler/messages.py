@@ -211,8 +211,7 @@ class JobPage(Body):
     jobs: list[JobView]
     next: str | None = None
     """Value of `after` for the next page; None: this is the last page."""
-    daemon_silent_since_s: float | None = None
-    """When the API last heard of penstockd, s since 1970: what it shows is from then. None: penstockd is there."""
+    daemon_silent_since_s: float | None = None  # when the API last heard of penstockd; None: penstockd is there
 
 
 class RefusedJob(Body):
@@ -472,8 +471,7 @@ class ClusterView(Body):
     """State -> number of jobs of all users."""
     prices: dict[str, float]
     """GPU type -> its price in the newest round."""
-    daemon_silent_since_s: float | None = None
-    """When the API last heard of penstockd, s since 1970: what it shows is from then. None: penstockd is there."""
+    daemon_silent_since_s: float | None = None  # when the API last heard of penstockd; None: penstockd is there
 
 
 class PolicyView(PolicyChoice):
