@@ -32,9 +32,10 @@ from penstock_scheduler.service.port import Chosen, Daemon
 SILENT_HEADER = "Penstock-Daemon-Silent-Since"
 """Of every answer while penstockd is silent: since when, s since 1970."""
 
-AT_ONCE = 1024
-"""Requests that an API process hands to penstockd at the same time; fewer if the limit on open files is low. A user holds at
-most as many as are free."""
+AT_ONCE = 32
+"""Requests on which penstockd works at the same time for an API process: as many as it has threads. Others wait their turn."""
+MOST_WAITING = 1024
+"""Requests for penstockd in an API process; fewer if the limit on open files is low. A user holds at most as many as are free."""
 ANSWER_S = 120.0
 """How long penstockd may take for an answer: sbatch may wait for a busy slurmctld."""
 CONNECT_S = 5.0
@@ -92,7 +93,8 @@ class OverSocket:
 
     def __init__(self, socket: Path, published: Published) -> None:
         self._published = published
-        self._places = Places(min(AT_ONCE, open_files.limit() // 8))
+        self._places = Places(min(MOST_WAITING, open_files.limit() // 8))
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 uds=str(socket), limits=httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
@@ -173,12 +175,13 @@ class OverSocket:
             text = f"penstockd works on {held} of your requests already, and others need the rest; wait and try again"
             raise Refusal(503, "busy", text, retry_after_s=2)
         try:
-            return await self._http.request(
-                method,
-                httpx.URL(scheme="http", host="penstock", raw_path=target),
-                content=body,
-                headers={IDENTITY: quote(identity.model_dump_json())} | (headers or {}),
-            )
+            async with self._turns:
+                return await self._http.request(
+                    method,
+                    httpx.URL(scheme="http", host="penstock", raw_path=target),
+                    content=body,
+                    headers={IDENTITY: quote(identity.model_dump_json())} | (headers or {}),
+                )
         except (httpx.ConnectError, httpx.ConnectTimeout):
             text = "penstockd does not run or does not answer; nothing was done, and running jobs keep running"
             raise Refusal(503, "daemon-away", text, retry_after_s=5) from None
