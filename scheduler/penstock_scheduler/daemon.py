@@ -141,6 +141,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
         try:
             site.watcher.check(site.loop.failing_s, site.loop.failure)
             site.watcher.check_cloud(site.loop.cloud_protected)
+            site.watcher.check_cloud_stops(site.loop.cloud_stops)
             for disk in site.vitals.disk_states(clock.now_s()):
                 site.watcher.check_disk(*disk)
         except Exception:  # a notice that cannot be sent must not end the rounds

@@ -25,6 +25,7 @@ from penstock_scheduler.model import (
     BudgetLine,
     BurstJob,
     CloudAction,
+    CloudRun,
     CloudState,
     ClusterState,
     Hold,
@@ -119,10 +120,8 @@ class RoundLoop:
         """While true, no round is decided; actions that are under way go on."""
         self.health = LoopHealth(clock.now_s)
         """What each step of a tick did last."""
-        self.cloud_protected = ""
-        """Why the cloud launches nothing until an admin says so, as of the newest tick; empty: it may."""
-        self.cloud_troubles: tuple[str, ...] = ()
-        """What an admin must put right in the cloud, as of the newest tick."""
+        self._cloud_state = CloudState()
+        """The cloud as of the newest tick."""
         self.failure = ""
         """Why the newest tick that failed did so."""
         self._failing_since_s: float | None = None
@@ -218,8 +217,7 @@ class RoundLoop:
         with self.health.step(StepName.REPORTS):
             self._store_reports()
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
-        self.cloud_protected = "" if cloud is None else cloud.protected
-        self.cloud_troubles = () if cloud is None else cloud.troubles
+        self._cloud_state = CloudState() if cloud is None else cloud
         if not self.paused and self._trigger.due(now_s, state):
             with self.health.step(StepName.DECIDE, self._round + 1):
                 self._decide(state, cloud, now_s, observe_seconds)
@@ -246,15 +244,31 @@ class RoundLoop:
             self._store.add_reports(tuple(self._unsaved))
             self._unsaved.clear()
 
+    @property
+    def cloud_protected(self) -> str:
+        """Why the cloud launches nothing until an admin says so, as of the newest tick; empty: it may."""
+        return self._cloud_state.protected
+
+    @property
+    def cloud_troubles(self) -> tuple[str, ...]:
+        """What an admin must put right in the cloud, as of the newest tick."""
+        return self._cloud_state.troubles
+
+    @property
+    def cloud_stops(self) -> tuple[CloudRun, ...]:
+        """Runs in the cloud whose job was stopped or is being stopped, as of the newest tick."""
+        return tuple(run for run in self._cloud_state.runs if run.stopped)
+
     def _act(self, plan: Plan, state: ClusterState, cloud: CloudState | None) -> tuple[Outcome, ...]:
         runs = cloud.runs if cloud is not None else ()
         asked = self._cloud.asks() if self._cloud is not None else ()
         if self._agents is not None:
             self._agents.share(plan.shared)
         outcomes = self._cluster.apply((*asked, *actions(plan, state.jobs, {run.job for run in runs})))
+        why = {run.job: f"it comes back from the cloud: {run.stopped}" for run in runs if run.stopped}
         back = {action.job for action in asked if isinstance(action, Hold)}
         outcomes = tuple(
-            dataclasses.replace(each, stop=Stop(StopCode.RECALL, BACK))
+            dataclasses.replace(each, stop=Stop(StopCode.RECALL, why.get(each.action.job, BACK)))
             if each.action.job in back and each.stop is None
             else each
             for each in outcomes

@@ -26,7 +26,16 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 log = logging.getLogger(__name__)
 
 Kind = Literal[
-    "job-ended", "gpu-idle", "job-silent", "job-contained", "gpu-error", "budget", "disk", "protected", "plan-refused"
+    "job-ended",
+    "gpu-idle",
+    "job-silent",
+    "job-contained",
+    "gpu-error",
+    "budget",
+    "disk",
+    "protected",
+    "plan-refused",
+    "cloud-stop",
 ]
 
 MOST_WAITING = 10_000

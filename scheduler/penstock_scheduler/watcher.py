@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.health import RESUME
 from penstock_scheduler.ledger_messages import BudgetView
 from penstock_scheduler.messages import JobView
-from penstock_scheduler.model import JobId, Stop
+from penstock_scheduler.model import CloudRun, JobId, Stop
 from penstock_scheduler.notices import Kind, Notice, Notifier
 from penstock_scheduler.ports import NodeEvents
 from penstock_scheduler.records import RoundRecord
@@ -38,6 +38,8 @@ class Watcher:
         self._told_of_failing = self._told_of_refusal = False
         self._cloud_protected = ""
         """Why the cloud launches nothing, as last told."""
+        self._cloud_stops: set[tuple[str, float]] = set()
+        """Job and order of the stops in the cloud that were told and still go on."""
         self._xids_s: dict[tuple[str, int, int], float] = {}
         """Node, GPU, XID -> when it was last told, s since 1970."""
         self._disks: dict[str, str] = {}
@@ -78,6 +80,22 @@ class Watcher:
             else "Protected mode has ended."
         )
         self._notifier.tell(Notice("protected", subject, text, facts={"cloud": protected}))
+
+    def check_cloud_stops(self, stopped: Sequence[CloudRun]) -> None:
+        """Tell each user whose job the cloud has stopped, once for each stop.
+
+        Args:
+            stopped: the runs whose job was stopped or is being stopped.
+        """
+        now = {(run.job, run.since_s) for run in stopped}
+        for run in stopped:
+            if (run.job, run.since_s) in self._cloud_stops:
+                continue
+            text = f"Job {run.job} was stopped in the cloud, on {run.offer}: {run.stopped}. It is queued again on site."
+            facts = {"job": run.job, "why": run.stopped, "offer": run.offer.id}
+            subject = f"job {run.job} was stopped in the cloud"
+            self._notifier.tell(Notice("cloud-stop", subject, text, run.user, facts))
+        self._cloud_stops = now
 
     def check_disk(self, what: str, problem: str, warning: str) -> None:
         """Tell that a disk has become full, will be full soon, or is good again.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from penstock_profiles.families import Families
 from penstock_scheduler.burst.ledger import BudgetSettings, Caps, Entry, budget_lines
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.loop import BACK, RoundLoop
 from penstock_scheduler.model import (
     Action,
     BudgetLine,
@@ -14,11 +16,13 @@ from penstock_scheduler.model import (
     CloudAction,
     CloudRun,
     CloudState,
+    Hold,
     Job,
     JobSpec,
     Offer,
     Outcome,
     Progress,
+    StopCode,
 )
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import make_policy
@@ -137,3 +141,42 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
         loop.tick()
     assert [entry.usd for entry in cloud.ledger] == [24.0, 24.0]
     assert len(store.rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("stopped", "told"),
+    [
+        ("the $5.00 committed to it are spent", "it comes back from the cloud: the $5.00 committed to it are spent"),
+        ("", BACK),
+    ],
+)
+def test_a_stop_by_the_cloud_has_the_clouds_reason(stopped: str, told: str):
+    clock = SimulatedClock()
+    spec = JobSpec(goodput_table=RATES, adaptivity="rigid")  # type: ignore[arg-type]
+    cluster = SimulatedCluster(
+        nodes_from_spec("t4:1x1"), [SimulatedJob("0", "j0", spec, EstimatedJob(table(**RATES), 600.0), 0.0)], clock
+    )
+    cloud = InMemoryCloud(clock)
+    policy, choice = make_policy("fifo")
+    models = SpecModels(Families(), 30.0)
+    loop = RoundLoop(
+        ClusterParts(cluster),
+        clock,
+        MemoryStore(),
+        Period(60.0),
+        policy,
+        models,
+        tick_s=10.0,
+        choice=choice,
+        cloud=cloud,
+    )
+    for _ in range(12):
+        loop.tick()
+        clock.sleep(10.0)
+    run = CloudRun("0", OFFER, clock.now_s(), 5.0, ending=True, state="leaving", stopped=stopped)
+    cloud.runs["0"] = run
+    cloud.asks = lambda: (Hold("0", 1),)  # type: ignore[method-assign]
+    (stop,) = {outcome.stop for outcome in loop.tick() if outcome.action == Hold("0", 1)}
+    assert stop is not None
+    assert (stop.code, stop.text) == (StopCode.RECALL, told)
+    assert loop.cloud_stops == ((run,) if stopped else ())

@@ -18,7 +18,7 @@ from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler import daemon
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import ClusterState, EndedRun, Job, Phase, Stop, StopCode
+from penstock_scheduler.model import CloudRun, ClusterState, EndedRun, Job, Offer, Phase, Stop, StopCode
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.plan_gate import NothingToApprove
 from penstock_scheduler.records import GateRecord
@@ -277,6 +277,19 @@ def test_a_site_sends_a_notice_when_the_cloud_stops_launching_and_when_it_launch
     assert len(texts) == 2, "each once"
     assert "EC2 refuses to end i-1" in texts[0]
     assert "penstock cloud resume" in texts[0]
+
+
+def test_the_user_of_a_job_that_is_stopped_in_the_cloud_is_told_once(servers, site):
+    _, hook = servers
+    run = CloudRun("7", Offer("vm", "t4", 1, 1, 1.0), 100.0, 5.0, user="ann", stopped="the $5.00 are spent")
+    for runs in ((), (run,), (run,), (), (dataclasses.replace(run, since_s=200.0),)):
+        site.watcher.check_cloud_stops(runs)
+    wait_for(lambda: kinds(hook).count("cloud-stop") >= 2, 120, "a notice for each of two runs")
+    site.notifier.stop()
+    told = [body for body in hook.bodies if body["kind"] == "cloud-stop"]
+    assert len(told) == 2
+    assert {body["user"] for body in told} == {"ann"}
+    assert "Job 7 was stopped in the cloud, on 1 t4 (vm, $1.00/h): the $5.00 are spent" in told[0]["text"]
 
 
 def test_a_site_tells_of_a_refused_plan_once_notes_every_stop_and_takes_an_approval(servers, site):

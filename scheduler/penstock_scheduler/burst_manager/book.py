@@ -112,7 +112,9 @@ class Book:
             line = committed.get(f"cloud:{bad.run}:committed")
             usd, account = (0.0, "") if line is None else (line.amount, line.account)
             nothing_known = Offer("an unreadable record", "unknown", 1, 1, 0.0)
-            found.append(CloudRun(bad.job, nothing_known, bad.since_s, usd, account, False, "unreadable", bad.trouble))
+            found.append(
+                CloudRun(bad.job, nothing_known, bad.since_s, usd, account, state="unreadable", trouble=bad.trouble)
+            )
         return tuple(found)
 
     def of_job(self, job: JobId) -> OfJob:

@@ -350,7 +350,8 @@ class BurstManager:
             self._words[run.job] = why
         level = logging.WARNING if row.failed else logging.INFO
         log.log(level, "run ends", extra={"run": run.id, "job": run.job, "state": row.to, "why": why})
-        return self._save(run.model_copy(update={"state": row.to, "why": why}))
+        stopped = run.stopped or (run.state == "running" and row.fact is not Fact.JOB_GONE)
+        return self._save(run.model_copy(update={"state": row.to, "why": why, "stopped": stopped}))
 
     def _launch(self, run: BurstRun, now_s: float) -> dict[Fact, str]:
         """Place the order. Returns how that went; empty: it is placed again later."""

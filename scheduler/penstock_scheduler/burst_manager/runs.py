@@ -68,6 +68,8 @@ class BurstRun(BaseModel):
     """Whether the job has run there."""
     why: str = ""
     """Why the run ended or will end."""
+    stopped: bool = False
+    """Whether its job ran, and was stopped or is being stopped for that reason."""
     data_gb: float = 0.0
     """Data to transfer, as the user declared it, GB."""
     data_usd: float = 0.0
@@ -105,7 +107,10 @@ class BurstRun(BaseModel):
     def as_seen(self) -> CloudRun:
         """The run as a round sees it."""
         ending = self.state in ("leaving", "ending")
-        return CloudRun(self.job, self.offer, self.ordered_s, self.usd, self.account, ending, self.state)
+        stopped = self.why if self.stopped else ""
+        return CloudRun(
+            self.job, self.offer, self.ordered_s, self.usd, self.account, ending, self.state, stopped, self.user
+        )
 
     def committed(self) -> LedgerLine:
         """The ledger line to write before anything is ordered."""

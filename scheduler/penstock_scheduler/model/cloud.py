@@ -47,6 +47,9 @@ class CloudRun:
     """Whether it has been recalled and still holds its instance."""
     state: str = "running"
     """Its state by the burst manager: ordered, booting, running, leaving, ending; or unreadable."""
+    stopped: str = ""
+    """Why the running job was stopped there, or is being stopped; empty: it is not."""
+    user: str = ""
     trouble: str = ""
     """Why nothing can be done with the run, with the remedy; empty: all is well."""
 

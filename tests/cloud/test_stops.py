@@ -1,0 +1,62 @@
+"""A running job that is stopped in the cloud has a reason that its owner can read; a job that ends by itself has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_scheduler.model import Phase
+from tests.cloud.faults import Ec2
+from tests.cloud.site import CloudSite
+
+
+def reasons(site: CloudSite, most: int = 60) -> set[str]:
+    """Why the jobs of open runs were stopped, as rounds see it until all runs are over."""
+    told: set[str] = set()
+
+    def over() -> bool:
+        told.update(run.stopped for run in site.state.runs)
+        return not site.state.runs
+
+    site.until(over, most)
+    return told - {""}
+
+
+@pytest.fixture
+def running(site: CloudSite) -> CloudSite:
+    """Job 7 runs in the cloud, for $1.006, which is an hour."""
+    site.submit("7")
+    site.send("7", usd=1.006)
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.ticks(2)
+    assert [run.stopped for run in site.state.runs] == [""]
+    assert [run.user for run in site.state.runs] == ["ann"]
+    return site
+
+
+def test_money(running: CloudSite) -> None:
+    running.sleep(3590)
+    assert reasons(running) == {"the $1.01 committed to it are spent"}
+
+
+def test_a_recall(running: CloudSite) -> None:
+    running.recall("7")
+    assert reasons(running) == {"it was recalled"}
+
+
+def test_an_instance_that_is_taken(running: CloudSite, ec2: Ec2) -> None:
+    (id_,) = ec2.running()
+    ec2.direct().terminate_instances(InstanceIds=[id_])
+    assert reasons(running) == {f"the cloud has taken instance {id_}"}
+
+
+def test_a_job_that_ends_was_not_stopped(running: CloudSite) -> None:
+    running.finish("7")
+    assert reasons(running) == set()
+
+
+def test_a_job_that_never_ran_was_not_stopped(site: CloudSite) -> None:
+    site.boots = False
+    site.submit("7")
+    site.send("7")
+    site.sleep(site.settings.boot_timeout_s)
+    assert reasons(site) == set()
