@@ -181,8 +181,16 @@ class History(ReportHistory, Protocol):
         """The newest measurements of a job, oldest first."""
         ...
 
+    def observed_since(self, row: int | None) -> tuple[int, frozenset[str]]:
+        """The newest stored measurement, and the jobs that were measured since `row`, which an earlier call returned."""
+        ...
+
     def profiles(self, user: str, job_name: str | None = None) -> list[Profile]:
         """A user's profiles of jobs of this name."""
+        ...
+
+    def profiled(self) -> frozenset[tuple[str, str]]:
+        """(user, job's name) of all profiles."""
         ...
 
     def add_model(self, job: str, time_s: float, estimator: AnyEstimator) -> None:
@@ -210,6 +218,10 @@ class LearnedModels:
         self._sensitivities = Sensitivities() if sensitivities is None else sensitivities
         self._saving = Saving(history)
         self._models: dict[JobId, tuple[JobSpec, JobModel]] = {}
+        self._unmeasured: dict[JobId, JobSpec] = {}
+        """Jobs of which the store has neither measurements nor a profile, so that it is not asked again until it has."""
+        self._newest_row: int | None = None
+        self._profiled: frozenset[tuple[str, str]] = frozenset()
         self._fresh: dict[JobId, list[Report]] = {}
         self._kept: dict[JobId, AnyEstimator] = {}
         self._progress: dict[JobId, tuple[float, float | None]] = {}
@@ -245,9 +257,20 @@ class LearnedModels:
         }
         there = {job.id for job in jobs}
         with self._lock:  # `learn` adds to them from another thread
-            for table in (self._models, self._kept, self._progress, self._most_gpus, self._kin):
+            for table in (
+                self._models,
+                self._kept,
+                self._progress,
+                self._most_gpus,
+                self._kin,
+                self._unmeasured,
+            ):
                 for gone in [job for job in table if job not in there]:
                     del table[gone]
+        self._newest_row, measured = self._history.observed_since(self._newest_row)
+        self._profiled = self._history.profiled()
+        for job_id in measured & self._unmeasured.keys():
+            del self._unmeasured[job_id]
         for job in jobs:
             if job.spec.goodput_table is not None:
                 continue
@@ -296,15 +319,20 @@ class LearnedModels:
     ) -> AnyEstimator | None:
         known = self._models.get(job.id)
         if known is None or known[0] != job.spec:
+            profiled = (job.user, job.name) in self._profiled
+            if not fresh and not profiled and self._unmeasured.get(job.id) == job.spec:
+                return None
             seen = [
                 report.body
                 for report in self._history.observations(job.id, NEWEST)
                 if isinstance(report.body, Observation)
             ]
-            profiles = self._history.profiles(job.user, job.name)
+            profiles = self._history.profiles(job.user, job.name) if profiled else []
             first = next(iter([*(each for profile in profiles for each in profile.observations), *seen, *fresh]), None)
             if first is None:
+                self._unmeasured[job.id] = job.spec
                 return None
+            self._unmeasured.pop(job.id, None)
             model = self._specs.learner(job.spec, prior, first, None if kin is None else kin.estimator)
             for profile in profiles:
                 model.observe_profile(profile)

@@ -7,7 +7,8 @@ daemon learns what happened while no daemon ran, and reports nothing twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from penstock_scheduler.sharing.messages import (
     Taken,
     XidSeen,
     agent_folder,
+    agents_folder,
     order_file,
     status_file,
     taken_file,
@@ -48,6 +50,17 @@ def read_status(spool: Path, node: str) -> NodeStatus | None:
     except ValidationError as error:
         log.warning("agent status ignored", extra={"node": node, "text": str(error)[:200]})
         return None
+
+
+def nodes_with_agents(spool: Path, nodes: Collection[str]) -> list[str]:
+    """Those of these nodes that have a folder of an agent; all of them if that cannot be told."""
+    try:
+        names = {*os.listdir(agents_folder(spool))}
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return [*nodes]
+    return [name for name in nodes if name in names]
 
 
 class Orders:

@@ -22,7 +22,7 @@ from penstock_scheduler.errors import ClusterAway, StoreError
 from penstock_scheduler.model import Job, JobId, JobUse, Phase, SharedGpus, SharingState
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.sharing.messages import AWAY_S, CarriedJob, Contained, NodeStatus, XidSeen
-from penstock_slurm.agent_files import Events, Orders, read_status
+from penstock_slurm.agent_files import Events, Orders, nodes_with_agents, read_status
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
 from penstock_slurm.gpu_reservation import GpuReservations, Ground, Sharer, lacking, stands, used
 from penstock_slurm.node_sharing import (
@@ -126,9 +126,11 @@ class SlurmAgents:
         }
         self._types = types
         # If a status cannot be read, the last one stands until it is old; otherwise the node's GPUs would be allotted anew.
-        statuses = {name: read_status(self._spool, name) or self._statuses.get(name) for name in self._nodes}
+        present = nodes_with_agents(self._spool, self._nodes)
+        statuses = {name: self._statuses.get(name) for name in self._nodes}
+        statuses |= {name: status for name in present if (status := read_status(self._spool, name)) is not None}
         self._statuses = {name: status for name, status in statuses.items() if status is not None}
-        self._orders.recall(self._nodes)
+        self._orders.recall(present)
         self._events.saw(self._statuses)
         for name, status in self._statuses.items():
             for carried in status.jobs:

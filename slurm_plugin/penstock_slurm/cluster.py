@@ -59,11 +59,11 @@ from penstock_slurm.view import (
     Scene,
     SortedJobs,
     Spooled,
+    Views,
     accounted_run,
     ended_run,
     free_gpus,
     gpu_type,
-    job_view,
     node_views,
     partition_views,
     silent_nodes,
@@ -108,6 +108,7 @@ class SlurmCluster:
         self._states = StateLog()
         self._holds = Holds(gateway, spool)
         self._remembered = Remembered()
+        self._views = Views()
         self._has_observed = False
         self._scene = Scene(clock.now_s(), settings.partitions, (), {})
         self._slurm_nodes: dict[str, SlurmNode] = {}
@@ -219,11 +220,13 @@ class SlurmCluster:
         self._slurm_jobs, self._jobs, self._not_yet, self._held, self._unheard = {}, {}, {}, {}, set()
         waiting: list[WaitingJob] = []
         self._holds.look()
+        self._views.begin(self._scene)
+        self._views.forget(found.managed.keys())
         for job_id, (slurm_job, spec) in found.managed.items():
             spooled = self._spooled(slurm_job)
             if self._holds.settle(slurm_job, spooled.control):
                 spooled = self._spooled(slurm_job)
-            now, job = job_view(slurm_job, spec, spooled, self._scene)
+            now, job = self._views.of(slurm_job, spec, spooled, self._scene)
             self._states.saw(job_id, now)
             if job is None:
                 continue

@@ -35,14 +35,23 @@ NODES = "penstock_nodes"
 TASKS = "penstock_tasks"
 """`gpu` if the job has one task for each GPU (--ntasks-per-node above 1); else it has one on each node."""
 
+TEXTS = 32_768
+"""Comments whose meaning is remembered: each is looked at several times in every tick, and seldom changes."""
+
 NODE_OPTIONS = ("nodelist", "exclude", "constraint")
 """sbatch's options that choose nodes."""
 
 
 def notes(job: SlurmJob) -> dict[str, Any] | None:
     """The notes of Penstock, `{}` if they were removed; None: there are none, or the site itself uses the field."""
+    return _notes(job.admin_comment)
+
+
+@functools.lru_cache(maxsize=TEXTS)
+def _notes(text: str) -> dict[str, Any] | None:
+    """The notes in an AdminComment. Nobody changes the answer."""
     try:
-        document = json.loads(job.admin_comment)
+        document = json.loads(text)
     except ValueError:
         return None
     ours = isinstance(document, dict) and (not document or document.keys() & {SPEC_KEY, SAYS, SHARES})
@@ -130,4 +139,4 @@ def overdue(job: SlurmJob, now_s: float) -> bool:
 
 def kept_by_begin(job: SlurmJob, now_s: float) -> bool:
     """Whether a begin time keeps a pending job back, after which Slurm starts it by itself."""
-    return not job.held and plain_shape(job) is not None and (job.eligible_s or 0.0) > now_s
+    return (job.eligible_s or 0.0) > now_s and not job.held and plain_shape(job) is not None

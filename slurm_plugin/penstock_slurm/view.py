@@ -7,6 +7,8 @@ what the nodes are.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +36,7 @@ from penstock_slurm import time_limits
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.node_states import UNLISTED, node_facts, partition_facts
-from penstock_slurm.notes import kept_by_begin, node_choice, notes
+from penstock_slurm.notes import TEXTS, kept_by_begin, node_choice, notes
 from penstock_slurm.site import SlurmRules
 from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
 
@@ -140,10 +142,16 @@ def job_spec(job: SlurmJob) -> JobSpec | None:
     """The job spec, from admin_comment (which only the site can write) or else from the comment. Raises BadJobSpec."""
     ours = notes(job)
     told = ours is not None and SPEC_KEY not in ours  # a message to the user may quote a job spec, but is none
-    spec = (None if told else parse_spec(job.admin_comment)) or parse_spec(job.comment)
+    spec = (None if told else _parsed(job.admin_comment)) or _parsed(job.comment)
     if spec is not None and spec.trial_group == "array" and job.array_job_id is not None:
         return spec.model_copy(update={"trial_group": f"array {job.array_job_id}"})
     return spec
+
+
+@functools.lru_cache(maxsize=TEXTS)
+def _parsed(text: str) -> JobSpec | None:
+    """The job spec in a comment: the very object as before if the comment is the same. Raises BadJobSpec."""
+    return parse_spec(text)
 
 
 def expect_never_managed(job: SlurmJob, *, managed: bool) -> None:
@@ -229,6 +237,44 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         nodes=node_choice(job),
         weight=scene.rules.weight(job),
     )
+
+
+class Views:
+    """Makes the views of jobs, and remembers them: a view whose facts are all as in the last observation is not made again."""
+
+    def __init__(self) -> None:
+        self._site: tuple[object, ...] = ()
+        self._made: dict[JobId, tuple[tuple[object, ...], tuple[object, ...], tuple[State, Job | None]]] = {}
+
+    def begin(self, scene: Scene) -> None:
+        """A new observation. If something has changed that every view depends on, all are made again."""
+        site = scene.managed, scene.max_time_s, scene.types, scene.rules
+        if site != self._site:
+            self._site, self._made = site, {}
+
+    def of(self, job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tuple[State, Job | None]:
+        """See `job_view`."""
+        records = job, spec, spooled.control, spooled.present
+        facts = (
+            spooled.epoch,
+            spooled.saved,
+            (job.eligible_s or 0.0) > scene.now_s,
+            not scene.silent.isdisjoint(job.nodes),
+            scene.stopped_s.get((job.id, job.restarts - 1)),
+            job.id in scene.without_gpus,
+            job.id in scene.misplaced,
+        )
+        made = self._made.get(job.id)
+        if made is not None and made[1] == facts and all(map(operator.is_, made[0], records)):
+            return made[2]
+        found = job_view(job, spec, spooled, scene)
+        self._made[job.id] = records, facts, found
+        return found
+
+    def forget(self, keep: Collection[JobId]) -> None:
+        """Forget all jobs but these."""
+        if len(self._made) > len(keep):
+            self._made = {job: made for job, made in self._made.items() if job in keep}
 
 
 def _partitions(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> tuple[str, ...]:

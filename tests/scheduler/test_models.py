@@ -88,9 +88,19 @@ class NoHistory:
         self.seen: list[Report] = []
         self.stored: list[Profile] = []
         self.kept: list[tuple[str, object]] = []
+        self.asked: list[object] = []
+        self.looked: list[str] = []
 
     def observations(self, job, newest):
+        self.looked.append(job)
         return [report for report in self.seen if report.job_id == job][-newest:]
+
+    def observed_since(self, row):
+        self.asked.append(row)
+        return len(self.seen), frozenset(report.job_id for report in self.seen[row or 0 :] if row is not None)
+
+    def profiled(self):
+        return frozenset(("ada", profile.job) for profile in self.stored)
 
     def newest_reports(self, job, kinds, newest=None):
         return [report for report in self.seen if report.job_id == job and report.body.kind in kinds][-(newest or 0) :]
@@ -123,6 +133,30 @@ REPORTS = [measured(1, 16), measured(1, 32), measured(2, 16), measured(4, 32)]
 
 def learned(history: NoHistory) -> LearnedModels:
     return LearnedModels(SpecModels(Families(), 30.0), history)
+
+
+def test_the_store_is_asked_for_a_job_without_measurements_once_and_again_when_it_has_some():
+    history = NoHistory()
+    models, jobs = learned(history), [job("1"), job("2")]
+    before = models.facts(jobs, ["t4"])
+    models.facts(jobs, ["t4"])
+    assert history.looked == ["1", "2"]
+    history.seen += REPORTS  # another process has stored them
+    after = models.facts(jobs, ["t4"])
+    assert after["1"].model is not before["1"].model
+    assert after["2"].model is before["2"].model
+    assert history.looked == ["1", "2", "1"]
+
+
+def test_a_profile_that_is_stored_later_counts_at_once():
+    history = NoHistory()
+    models, mine = learned(history), job("1")
+    before = models.facts([mine], ["t4"])["1"].model
+    seen = tuple(report.body for report in REPORTS)
+    history.stored.append(
+        Profile(job=mine.name, gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=seen)
+    )
+    assert models.facts([mine], ["t4"])["1"].model is not before
 
 
 def test_what_a_job_measured_is_its_model():

@@ -166,11 +166,16 @@ class Taken(Message):
     xids: NonNegativeInt = 0
 
 
+def agents_folder(spool: Path) -> Path:
+    """Folder of all nodes' agents in the spool."""
+    return spool / "agents"
+
+
 def agent_folder(spool: Path, node: str) -> Path:
     """Folder of one node's agent in the spool. Raises ValueError if the name could lead out of it."""
     if not node or node.startswith(".") or not all(c.isalnum() or c in "_.-" for c in node):
         raise ValueError(f"node {node!r} is not a host name; expected letters, digits, '_', '.' and '-'")
-    return spool / "agents" / node
+    return agents_folder(spool) / node
 
 
 def order_file(spool: Path, node: str) -> Path:

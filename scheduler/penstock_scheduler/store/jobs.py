@@ -199,6 +199,12 @@ class JobStore(LedgerStore):
         with self.write() as db:
             db.execute(upsert, row)
 
+    def profiled(self) -> frozenset[tuple[str, str]]:
+        """(user, job's name) of all profiles."""
+        with self.read() as db:
+            rows = db.execute(sa.select(t.profiles.c.user_name, t.profiles.c.job_name).distinct())
+            return frozenset((row.user_name, row.job_name) for row in rows)
+
     def profiles(self, user: str, job_name: str | None = None) -> list[Profile]:
         """A user's profiles, of one job's name or all."""
         chosen = sa.select(t.profiles.c.profile).where(t.profiles.c.user_name == user)

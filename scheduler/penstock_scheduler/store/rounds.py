@@ -195,6 +195,17 @@ class RoundStore(Database):
         """The newest measurements of a job, oldest first."""
         return self.newest_reports(job, ("observation",), newest)
 
+    def observed_since(self, row: int | None) -> tuple[int, frozenset[str]]:
+        """The newest stored report, and the jobs with measurements that came after the report `row`; None: no job."""
+        c = t.reports.c
+        with self.read() as db:
+            newest = db.scalar(sa.select(sa.func.max(c.id))) or 0
+            if row is None or newest <= row:
+                return newest, frozenset()
+            # Another process may write, too, and a row may appear after one with a higher number.
+            chosen = sa.select(c.job).where(c.id > row - 1000, c.id <= newest, c.kind == "observation").distinct()
+            return newest, frozenset(db.scalars(chosen))
+
     def newest_reports(self, job: str, kinds: Sequence[str], newest: int | None = None) -> list[Report]:
         """The newest reports of a job of these kinds, oldest first; None: all of them."""
         chosen = (

@@ -100,6 +100,21 @@ def test_the_newest_observations_of_a_job(store):
     assert store.observations("1", 2) == [seen(2), seen(3)]
 
 
+def test_which_jobs_were_measured_since_a_row_and_which_have_profiles(store):
+    row, jobs = store.observed_since(None)
+    assert (row, jobs) == (0, frozenset())
+    body = Observation(gpu_type="t4", nodes=1, gpus=1, atomic_batch=8, steps=1, step_time_s=1.0, progress=1)
+    store.add_reports([report(0), report(1, job="2").model_copy(update={"body": body})])
+    row, jobs = store.observed_since(row)
+    assert jobs == {"2"}, "the other job has measured nothing"
+    assert store.observed_since(row) == (row, frozenset())
+    assert store.profiled() == frozenset()
+    store.save_profile(
+        "ada", Profile(job="train", gpu_type="t4", measured_s=1.0, versions={}, ended="", observations=(body,))
+    )
+    assert store.profiled() == {("ada", "train")}
+
+
 def test_jobs_are_found_and_paged(store):
     store.save_jobs([view("1"), view("2", user="bob", key="k"), view("3", state="ended", end_s=9.0)])
     store.save_jobs([view("1", version=2, state="ended", name="new")])
