@@ -39,7 +39,7 @@ class FileCloud:
         self.script.chmod(0o755)
         machine = {"instance_type": "g5.xlarge", "gpu_type": "a10g", "gpus": 1, "vcpus": 4, "memory_mib": 16000}
         offers = {"as_of": datetime.now(UTC).isoformat(), "machines": [machine | {"usd_per_h": 1.0}]}
-        self.set(instances=[], served={}, capacity=100, faults={}, ahead_s=0.0, offers=offers)
+        self.set(instances=[], served={}, capacity=100, faults={}, careless=False, ahead_s=0.0, offers=offers)
 
     def set(self, **fields: Any) -> None:
         known = json.loads(self.file.read_text()) if self.file.exists() else {}
@@ -239,6 +239,16 @@ def test_a_command_that_breaks_the_contract_stops_launches_and_leaves_nothing_be
     assert told in site.state.words["7"]
     assert told in str(site.store.control(PROTECTED))
     assert site.alive() == []
+
+
+def test_what_a_careless_command_lists_of_other_sites_is_left_alone(
+    plain: CloudSettings, store: SqlStore, files: FileCloud
+) -> None:
+    files.provider(OTHER).launch_gang(order("7.1-y", "a", site=OTHER))
+    files.set(careless=True)
+    site = OtherSite(plain, store, files.provider())
+    site.ticks(5)
+    assert [each["gone"] for each in files.instances()] == [False]
 
 
 def test_old_prices_of_a_command_are_not_used(plain: CloudSettings, store: SqlStore, files: FileCloud) -> None:
