@@ -172,3 +172,10 @@ def test_lines_of_the_pages_are_short():
             if len(line) > 120 and not (code or fence or line.startswith("|") or "](" in line or "$$" in line):
                 found.append(f"{page}:{number}: {len(line)} characters")
     assert found == []
+
+
+def test_each_decision_has_a_number_of_its_own():
+    pages = sorted((ROOT / "docs/decisions").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for page in pages:
+        assert page.read_text().startswith(f"# {int(page.name[:4])}. "), page.name

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 
 from penstock_profiles.wire import inbox_folder
@@ -96,7 +97,8 @@ class Inbox:
     def _take(self) -> set[str]:
         """Take the announcements away, before the reports are read: a later report is announced anew."""
         try:
-            names = os.listdir(self._folder)[:TAKEN_AT_ONCE]
+            with os.scandir(self._folder) as entries:
+                names = [entry.name for entry in islice(entries, TAKEN_AT_ONCE)]
         except FileNotFoundError:
             names = self._made_again()
         for name in names:
