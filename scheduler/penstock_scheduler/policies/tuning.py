@@ -128,13 +128,13 @@ def ask(claim: Claim, room: NodeCapacity) -> Amount:
     part = room.proportional(claim.gpus)
     if claim.table is None:
         return part
-    least = claim.table.speed(part.cpus, part.memory_mb)
+    least = _speed(claim.table, part, room)
     # Memory of 0 means that the cluster does not allocate memory.
     demand = claim.table.demand(
         room.cpus if claim.may_exceed else part.cpus,
         (room.memory_mb if claim.may_exceed else part.memory_mb) if room.memory_mb else float("inf"),
     )
-    if demand is None or (room.memory_mb and demand.speed < least):
+    if demand is None or demand.speed < least:
         return part
     return Amount(demand.cpus, demand.memory_mb if room.memory_mb else 0)
 
@@ -204,9 +204,9 @@ class _Tuning:
             best: tuple[float, int, Claim, Amount] | None = None
             for position, claim in enumerate(short):
                 has, part = self._grants[claim.job].amount, room.proportional(claim.gpus)
-                if claim.table is None or (base := claim.table.speed(part.cpus, part.memory_mb)) <= 0:
+                if claim.table is None or (base := _speed(claim.table, part, room)) <= 0:
                     continue
-                now = claim.table.speed(has.cpus, has.memory_mb)
+                now = _speed(claim.table, has, room)
                 most = Amount(has.cpus + int(self._free_cpus_N[node]), has.memory_mb + int(self._free_memory_N[node]))
                 option = claim.table.demand(most.cpus, most.memory_mb if room.memory_mb else float("inf"))
                 if option is None or option.speed <= now * claim.least_gain:

@@ -227,6 +227,19 @@ def test_a_cluster_that_gives_out_no_memory_is_tuned_by_cpus():
     assert share(plan, "l")[1:] == (1, 0)
 
 
+def test_where_memory_is_not_given_out_a_demand_is_no_slower_than_the_proportional_part():
+    """A second CPU brings 1.8 %: less than counts as saturated (2 %), so that one CPU is the demand. Memory of 0 means that the
+    cluster gives out none, not that the job has none: by that speed, any demand would do."""
+    table = Sensitivity(1, (1, 2), (20_000, 60_000), ((0.982, 0.982), (1, 1)))
+    room = NodeCapacity("n0", 1, 2, 0, 2.0, 0.0)
+    claim = Claim("j", 1, table, (0,))
+    wants = ask(claim, room)
+    assert relative_speed(table, 1, room, wants) >= 1
+    grants = tune([claim], [room], TuneSettings())
+    assert grants is not None
+    assert relative_speed(table, 1, room, grants["j"].amount) >= 1
+
+
 def test_the_optimum_of_a_node_beats_the_rules():
     """12 CPUs, two image models: the rules give one 9 and the other 3, worth 3; the program 6 and 6, worth 3.5."""
     nodes = nodes_from_spec("v100:1x2:12c:480g")
