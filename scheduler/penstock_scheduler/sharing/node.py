@@ -151,6 +151,8 @@ class Groups:
         account = self.account
         account.moved_s |= {job: now_s for key in account.packs ^ packs for job in key}
         account.packs = packs
+        for job in self.group_of.keys() - account.moved_s.keys():
+            self.started(job, now_s)  # a shell that was not told of its start, as where it starts in a group of its own
         return fresh
 
     def _new(

@@ -109,6 +109,7 @@ class Orders:
                 self._channels.clear(job.slurm_job)  # left by an earlier run
             jobs[job.job] = self._found(job)
             self._state.forget_observed(job.job)
+            self._state.saved.account.moved_s.pop(job.job, None)  # that was its last run
         if not jobs[job.job].gone:
             jobs[job.job].cgroup = None  # the folder of the run in the present order
         if job.running:

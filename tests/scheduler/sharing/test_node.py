@@ -250,3 +250,18 @@ def test_what_is_known_of_trials_changes_nothing_for_others(ranks: list[int], ot
         for other, its_rank in enumerate(ranks):
             if rank < its_rank:
                 assert had[f"t{one}"] >= had[f"t{other}"]
+
+
+def test_a_job_that_comes_alone_has_moved_when_its_group_forms():
+    """On a node, its shell forms a group of one for it. So `interval_s` counts from then on, as in a simulation, whose shell says
+    when a job starts. What it was told counts."""
+    groups = Groups(Starts(), ControlSettings())
+    alone = SharedGpus("n", 1, (Pack(("a",)),), SLICE_S)
+    groups.order([alone], 100.0, {"a": False})
+    assert groups.account.moved_s == {"a": 100.0}
+    groups.order([alone], 200.0, {})
+    assert groups.account.moved_s == {"a": 100.0}
+    told = Groups(Starts(), ControlSettings())
+    told.started("a", 90.0)
+    told.order([alone], 100.0, {"a": True})
+    assert told.account.moved_s == {"a": 90.0}
