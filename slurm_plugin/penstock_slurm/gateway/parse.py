@@ -40,6 +40,9 @@ YES_NO = {"YES": True, "NO": False}
 
 RESERVATION_KEYS = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|State)=(\S*)")
 CONFIG_KEYS = re.compile(r"^(\w+) += (.*?) *$", re.MULTILINE)
+SHARED_GRES = re.compile(r"(?:^|,)(?:shard|mps)(?::(?!\d+(?:\(|,|$))([^:,()]+|\(null\)))?:(\d+)(?:\(([^)]*)\))?")
+"""GRES that are parts of GPUs: GPU type, number in use, and what Slurm adds in parentheses."""
+
 LEAF_SWITCH = re.compile(r"^SwitchName=(\S+) Level=0 .*?Nodes=(\S+)", re.MULTILINE)
 
 STATE_SUFFIXES = {
@@ -193,10 +196,12 @@ def _node(line: str, release: Release) -> SlurmNode:
         # was seen to start jobs there without their GPUs.
         state |= {"UNKNOWN"}
     reserved_mb = int(values.get("MemSpecLimit", "0"))
+    nothing_used: dict[str, int] = {}
+    gpus = node.read("Gres", _gpus, nothing_used)
     return SlurmNode(
         name=values["NodeName"],
-        gpus=node.read("Gres", _gpus, {}),
-        gpus_used=node.read("GresUsed", _gpus, {}),
+        gpus=gpus,
+        gpus_used=node.read("GresUsed", lambda text: _used(text, sum(gpus.values())), nothing_used),
         state=state,
         partitions=tuple(name for name in values.get("Partitions", "").split(",") if name),
         cpus=node.number("CPUEfctv" if "CPUEfctv" in values else "CPUTot"),
@@ -212,6 +217,26 @@ def _node(line: str, release: Release) -> SlurmNode:
 
 def _gpus(gres: str) -> dict[str, int]:
     return {} if gres in NOTHING else parse_gres(gres)
+
+
+def _used(gres: str, most: int) -> dict[str, int]:
+    """GPUs in use, also those of which jobs have a part (`shard`, `mps`), which Slurm gives to no other job whole.
+
+    Slurm may say how many parts of each GPU are in use: `shard:t4:3(2/4,1/4)`. If it does not, each part counts as one of
+    another GPU: Penstock must take no GPU for free that has a job.
+
+    Args:
+        gres: GresUsed.
+        most: GPUs of the node.
+    """
+    used = _gpus(gres)
+    for gpu_type, count, details in SHARED_GRES.findall(gres):
+        each = [int(part) for part in re.findall(r"(\d+)/\d+", details)]
+        gpus = sum(part > 0 for part in each) if sum(each) == int(count) else int(count)
+        if gpus:
+            key = "" if gpu_type == "(null)" else gpu_type
+            used[key] = used.get(key, 0) + min(gpus, most)
+    return used
 
 
 def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:

@@ -166,6 +166,18 @@ def check_cgroups(config: Mapping[str, str], release: Release) -> Iterator[Findi
     yield Finding("agents find the cgroups of jobs", "" if found else remedy)
 
 
+def check_processes(config: Mapping[str, str]) -> Finding:
+    """Check that Slurm freezes and ends all processes of a job, also those that have left its process tree."""
+    found = config.get("ProctrackType", "unknown")
+    remedy = (
+        f"it is {found}: a process that leaves its job's process tree (env -i setsid) is then neither suspended nor seen, and "
+        "goes on using a GPU that another job has by then. Set ProctrackType=proctrack/cgroup in slurm.conf, and restart "
+        "slurmctld and the slurmds while no job runs"
+    )
+    what = "Slurm suspends all processes of a job (ProctrackType=proctrack/cgroup)"
+    return Finding(what, "" if found == "proctrack/cgroup" else remedy)
+
+
 def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
     """Check what jobs that share GPUs need, if `[slurm] agents` is on; with `on_nodes` also the nodes. Raises PenstockError."""
     section = site.slurm
@@ -187,6 +199,7 @@ def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
     remedy = "run `penstock slurm install --apply`, then copy the line to the nodes"
     yield Finding("plugstack.conf names the agents' folder", "" if found else remedy)
     if on_nodes:
+        yield check_processes(site.config)
         yield from judge(nodes, section.spool_dir, time.time())
 
 

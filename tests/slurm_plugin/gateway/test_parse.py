@@ -238,6 +238,26 @@ def test_what_users_write_stays_in_its_field(name, comment):
 
 
 @pytest.mark.parametrize(
+    ("used", "gpus"),
+    [
+        ("gpu:a100:3(IDX:0,2-3),shard:a100:0(0/4)", 3),
+        ("gpu:a100:0(IDX:N/A),shard:a100:3(2/4,1/4,0/4,0/4,0/4,0/4,0/4,0/4)", 2),
+        ("gpu:a100:2(IDX:0-1),shard:a100:3", 5),
+        ("gpu:a100:0(IDX:N/A),shard:20", 8),
+        ("gpu:a100:0(IDX:N/A),shard:(null):1(0/1)", 1),
+        ("gpu:a100:1(IDX:0),mps:a100:50(0/100,50/100,0/100,0/100,0/100,0/100,0/100,0/100)", 2),
+        ("gpu:a100:1(IDX:0),mps:0,penstock:0", 1),
+    ],
+)
+def test_a_gpu_of_which_a_job_has_a_part_is_in_use(used: str, gpus: int):
+    """Slurm gives it to no other job whole. Where it does not say which GPU a part is of, each counts as one of another."""
+    line = NODE.replace("Gres=gpu:a100:8(S:0-1)", "Gres=gpu:a100:8(S:0-1),shard:a100:32,mps:a100:800")
+    (node,) = parse_nodes(line.replace("GresUsed=gpu:a100:3(IDX:0,2-3)", f"GresUsed={used}"), OF_22_05)
+    assert sum(node.gpus_used.values()) == gpus
+    assert not node.unknown
+
+
+@pytest.mark.parametrize(
     ("text", "indexes"),
     [
         ("JOB_GRES=gpu:a100:1   Nodes=a100-00 CPU_IDs=3 Mem=0 GRES=gpu:a100:1(IDX:2) MinCPUsNode=1 Command=x", (2,)),

@@ -15,7 +15,7 @@ from penstock_scheduler.settings import load_settings
 from penstock_scheduler.sharing.messages import Lack, NodeStatus, XidSeen, agent_folder, status_file
 from penstock_slurm.abilities import release
 from penstock_slurm.gateway import SlurmNode
-from penstock_slurm.install.agents import check_cgroups, judge
+from penstock_slurm.install.agents import check_cgroups, check_processes, judge
 from penstock_slurm.install.cli import app
 from penstock_slurm.install.units import AGENT, MOUNT, agent_units, api_units, daemon_unit
 
@@ -181,6 +181,13 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path):
             ["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True, timeout=60, check=False
         )
         assert (done.returncode, done.stderr) == (0, ""), name
+
+
+def test_slurm_has_to_suspend_all_processes_of_a_job():
+    assert check_processes({"ProctrackType": "proctrack/cgroup"}).remedy == ""
+    remedy = check_processes({"ProctrackType": "proctrack/linuxproc"}).remedy
+    assert "it is proctrack/linuxproc: a process that leaves its job's process tree" in remedy
+    assert "Set ProctrackType=proctrack/cgroup in slurm.conf" in remedy
 
 
 @pytest.mark.parametrize(

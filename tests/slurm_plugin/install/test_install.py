@@ -172,6 +172,7 @@ def test_agents_get_their_units_and_are_checked(tmp_path: Path, make_loopback: M
     status_file(cluster.spool, "t4-01").unlink()
     wrong = site.penstock("check", "--no-jobs")
     assert wrong.exit_code == 1
+    assert "FAILED  Slurm suspends all processes of a job (ProctrackType=proctrack/cgroup)" in wrong.output
     assert "FAILED  the agent of t4-01 has never reported\n        on each node: systemctl enable --now" in wrong.output
     gone = site.penstock("uninstall", "--apply")
     assert "on each node with an agent: systemctl disable --now penstock-agent.service" in gone.output
