@@ -91,6 +91,9 @@ class Channel:
             devices=devices,
             utilisation=utilisation,
         )
+        self._over: str | None = None
+        """The last request that the process has carried out, and that has ended."""
+        self._process_began_s = _process_began_s()
         self._steps, self._seconds, self._squares, self._samples = 0, 0.0, 0.0, 0.0
         self._polled_s = self._written_s = -math.inf
         self._debt_s = 0.0
@@ -104,10 +107,13 @@ class Channel:
 
     @property
     def request(self) -> str | None:
-        """The agent's request to move off the GPUs; None: there is none, or the process has reported that it has done
-        so."""
+        """The agent's request to move off the GPUs; None: there is none, or the process has done so.
+
+        A request that is over counts no more, even if it still stands: who resumed the process was not its agent, which
+        may be gone.
+        """
         request = self._control.suspend
-        return request if self._status.suspends and request != self._status.suspended else None
+        return request if self._status.suspends and request not in (self._status.suspended, self._over) else None
 
     def step_done(self, samples: float = 0.0, active_s: float | None = None) -> None:
         """End an optimiser step, and pause as the duty cycle demands. Never raises.
@@ -168,6 +174,7 @@ class Channel:
 
     def resumed(self) -> None:
         """Report that the process trains again."""
+        self._over = self._status.suspended
         self._status = self._status.model_copy(update={"suspended": None, "moved_mb": 0.0, "left_mb": 0.0})
         self._debt_s = 0.0
         self._write_status()
@@ -204,6 +211,8 @@ class Channel:
         except (OSError, ValidationError) as error:
             log.debug("the control message of the node's agent cannot be read: %s", error)
             return False
+        if stamp is not None and stamp[0] / 1e9 < self._process_began_s:
+            self._over = control.suspend  # of an earlier run, by an agent that is gone
         self._control, self._stamp = control, stamp
         return True
 
@@ -227,6 +236,16 @@ class Channel:
             write_whole(self._status_path, self._status.model_dump_json())
         except OSError as error:
             log.debug("the status for the node's agent cannot be written: %s", error)
+
+
+def _process_began_s() -> float:
+    """When this process began, s since 1970; 0: unknown."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return time.time() - up_s + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def open_channel(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -219,6 +220,10 @@ def _headline(said: Explanation) -> str:
         Phase.STOPPING: "is moving: it saves its state first",
         Phase.RUNNING: "runs",
     }[job.phase]
+    if job.suspension is not None:
+        since_s = job.suspension.since_s
+        since = "" if since_s is None else f" since {time.strftime('%H:%M:%S', time.localtime(since_s))}"
+        state = f"is suspended{since}: {job.suspension.text}"
     return f"Job {job.id} {state}. Round {said.round}: {reason.text}."
 
 

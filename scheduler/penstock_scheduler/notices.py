@@ -30,6 +30,7 @@ Kind = Literal[
     "gpu-idle",
     "job-silent",
     "job-contained",
+    "agent-silent",
     "gpu-error",
     "budget",
     "disk",

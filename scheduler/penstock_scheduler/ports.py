@@ -175,8 +175,23 @@ class Agents(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SilentAgent:
+    """An agent that has stopped reporting, on a node that responds to the cluster."""
+
+    node: str
+    since_s: float
+    """When it was last heard of, s since 1970."""
+    suspended: tuple[JobId, ...]
+    """Jobs that it has suspended, which nothing resumes meanwhile."""
+
+
 class NodeEvents(Protocol):
     """Events on the nodes that concern people rather than rounds. Each event is returned once."""
+
+    def silent(self) -> Sequence[SilentAgent]:
+        """The agents that are silent now, in every call."""
+        ...
 
     def take_contained(self) -> Sequence[Contained]:
         """Jobs that agents have slowed or ended since the last call."""

@@ -42,6 +42,8 @@ class Watcher:
         """Job and order of the stops in the cloud that were told and still go on."""
         self._xids_s: dict[tuple[str, int, int], float] = {}
         """Node, GPU, XID -> when it was last told, s since 1970."""
+        self._silent: dict[str, tuple[str, ...]] = {}
+        """Node with a silent agent -> its suspended jobs, as last told."""
         self._disks: dict[str, str] = {}
         """"store" or "spool" -> "problem", "warning" or "", as last told."""
 
@@ -62,6 +64,7 @@ class Watcher:
         if self.node_events is not None:
             self._tell_of_contained(self.node_events)
             self._tell_of_xids(self.node_events)
+            self._tell_of_silent_agents(self.node_events)
         self._tell_of_failing(failing_s, failure, wanted.failing_s)
 
     def check_cloud(self, protected: str) -> None:
@@ -196,6 +199,31 @@ class Watcher:
             facts = {"node": node, "gpu": seen.device, "xid": seen.xid}
             subject = f"GPU {seen.device} of {node} fails: XID {seen.xid}"
             self._notifier.tell(Notice("gpu-error", subject, text, facts=facts, time_s=seen.time_s))
+
+    def _tell_of_silent_agents(self, events: NodeEvents) -> None:
+        silent = {each.node: each for each in events.silent()}
+        self._board.silent_agents = len(silent)
+        for node in self._silent.keys() - silent.keys():
+            self._notifier.tell(Notice("agent-silent", f"the agent of {node} is back", f"The agent of {node} reports."))
+        for node, each in silent.items():
+            if not set(each.suspended) - set(self._silent.get(node, ())) and node in self._silent:
+                continue
+            since = time.strftime("%H:%M:%S", time.localtime(each.since_s))
+            jobs = ", ".join(each.suspended)
+            text = (
+                f"The agent of {node} has not reported since {since}, although the node responds to Slurm. "
+                + (
+                    f"It has suspended {jobs}, and only it resumes them before [slurm] agent_patience_s. "
+                    if jobs
+                    else ""
+                )
+                + f"No job that shares GPUs starts there meanwhile. On {node}: systemctl status penstock-agent; "
+                "journalctl -u penstock-agent."
+            )
+            log.warning("agent silent", extra={"node": node, "since": since, "suspended": jobs})
+            facts = {"node": node, "since_s": each.since_s, "suspended": list(each.suspended)}
+            self._notifier.tell(Notice("agent-silent", f"the agent of {node} is silent", text, facts=facts))
+        self._silent = {node: each.suspended for node, each in silent.items()}
 
     def _tell_of_failing(self, failing_s: float | None, failure: str, patience_s: float) -> None:
         if failing_s is None:

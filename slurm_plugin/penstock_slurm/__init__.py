@@ -36,7 +36,9 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
     spool = Spool(section.spool_dir, alone=True)
     nodes = SlurmCloudNodes(section.cloud_partition, commands, spool) if section.cloud_partition else None
     submitter = SlurmSubmitter(commands, Spool(section.spool_dir), section)
-    sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock, stand_in=stand_in)
+    sharing = SlurmAgents(
+        GpuReservations(commands), spool.folder, clock, stand_in=stand_in, patience_s=section.agent_patience_s
+    )
     cluster = SlurmCluster(gateway, spool, clock, section, check, nodes, sharing)
     agents = sharing if section.agents else None
     return ClusterParts(cluster, cluster.accounts, agents, agents, submitter, nodes, spool.folder, commands.gpu_ids)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from penstock_scheduler.errors import ClusterAway, StoreError
 from penstock_scheduler.model import Job, JobId, JobUse, Phase, SharedGpus, SharingState
-from penstock_scheduler.ports import Clock
+from penstock_scheduler.ports import Clock, SilentAgent
 from penstock_scheduler.sharing.messages import AWAY_S, CarriedJob, Contained, NodeStatus, XidSeen
 from penstock_slurm.agent_files import Events, Orders, nodes_with_agents, read_status
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
@@ -36,6 +36,7 @@ from penstock_slurm.node_sharing import (
     ordered_jobs,
     together,
 )
+from penstock_slurm.silent_agents import SilentAgents
 from penstock_slurm.states import HOLDING, WAITING
 
 log = logging.getLogger(__name__)
@@ -65,13 +66,24 @@ class SlurmAgents:
         clock: tells which agents are away.
         stand_in: whether jobs that share request the GRES `STAND_IN`, as releases of Slurm without
             `empty_tres_clears_gpus` need it. Such jobs also start on full nodes, and no jobs share on nodes without that GRES.
+        patience_s: see `SilentAgents`.
     """
 
-    def __init__(self, reservations: GpuReservations, spool: Path, clock: Clock, *, stand_in: bool = False) -> None:
+    def __init__(
+        self,
+        reservations: GpuReservations,
+        spool: Path,
+        clock: Clock,
+        *,
+        stand_in: bool = False,
+        patience_s: float = 300.0,
+    ) -> None:
         self.reservations = reservations
         self.stand_in = stand_in
         self._spool, self._clock = spool, clock
         self._orders, self._events = Orders(spool), Events(spool)
+        self.watch = SilentAgents(clock, patience_s)
+        """Watches the agents, and acts for those that are silent."""
         self._expected: dict[JobId, tuple[str, int]] = {}
         """Job that is being started -> node, GPUs; since the last `share`."""
         self._singles: dict[JobId, SharedGpus] = {}
@@ -108,6 +120,7 @@ class SlurmAgents:
         cleared: Collection[JobId],
         partitions: Collection[str],
         types: Mapping[str, str],
+        unreachable: Collection[str] = (),
     ) -> None:
         """Take over an observation of the cluster.
 
@@ -118,6 +131,7 @@ class SlurmAgents:
             cleared: the jobs among them that hold no GPUs in Slurm.
             partitions: managed partitions that are up.
             types: GPU type of each node.
+            unreachable: nodes that do not respond to Slurm.
         """
         self._nodes = {node.name: node for node in nodes}
         self._partitions = {
@@ -132,6 +146,7 @@ class SlurmAgents:
         self._statuses = {name: status for name, status in statuses.items() if status is not None}
         self._orders.recall(present)
         self._events.saw(self._statuses)
+        self.watch.saw(self._statuses, jobs, slurm_jobs, unreachable)
         for name, status in self._statuses.items():
             for carried in status.jobs:
                 self._uses.setdefault(carried.job, {})[name] = carried.use
@@ -201,6 +216,10 @@ class SlurmAgents:
     def _bound(self, node: str, job: JobId) -> frozenset[int] | None:
         carried = self._carried(node, job)
         return None if carried is None else frozenset(carried.devices)
+
+    def silent(self) -> tuple[SilentAgent, ...]:
+        """See `ports.NodeEvents`."""
+        return self.watch.silent()
 
     def take_contained(self) -> tuple[Contained, ...]:
         """See `ports.NodeEvents`."""

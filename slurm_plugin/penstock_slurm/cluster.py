@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from penstock_profiles.wire import Report
+from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler import report_quota
 from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import (
@@ -131,6 +131,8 @@ class SlurmCluster:
         self._slurm_ids: set[JobId] = set()
         """All jobs that Slurm has listed."""
         self._owners: dict[JobId, int] = {}
+        self._saved: set[JobId] = set()
+        """Jobs that have reported a checkpoint."""
         self._reporting = spool.recent(clock.now_s() - RECENT_S)
 
     # --- observing
@@ -178,7 +180,10 @@ class SlurmCluster:
         if self._sharing is not None:
             names = {node.name for node in nodes}
             shared = [node for node in slurm_nodes if node.name in names]
-            self._sharing.saw(shared, self._jobs, self._slurm_jobs, cleared, scene.up, scene.types)
+            self._sharing.saw(shared, self._jobs, self._slurm_jobs, cleared, scene.up, scene.types, scene.silent)
+            for job_id, job in self._jobs.items():
+                if (suspension := self._sharing.watch.suspension(job_id)) is not None:
+                    self._jobs[job_id] = dataclasses.replace(job, suspension=suspension)
         self._free = free_gpus(nodes, in_cloud, self._jobs.values(), cleared)
         # To Slurm's limits what runs in the cloud counts too, but no policy takes it away: so it is what others hold.
         clouds = {node.name for node in in_cloud}
@@ -311,6 +316,8 @@ class SlurmCluster:
             note_shares(self._gateway, running, self._sharing.note)
         self._forget_moves(self._jobs.keys() - {action.job for action in actions if not isinstance(action, Hold)})
         stopped = self._lost_gpus.stop(self._slurm_jobs.values(), self._scene.silent)
+        if self._sharing is not None:
+            stopped |= self._sharing.watch.relieve(self._gateway, self._spool, self._saved)
         if self._cloud_nodes is not None:
             stopped |= self._cloud_nodes.take_stops()
         steps = [self._take_step(action) for action in actions]
@@ -475,6 +482,8 @@ class SlurmCluster:
             if job.phase is not Phase.QUEUED or self._spool.control(job_id) is not None
         ]
         found = self._spool.read([*may_report, *sorted(gone)], self._owners, gone | self._unheard)
+        self._saved |= {report.job_id for report in found if isinstance(report.body, Checkpointed)}
+        self._saved &= {*self._reporting, *self._jobs}
         for report in found:
             self._measure_pause(report)
         kept, over = self._quota.admit(found, self._clock.now_s())

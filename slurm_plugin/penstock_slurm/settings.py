@@ -63,6 +63,11 @@ class SlurmSettings(BaseModel):
         description="Whether penstock-agent runs on the nodes, so that jobs can share GPUs. Policies and stages that share GPUs "
         "need it.",
     )
+    agent_patience_s: NonNegativeFloat = Field(
+        default=300.0,
+        description="How long an agent may be silent before its suspended jobs are resumed, if no other job uses their GPUs, or "
+        "start again from their last checkpoint.",
+    )
     presets: dict[str, dict[str, bool | int | float | str]] = Field(
         default={}, description="Named sets of sbatch options, for `penstock submit --preset NAME`."
     )

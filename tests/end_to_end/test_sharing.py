@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Observation
+from penstock_scheduler.client import Client
 from penstock_scheduler.sharing.messages import CarriedGroup, NodeStatus, status_file
 from penstock_slurm.gpu_reservation import NAME
 from penstock_slurm.loopback import wait_for
@@ -190,6 +192,51 @@ def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Ca
     assert len(site.starts(comer)) == 1
     site.assert_progress_kept(grown, 20.0)
     site.assert_no_run_twice(grown, comer)
+
+
+def test_jobs_of_an_agent_that_is_killed_come_back(sharing_site: Callable[..., Site]) -> None:
+    """Its suspended job is said to be suspended, with the reason. It is resumed once its GPU is free, or, if another job uses
+    that, starts again from its checkpoint. The other job is left alone."""
+    site = sharing_site("t4:1x1", "gandiva", round_s=1.0)
+    site.extra = "\n[policy.gandiva]\nslice_s = 3.0\nmode = 'reactive'\n"
+    site.slurm_settings |= {"agent_patience_s": 40.0}
+    site.start()
+
+    def one_suspended(jobs: set[str]) -> tuple[str, str]:
+        """Wait until one of two jobs is suspended and both have trained, kill the agent, and say which job is which."""
+        until(site, lambda: all(progress(site, job) > 0 for job in jobs), "both to train")
+        until(site, lambda: sorted(site.states(*jobs).values()) == ["RUNNING", "SUSPENDED"], "time slices")
+        site.slurm.kill_agent("t4-00")
+        time.sleep(5.0)  # what it asked Slurm for last is done
+        frozen = [job for job, state in site.states(*jobs).items() if state == "SUSPENDED"]
+        assert len(frozen) == 1, "the agent was killed between two time slices; both run"
+        return frozen[0], (jobs - {*frozen}).pop()
+
+    frozen, other = one_suspended({site.submit(1e6, rates=FAST) for _ in range(2)})
+    with Client(f"unix:{site.state}/api.sock") as penstock:
+        until(site, lambda: "silent" in penstock.explain(frozen).lines[0], "the reason")
+        headline = penstock.explain(frozen).lines[0]
+        assert re.match(
+            rf"Job {frozen} is suspended since .*: the agent of t4-00, which would resume it, has been", headline
+        )
+        view = penstock.job(frozen)
+        assert view.suspended is not None
+        assert f"job {other} runs on its GPUs meanwhile" in view.suspended.text
+        assert penstock.job(other).suspended is None
+        site.gateway.cancel(other)
+        gains(site, frozen)
+        assert len(site.starts(frozen)) == 1, "it was resumed where it was"
+        until(site, lambda: penstock.job(frozen).suspended is None, "the end of that")
+        site.slurm.start_agent("t4-00")
+        until(site, lambda: time.time() - status(site).time_s < 5, "the agent to be back")
+
+        moved, stays = one_suspended({frozen, site.submit(1e6, rates=FAST)})
+        until(site, lambda: "it starts again from its last checkpoint" in site.tail(), "the other one to be stopped")
+        assert site.states(stays) == {stays: "RUNNING"}
+        site.gateway.cancel(stays)
+        before = progress(site, moved)
+        until(site, lambda: progress(site, moved) > before, "it to train again")
+        assert len(site.starts(moved)) >= 2
 
 
 @pytest.mark.long

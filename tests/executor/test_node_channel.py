@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -116,6 +117,32 @@ def test_it_stands_still_until_the_request_is_withdrawn(run_dir: Path):
         now = status(run_dir)
         assert now is not None
         assert now.suspended is None
+
+
+def test_a_request_that_is_over_is_not_carried_out_again(run_dir: Path):
+    """Slurm resumed the process, and not its agent, which is gone and withdraws nothing."""
+    channel = Channel(run_dir, NUMBER)
+    tell(run_dir, 1, suspend="a")
+    assert channel.wants("a")
+    assert channel.request == "a"
+    channel.suspended("a")
+    channel.resumed()
+    assert channel.request is None
+    tell(run_dir, 2, suspend="b")
+    assert channel.wants("b")
+    assert channel.request == "b"
+
+
+def test_a_request_to_an_earlier_run_does_not_hold_the_next_one(run_dir: Path):
+    """It is left from an agent that is gone."""
+    tell(run_dir, 1, suspend="a")
+    os.utime(control_path(run_dir, NUMBER), (1e9, 1e9))
+    channel = Channel(run_dir, NUMBER)
+    channel.poll()
+    assert channel.request is None
+    tell(run_dir, 2, suspend="b")
+    assert channel.wants("b")
+    assert channel.request == "b"
 
 
 def test_no_reader_sees_a_part_of_a_file(run_dir: Path):

@@ -21,6 +21,7 @@ from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import CloudRun, ClusterState, EndedRun, Job, Offer, Phase, Stop, StopCode
 from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.plan_gate import NothingToApprove
+from penstock_scheduler.ports import SilentAgent
 from penstock_scheduler.records import GateRecord
 from penstock_scheduler.settings import parse_settings
 from penstock_scheduler.sharing.messages import Contained, XidSeen
@@ -226,7 +227,9 @@ def test_a_site_sends_notices_of_contained_jobs_and_of_gpus_that_fail(servers, s
     told_s = ((79, 1e9), (79, 1e9 + 60), (31, 1e9), (79, 1e9 + 90_000))
     xids = [("n0", XidSeen(number=number, time_s=at_s, device=3, xid=xid)) for number, (xid, at_s) in enumerate(told_s)]
     events = SimpleNamespace(
-        take_contained=lambda: [left.pop()] if left else [], take_xids=lambda: [xids.pop(0)] if xids else []
+        take_contained=lambda: [left.pop()] if left else [],
+        take_xids=lambda: [xids.pop(0)] if xids else [],
+        silent=list,
     )
     site.watcher.node_events = events
     site.watcher.check(site.loop.failing_s, site.loop.failure)
@@ -240,6 +243,32 @@ def test_a_site_sends_notices_of_contained_jobs_and_of_gpus_that_fail(servers, s
     for _ in range(3):
         site.watcher.check(site.loop.failing_s, site.loop.failure)
     wait_for(lambda: kinds(hook).count("gpu-error") == 2, 120, "the notice of the next day")
+
+
+def test_a_site_sends_a_notice_when_an_agent_falls_silent_and_when_it_is_back(servers, site):
+    """Once, and again if it turns out that it has suspended a job."""
+    _, hook = servers
+    silent = []
+    site.watcher.node_events = SimpleNamespace(take_contained=list, take_xids=list, silent=lambda: silent)
+
+    def told(*jobs: str, away: bool = True) -> list[dict[str, object]]:
+        silent[:] = [SilentAgent("n0", 1e9, jobs)] if away else []
+        for _ in range(3):
+            site.watcher.check(site.loop.failing_s, site.loop.failure)
+        return [body for body in hook.bodies if body["kind"] == "agent-silent"]
+
+    told()
+    assert site.board.silent_agents == 1
+    wait_for(lambda: len(told()) == 1, 120, "the notice that it is silent")
+    wait_for(lambda: len(told("7")) == 2, 120, "the notice of its job")
+    wait_for(lambda: len(told(away=False)) == 3, 120, "the notice that it is back")
+    first, second, last = told(away=False)
+    assert "The agent of n0 has not reported since" in first["text"]
+    assert "systemctl status penstock-agent" in first["text"]
+    assert second["facts"] == {"node": "n0", "since_s": 1e9, "suspended": ["7"]}
+    assert "It has suspended 7, and only it resumes them" in second["text"]
+    assert last["subject"] == "the agent of n0 is back"
+    assert site.board.silent_agents == 0
 
 
 def test_a_site_sends_one_notice_that_rounds_fail(servers, site, monkeypatch):

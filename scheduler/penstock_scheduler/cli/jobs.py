@@ -110,6 +110,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "reason": view.reason,
             "last stop": view.stopped,
             "waits": f"it {view.note}" if view.note else "",
+            "suspended": _suspended(view),
             "key": view.key or "",
         }
     )
@@ -294,7 +295,16 @@ def _kept(kept: SqlStore, job: str) -> JobView:
 
 
 def _state(view: JobView) -> str:
-    return f"ended {view.ended}".rstrip() if view.state == "ended" else view.state
+    if view.state == "ended":
+        return f"ended {view.ended}".rstrip()
+    return view.state if view.suspended is None else "suspended"
+
+
+def _suspended(view: JobView) -> str:
+    if view.suspended is None:
+        return ""
+    since_s = view.suspended.since_s
+    return (f"since {local_time(since_s)}: " if since_s is not None else "") + view.suspended.text
 
 
 def _holds(view: JobView) -> str:

@@ -25,7 +25,7 @@ from penstock_scheduler.model.cluster import (
     Share,
 )
 from penstock_scheduler.model.facts import JobFacts
-from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, WaitingJob
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, Suspension, WaitingJob
 from penstock_scheduler.model.plan import (
     Assignment,
     Batch,
@@ -97,6 +97,7 @@ __all__ = [
     "Start",
     "Stop",
     "StopCode",
+    "Suspension",
     "UnknownValue",
     "WaitingJob",
     "parse_spec",

@@ -26,6 +26,16 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Suspension:
+    """Why a job that holds GPUs stands still."""
+
+    since_s: float | None
+    """Since when, s since 1970; None: not known."""
+    text: str
+    """Why, and what ends it, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job that Penstock manages."""
 
@@ -49,6 +59,8 @@ class Job:
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
     suspended_s: float = 0.0
     """Seconds for which its present run has been suspended so far. Meanwhile it holds GPUs that other jobs use."""
+    suspension: Suspension | None = None
+    """Why it stands still now; None: it does not."""
     stopped_s: float | None = None
     """When the run before that, or the run that is leaving, ended; None: there was none, or the cluster does not
     say."""

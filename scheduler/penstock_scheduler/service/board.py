@@ -5,8 +5,8 @@ observation once its GPU-seconds are counted. The board keeps the store's table 
 for a change.
 
 A job's view has two parts. Its state, allocation, reason and so on make a new version whenever they change. Its *live figures*,
-progress and GPU-seconds, change all the time and make no version. The store has them as of the newest version; `Board.shown` puts
-in those of the newest tick, so that all answers show the same.
+progress and GPU-seconds, change all the time and make no version. The store has them as of the newest
+version; `Board.shown` puts in those of the newest tick, so that all answers show the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.messages import AllocationView, JobView, ResultView
+from penstock_scheduler.messages import AllocationView, JobView, ResultView, SuspensionView
 from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Refusal, Stop
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
@@ -81,6 +81,8 @@ class Board(Known):
         """Live job -> why the API has cancelled it, for its `ended_text`; only for what its user did not ask for."""
         self._stops: dict[str, tuple[RoundRecord | None, Stop]] = {}
         """Live job -> the newest round then, and why its run was stopped without a round; until there is another round."""
+        self.silent_agents: int | None = None
+        """Agents of nodes that are silent, as of the newest tick; None: there are no agents, or no tick yet."""
         self._activity = Activity()
         self._outputs = Outputs(submitter)
         self._changing = threading.Lock()
@@ -279,6 +281,9 @@ class Board(Known):
             progress=before.progress if before else None,
             total=before.total if before else None,
             gpu_seconds=before.gpu_seconds if before else {},
+            suspended=SuspensionView(since_s=job.suspension.since_s, text=job.suspension.text)
+            if job.suspension
+            else None,
             result=result or (before.result if before else None),
             output=before.output if before else None,
         )
@@ -314,6 +319,7 @@ class Board(Known):
                         "ended_text": fate.text or (ending if fate.state == "CANCELLED" else ""),
                         "end_s": now_s if fate.end_s is None else fate.end_s,
                         "allocation": None,
+                        "suspended": None,
                         "reason": "",
                         "stopped": before.stopped if stop is None else str(stop),
                         "result": self.results.newest(job) or before.result,

@@ -50,6 +50,7 @@ def metrics(
     committed_usd: float | None,
     health: Health,
     now_s: float,
+    silent_agents: int | None = None,
 ) -> bytes:
     """All metrics in Prometheus' text format.
 
@@ -63,6 +64,7 @@ def metrics(
         committed_usd: dollars committed to runs in the cloud that go on; None: the store is away.
         health: the daemon's.
         now_s: s since 1970.
+        silent_agents: agents that have stopped reporting; None: there are no agents.
     """
     registry = CollectorRegistry()
     spent = CounterMetricFamily("penstock_cloud_spent_usd", "Dollars spent in the cloud, by the ledger.", spent_usd)
@@ -71,6 +73,15 @@ def metrics(
     )
     families = [build, *_cluster(cluster), *_jobs(live, now_s), *_round(record), *_events(events)]
     families += [_unknown(unknown), spent, *_cloud(record, committed_usd), *_health(health, now_s), *_counted(counts)]
+    silent: _Values = {} if silent_agents is None else {(): float(silent_agents)}
+    families += [
+        _gauge("agents_silent", "Agents that have stopped reporting, on nodes that respond to Slurm.", silent),
+        _gauge(
+            "jobs_suspended",
+            "Jobs that hold GPUs and stand still.",
+            {(): float(sum(view.suspended is not None for view in live))},
+        ),
+    ]
     registry.register(_Fixed(families))
     return generate_latest(registry)
 

@@ -63,6 +63,13 @@ class Daemon:
         return part.text or part.note
 
 
+def _state(view: JobView) -> str:
+    """The state of a job in words."""
+    if view.state == "ended":
+        return f"ended {view.ended}".rstrip()
+    return f"suspended: {view.suspended.text}" if view.suspended else view.state
+
+
 def _fields(view: JobView) -> dict[str, str]:
     where = view.allocation
     done = ""
@@ -71,7 +78,7 @@ def _fields(view: JobView) -> dict[str, str]:
     return {
         "job": f"{view.id} {view.name}".rstrip(),
         "user": view.user + (f", account {view.account}" if view.account else ""),
-        "state": f"ended {view.ended}".rstrip() if view.state == "ended" else view.state,
+        "state": _state(view),
         "asks for": asks_for(view.spec),
         "GPUs": f"{where.gpus} {where.gpu_type} on {', '.join(where.nodes)}" if where else "-",
         "waited": duration(view.start_s - view.submit_s) if view.start_s is not None else "",

@@ -79,7 +79,17 @@ def _metrics(api: Api) -> bytes:
     unknown = api.board.state.unknown if api.board.state is not None else ()
     health = api.controls.health(now_s)
     return metrics.metrics(
-        cluster, live, api.board.record, counters, api.board.counts, unknown, spent_usd, committed_usd, health, now_s
+        cluster,
+        live,
+        api.board.record,
+        counters,
+        api.board.counts,
+        unknown,
+        spent_usd,
+        committed_usd,
+        health,
+        now_s,
+        api.board.silent_agents,
     )
 
 
