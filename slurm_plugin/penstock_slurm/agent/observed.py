@@ -67,9 +67,7 @@ class Observed:
         first, mark = self.first, self.mark
         if first is None or mark is None or first.time_s <= mark.time_s or first.pid != mark.pid:
             return 0.0
-        made = first.samples - mark.samples or first.steps - mark.steps
-        rate = made / (first.time_s - mark.time_s)
-        return rate if 1 / MAX_RATE < rate < MAX_RATE else 0.0
+        return rate_between(mark, first, first.time_s - mark.time_s)
 
     def begin_measuring(self) -> None:
         """Start a new measurement."""
@@ -91,6 +89,12 @@ class Observed:
         if self.counted is not None:
             self.counted = (min(self.counted[0], now_s), self.counted[1])
         self.wrong_since_s = {cause: min(since_s, now_s) for cause, since_s in self.wrong_since_s.items()}
+
+
+def rate_between(before: JobStatus, after: JobStatus, seconds: float) -> float:
+    """Samples or steps per second from one status of a process to another one; 0: none, or impossible."""
+    rate = (after.samples - before.samples or after.steps - before.steps) / seconds
+    return rate if 1 / MAX_RATE < rate < MAX_RATE else 0.0
 
 
 def steps_between(before: JobStatus | None, after: JobStatus | None) -> Steps:

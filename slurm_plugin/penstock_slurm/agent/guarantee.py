@@ -1,0 +1,141 @@
+"""The guarantee of a guaranteed job, by its own speed: whatever the jobs beside it say or do not say.
+
+The control of shares (`sharing.control`) compares control periods with one another, so a job that trains on at share 0
+spoils the comparison unseen. The speed that the guaranteed job had alone does not depend on what others report.
+
+1. The speed of a control period, or of `LEAST_STEPS` steps if these take longer, is what the guaranteed job reports to
+   have done, over the time that has passed on the node. A job that reports nothing has done nothing.
+2. If it is less than `1 - GROSS * tolerance` of the speed alone in two periods in a row, the other jobs of the pack are
+   frozen at once.
+3. If the guaranteed job is as slow without them, the cause is elsewhere: they come back at once, and the speed alone is
+   measured anew.
+4. Else they come back after `PAUSE` periods, with the first share that is tried, and the search begins again. The
+   second time they stay frozen until the guaranteed job is gone.
+
+Smaller losses are the control's to find.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from penstock_profiles.node_channel import JobStatus
+from penstock_scheduler.model import JobId, Pack
+from penstock_scheduler.sharing.control import LEAST_STEPS
+from penstock_scheduler.sharing.node import Group, Groups
+from penstock_slurm.agent.containment import Containment
+from penstock_slurm.agent.node_state import NodeState
+from penstock_slurm.agent.observed import rate_between
+
+log = logging.getLogger(__name__)
+
+GROSS = 3.0
+"""This many times the tolerance is no matter of measuring any more."""
+
+SLOW_PERIODS = 2
+"""Slow control periods in a row after which the other jobs are frozen."""
+
+LATE_S = 2.0
+"""By this much its status may be late without its being slow."""
+
+PAUSE = 20
+"""Control periods for which they stay frozen the first time."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of one guaranteed job."""
+
+    mark: JobStatus
+    marked_s: float
+    slow: int = 0
+    frozen: dict[JobId, int] = field(default_factory=dict)
+    """Job that was frozen for its sake -> how often."""
+    since_s: float = 0.0
+    """Since when they are frozen; 0: they are not."""
+    alone: float = 0.0
+    """Its speed alone before that."""
+    periods: int = 0
+    """Control periods since then."""
+
+
+class Guarantees:
+    """Watches the guaranteed jobs of a node. Call `check` in each tick."""
+
+    def __init__(self, state: NodeState, groups: Groups, containment: Containment) -> None:
+        self._state, self._groups, self._containment = state, groups, containment
+        self._watches: dict[JobId, _Watch] = {}
+
+    def set_back(self) -> None:
+        """See `NodeState.set_back`."""
+        for watch in self._watches.values():
+            watch.marked_s = min(watch.marked_s, self._state.now_s)
+
+    def check(self) -> None:
+        """Freeze what makes a guaranteed job too slow, and let go what does not."""
+        there: set[JobId] = set()
+        for group in self._groups.groups:
+            for pack in group.running:
+                ordered = self._state.ordered_pack(pack.jobs[0])
+                job = ordered.guaranteed if ordered is not None else None
+                if ordered is None or job is None or job not in pack.jobs:
+                    continue
+                there.add(job)
+                with self._state.guard("watch its speed", job):
+                    self._check(job, pack, ordered, group)
+        self._watches = {job: watch for job, watch in self._watches.items() if job in there}
+
+    def _check(self, job: JobId, pack: Pack, ordered: Pack, group: Group) -> None:
+        state, local = self._state, self._state.jobs[job]
+        first = state.observed(job).first
+        if first is None or local.state != "running":
+            self._watches.pop(job, None)
+            return
+        watch = self._watches.get(job)
+        if watch is None or watch.mark.pid != first.pid:
+            self._watches[job] = _Watch(first, state.now_s)
+            return
+        passed_s = state.now_s - watch.marked_s
+        if passed_s < max(group.order.slice_s, LEAST_STEPS * state.observed(job).usual_s):
+            return
+        speed = rate_between(watch.mark, first, max(first.time_s - watch.mark.time_s, passed_s - LATE_S))
+        watch.mark, watch.marked_s = first, state.now_s
+        least = 1 - GROSS * state.settings.control.tolerance
+        if watch.since_s:
+            self._while_frozen(job, watch, ordered, speed, least)
+            return
+        slow = len(pack.jobs) > 1 and local.rate > 0 and speed < least * local.rate
+        watch.slow = watch.slow + 1 if slow else 0
+        if watch.slow >= SLOW_PERIODS:
+            self._freeze(job, watch, pack, ordered, speed / local.rate)
+
+    def _freeze(self, job: JobId, watch: _Watch, pack: Pack, ordered: Pack, part: float) -> None:
+        watch.slow, watch.periods, watch.since_s = 0, 0, self._state.now_s
+        watch.alone = self._state.jobs[job].rate
+        for each in self._state.ordered_jobs:
+            if each.job in pack.jobs and each.job != job:
+                watch.frozen[each.job] = watch.frozen.get(each.job, 0) + 1
+                text = f"was there while guaranteed job {job} had {part:.0%} of the speed that it has alone"
+                until = "it may try a smaller share" if watch.frozen[each.job] == 1 else ""
+                self._containment.hold_out(each, self._state.jobs[each.job], ordered, text, until)
+
+    def _while_frozen(self, job: JobId, watch: _Watch, ordered: Pack, speed: float, least: float) -> None:
+        """Let the frozen jobs go if they are not the cause, or have been frozen for long enough."""
+        watch.periods += 1
+        if watch.periods == 1:
+            return  # they were there for a part of it
+        innocent = watch.periods <= 1 + SLOW_PERIODS and speed < least * watch.alone
+        again = max(watch.frozen.values(), default=0) > 1
+        watch.slow = watch.slow + 1 if innocent else 0
+        if watch.slow < SLOW_PERIODS and (again or watch.periods <= PAUSE):
+            return
+        if watch.slow >= SLOW_PERIODS:
+            watch.frozen.clear()
+            self._state.jobs[job].rate = speed
+        why = "the cause is elsewhere" if watch.slow >= SLOW_PERIODS else "they may try a smaller share"
+        log.info("jobs come back", extra={"job": job, "text": why})
+        watch.slow, watch.since_s = 0, 0.0
+        for each in ordered.jobs:
+            if each in self._state.jobs:
+                self._state.jobs[each].held_out = ()

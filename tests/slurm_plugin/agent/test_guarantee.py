@@ -1,0 +1,134 @@
+"""The guarantee by the guaranteed job's own speed. Observations are written by the test, and go through the whole agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from penstock_profiles.files import write_whole
+from penstock_profiles.node_channel import JobStatus, statuses_dir
+from penstock_scheduler.model import JobId, Pack
+
+from .node import Node, alone
+
+HIGH, LOW = 1, 2
+PAIR = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
+SLICE_S, TICK_S = 10.0, 1.0
+
+
+class Scene:
+    """A guaranteed job that does ten steps a second alone, and an opportunistic one that answers and reports no steps. Time is
+    the test's: it passes a second at a time."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.now_s = node, time.time()
+        self.steps = 0.0
+        self.slow = 1.0
+        """Speed of the guaranteed job in each second."""
+        self.because_of_low = 1.0
+        """The same, while the opportunistic job runs."""
+        for number in (HIGH, LOW):
+            environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": node.name}
+            node.slurm.processes[number] = subprocess.Popen(["sleep", "600"], env=environment)
+        node.slurm.freeze_after_s = 0.0
+
+    def say(self, number: int, steps: int) -> None:
+        told = self.node.agent.state.jobs.get(f"j{number}")
+        if told is None or not statuses_dir(self.node.run_dir, number).is_dir():
+            return
+        status = JobStatus(
+            number=told.control.number,
+            pid=self.node.slurm.processes[number].pid,
+            time_s=self.now_s,
+            compute=told.control.compute,
+            steps=steps,
+            seconds=steps / 10,
+            squares=steps / 100,
+            suspends=False,
+        )
+        write_whole(statuses_dir(self.node.run_dir, number) / "0.json", status.model_dump_json())
+
+    def frozen(self) -> bool:
+        job = self.node.agent.state.jobs.get("j2")
+        return job is not None and job.state == "suspended"
+
+    def pass_s(self, seconds: float) -> None:
+        for _ in range(int(seconds / TICK_S)):
+            self.now_s += TICK_S
+            beside = 1.0 if self.frozen() else self.because_of_low
+            self.steps += 10 * TICK_S * self.slow * beside
+            self.say(HIGH, int(self.steps))
+            if not self.frozen():
+                self.say(LOW, 1)
+            self.node.agent.tick(self.now_s)
+
+    def until(self, done: Callable[[], bool], most_s: float) -> float:
+        """Seconds until then."""
+        began_s = self.now_s
+        while not done():
+            assert self.now_s - began_s < most_s, self.node.agent.status().model_dump_json()
+            self.pass_s(TICK_S)
+        return self.now_s - began_s
+
+    def texts(self) -> list[str]:
+        return [each.text for each in self.node.agent.state.saved.contained]
+
+
+@pytest.fixture
+def scene(make_node: Callable[..., Node]) -> Scene:
+    """The guaranteed job has run alone for two minutes; the other one has just joined it."""
+    made = Scene(make_node(start_wait_s=0.0))
+    made.node.order(alone(HIGH), (0,), slice_s=SLICE_S)
+    made.pass_s(120)
+    assert made.node.agent.state.jobs["j1"].rate == pytest.approx(10, rel=0.15)
+    made.node.order([PAIR], (0,), slice_s=SLICE_S)
+    made.pass_s(5)
+    return made
+
+
+def test_a_job_that_reports_no_steps_and_trains_is_frozen_within_three_periods(scene: Scene):
+    """It makes the guaranteed job 2.5 times slower, at share 0 as well, so that the control sees no difference. It gets a second
+    chance, and no third one."""
+    scene.because_of_low = 0.4
+    assert scene.until(scene.frozen, 60) <= 3 * SLICE_S + 5
+    assert "was there while guaranteed job j1 had 40% of the speed that it has alone" in scene.texts()[0]
+    assert "it was frozen until it may try a smaller share" in scene.texts()[0]
+    scene.pass_s(10 * SLICE_S)
+    assert scene.frozen()
+    scene.until(lambda: not scene.frozen(), 20 * SLICE_S)
+    scene.until(scene.frozen, 60)
+    scene.pass_s(60 * SLICE_S)
+    assert scene.frozen()
+
+
+def test_an_honest_job_is_not_frozen(scene: Scene):
+    """Three percent is within the tolerance. One slow period is none of its business: the guaranteed job loads data."""
+    scene.because_of_low = 0.97
+    for _ in range(6):
+        scene.pass_s(5 * SLICE_S)
+        scene.slow = 0.3
+        scene.pass_s(SLICE_S / 2)
+        scene.slow = 1.0
+        assert not scene.frozen()
+    assert scene.texts() == []
+
+
+def test_where_the_guaranteed_job_is_as_slow_alone_the_others_come_back_at_once(scene: Scene):
+    """It evaluates, or the machine is slow. Its new speed is what counts from then on."""
+    scene.pass_s(2 * SLICE_S)
+    scene.slow = 0.5
+    scene.until(scene.frozen, 60)
+    assert scene.until(lambda: not scene.frozen(), 60) <= 4 * SLICE_S + 5
+    scene.pass_s(10 * SLICE_S)
+    assert not scene.frozen()
+
+
+def test_a_job_that_falls_silent_has_no_speed(scene: Scene):
+    """Whatever keeps it from reporting may be the other one."""
+    scene.pass_s(2 * SLICE_S)
+    scene.because_of_low = 0.0
+    assert scene.until(scene.frozen, 60) <= 3 * SLICE_S + 5
