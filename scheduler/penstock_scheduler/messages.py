@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model import JobSpec, Suspension
 from penstock_scheduler.policy_choice import PolicyChoice
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -162,15 +162,6 @@ class OutputFiles(Body):
     """The number of the job's user. A file is shown only if it belongs to this user."""
 
 
-class SuspensionView(Body):
-    """Why a job that holds GPUs stands still."""
-
-    since_s: float | None = None
-    """Since when, s since 1970; None: not known."""
-    text: str
-    """Why, and what ends it."""
-
-
 class JobView(Body):
     """A job."""
 
@@ -202,7 +193,7 @@ class JobView(Body):
     """Why a run of the job was last stopped, as code and sentence; empty: none was."""
     note: str = ""
     """What keeps the job from being placed besides GPUs, such as a hold, with the remedy; empty: nothing."""
-    suspended: SuspensionView | None = None
+    suspended: Suspension | None = None
     """Why it stands still now, although it holds GPUs; None: it does not."""
     progress: float | None = None
     """Samples so far, from the newest report."""

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.messages import AllocationView, JobView, ResultView, SuspensionView
+from penstock_scheduler.messages import AllocationView, JobView, ResultView
 from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Refusal, Stop
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord

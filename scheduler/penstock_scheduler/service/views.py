@@ -31,7 +31,7 @@ from penstock_scheduler.messages import (
     ShareView,
     Submission,
 )
-from penstock_scheduler.model import Job, Phase, ReasonCode, Suspension
+from penstock_scheduler.model import Job, Phase, ReasonCode
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import ModelSource
 from penstock_scheduler.records import RoundRecord
@@ -229,8 +229,9 @@ def _explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationV
         lines = [f"No round has considered job {view.id} yet. The next round will."]
         return ExplanationView(job=view, code="not-seen", text=text, lines=lines)
     # The round's snapshot is older than its actions. The user wants to read of the job as it is now.
-    now = None if view.suspended is None else Suspension(view.suspended.since_s, view.suspended.text)
-    found = dataclasses.replace(found, job=dataclasses.replace(found.job, phase=Phase(view.state), suspension=now))
+    found = dataclasses.replace(
+        found, job=dataclasses.replace(found.job, phase=Phase(view.state), suspension=view.suspended)
+    )
     return ExplanationView(
         job=view,
         round=found.round,
