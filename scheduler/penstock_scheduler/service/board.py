@@ -281,9 +281,7 @@ class Board(Known):
             progress=before.progress if before else None,
             total=before.total if before else None,
             gpu_seconds=before.gpu_seconds if before else {},
-            suspended=SuspensionView(since_s=job.suspension.since_s, text=job.suspension.text)
-            if job.suspension
-            else None,
+            suspended=job.suspension,
             result=result or (before.result if before else None),
             output=before.output if before else None,
         )
