@@ -1,5 +1,4 @@
 """The bodies of requests and answers of penstockd's HTTP API, version 1. docs/user/api.md lists the endpoints.
-
 Times are in seconds since 1970. The name of any other quantity ends with its unit.
 """
 
