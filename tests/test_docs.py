@@ -85,7 +85,7 @@ def test_the_pages_on_installing_say_who_runs_each_block(page: str):
         pytest.param(
             "docs/admin/sharing.md",
             {"sleep 40": "until squeue -ah -t SUSPENDED | grep -q wrap; do sleep 2; done"},
-            r"^3 +wrap .* 67% of the time, in time slices",
+            r"^3 +wrap .* 67% of the time, in time ",
             marks=pytest.mark.long,
         ),
     ],

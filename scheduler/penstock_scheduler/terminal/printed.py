@@ -69,7 +69,7 @@ def _jobs(picture: Picture, width: int) -> Table:
         "JOB": 10,
         "NAME": 24 if roomy else 14,
         "ASKS FOR": 24 if roomy else 14,
-        "STATE": 8,
+        "STATE": 9,
         "GPUS": 12,
         "NODES": 40,
     }
