@@ -40,6 +40,10 @@ STATUS_S = 0.5
 MOST_CREDIT_S = 0.1
 """Most time by which a pause that was too long shortens the next ones."""
 
+FORMER_RUN_S = 30.0
+"""A request that was older than this when the process began was made to an earlier run. An agent that is there may ask before the
+process begins, and writes anew what it still wants."""
+
 
 class Channel:
     """One process's channel.
@@ -211,7 +215,7 @@ class Channel:
         except (OSError, ValidationError) as error:
             log.debug("the control message of the node's agent cannot be read: %s", error)
             return False
-        if stamp is not None and stamp[0] / 1e9 < self._process_began_s:
+        if stamp is not None and stamp[0] / 1e9 < self._process_began_s - FORMER_RUN_S:
             self._over = control.suspend  # of an earlier run, by an agent that is gone
         self._control, self._stamp = control, stamp
         return True
