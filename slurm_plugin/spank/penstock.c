@@ -206,13 +206,24 @@ static const char uncounted[] = "one-a-GPU-but-this-node-lacks-penstock.so";
 
 static const char *const counts[] = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"};
 
+static int is_uncounted(spank_t spank)
+{
+	char value[64];
+
+	for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
+		if (spank_getenv(spank, counts[i], value, sizeof(value)) == ESPANK_SUCCESS && !strcmp(value, uncounted))
+			return 1;
+	return 0;
+}
+
 /* Gives the batch script of a job with one task for each GPU the numbers of tasks of this run. Slurm keeps one of them up
- * to date, SLURM_TASKS_PER_NODE, such as 4 or 2(x3). Without the numbers, srun refuses what stands in their place. */
+ * to date, SLURM_TASKS_PER_NODE, such as 4 or 2(x3); since 24.11, SLURM_NTASKS and SLURM_NPROCS, too. Without the
+ * numbers, srun refuses what stands in their place. */
 static void count_tasks(spank_t spank)
 {
 	char value[64], nodes[16];
 
-	if (spank_getenv(spank, counts[0], value, sizeof(value)) != ESPANK_SUCCESS || strcmp(value, uncounted))
+	if (!is_uncounted(spank))
 		return;
 	if (spank_getenv(spank, "SLURM_TASKS_PER_NODE", value, sizeof(value)) == ESPANK_SUCCESS &&
 	    spank_getenv(spank, "SLURM_JOB_NUM_NODES", nodes, sizeof(nodes)) == ESPANK_SUCCESS) {

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ EXAMPLES = REPOSITORY / "airflow_provider/airflow_provider_penstock/example_dags
 
 POLL_S = 1.0
 """Airflow's API takes tens of milliseconds for an answer."""
+
+LOCKED_S = 60.0
+"""For how long Airflow's SQLite may be locked, at load."""
 
 Instance = dict[str, Any]
 """A task instance, as Airflow's API has it."""
@@ -174,7 +178,12 @@ class Deployment:
     # --- the REST API
 
     def ask(self, method: str, path: str, **request: Any) -> Any:
+        """The API's answer. SQLite may be locked for a moment, for which Airflow's answer is 500: what may be repeated is."""
+        until_s = time.monotonic() + LOCKED_S
         answer = self._client.request(method, path, **request)
+        while method != "POST" and answer.status_code == 500 and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+            answer = self._client.request(method, path, **request)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:2000]}"
         return answer.json() if answer.content else None
 

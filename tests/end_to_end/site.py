@@ -128,11 +128,12 @@ class Site:
             ["sbatch", "--parsable", *arguments],
             env=environment,
             cwd=self.folder,
-            check=True,
+            check=False,
             capture_output=True,
             text=True,
             timeout=120,
         )
+        assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def submit(

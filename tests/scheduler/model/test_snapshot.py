@@ -65,13 +65,13 @@ MEASURED = Sensitivity(1, (1.0,), (1000.0,), ((1.0,),))
 FACTS = JobFacts(
     table(t4={1: 1.0}),
     30.0,
-    4,
-    ("a100",),
-    1000.0,
-    {"t4": 60.0},
-    SensitivityProfile("resnet18", (MEASURED,)),
-    False,
-    True,
+    largest_run_gpus=4,
+    unmeasured_types=("a100",),
+    remaining_work=1000.0,
+    attained_gpu_s={"t4": 60.0},
+    sensitivity=SensitivityProfile("resnet18", (MEASURED,)),
+    saves=False,
+    cost_measured=True,
 )
 
 
