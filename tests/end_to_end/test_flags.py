@@ -82,7 +82,11 @@ def walk(site: Site, *flags: str, script: str = "") -> Iterator[SlurmJob]:
 
 
 def test_a_job_has_its_cpus_for_each_gpu_at_every_size(sizes_site: Site) -> None:
-    """Slurm multiplies --cpus-per-gpu by the GPUs at the first start only."""
+    """Slurm multiplies --cpus-per-gpu by the GPUs at the first start only. Newer sbatch refuses it without --gpus."""
+    if sizes_site.gateway.version() >= (24, 11):
+        with pytest.raises(AssertionError, match="did not request any GPU"):
+            next(walk(sizes_site, "--cpus-per-gpu=3"))
+        return
     assert [job.cpus for job in walk(sizes_site, "--cpus-per-gpu=3")] == [6, 12, 12, 3]
 
 
