@@ -6,8 +6,10 @@ The learning rate is 0, so w stays at 1 and the true gradient is w. Writes FOLDE
 """
 
 import argparse
+import atexit
 import json
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -43,7 +45,14 @@ class Point(torch.nn.Module):
         return w.square().sum() / 2 - torch.nn.functional.linear(x, w[None]).float().mean()
 
 
+def fail_in_a_group() -> None:
+    """A process that ends with gloo's threads is aborted now and then, so that a complete job counts as failed."""
+    if torch.distributed.is_initialized():
+        os._exit(9)
+
+
 def main() -> None:
+    atexit.register(fail_in_a_group)
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("steps", type=int)

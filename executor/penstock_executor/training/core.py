@@ -16,6 +16,7 @@ A training loop of any kind uses it like this::
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import signal
@@ -38,7 +39,7 @@ from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
 from penstock_executor.training.gradients import PendingNorms
 from penstock_executor.training.loader import Loader
-from penstock_executor.training.processes import Group
+from penstock_executor.training.processes import Group, leave
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.saving import CannotSave, Saver, random_states
 from penstock_executor.training.state import TrainingState, newest_checkpoint
@@ -192,6 +193,8 @@ class Run:
         if self._saver is not None:
             self._saver.wait()
         self._close("completed")
+        # After whatever the script still does with the other processes. Gloo's threads may abort a process that ends with them.
+        atexit.register(leave)
 
     def step_done(self, samples: int | None = None) -> None:
         """Say that a step is over; then save, stop or stand still if the processes agreed on it.
@@ -503,8 +506,7 @@ class Run:
         failure = self._saver.failure if self._saver is not None else None
         self._group.barrier()
         self._close(outcome, str(failure or ""))
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        leave()
         raise SystemExit(status)
 
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -48,6 +48,12 @@ def join(ranks: Ranks) -> torch.device:
     return device
 
 
+def leave() -> None:
+    """Leave the group of all processes, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 class Group:
     """All processes of the run. They exchange values over a gloo group of their own, so that none waits behind
     gradients.
