@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 def duration(seconds: float) -> str:
     """A duration in the unit that fits it best."""
@@ -10,6 +12,11 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 36 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def clock(time_s: float) -> str:
+    """A time of the day, as the local clock shows it. `time_s`: s since 1970."""
+    return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
 def times(ratio: float) -> str:

@@ -21,7 +21,7 @@ from penstock_scheduler.notices import Kind, Notice, Notifier
 from penstock_scheduler.ports import NodeEvents
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.service.board import Board
-from penstock_scheduler.units import duration
+from penstock_scheduler.units import clock, duration
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class Watcher:
         for node, each in silent.items():
             if not set(each.suspended) - set(self._silent.get(node, ())) and node in self._silent:
                 continue
-            since = time.strftime("%H:%M:%S", time.localtime(each.since_s))
+            since = clock(each.since_s)
             jobs = ", ".join(each.suspended)
             text = (
                 f"The agent of {node} has not reported since {since}, although the node responds to Slurm. "

@@ -18,7 +18,6 @@ slices.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from penstock_scheduler.model import Job, JobId, Stop, StopCode, Suspension
 from penstock_scheduler.ports import Clock, SilentAgent
 from penstock_scheduler.sharing.messages import AWAY_S, CarriedJob, NodeStatus
 from penstock_scheduler.spool import Spool
+from penstock_scheduler.units import clock
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
 from penstock_slurm.holds import mark
 from penstock_slurm.states import HOLDING
@@ -144,7 +144,7 @@ class SilentAgents:
             elif each.job.movable and (each.job.spec.says_it_saves or each.job.id in saved):
                 stop = Stop(
                     StopCode.SHARING,
-                    f"the agent of {each.node}, which had suspended it, has been silent since {_clock(each.since_s)}, and "
+                    f"the agent of {each.node}, which had suspended it, has been silent since {clock(each.since_s)}, and "
                     f"{_jobs(each.users)} on its GPUs; it starts again from its last checkpoint",
                 )
                 if self._requeue(gateway, spool, each, stop):
@@ -157,7 +157,7 @@ class SilentAgents:
         except SlurmError as error:
             log.warning("cannot resume a job of a silent agent", extra={"job": held.job.id, "text": str(error)})
             return False
-        text = f"the agent of {held.node} has been silent since {_clock(held.since_s)}, and no job uses its GPUs"
+        text = f"the agent of {held.node} has been silent since {clock(held.since_s)}, and no job uses its GPUs"
         log.warning("job resumed", extra={"job": held.job.id, "node": held.node, "text": text})
         return True
 
@@ -176,19 +176,15 @@ class SilentAgents:
         silent_s = self._silent.get(node)
         if silent_s is None:
             return carried.why or "other jobs have its GPUs in this time slice"
-        until = _clock(silent_s + self.patience_s)
+        until = clock(silent_s + self.patience_s)
         what = (
             f"{_jobs(users)} on its GPUs meanwhile. If the agent is still silent at {until}, a job with a checkpoint starts "
             "again from that, and another one stays suspended until its GPUs are free"
             if users
             else f"Penstock resumes it at {until} if the agent is still silent"
         )
-        return f"the agent of {node}, which would resume it, has been silent since {_clock(silent_s)}; {what}"
+        return f"the agent of {node}, which would resume it, has been silent since {clock(silent_s)}; {what}"
 
 
 def _jobs(jobs: Sequence[JobId]) -> str:
     return f"job {jobs[0]} runs" if len(jobs) == 1 else f"jobs {', '.join(jobs)} run"
-
-
-def _clock(time_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(time_s))

@@ -23,6 +23,7 @@ from penstock_scheduler.terminal.cells import Letters, cluster_cells, style
 from penstock_scheduler.terminal.picture import Line, Picture
 from penstock_scheduler.terminal.printed import STYLES, held, title
 from penstock_scheduler.terminal.screens import Help, JobDetail, JobScreen, Question
+from penstock_scheduler.units import clock
 
 SORTS: dict[str, Callable[[Line], tuple[object, ...]]] = {
     "GPUs first": lambda line: line.order,
@@ -137,8 +138,9 @@ class TopApp(App[None]):
                 picture = self.source.look()
             except PenstockError as error:
                 away_s = away_s or time.time()
-                since = time.strftime("%H:%M:%S", time.localtime(away_s))
-                self.call_from_thread(self._show_away, f"No answer since {since}; what you see is older. {error}")
+                self.call_from_thread(
+                    self._show_away, f"No answer since {clock(away_s)}; what you see is older. {error}"
+                )
             else:
                 away_s = None
                 self.call_from_thread(self._show, picture)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -10,6 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from penstock_scheduler.terminal.picture import Line, Picture, by_type
+from penstock_scheduler.units import clock
 
 STYLES = {"running": "green", "starting": "cyan", "stopping": "yellow", "queued": "dim"}
 """State of a job -> its colour."""
@@ -45,7 +45,7 @@ def title(picture: Picture, now_s: float | None) -> str:
     """Round, age, policy and numbers of jobs, in one line."""
     if picture.round is None:
         return f"No round has been decided yet.  policy {picture.policy}"
-    text = f"Round {picture.round} at {time.strftime('%H:%M:%S', time.localtime(picture.decided_s))}"
+    text = f"Round {picture.round} at {clock(picture.decided_s)}"
     text += f" ({age(now_s - picture.decided_s)} ago)" if now_s is not None else ""
     text += (
         f"  policy {picture.policy}  jobs: {picture.placed} with GPUs, {len(picture.lines) - picture.placed} waiting"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from penstock_profiles.wire import Observation, Report
@@ -10,7 +9,7 @@ from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.terminal.picture import Picture, Watcher, asks_for
 from penstock_scheduler.terminal.screens import JobDetail
-from penstock_scheduler.units import duration
+from penstock_scheduler.units import clock, duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
@@ -44,7 +43,7 @@ class Daemon:
         events = []
         for each in history.outcomes[-EVENTS:]:
             where = f"{each.allocation.gpus} {each.allocation.gpu_type}" if each.allocation else ""
-            at = time.strftime("%H:%M:%S", time.localtime(each.time_s))
+            at = clock(each.time_s)
             events.append("  ".join(filter(None, (at, each.action, where, each.progress, each.stop, each.text))))
         return JobDetail(
             found.job,
