@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from replays.starburst import Outcomes, RigidJob, SiteSpec, figures, replay
 from replays.starburst_golden import GoldenRow, golden_jobs, golden_outcomes, golden_rows
 
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
-from penstock_scheduler.simulator.bursting import Outcomes, RigidJob, SiteSpec, figures, replay
 from penstock_scheduler.simulator.workloads import read_workload
 
 

@@ -31,7 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_settings_file_of_the_admins_page_is_valid_and_shows_the_defaults():
-    (text,) = blocks("docs/admin/install.md", "toml")
+    text = blocks("docs/admin/install.md", "toml")[0]
     settings = parse_settings(text, "docs/admin/install.md")
     assert settings.section(DaemonSettings) == DaemonSettings()
     assert settings.section(SlurmSettings) == SlurmSettings(partitions=("gpu",))

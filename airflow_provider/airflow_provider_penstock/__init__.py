@@ -4,6 +4,24 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+EXECUTOR_OPTIONS = {
+    name: {"description": text, "version_added": "0.1.0", "type": kind, "example": example, "default": default}
+    for name, kind, default, example, text in (
+        (
+            "conn_id",
+            "string",
+            "penstock_default",
+            None,
+            "The connection to penstockd. Jobs run as the user of its token.",
+        ),
+        ("python", "string", "python3", "/shared/airflow/bin/python", "An interpreter on the nodes that has Airflow."),
+        ("output_file", "string", None, "/shared/logs/airflow-%j.out", "Output of the jobs. Absent: Slurm's default."),
+        ("environment", "string", None, '{"AIRFLOW_HOME": "/shared/airflow/home"}', "Variables of the jobs, as JSON."),
+        ("poll_interval_s", "float", "2.0", None, "Seconds between two requests for the states of jobs."),
+    )
+}
+"""Section `[penstock_executor]` of Airflow's settings."""
+
 
 def get_provider_info() -> dict[str, Any]:
     """The provider's information for Airflow's entry point `apache_airflow_provider`, valid by provider_info.schema.json."""
@@ -23,6 +41,11 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "executors": ["airflow_provider_penstock.executors.penstock.PenstockExecutor"],
+        "notifications": ["airflow_provider_penstock.notifications.penstock.PenstockCancelNotifier"],
+        "cli": ["airflow_provider_penstock.cli.definition.get_penstock_cli_commands"],
+        "config": {
+            "penstock_executor": {"description": "Settings of PenstockExecutor.", "options": EXECUTOR_OPTIONS},
+        },
         "sensors": modules("sensors"),
         "hooks": modules("hooks"),
         "triggers": modules("triggers"),

@@ -6,18 +6,19 @@ import pytest
 from airflow.providers.common.compat.sdk import DAG, AirflowFailException, AirflowSkipException, TaskDeferred
 from helpers import Store, context, first_event, revived
 
+from airflow_provider_penstock.decorators.folder import TaskFolder
 from airflow_provider_penstock.decorators.penstock import penstock_task
 from airflow_provider_penstock.exceptions import PenstockFunctionFailed, PenstockJobFailed
 
 
 def of_function(function, folder, task_id, *args, **arguments):
     """A task of `@task.penstock`, as the worker has it."""
+    usual = {"shared_folder": f"{folder}/shared", "python": sys.executable, "poll_interval_s": 0.2, "deferrable": False}
     with DAG("functions", schedule=None):
         task = penstock_task(
             task_id=task_id,
-            shared_folder=f"{folder}/shared",
             output_file=f"{folder}/%j.out",
-            **{"python": sys.executable, "poll_interval_s": 0.2, "deferrable": False} | arguments,
+            **usual | arguments,
         )
         return task(function)(*args).operator
 
@@ -101,3 +102,68 @@ def test_a_function_that_asks_airflow_for_a_variable_fails_with_the_remedy(folde
         of_function(rate, folder, "variable", "rate").execute(context(instance("variable")))
     found = of_function(rate, folder, "given", "rate", environment={"AIRFLOW_VAR_RATE": "0.2"})
     assert found.execute(context(instance("given"))) == "0.2"
+
+
+def files(folder):
+    """Path -> mode, of all that is below a folder."""
+    return {str(path.relative_to(folder)): path.stat().st_mode & 0o7777 for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("shared_mode", "folders", "plain"), [(0o755, 0o700, 0o600), (0o2770, 0o2770, 0o660)])
+def test_files_are_private_and_go_once_their_result_was_read(
+    folder, instance, tmp_path, monkeypatch, shared_mode, folders, plain
+):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(shared_mode)
+    seen = {}
+    put = TaskFolder.put
+
+    def noted(self, *words):
+        put(self, *words)
+        seen.update(files(shared))
+
+    monkeypatch.setattr(TaskFolder, "put", noted)
+    operator = of_function(lambda: "secret", folder, f"private-{plain}", shared_folder=str(shared))
+    assert operator.execute(context(instance(operator.task_id))) == "secret"
+    (task,) = [name for name, mode in seen.items() if "/" not in name]
+    assert seen == {task: folders} | {f"{task}/{name}": plain for name in ("call.pkl", "made_by.json", "run.py")}
+    left = {name: mode for name, mode in files(shared).items() if name.startswith(task)}
+    assert left.pop(task) == folders
+    assert list(left.values()) == [plain], "only the result, for a try after a worker that died"
+    assert operator.execute(context(instance(operator.task_id, try_number=2))) == "secret"
+    for old in (shared / "taken" / task, shared / "taken" / ".swept"):
+        os.utime(old, (1, 1))
+    waiting = shared / ("0" * 32)  # of a job that waits in the queue, for however long
+    waiting.mkdir()
+    os.utime(waiting, (1, 1))
+    other = of_function(lambda: 1, folder, f"other-{plain}", shared_folder=str(shared))
+    other.execute(context(instance(other.task_id)))
+    assert not (shared / task).exists()
+    assert waiting.exists()
+
+
+def test_a_folder_that_other_users_may_change_is_refused(folder, instance, tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(AirflowFailException, match="every user may replace files"):
+        of_function(lambda: 1, folder, "open", shared_folder=str(tmp_path)).execute(context(instance("open")))
+    tmp_path.chmod(0o1777)
+    operator = of_function(lambda: 1, folder, "foreign", shared_folder=str(tmp_path))
+    foreign = operator._folder(context(instance("foreign"))).path
+    foreign.mkdir()
+    os.chown(foreign, 65534, 65534)
+    with pytest.raises(AirflowFailException, match="belongs to another user"):
+        operator.execute(context(instance("foreign")))
+    assert list(foreign.iterdir()) == []
+
+
+def test_a_job_of_a_user_who_may_not_read_the_folder_says_what_to_do(folder, instance, monkeypatch):
+    put = TaskFolder.put
+
+    def hidden(self, *words):
+        put(self, *words)
+        (self.path / "run.py").unlink()  # root may read everything
+
+    monkeypatch.setattr(TaskFolder, "put", hidden)
+    with pytest.raises(PenstockJobFailed, match=r"cannot read (.|\n)*chmod 2770"):
+        of_function(lambda: 1, folder, "hidden").execute(context(instance("hidden")))

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import re
 import sys
@@ -10,11 +11,14 @@ import airflow
 import jsonschema
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
+from helpers import context, submit
 from packaging import version
 
+import airflow_provider_penstock
 from airflow_provider_penstock import get_provider_info
-from airflow_provider_penstock.exceptions import PenstockAway, PenstockFunctionFailed, failure
+from airflow_provider_penstock.exceptions import PenstockAway, PenstockFunctionFailed, PenstockRefused, failure
 from airflow_provider_penstock.hooks.penstock import PenstockHook
+from airflow_provider_penstock.notifications.penstock import PenstockCancelNotifier
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 from airflow_provider_penstock.retries import retry_policy
 
@@ -28,7 +32,9 @@ def test_provider_info_is_valid_and_what_it_names_is_there():
             for module in entry["python-modules"]:
                 import_module(module)
     decorators = [entry["class-name"] for entry in info["task-decorators"]]
-    for path in [*info["extra-links"], *decorators, info["connection-types"][0]["hook-class-name"]]:
+    commands = info["cli"] if is_newest() else []
+    named = [*info["extra-links"], *info["notifications"], *decorators, *commands]
+    for path in [*named, info["connection-types"][0]["hook-class-name"]]:
         module, name = path.rsplit(".", 1)
         assert getattr(import_module(module), name).__name__ == name
 
@@ -38,6 +44,63 @@ def test_a_connection_says_for_whom_it_is_taken_and_a_wrong_token_is_told():
     good, sentence = PenstockHook("penstock_wrong").test_connection()
     assert not good
     assert "401" in sentence
+
+
+def test_a_command_says_what_to_change_before_the_first_task_runs(monkeypatch, capsys):
+    check = import_module("airflow_provider_penstock.cli.check")
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
+    check.check(SimpleNamespace(conn_id="penstock_default"))
+    assert capsys.readouterr().out.startswith("ok:     connection penstock_default: penstockd accepts the token as ")
+    monkeypatch.setenv(
+        "AIRFLOW__CORE__EXECUTOR", "LocalExecutor,airflow_provider_penstock.executors.penstock.PenstockExecutor"
+    )
+    for conn_id, sentence in {
+        "penstock_wrong": "the token is unknown or revoked",
+        "penstock_nameless": "does not name this Airflow",
+        "not_there": "not_there",
+    }.items():
+        with pytest.raises(SystemExit):
+            check.check(SimpleNamespace(conn_id=conn_id))
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.startswith("change: ")
+        assert sentence in first
+        assert "task_queued_timeout is 600 s" in second
+    monkeypatch.setenv("AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT", "86400")
+    check.check(SimpleNamespace(conn_id="penstock_default"))
+    if is_newest():
+        from airflow.cli.cli_parser import get_parser
+
+        chosen = get_parser().parse_args(["penstock", "check", "--conn-id", "penstock_wrong"])
+        with pytest.raises(SystemExit):
+            chosen.func(chosen)
+
+
+def test_a_notifier_cancels_the_jobs_that_a_run_has_left(folder, instance, hook, until):
+    jobs = []
+    for number in range(3):
+        ti = instance(f"left-{number}")
+        jobs.append(submit(ti.task_id, folder, wait_for_completion=False).execute(context(ti))["job_id"])
+    PenstockCancelNotifier("{{ left }}")({"left": jobs[0]})
+    asyncio.run(PenstockCancelNotifier([jobs[1], "999999"]).async_notify({}))
+    for nothing in (None, "{{ none }}", "None"):
+        PenstockCancelNotifier(nothing)({})
+    until(lambda: [hook.job(job)["ended"] for job in jobs[:2]] == ["CANCELLED"] * 2)
+    assert hook.job(jobs[2])["state"] != "ended"
+    with pytest.raises(PenstockRefused, match="401"):
+        PenstockCancelNotifier(jobs[2], "penstock_wrong")({})
+    hook.cancel(jobs[2])
+
+
+def test_the_settings_of_the_executor_are_airflows_and_have_their_defaults():
+    from airflow.providers.common.compat.sdk import conf
+
+    options = get_provider_info()["config"]["penstock_executor"]["options"]
+    code = (Path(airflow_provider_penstock.__file__).parent / "executors/penstock.py").read_text()
+    assert set(re.findall(r'SECTION, "([a-z_]+)"', code)) == set(options)
+    if is_newest():
+        assert {name: conf.get("penstock_executor", name, fallback=None) for name in options} == {
+            name: each["default"] for name, each in options.items()
+        }
 
 
 def test_tls_is_spoken_and_a_certificate_that_nobody_vouches_for_is_refused(monkeypatch):

@@ -12,7 +12,8 @@ from typing import Any
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
-from penstock_scheduler.simulator.bursting import Figures, RigidJob, SiteSpec
+
+from .starburst import Figures, RigidJob, SiteSpec
 
 KINDS = {
     "zero": Wait.NONE,

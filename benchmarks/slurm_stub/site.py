@@ -44,6 +44,9 @@ JOB_FIELDS = job_fields(abilities.release((22, 5)))
 GPUS = 8
 """GPUs of a node."""
 
+BEGAN_S = 1_700_000_000
+"""When the first of the running jobs began, s since 1970."""
+
 
 @dataclass(frozen=True)
 class StubSite:
@@ -103,7 +106,7 @@ class StubSite:
         (self.folder / "node").write_text("\n".join(lines) + "\n")
 
     def write_jobs(self, now_s: float) -> None:
-        """Write the answer to squeue. The time that each job has run grows."""
+        """Write the answer to squeue at this time. The time that each job has run grows."""
         records = [self._running(index, now_s) for index in range(self.running)]
         records += [self._waiting(index, now_s) for index in range(self.waiting)]
         path = self.folder / "jobs.new"
@@ -121,7 +124,7 @@ class StubSite:
         return f"n{index * self.nodes // self.running:04}"
 
     def _running(self, index: int, now_s: float) -> list[str]:
-        start_s = 1_790_000_000 + index
+        start_s = BEGAN_S + index
         ran_s = int(now_s) - start_s
         days, rest = divmod(ran_s, 86_400)
         ran = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
@@ -140,7 +143,7 @@ class StubSite:
         )
 
     def _waiting(self, index: int, now_s: float) -> list[str]:
-        submit_s = 1_790_100_000 + index
+        submit_s = BEGAN_S + 100_000 + index
         return self._record(str(100_000 + index), "PENDING", index + self.running, "", "", submit_s, None, "0:00")
 
     def _record(

@@ -59,7 +59,7 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
     def region(name: str) -> Ec2:
         own = section.in_region(name)
         kept = Kept(file_of(state_dir, own.region, home=section.region), own.region)
-        return Ec2(Yielding(connect(own), lock), own, kept.now)
+        return Ec2(Yielding(connect(own), lock, store.leadership), own, kept.now)
 
     def earlier_region(name: str) -> Provider:
         try:
@@ -69,11 +69,13 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
 
     guests = None
     if section.bucket is not None:
-        bucket = staging.StagingBucket(Yielding(staging.connect(section), lock), section.bucket, str(section.site))
+        bucket = staging.StagingBucket(
+            Yielding(staging.connect(section), lock, store.leadership), section.bucket, str(section.site)
+        )
         guests = DetachedRuns(section, Share(section.share), bucket)
     providers: list[Provider] = [region(name) for name in (section.region, *section.regions)] if ec2 else []
     for name, command in section.commands.items():
-        client = Yielding(Client(name, command), lock)
+        client = Yielding(Client(name, command), lock, store.leadership)
         providers.append(Command(name, str(section.site), client, section.price_days))
     places = Places(providers, earlier_region if ec2 else no_longer_set_up)
     return BurstManager(places, section, store, clock, nodes, random.Random(), guests, lock)  # noqa: S311

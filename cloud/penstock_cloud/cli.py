@@ -11,28 +11,45 @@ from pathlib import Path
 
 import typer
 
+from penstock_cloud.command import Client, Command
 from penstock_cloud.doctor import Finding
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst_manager.provider import LaunchFailed, Provider
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 
-app = typer.Typer(no_args_is_help=True, help="EC2: prices, checks, and what runs there.")
+app = typer.Typer(no_args_is_help=True, help="Clouds: prices, checks, and what runs there.")
 
 CONFIG = typer.Option(Path("/etc/penstock/penstock.toml"), "--config", help="The daemon's settings file.")
+
+
+def _regions(settings: Settings) -> tuple[CloudSettings, ...]:
+    """The settings in each region of EC2; none where the site has commands alone."""
+    alone = settings.section(DaemonSettings).cloud == "command"
+    return () if alone else settings.section(CloudSettings).everywhere()
+
+
+def _commands(settings: Settings) -> list[Command]:
+    """The places behind commands of the admin's. Raises ConfigError."""
+    section = settings.section(CloudSettings)
+    return [
+        Command(name, str(section.site), Client(name, command), section.price_days)
+        for name, command in section.commands.items()
+    ]
 
 
 @app.command()
 def refresh(config: Path = CONFIG) -> None:
     """Fetch instance types and today's prices. penstockd reads them by itself. Run it daily, and hourly for spot."""
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
     from penstock_cloud.catalogue import fetch, file_of, save
     from penstock_profiles.gpus import load_gpus
 
     settings = load_settings(config)
     home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
-    for section in home.everywhere():
+    for section in _regions(settings):
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+
         session = boto3.session.Session(region_name=section.region)
         names, now = section.instance_types, datetime.now(UTC)
         try:
@@ -46,6 +63,8 @@ def refresh(config: Path = CONFIG) -> None:
         spot = sum(bool(each.spot_usd_per_h) for each in found.types.values())
         what = f"{len(found.types)} types with GPUs in {found.region}"
         typer.echo(f"{what}: {priced} with a price on demand, {spot} with spot prices")
+    for place in _commands(settings):
+        typer.echo(f"{place.name}: nothing to fetch; its command is asked for its prices once a minute")
 
 
 @app.command()
@@ -55,7 +74,7 @@ def types(config: Path = CONFIG) -> None:
 
     settings = load_settings(config)
     home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
-    for section in home.everywhere():
+    for section in _regions(settings):
         catalogue = load(file_of(state_dir, section.region, home=home.region), section.region)
         if catalogue is None:
             raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
@@ -68,6 +87,17 @@ def types(config: Path = CONFIG) -> None:
             price = "?" if known.usd_per_h is None else f"{known.usd_per_h:.4f}"
             more = f"  spot {spot:.4f}" if spot else ""
             typer.echo(f"{name:16} {known.gpus} {known.gpu_type:10} {price:>9}{more}")
+    for place in _commands(settings):
+        now_s = datetime.now(UTC).timestamp()
+        try:
+            machines = place.offers(now_s)
+        except LaunchFailed as error:
+            raise ConfigError(f"{error}; run `penstock cloud doctor`") from None
+        typer.echo(f"prices of {place.name}, US dollars an hour with volume and address")
+        for each in machines:
+            typer.echo(f"{each.line:16} {each.gpus} {each.gpu_type:10} {each.usd_per_h:>9.4f}")
+        if why := place.prices(now_s):
+            typer.echo(f"not offered: {why}")
 
 
 @app.command()
@@ -77,7 +107,7 @@ def doctor(config: Path = CONFIG) -> None:
     settings: Settings = load_settings(config)
     home = settings.section(CloudSettings)
     wrong = 0
-    for section in home.everywhere():
+    for section in _regions(settings):
         if home.regions:
             typer.echo(f"in {section.region}:")
         for finding in _examined(settings, home, section):
@@ -85,6 +115,10 @@ def doctor(config: Path = CONFIG) -> None:
             typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.check}: {finding.text}")
             if finding.remedy:
                 typer.echo(f"     -> {finding.remedy}")
+    for place in _commands(settings):
+        why = place.check()
+        wrong += bool(why)
+        typer.echo(f"FAIL {place.name}: {why}" if why else f"ok   {place.name}: its command answers")
     if wrong:
         raise typer.Exit(1)
 
@@ -123,16 +157,17 @@ def policy(config: Path = CONFIG) -> None:
 
 @app.command("list")
 def list_(config: Path = CONFIG) -> None:
-    """List the site's instances as EC2 reports them, also those without a run."""
+    """List the site's instances as their clouds report them, also those without a run."""
     from penstock_cloud.ec2 import Ec2, connect
-    from penstock_scheduler.burst_manager.provider import LaunchFailed
 
-    for section in load_settings(config).section(CloudSettings).everywhere():
+    settings = load_settings(config)
+    places: list[Provider] = [Ec2(connect(section), section) for section in _regions(settings)]
+    for place in (*places, *_commands(settings)):
         try:
-            found = Ec2(connect(section), section).list()
+            found = place.list()
         except LaunchFailed as error:
             raise ConfigError(
-                f"EC2 does not answer in {section.region}: {error}; run `penstock cloud doctor`"
+                f"{place.name} does not list its instances: {error}; run `penstock cloud doctor`"
             ) from None
         for each in found:
             run, node = each.tags.get("run"), each.tags.get("node")

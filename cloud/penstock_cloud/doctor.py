@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -62,6 +63,20 @@ def policy(settings: CloudSettings) -> dict[str, Any]:
         found["Statement"] += _key_statements(settings.kms_key)
     if settings.bucket is not None:
         found["Statement"] += _staging_statements(settings)
+    return _in_partition(found, settings.region)
+
+
+def _in_partition(policy: dict[str, Any], region: str) -> dict[str, Any]:
+    """The policy as the region's part of AWS names things. GovCloud and China have names of their own.
+
+    Source: AWS, "Amazon Resource Names (ARNs)"; AWS China, "Amazon Resource Names and service principals".
+    """
+    text = json.dumps(policy)
+    if region.startswith("us-gov-"):
+        text = text.replace("arn:aws:", "arn:aws-us-gov:")
+    elif region.startswith("cn-"):
+        text = text.replace("arn:aws:", "arn:aws-cn:").replace('"ec2.amazonaws.com"', '"ec2.amazonaws.com.cn"')
+    found: dict[str, Any] = json.loads(text)
     return found
 
 
@@ -151,13 +166,27 @@ def examine(
         )
     else:
         yield Finding("budget", "a cap is set")
-    if share_writable():
+    if share_writable() and _everybody_writes(settings):
+        text = f"everybody can write {settings.share}, and could end runs by false notices and requests"
+        yield Finding(
+            "share", text, f"chmod o-w {settings.share} {settings.share}/*; slurmctld's user must still write it"
+        )
+    elif share_writable():
         yield Finding("share", f"{settings.share} can be written")
     else:
         remedy = (
             "make the folder, on a file system that the cloud nodes mount, and let penstockd and slurmctld write it"
         )
         yield Finding("share", f"{settings.share} cannot be written", remedy)
+
+
+def _everybody_writes(settings: CloudSettings) -> bool:
+    """Whether every user of a machine that has the shared folder can write it, or a folder in it."""
+    share = settings.share
+    try:
+        return any(each.stat().st_mode & stat.S_IWOTH for each in (share, *share.iterdir()) if each.is_dir())
+    except OSError:
+        return False
 
 
 def _ask(ask: Callable[..., Any], **asked: Any) -> Any:

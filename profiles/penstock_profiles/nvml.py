@@ -28,6 +28,9 @@ from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
 
 MIB = 2**20
 
+SAMPLED_S = 1.0
+"""NVML's longest sampling period. A longer time since the sample before was idle."""
+
 OFF_THE_BUS = 79
 """The XID by which the driver reports that a GPU has fallen off the bus."""
 
@@ -195,6 +198,8 @@ class Nvml:
         self._index_of: dict[int | None, int] = {}
         self._off_the_bus: set[int] = set()
         self._asked_us: dict[str, int] = {}
+        self._counted_us: dict[str, int] = {}
+        self._gpu_s: dict[tuple[str, int], float] = {}
         self._events: Any = None
         try:
             self._find_devices()
@@ -227,6 +232,31 @@ class Nvml:
             except self._api.NVMLError as error:
                 lost.append(Lost(device.index, device.uuid, str(error), codes))
         return Sample(tuple(readings), tuple(lost))
+
+    def gpu_times(self) -> dict[tuple[str, int], float] | None:
+        """GPU time by device (its UUID) and process, s, since this was first called; None: the driver does not count
+        it, as for MIG devices and some virtual GPUs.
+
+        Call it at least once a second: NVML keeps only the newest sampling period (1/6 s to 1 s).
+        """
+        api, counted = self._api, False
+        for device, handle in self._handles:
+            if device.parent is not None:
+                return None
+            try:
+                entries = api.nvmlDeviceGetProcessUtilization(handle, self._counted_us.get(device.uuid, 0))
+            except api.NVMLError as error:
+                counted = counted or error.value == api.NVML_ERROR_NOT_FOUND  # no process used the GPU
+                continue
+            counted = True
+            before_us = self._counted_us.get(device.uuid)
+            newest_us = max((entry.timeStamp for entry in entries), default=before_us or 0)
+            self._counted_us[device.uuid] = newest_us
+            for entry in entries if before_us is not None else ():
+                seconds = min((entry.timeStamp - before_us) / 1e6, SAMPLED_S)
+                key = device.uuid, entry.pid
+                self._gpu_s[key] = self._gpu_s.get(key, 0.0) + max(seconds, 0.0) * entry.smUtil / 100
+        return dict(self._gpu_s) if counted else None
 
     def links(self) -> tuple[tuple[int, ...], ...]:
         """How well each pair of GPUs is connected: a row and a column for each of NVML's indexes. Higher is better.

@@ -24,8 +24,9 @@ from pydantic import BaseModel
 
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report
+from penstock_scheduler.access_messages import AuditPage, Identity, NewToken, TokenOrder, TokenView
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.health_messages import Health
+from penstock_scheduler.health_messages import Health, LeaderMove
 from penstock_scheduler.history_messages import (
     Allocations,
     AllocationSpan,
@@ -38,18 +39,15 @@ from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import (
     ApprovalView,
-    AuditPage,
     ClusterView,
     Drain,
     DrainOrder,
     ExplanationView,
     Forecast,
     History,
-    Identity,
     JobPage,
     JobView,
     LogPart,
-    NewToken,
     NodeView,
     OwnerView,
     Pause,
@@ -61,14 +59,12 @@ from penstock_scheduler.messages import (
     RoundPage,
     RoundView,
     Submission,
-    TokenOrder,
-    TokenView,
 )
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.settings import DEFAULT_SOCKET
 
 URL_VARIABLE = "PENSTOCK_URL"
-"""Environment variable: URL of penstockd, `https://host:port` or `unix:/path/of/the/socket`."""
+"""Environment variable: URL of penstockd, `https://host:port` or `unix:/path/of/the/socket`; several are separated by commas."""
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105
 """Environment variable: a bearer token. Over TCP without a token, the client uses MUNGE."""
 
@@ -78,6 +74,11 @@ AUTHORITY_VARIABLE = "PENSTOCK_CA"
 """Environment variable: PEM file of certificates to trust for penstockd; without it, those that the system trusts."""
 
 RETRY_PAUSES_S = (0.2, 1.0, 3.0)
+
+FIND_S = 25.0
+"""How long to look for the leader among several penstockd: longer than a takeover takes."""
+FIND_PAUSE_S = 0.5
+"""After all have been asked."""
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -101,7 +102,8 @@ class Client:
     """A connection to penstockd. Methods raise ApiError if it refuses, and DaemonAway if it does not answer.
 
     Args:
-        url: `https://host:port`, `http://host:port` or `unix:/path/of/the/socket`.
+        url: `https://host:port`, `http://host:port` or `unix:/path/of/the/socket`. With several, separated by commas, the client
+            finds the penstockd that leads, and waits up to 25 s for one.
         token: a bearer token; None: the client identifies itself by the socket, or over TCP by MUNGE.
         authority: PEM file of certificates to trust for `https`; None: those that the system trusts.
         munge_socket: munged's socket; None: MUNGE's default.
@@ -120,14 +122,8 @@ class Client:
         munge_socket: Path | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        # Reading the system's certificates takes 45 ms, and without TLS they are not needed.
-        plain = url.startswith(("unix:", "http:"))
-        verify = _trusting(authority) if authority is not None else not plain
-        transport = None
-        if url.startswith("unix:"):
-            transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"), verify=verify)
-        self.url = url
-        self._local = transport is not None
+        self._urls = [each.strip() for each in url.split(",")]
+        self._authority = authority
         self._token = token
         self._munge_socket = munge_socket
         self._timeout_s = timeout_s
@@ -135,13 +131,30 @@ class Client:
         """The id of the newest event of `events`."""
         self.silent_since_s: float | None = None
         """By the newest answer: when the API last heard of penstockd, s since 1970; None: penstockd is there."""
+        self._use(self._urls[0])
+
+    def _use(self, url: str) -> None:
+        """Ask this URL from now on. Raises ConfigError."""
+        # Reading the system's certificates takes 45 ms, and without TLS they are not needed.
+        plain = url.startswith(("unix:", "http:"))
+        verify = _trusting(self._authority) if self._authority is not None else not plain
+        transport = None
+        if url.startswith("unix:"):
+            transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"), verify=verify)
+        self.url = url
+        self._local = transport is not None
         self._http = httpx.Client(
             transport=transport,
             base_url="http://penstock" if self._local else url,
             verify=verify,
-            timeout=timeout_s,
+            timeout=self._timeout_s,
             trust_env=False,
         )
+
+    def _use_next(self) -> None:
+        """Ask the next one of several penstockd from now on."""
+        self._http.close()
+        self._use(self._urls[(self._urls.index(self.url) + 1) % len(self._urls)])
 
     @classmethod
     def open(cls, environ: Mapping[str, str] = os.environ, *, timeout_s: float = 30.0) -> Self:
@@ -404,8 +417,17 @@ class Client:
         return self._ask(LedgerPage, "GET", "/v1/ledger", query={"before": before}, again=True)
 
     def ready(self) -> Health:
-        """Whether the daemon can do its work. Does not raise if it cannot."""
-        return Health.model_validate(self._send("GET", "/v1/ready", accept=(503,)).json())
+        """Whether the daemon can do its work. Does not raise if it cannot. Of several, the leader answers if there is one."""
+        for _ in self._urls:
+            found = Health.model_validate(self._send("GET", "/v1/ready", accept=(503,)).json())
+            if found.leader is None or found.leader.here or len(self._urls) == 1:
+                break
+            self._use_next()
+        return found
+
+    def move_leader(self, to: str = "") -> str:
+        """Let another penstockd lead: the one of this name, or any. Returns who may lead next. For admins."""
+        return self._ask(LeaderMove, "POST", "/v1/leader/move", body=LeaderMove(to=to)).to
 
     def events(self, after: str | None = None) -> Iterator[tuple[str, str]]:
         """(kind, JSON) of each event, until the API ends.
@@ -466,7 +488,9 @@ class Client:
     ) -> httpx.Response:
         content = None if body is None else body.model_dump_json(exclude_unset=True).encode()
         query = {name: value for name, value in (query or {}).items() if value is not None}
-        for pause_s in (*(RETRY_PAUSES_S if again else ()), None):
+        pauses = iter((*(RETRY_PAUSES_S if again else ()), None))
+        find_until_s = time.monotonic() + (FIND_S if len(self._urls) > 1 else 0.0)
+        while True:
             headers = self._headers(method, path) | ({"Content-Type": "application/json"} if content else {})
             try:
                 answer = self._http.request(
@@ -478,18 +502,31 @@ class Client:
                     timeout=self._timeout_s + patience_s,
                 )
             except httpx.TransportError as error:
-                if pause_s is None:
+                # Nothing was sent, so any request may be repeated elsewhere.
+                if isinstance(error, httpx.ConnectError) and self._finds(find_until_s):
+                    continue
+                if (pause_s := next(pauses)) is None:
                     raise self._away(error) from None
                 time.sleep(pause_s)
+                continue
+            if accept == () and _stands_by(answer) and self._finds(find_until_s):
                 continue
             since_s = answer.headers.get("Penstock-Daemon-Silent-Since")
             self.silent_since_s = None if since_s is None else float(since_s)
             if answer.is_success or answer.status_code in accept:
                 return answer
-            if answer.status_code not in (429, 503, 504) or pause_s is None:
+            if answer.status_code not in (429, 503, 504) or (pause_s := next(pauses)) is None:
                 raise _error(answer)
             time.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
+
+    def _finds(self, until_s: float) -> bool:
+        """Go on to the next penstockd, with a pause after the last one. Returns whether there is time for that."""
+        if time.monotonic() > until_s:
+            return False
+        if self.url == self._urls[-1]:
+            time.sleep(FIND_PAUSE_S)
+        self._use_next()
+        return True
 
     def _headers(self, method: str, path: str) -> dict[str, str]:
         if self._token is not None:
@@ -519,6 +556,16 @@ class Client:
         return DaemonAway(
             f"penstockd does not answer at {self.url} ({error}). Running jobs keep running. Check that it is up."
         )
+
+
+def _stands_by(answer: httpx.Response) -> bool:
+    """Whether a penstockd that stands by has refused the request: nothing was done."""
+    if answer.status_code != 503:
+        return False
+    try:
+        return bool(answer.json()["error"]["code"] == "not-leader")
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:

@@ -25,6 +25,8 @@ from penstock_scheduler.disks import spool_check, store_check
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.kin import KinOfJobs
+from penstock_scheduler.leadership.candidate import StandingBy, candidate
+from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
@@ -38,7 +40,7 @@ from penstock_scheduler.plan_gate import Approval, SafetySettings
 from penstock_scheduler.plugins import open_cloud, open_cluster
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import Clock, ClusterParts, ModelSource, Store
+from penstock_scheduler.ports import Clock, ClusterParts, Leadership, ModelSource, Store
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
@@ -51,6 +53,7 @@ from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.service.waits import WaitLog
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.store.opening import is_server
 from penstock_scheduler.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -59,9 +62,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STANDS_BY = 75
+"""Exit status of a penstockd that leads no longer. systemd starts it again, and it stands by."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit status: 0 stopped when asked, 1 cannot run, 2 wrong settings or usage."""
+    """Entry point. Exit status: 0 stopped when asked, 1 cannot run, 2 wrong settings or usage, 75 leads no longer."""
     parser = argparse.ArgumentParser(prog="penstockd", description="Decides, every round, which job gets which GPUs.")
     parser.add_argument("--config", type=Path, default=Path("/etc/penstock/penstock.toml"), help="settings file (TOML)")
     parser.add_argument(
@@ -109,26 +115,44 @@ class _Signals:
 
 
 def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
-    """Run until stopped.
+    """Run until stopped. Returns the exit status.
 
-    1. Open the store, which also makes sure that no other daemon runs on it.
-    2. Open the cluster, and the API if it is enabled.
-    3. Tick until a signal says stop. After each tick: sign of life to systemd, notices, reload.
-    4. Close in the opposite order.
+    1. Open the store. On a database server, stand by until this penstockd leads. A file has one penstockd.
+    2. Lead.
     """
     clock = WallClock()
     signals = _Signals(clock)
     open_files.raise_limit()
+    configure_logging(daemon.log_format, writes=daemon.log_writes)
+    lease = None
+    if daemon.store is not None and is_server(daemon.store):
+        waiting = StandingBy(daemon.store, candidate(daemon, settings.section(ApiSettings)))
+        from penstock_scheduler.service.standing_by import stand_by  # needs the extra `service`
+
+        lease = stand_by(waiting, settings, lambda: signals.stop)
+        if lease is None:
+            log.info("stopped", extra={"why": "asked to"})
+            return 0
     store = open_store(
         daemon.store or daemon.state_dir,
         writer=True,
+        leadership=lease,
         keep_rounds=daemon.keep_rounds,
         keep_days=daemon.keep_days,
         keep_audit_days=daemon.keep_audit_days,
     )
+    return _lead(make_site(path, settings, clock, store), signals, clock)
+
+
+def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
+    """Lead until a signal says stop, an admin hands over, or the term is lost.
+
+    1. Open the API if it is enabled.
+    2. Tick. After each tick: sign of life to systemd, notices, reload.
+    3. Give the lead up, and close in the opposite order.
+    """
+    settings, store, handover = site.settings, site.store, site.handover
     api = settings.section(ApiSettings)
-    configure_logging(daemon.log_format)
-    site = make_site(path, settings, clock, store)
     service, publisher = make_service(site) if api.enabled else (None, None)
     if publisher is not None:
         publisher.start()
@@ -149,10 +173,19 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
         if signals.take_reload():
             site.reload()
 
-    log.info("started", extra={"version": __version__, "settings": settings.source, "policy": str(settings.policy)})
+    log.info(
+        "started",
+        extra={
+            "version": __version__,
+            "settings": settings.source,
+            "policy": str(settings.policy),
+            "fencing": store.leadership.number,
+        },
+    )
     sd_notify("READY=1")
-    site.loop.run(lambda: signals.stop, on_tick)
-    sd_notify("STOPPING=1")
+    site.loop.run(lambda: signals.stop or handover.wanted or bool(store.leadership.lost), on_tick)
+    sd_notify("STOPPING=1" if signals.stop else "STATUS=hands over")
+    store.leadership.close(handover.successor)
     if service is not None:
         service.stop()
     if publisher is not None:
@@ -160,8 +193,11 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
     site.vitals.stop()
     site.notifier.stop()
     store.close()
-    log.info("stopped", extra={"why": "asked to"})
-    return 0
+    if signals.stop:
+        log.info("stopped", extra={"why": "asked to"})
+        return 0
+    log.info("stopped", extra={"why": store.leadership.lost or "handed over; the next start stands by"})
+    return STANDS_BY
 
 
 def _check(settings: Settings) -> int:
@@ -195,6 +231,7 @@ def make_loop(
     overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
     on_observed: Observer = lambda state, now_s, gpu_seconds: None,
     on_stopped: Callable[[Mapping[JobId, Stop]], None] = lambda stops: None,
+    leadership: Leadership = ALONE,
 ) -> RoundLoop:
     """The round loop that these settings describe, on this cluster. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
@@ -219,6 +256,7 @@ def make_loop(
         rules=rules,
         cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
         safety=settings.section(SafetySettings),
+        leadership=leadership,
         overspent=overspent,
         on_observed=on_observed,
         on_round=on_round,
@@ -228,7 +266,7 @@ def make_loop(
 
 def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> LiveScheduler:
     """The round loop that these settings describe, watched by a board. Raises ConfigError."""
-    parts, specs, sensitivities = _open(settings, clock)
+    parts, specs, sensitivities = _open(settings, clock, store.leadership)
     notifier = Notifier(settings.section(NoticeSettings))
 
     board = Board(store, parts.submitter, lambda view: watcher.job_ended(view))
@@ -284,6 +322,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         rules.overspent,
         counted,
         stopped,
+        store.leadership,
     )
     chosen = make_policy(settings.policy)[1]
     disks = [store_check(store, clock.now_s)]
@@ -299,6 +338,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         lambda: site.loop.gate.incomplete if site.loop.gate is not None else "",
         lambda: site.loop.cloud_protected,
         lambda: site.loop.cloud_troubles,
+        store.leadership,
     )
     site = LiveScheduler(
         path,
@@ -344,6 +384,7 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
         site.rules,
         site.approve,
         site.vitals.health,
+        site.hand_over,
     )
 
     def check(spec: JobSpec) -> None:
@@ -369,7 +410,9 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
     return Service(api, app, site.board, private=True), publisher
 
 
-def _open(settings: Settings, clock: Clock) -> tuple[ClusterParts, SpecModels, Sensitivities]:
+def _open(
+    settings: Settings, clock: Clock, leadership: Leadership = ALONE
+) -> tuple[ClusterParts, SpecModels, Sensitivities]:
     daemon = settings.section(DaemonSettings)
     try:
         families = load_families(daemon.families)
@@ -377,7 +420,7 @@ def _open(settings: Settings, clock: Clock) -> tuple[ClusterParts, SpecModels, S
         raise ConfigError(f"[daemon] families: {error}") from None
     sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
     models = SpecModels(families, daemon.restart_cost_s, sensitivities=sensitivities)
-    return open_cluster(daemon.cluster, settings, clock, models.check), models, sensitivities
+    return open_cluster(daemon.cluster, settings, clock, models.check, leadership), models, sensitivities
 
 
 if __name__ == "__main__":

@@ -26,3 +26,11 @@ class ClusterAway(RoundFailed):
 
 class StoreError(RoundFailed):
     """The store cannot be read or written."""
+
+
+class NoStandby(PenstockError):
+    """No other penstockd can take the lead."""
+
+
+class NotLeading(StoreError):
+    """This penstockd does not lead, or cannot show that it still does. Nothing was written, and nothing may be."""

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock_scheduler.model import ClusterState, EndedRun, Job, JobId, Phase, Placement
+from penstock_scheduler.reused_ids import is_another
 
 FORGET_S = 300.0
 """How long the GPU-seconds of an absent job are kept. By then, a saved round has its last ones. A job that is out of sight while
@@ -78,7 +79,10 @@ class GpuSeconds:
         """The rests of runs that ended during the newest observation, which the next observation adds to `attained`."""
         self._absent_since_s: dict[JobId, float] = {}
         self._observed_s = observed_s
+        jobs = tuple(jobs)
         self._runs: dict[JobId, CountedRun] = {} if observed_s is None else _present_runs(jobs, observed_s)
+        self._submitted_s = {job.id: job.submit_s for job in jobs if job.id in self.attained}
+        """When the jobs in `attained` were submitted, as far as they have been seen."""
 
     @property
     def so_far(self) -> Mapping[JobId, Mapping[str, float]]:
@@ -114,6 +118,7 @@ class GpuSeconds:
         """
         since_s = now_s if self._observed_s is None else self._observed_s
         present, ended = _present_and_ended(state)
+        self._forget_former(present)
         runs, over = _present_runs(state.jobs, now_s), self._over(present)
         from_accounts = _recorded(recorded, _unknown(over, present, ended)) if recorded else {}
         charges = [
@@ -128,6 +133,8 @@ class GpuSeconds:
             if last.ended_s > now_s and job_id not in from_accounts and not in_cloud(last.held, cloud_nodes)
         ]
         add(self.attained, (charge for charge in charges if not in_cloud(charge[1], cloud_nodes)))
+        seen = {job: present[job].submit_s for job in self.attained if job in present}
+        self._submitted_s = {job: self._submitted_s[job] for job in self.attained if job in self._submitted_s} | seen
         self._runs, self._observed_s = runs, now_s
 
     def sent(self, jobs: Iterable[Job], placements: Mapping[JobId, Placement], now_s: float) -> None:
@@ -173,6 +180,13 @@ class GpuSeconds:
                 yield job_id, last.held, min(last.ended_s, now_s) - known.counted_s
             elif last.ended_s > since_s:
                 yield job_id, last.held, min(last.ended_s, now_s) - _begin_s(last.started_s, since_s)
+
+    def _forget_former(self, present: Mapping[JobId, Job]) -> None:
+        """Drop what jobs have attained whose ids other jobs have now."""
+        for job_id, submitted_s in self._submitted_s.items():
+            if job_id in present and is_another(present[job_id], submitted_s):
+                self.attained.pop(job_id, None)
+                self._runs.pop(job_id, None)
 
     def _forget(self, present: Mapping[JobId, Job], now_s: float) -> None:
         """Drop the GPU-seconds of jobs that have been absent for long."""

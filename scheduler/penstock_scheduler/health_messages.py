@@ -65,6 +65,48 @@ class FilesHealth(Body):
     """That the limit is low, or will be reached; empty: neither."""
 
 
+class StandbyHealth(Body):
+    """A penstockd that stands by."""
+
+    name: str
+    version: str
+    seen_age_s: NonNegativeFloat
+    """Seconds since it was last heard of: every 2 s while it stands by."""
+    since_age_s: NonNegativeFloat
+    """Seconds since it began to stand by."""
+    lag: int | None = None
+    """Rounds that the leader has decided and the standby has not read; absent: not known."""
+
+
+class LeaderHealth(Body):
+    """Which of several penstockd leads."""
+
+    here: bool
+    """Whether the penstockd that answers leads."""
+    name: str
+    number: int
+    """Its fencing number."""
+    version: str
+    address: str = ""
+    """URL of its API."""
+    alone: bool = False
+    """Whether no other penstockd can take over, because the store is a file."""
+    since_age_s: NonNegativeFloat | None = None
+    """Seconds since it took the lead."""
+    lease_age_s: NonNegativeFloat | None = None
+    """Seconds since it last confirmed that."""
+    lease_s: NonNegativeFloat | None = None
+    """How long a confirmation holds."""
+    standbys: list[StandbyHealth] = Field(default_factory=list)
+
+
+class LeaderMove(Body):
+    """The order to let another penstockd lead."""
+
+    to: str = Field(default="", max_length=100)
+    """Its name; empty: any that stands by."""
+
+
 class Health(Body):
     """Whether the daemon can do its work."""
 
@@ -82,5 +124,6 @@ class Health(Body):
     steps: list[StepHealth] = Field(default_factory=list)
     disks: list[DiskHealth] = Field(default_factory=list)
     files: FilesHealth | None = None
+    leader: LeaderHealth | None = None
     counters: dict[str, int] = Field(default_factory=dict)
     """Requests, accepted reports, refused reports and so on, since the daemon started."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_profiles.wire import Report
-from penstock_scheduler.errors import ConfigError, StoreError
+from penstock_scheduler.errors import ConfigError, NoStandby, StoreError
 from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
@@ -21,6 +21,7 @@ from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Agents, ClusterParts, Policy, Trigger
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import Sensitivities
+from penstock_scheduler.service import leading
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
@@ -45,6 +46,15 @@ LIVE = (
 
 
 @dataclass
+class Handover:
+    """Whether an admin wants another penstockd to lead."""
+
+    wanted: bool = False
+    successor: str = ""
+    """Which one; empty: any."""
+
+
+@dataclass
 class LiveScheduler:
     """The round loop on a cluster, and the settings that may change while it runs."""
 
@@ -63,6 +73,7 @@ class LiveScheduler:
     parts: ClusterParts
     watcher: Watcher
     vitals: Vitals
+    handover: Handover = field(default_factory=Handover)
 
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Decide by this policy from the next round on, also after a restart.
@@ -112,6 +123,26 @@ class LiveScheduler:
         if self.loop.gate is not None:
             self.loop.gate.approval = approval
         return approval
+
+    def hand_over(self, successor: str) -> str:
+        """Let another penstockd lead after the present tick: the one of this name; empty: any that stands by.
+
+        Returns:
+            Those that may lead next, for people.
+
+        Raises:
+            NoStandby: nobody could take over, or nobody of that name.
+        """
+        found = leading.leading(self.store.leadership, None)
+        if found.alone:
+            raise NoStandby("the store is a file, so there is one penstockd; see docs/admin/high-availability.md")
+        there = [each.name for each in found.standbys if each.seen_age_s <= leading.LATE_S]
+        if successor and successor not in there:
+            raise NoStandby(f"{successor} does not stand by; these do: {', '.join(there) or 'none'}")
+        if not there:
+            raise NoStandby("no other penstockd stands by; start one first")
+        self.handover.successor, self.handover.wanted = successor, True
+        return successor or ", ".join(there)
 
     def set_paused(self, paused: bool) -> None:
         """Stop or resume deciding rounds, also after a restart."""

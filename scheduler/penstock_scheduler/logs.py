@@ -44,8 +44,11 @@ class BoundLines(logging.Filter):
         return lines < LINES
 
 
-def configure_logging(log_format: str) -> None:
-    """Log to standard error, one line an event: logfmt for people and grep, or JSON for programs."""
+def configure_logging(log_format: str, *, writes: bool = False) -> None:
+    """Log to standard error, one line an event: logfmt for people and grep, or JSON for programs.
+
+    `writes`: whether to log each write to the store, Slurm, the spool and the cloud.
+    """
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.ExtraAdder(),
@@ -66,6 +69,8 @@ def configure_logging(log_format: str) -> None:
     handler.setFormatter(formatter)
     handler.addFilter(BoundLines())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    if writes:
+        logging.getLogger("penstock_scheduler.leadership").setLevel(logging.DEBUG)
     for verbose in ("uvicorn", "alembic", "asyncio"):
         logging.getLogger(verbose).setLevel(logging.WARNING)
 

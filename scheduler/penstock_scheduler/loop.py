@@ -21,6 +21,7 @@ from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.gpu_seconds import GpuSeconds
 from penstock_scheduler.health import LoopHealth, StepName
 from penstock_scheduler.idle import idle_since
+from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.model import (
     BudgetLine,
     BurstJob,
@@ -44,8 +45,9 @@ from penstock_scheduler.model import (
 from penstock_scheduler.outcomes import OutcomeLog
 from penstock_scheduler.plan_gate import PlanGate, SafetySettings
 from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import Burst, Clock, ClusterParts, ModelSource, Policy, Store, Trigger
+from penstock_scheduler.ports import Burst, Clock, ClusterParts, Leadership, ModelSource, Policy, Store, Trigger
 from penstock_scheduler.records import GateRecord, RoundRecord
+from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.sharing.rules import broken
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class RoundLoop:
         rules: applies the site's rules to a snapshot before it is decided: limits, budgets, drained nodes.
         safety: how many running jobs a plan may stop; None: as many as it likes.
         cloud: where jobs may burst to; None: the site has no cloud.
+        leadership: the right to write. Without it, a tick fails before it has done anything.
         overspent: called before each order to the cloud with account, dollars and time. Returns the budget that the order would
             exceed by now, since the round may have seen an older state; None: the order may go out.
         on_observed: called in each tick with the observation, its time, and the GPU-seconds of each job so far by GPU type.
@@ -94,6 +97,7 @@ class RoundLoop:
         rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         safety: SafetySettings | None = None,
         cloud: Burst | None = None,
+        leadership: Leadership = ALONE,
         overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
         on_observed: Observer = lambda state, now_s, gpu_seconds: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
@@ -114,8 +118,8 @@ class RoundLoop:
         self._overspent = overspent
         self._on_observed = on_observed
         self._on_round, self._on_stopped = on_round, on_stopped
-        self._tick_s = tick_s
-        self._rest_s = rest_s
+        self._leadership = leadership
+        self._tick_s, self._rest_s = tick_s, rest_s
         self.paused = False
         """While true, no round is decided; actions that are under way go on."""
         self.health = LoopHealth(clock.now_s)
@@ -131,10 +135,12 @@ class RoundLoop:
         """The policy's newest plan."""
         self._idle_since_s: dict[str, tuple[float, ...]] = {}
         self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
-        self._outcomes = OutcomeLog(store)
         last = store.last_round()
+        self._outcomes = OutcomeLog(store, last)
         self._round = last.snapshot.round if last else 0
         self._plan: Plan | None = last.plan if last else None
+        self._submitted_s = {job.id: job.submit_s for job in last.snapshot.jobs} if last else {}
+        """When the jobs of the plan were submitted."""
         self.gate: PlanGate | None = None
         """Refuses plans that stop too much; None: none is refused."""
         if safety is not None:
@@ -203,8 +209,9 @@ class RoundLoop:
         7. Record the outcomes.
 
         Raises:
-            RoundFailed: the cluster or the store is away, or the policy has no usable plan.
+            RoundFailed: the cluster or the store is away, the policy has no usable plan, or this penstockd does not lead.
         """
+        self._leadership.expect()
         started = time.perf_counter()
         now_s = self._clock.now_s()  # before the observation, which may take long and miss what ends meanwhile
         with self.health.step(StepName.OBSERVE):
@@ -264,7 +271,8 @@ class RoundLoop:
         asked = self._cloud.asks() if self._cloud is not None else ()
         if self._agents is not None:
             self._agents.share(plan.shared)
-        outcomes = self._cluster.apply((*asked, *actions(plan, state.jobs, {run.job for run in runs})))
+        known = [job for job in state.jobs if not self._has_come_since(job)]
+        outcomes = self._cluster.apply((*asked, *actions(plan, known, {run.job for run in runs})))
         why = {run.job: f"it comes back from the cloud: {run.stopped}" for run in runs if run.stopped}
         back = {action.job for action in asked if isinstance(action, Hold)}
         outcomes = tuple(
@@ -274,7 +282,7 @@ class RoundLoop:
             for each in outcomes
         )
         if self._cloud is not None:
-            outcomes += self._order(self._cloud, cloud_actions(plan, state.jobs, runs), state.jobs)
+            outcomes += self._order(self._cloud, cloud_actions(plan, known, runs), state.jobs)
         return outcomes
 
     def _order(self, cloud: Burst, wanted: Sequence[CloudAction], jobs: Sequence[Job]) -> tuple[Outcome, ...]:
@@ -306,9 +314,11 @@ class RoundLoop:
                 f"policy {self._choice} made an invalid plan: {'; '.join(wrong)}; please report this as a bug"
             )
         seconds = {"observe": observe_seconds, "decide": time.perf_counter() - started}
-        record = RoundRecord(snapshot, self._choice, plan, seconds, noted)
+        record = RoundRecord(snapshot, self._choice, plan, seconds, noted, self._outcomes.stopping(state))
         self._store.save_round(record)
+        self._outcomes.decided(plan, record.stopping)
         self._round, self._plan, self._decided = snapshot.round, plan, snapshot
+        self._submitted_s = {job.id: job.submit_s for job in snapshot.jobs}
         if log.isEnabledFor(logging.INFO):
             log.info(
                 "round",
@@ -345,7 +355,7 @@ class RoundLoop:
             types |= {offer.gpu_type for offer in cloud.offers}
         known = self._models.facts(state.jobs, types)
         jobs = tuple(
-            job if job.phase is Phase.RUNNING else dataclasses.replace(job, target=self._target(job.id))
+            job if job.phase is Phase.RUNNING else dataclasses.replace(job, target=self._target(job))
             for job in state.jobs
         )
         sharing = None if self._agents is None else self._agents.sharing()
@@ -383,9 +393,13 @@ class RoundLoop:
             and all(facts.differs_by_time_only(last.facts[job]) for job, facts in snapshot.facts.items())
         )
 
-    def _target(self, job: JobId) -> Placement | None:
-        assignment = self._plan.assignments.get(job) if self._plan else None
-        return assignment.placement if assignment else None
+    def _target(self, job: Job) -> Placement | None:
+        assignment = self._plan.assignments.get(job.id) if self._plan else None
+        return assignment.placement if assignment and not self._has_come_since(job) else None
+
+    def _has_come_since(self, job: Job) -> bool:
+        """Whether the plan means another job that had this job's id."""
+        return is_another(job, self._submitted_s.get(job.id))
 
 
 def _starts_under_way(outcomes: Sequence[Outcome]) -> dict[JobId, Placement]:

@@ -24,6 +24,7 @@ from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
+from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.saving import NO_COSTS, ReportHistory, RestartCosts, Saving
 from penstock_scheduler.sensitivities import Sensitivities, profile_name
 
@@ -227,6 +228,8 @@ class LearnedModels:
         self._progress: dict[JobId, tuple[float, float | None]] = {}
         self._most_gpus: dict[JobId, int] = {}
         """Most GPUs that a job has run on; what it holds now may be nothing, between two runs."""
+        self._submitted_s: dict[JobId, float] = {}
+        """When the jobs of the last round were submitted."""
         self._lock = threading.Lock()
 
     def learn(self, reports: Sequence[Report]) -> None:
@@ -255,7 +258,8 @@ class LearnedModels:
             job: [report.body for report in reports if isinstance(report.body, Observation)]
             for job, reports in news.items()
         }
-        there = {job.id for job in jobs}
+        there = {job.id for job in jobs if not is_another(job, self._submitted_s.get(job.id))}
+        self._submitted_s = {job.id: job.submit_s for job in jobs}
         with self._lock:  # `learn` adds to them from another thread
             for table in (
                 self._models,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock_scheduler.model import (
@@ -19,21 +19,49 @@ from penstock_scheduler.model import (
     Stop,
 )
 from penstock_scheduler.ports import Store
+from penstock_scheduler.records import RoundRecord
+
+ABSENT_S = 600.0
+"""For how long the reason of a stop is kept while its job is out of sight."""
 
 log = logging.getLogger(__name__)
 
 
 class OutcomeLog:
-    """Logs and stores each outcome once, although every tick repeats it until the action is done."""
+    """Logs and stores each outcome once, although every tick repeats it until the action is done.
 
-    def __init__(self, store: Store) -> None:
+    A job may take minutes to leave. Later rounds send it elsewhere without another reason, so the reason of the round that
+    stopped it is carried along, from one round's record to the next one's.
+
+    Args:
+        last: the newest saved round; None: there is none.
+    """
+
+    def __init__(self, store: Store, last: RoundRecord | None = None) -> None:
         self._store = store
         self._told: dict[tuple[JobId, str], Outcome] = {}
         """(job, kind of action) -> newest outcome. The cluster and the cloud may both act for one job."""
-        self._stopping: dict[JobId, Stop] = {}
-        """Why jobs were asked to stop that still save. A later round may send them elsewhere without another reason."""
+        self._stopping: dict[JobId, Stop] = dict(last.stopping) if last is not None else {}
+        """Stops under way that rounds before the newest one decided."""
+        self._decided: Mapping[JobId, Stop] = last.plan.stops if last is not None else {}
+        """The stops of the newest round."""
+        self._absent_since_s: dict[JobId, float] = {}
+        """Jobs out of sight with a stop under way."""
         self._own: dict[JobId, Stop] = {}
         """Stops of the newest tick that no round decided."""
+
+    def stopping(self, state: ClusterState) -> dict[JobId, Stop]:
+        """Why runs are stopped that rounds so far have stopped and that have not left their GPUs, as far as this state shows.
+
+        A job that is out of sight may still be leaving.
+        """
+        elsewhere = {job.id for job in state.jobs if job.phase is not Phase.STOPPING}
+        elsewhere |= {each.job.id for each in state.waiting}
+        return {job: stop for job, stop in {**self._stopping, **self._decided}.items() if job not in elsewhere}
+
+    def decided(self, plan: Plan, stopping: Mapping[JobId, Stop]) -> None:
+        """A round was saved, with what `stopping` returned for its state. To be called before its actions."""
+        self._stopping, self._decided = dict(stopping), plan.stops
 
     def record(self, plan: Plan, state: ClusterState, outcomes: Sequence[Outcome], now_s: float) -> dict[JobId, Stop]:
         """Log and store what is new among the outcomes of a tick. Returns the new stops that no round decided.
@@ -61,9 +89,9 @@ class OutcomeLog:
         if not news:
             self._own = {job: stop for job, stop in self._own.items() if job in busy}
             return {}
-        saving = {job.id for job in state.jobs if job.phase is Phase.STOPPING}
-        stops = {job: stop for job, stop in self._stopping.items() if job in saving} | plan.stops
-        self._stopping = {job: stop for job, stop in stops.items() if job in busy}
+        self._carry(self.stopping(state), state, now_s)
+        self._decided = plan.stops
+        stops = {**self._stopping, **plan.stops}
         news = [
             each
             if isinstance(each.action, Start | BurstJob)
@@ -95,6 +123,14 @@ class OutcomeLog:
             {each.action.job: each.stop for each in outcomes if each.stop is not None and each.action.job not in stops},
         )
         return {job: stop for job, stop in self._own.items() if before.get(job) != stop}
+
+    def _carry(self, stopping: Mapping[JobId, Stop], state: ClusterState, now_s: float) -> None:
+        """Keep these stops, but for jobs that have been out of sight for long."""
+        there = {job.id for job in state.jobs}
+        self._absent_since_s = {job: self._absent_since_s.get(job, now_s) for job in stopping.keys() - there}
+        self._stopping = {
+            job: stop for job, stop in stopping.items() if now_s - self._absent_since_s.get(job, now_s) < ABSENT_S
+        }
 
 
 def _key(outcome: Outcome) -> tuple[JobId, str]:

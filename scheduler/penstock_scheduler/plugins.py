@@ -7,19 +7,22 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.ports import Burst, Clock, CloudNodes, ClusterParts, SpecCheck, Store
+from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.ports import Burst, Clock, CloudNodes, ClusterParts, Leadership, SpecCheck, Store
 from penstock_scheduler.settings import Settings
 
 CLUSTERS = "penstock.clusters"
-"""Entry points (settings, clock, check) -> ClusterParts."""
+"""Entry points (settings, clock, check, leadership) -> ClusterParts."""
 
 CLOUDS = "penstock.clouds"
 """Entry points (settings, clock, store, cloud nodes) -> Burst."""
 
 
-def open_cluster(name: str, settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
-    """The installed cluster of this name. Raises ConfigError."""
-    parts: ClusterParts = _installed(CLUSTERS, "cluster", name)(settings, clock, check)
+def open_cluster(
+    name: str, settings: Settings, clock: Clock, check: SpecCheck, leadership: Leadership = ALONE
+) -> ClusterParts:
+    """The installed cluster of this name, which asks `leadership` before each write. Raises ConfigError."""
+    parts: ClusterParts = _installed(CLUSTERS, "cluster", name)(settings, clock, check, leadership)
     return parts
 
 

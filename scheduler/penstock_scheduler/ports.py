@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -230,6 +231,54 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Return when `seconds` have passed on this clock, or earlier if something happens."""
+        ...
+
+
+class Leadership(Protocol):
+    """The right to write: to the cluster, the store, the spool and the cloud. Of several penstockd, one has it."""
+
+    @property
+    def number(self) -> int:
+        """The fencing number of the present term. It grows with each term."""
+        ...
+
+    @property
+    def fenced(self) -> bool:
+        """Whether others may take over, so that each write must be checked; false: this process alone can have the right."""
+        ...
+
+    @property
+    def lost(self) -> str:
+        """Why the term is over, although this process did not give it up; empty: it is not."""
+        ...
+
+    def close(self, successor: str = "") -> None:
+        """Hand over: begin no further write, wait for those under way, and give up the term.
+
+        `successor` names who should lead next; empty: anybody.
+        """
+        ...
+
+    def expect(self, to: str = "") -> float:
+        """Until when writes are allowed, by `lease.boot_s`. Raises NotLeading if they are not, or not for long enough.
+
+        `to` names what would be written to, in the message.
+        """
+        ...
+
+    def write(self, to: str, what: str) -> AbstractContextManager[float]:
+        """Surrounds a write, which is logged with the fencing number. It must end before the time that this
+        gives, by `lease.boot_s`.
+
+        A handover waits for writes that have begun.
+
+        Args:
+            to: where it goes: "slurm", "store", "spool" or "cloud".
+            what: what is written, for the log.
+
+        Raises:
+            NotLeading: nothing may be written.
+        """
         ...
 
 

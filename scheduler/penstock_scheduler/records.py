@@ -48,6 +48,8 @@ class RoundRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by step: observe, decide."""
     gate: GateRecord = field(default_factory=GateRecord)
+    stopping: dict[JobId, Stop] = field(default_factory=dict)
+    """Why runs are stopped that earlier rounds had stopped, and that had not left their GPUs when this round was decided."""
     format: int = FORMAT
 
 

@@ -71,10 +71,10 @@ class Saving:
         """Take over what these jobs have reported since the last call, and forget all other jobs."""
         before, self._jobs = self._jobs, {}
         for job in jobs:
+            if job.phase is Phase.QUEUED and not job.restarts:
+                continue  # it never ran; what is known is of a job that had its id before
             shown = before.get(job.id)
             if shown is None:
-                if job.phase is Phase.QUEUED and not job.restarts:
-                    continue  # it never ran
                 shown, fresh = _Shown(), self._stored(job.id)
                 fresh += [report for report in news.get(job.id, ()) if report not in fresh]
             else:

@@ -51,10 +51,26 @@ class DaemonSettings(BaseModel):
         default=None,
         description="URL of a database, such as postgresql+psycopg://penstock@db/penstock; not set: SQLite in state_dir.",
     )
+    name: str | None = Field(
+        default=None,
+        max_length=100,
+        description="Name of this penstockd among those that use the same database; not set: the host's name.",
+    )
+    lease_s: float = Field(
+        default=10.0,
+        ge=4,
+        le=300,
+        description="With a database server: how long the leader may write after its newest confirmation, and how long a "
+        "standby waits after it before it takes over. The leader confirms ten times in that time.",
+    )
+    log_writes: bool = Field(
+        default=False,
+        description="Whether to log each write to the store, Slurm, the spool and the cloud with its fencing number.",
+    )
     keep_rounds: PositiveInt = Field(
         default=50_000,
         description="Newest rounds to keep; older ones are deleted, and `penstock whatif` cannot replay them. A month of 60 s "
-        "rounds is 44,640 rounds. A round with 200 jobs takes about 10 kB.",
+        "rounds is 44,640 rounds. A round takes what has changed: 2 to 10 kB with 20,000 jobs of which few change.",
     )
     keep_days: PositiveFloat = Field(
         default=365.0,

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -30,6 +31,10 @@ from penstock_profiles.wire import (
 )
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.inbox import Inbox
+from penstock_scheduler.leadership.lease import ALONE
+
+if TYPE_CHECKING:  # the agent loads no more than it needs
+    from penstock_scheduler.ports import Leadership
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +49,12 @@ class Spool:
         folder: its path.
         alone: this object alone writes control messages, so it keeps them in memory and reads each from the disk once; and it
             takes the announcements of reports. Otherwise, every question is a look at the disk.
+        leadership: is asked before each write.
     """
 
-    def __init__(self, folder: Path, *, alone: bool = False) -> None:
+    def __init__(self, folder: Path, *, alone: bool = False, leadership: Leadership = ALONE) -> None:
         self.folder = folder
+        self.leadership = leadership
         self._controls: dict[str, ControlMessage | None] = {}
         """The control messages that are known; None: the job has none."""
         self._on_disk: set[str] = set()
@@ -93,8 +100,12 @@ class Spool:
 
     def tell(self, control: ControlMessage, uid: int | None = None) -> None:
         """Write a control message for its job, all or nothing. `uid` will own the job's reports folder. Raises StoreError."""
+        with self.leadership.write("spool", f"control message of job {control.job_id}, epoch {control.epoch}"):
+            self._tell(control, uid)
+
+    def _tell(self, control: ControlMessage, uid: int | None) -> None:
         path = control_file(self.folder, control.job_id)
-        beside = path.with_suffix(".tmp")
+        beside = path.with_suffix(f".{self.leadership.number}.tmp")
         try:
             reports = reports_folder(self.folder, control.job_id)
             reports.mkdir(parents=True, exist_ok=True)
@@ -105,6 +116,7 @@ class Spool:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+            self.leadership.expect("spool")  # writing to a slow disk takes time
             beside.rename(path)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; jobs get no control messages until this is fixed") from None

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from penstock_scheduler.ports import Clock, ClusterParts, SpecCheck
+    from penstock_scheduler.ports import Clock, ClusterParts, Leadership, SpecCheck
     from penstock_scheduler.settings import Settings
     from penstock_slurm.gateway import Gateway
     from penstock_slurm.settings import SlurmSettings
 
 
-def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
-    """The Slurm that the section `[slurm]` describes. Raises ConfigError."""
+def open_cluster(settings: Settings, clock: Clock, check: SpecCheck, leadership: Leadership) -> ClusterParts:
+    """The Slurm that the section `[slurm]` describes, which asks `leadership` before each write. Raises ConfigError."""
     from penstock_scheduler.ports import ClusterParts
     from penstock_scheduler.spool import Spool
     from penstock_slurm import abilities
@@ -28,16 +28,24 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterP
     from penstock_slurm.submitter import SlurmSubmitter
 
     section = settings.section(SlurmSettings)
-    gateway = open_gateway(section.backend, conf=section.conf, timeout_s=section.command_timeout_s)
+    gateway = open_gateway(
+        section.backend, conf=section.conf, timeout_s=section.command_timeout_s, leadership=leadership
+    )
     stand_in = section.agents and not abilities.release(gateway.version()).empty_tres_clears_gpus
     if stand_in:
         _expect_stand_in(gateway, section)
-    commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)  # sbatch exists only as a command
-    spool = Spool(section.spool_dir, alone=True)
+    # sbatch exists only as a command
+    commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s, leadership=leadership)
+    spool = Spool(section.spool_dir, alone=True, leadership=leadership)
     nodes = SlurmCloudNodes(section.cloud_partition, commands, spool) if section.cloud_partition else None
-    submitter = SlurmSubmitter(commands, Spool(section.spool_dir), section)
+    submitter = SlurmSubmitter(commands, Spool(section.spool_dir, leadership=leadership), section, leadership)
     sharing = SlurmAgents(
-        GpuReservations(commands), spool.folder, clock, stand_in=stand_in, patience_s=section.agent_patience_s
+        GpuReservations(commands),
+        spool.folder,
+        clock,
+        stand_in=stand_in,
+        patience_s=section.agent_patience_s,
+        leadership=leadership,
     )
     cluster = SlurmCluster(gateway, spool, clock, section, check, nodes, sharing)
     agents = sharing if section.agents else None

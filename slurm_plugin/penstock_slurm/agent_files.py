@@ -16,6 +16,8 @@ from pydantic import ValidationError
 
 from penstock_profiles.files import open_regular, write_whole
 from penstock_scheduler.errors import StoreError
+from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.ports import Leadership
 from penstock_scheduler.sharing.messages import (
     MAX_BYTES,
     Contained,
@@ -66,8 +68,8 @@ def nodes_with_agents(spool: Path, nodes: Collection[str]) -> list[str]:
 class Orders:
     """The orders to the agents."""
 
-    def __init__(self, spool: Path) -> None:
-        self._spool = spool
+    def __init__(self, spool: Path, leadership: Leadership = ALONE) -> None:
+        self._spool, self._leadership = spool, leadership
         self._orders: dict[str, NodeOrder] = {}
         self._promised: dict[str, dict[int, Devices]] = {}
         """Node -> number of an order -> devices that the order lets the agent bind jobs to."""
@@ -128,7 +130,8 @@ class Orders:
         path = order_file(self._spool, node)
         try:
             agent_folder(self._spool, node).mkdir(parents=True, exist_ok=True)
-            write_whole(path, order.model_dump_json())
+            with self._leadership.write("spool", f"order {order.number} of {node}"):
+                write_whole(path, order.model_dump_json())
         except OSError as error:
             raise StoreError(
                 f"{path}: {error.strerror}; the agent of {node} gets no orders until this is fixed"
@@ -146,8 +149,8 @@ class Orders:
 class Events:
     """Which of the agents' numbered events were taken."""
 
-    def __init__(self, spool: Path) -> None:
-        self._spool = spool
+    def __init__(self, spool: Path, leadership: Leadership = ALONE) -> None:
+        self._spool, self._leadership = spool, leadership
         self._statuses: Mapping[str, NodeStatus] = {}
         self._taken: dict[str, Taken] = {}
         """Node -> the events that were taken."""
@@ -195,7 +198,8 @@ class Events:
         self._taken[node] = taken
         path = taken_file(self._spool, node)
         try:
-            write_whole(path, taken.model_dump_json())
+            with self._leadership.write("spool", f"events taken of {node}"):
+                write_whole(path, taken.model_dump_json())
         except OSError as error:
             text = f"{path}: {error.strerror}; after a restart the daemon would report the same events again"
             log.warning("cannot record which events of an agent were taken", extra={"node": node, "text": text})

@@ -19,8 +19,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from penstock_scheduler.errors import ClusterAway, StoreError
+from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.model import Job, JobId, JobUse, Phase, SharedGpus, SharingState
-from penstock_scheduler.ports import Clock, SilentAgent
+from penstock_scheduler.ports import Clock, Leadership, SilentAgent
 from penstock_scheduler.sharing.messages import AWAY_S, CarriedJob, Contained, NodeStatus, XidSeen
 from penstock_slurm.agent_files import Events, Orders, nodes_with_agents, read_status
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
@@ -77,11 +78,12 @@ class SlurmAgents:
         *,
         stand_in: bool = False,
         patience_s: float = 300.0,
+        leadership: Leadership = ALONE,
     ) -> None:
         self.reservations = reservations
         self.stand_in = stand_in
         self._spool, self._clock = spool, clock
-        self._orders, self._events = Orders(spool), Events(spool)
+        self._orders, self._events = Orders(spool, leadership), Events(spool, leadership)
         self.watch = SilentAgents(clock, patience_s)
         """Watches the agents, and acts for those that are silent."""
         self._expected: dict[JobId, tuple[str, int]] = {}

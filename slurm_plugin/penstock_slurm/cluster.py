@@ -50,6 +50,7 @@ from penstock_slurm.notes import waits_for
 from penstock_slurm.pauses import measured
 from penstock_slurm.records import Records, expect_partitions, read, unknown_values
 from penstock_slurm.remembered import Remembered, StateLog
+from penstock_slurm.reused_ids import ReusedIds
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.shrinking import Shrinking
 from penstock_slurm.site import SlurmSite, gpu_limits, reserved
@@ -103,6 +104,7 @@ class SlurmCluster:
         self._lost_gpus = LostGpus(gateway, spool)
         self._shrinking = Shrinking(gateway, spool)
         self._quota = ReportQuota()
+        self._reused_ids = ReusedIds(spool)
         self._begin_times = BeginTimes(gateway, settings.plain_after_s)
         self._endings = Endings(spool.control)
         self._states = StateLog()
@@ -151,12 +153,14 @@ class SlurmCluster:
         ours = (*self._settings.partitions, *([cloud] if cloud else []))
         expect_partitions(ours, records.partitions)
         slurm_jobs = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
-        self._has_observed, self._gone = True, dict(records.gone)
+        replaced = self._reused_ids.look(slurm_jobs)
+        slurm_jobs = tuple(job for job in slurm_jobs if job.id not in replaced) if replaced else slurm_jobs
+        self._has_observed, self._gone = True, {**records.gone, **dict.fromkeys(replaced)}
         found = sort_jobs(
             slurm_jobs,
             ours,
             cleared=self._cleared,
-            sent=lambda job: self._spool.control(job.id) is not None,
+            sent=lambda job: (control := self._reused_ids.control(job)) is not None and control.nodes is not None,
             was_managed=self._was_managed,
             check=self._check,
         )
@@ -199,6 +203,7 @@ class SlurmCluster:
             partition_views(records.partitions, scene.managed),
             unknown_values(records),
             self._waiting,
+            replaced,
         )
 
     def _see(self, records: Records, slurm_jobs: Sequence[SlurmJob]) -> Scene:
@@ -228,6 +233,7 @@ class SlurmCluster:
         self._views.begin(self._scene)
         self._views.forget(found.managed.keys())
         for job_id, (slurm_job, spec) in found.managed.items():
+            self._reused_ids.begin(slurm_job)
             spooled = self._spooled(slurm_job)
             if self._holds.settle(slurm_job, spooled.control):
                 spooled = self._spooled(slurm_job)
@@ -280,12 +286,12 @@ class SlurmCluster:
         if job.id in self._slurm_jobs or job.id in self._held or job.id in self._not_yet:
             self._plain[job.id] = True
         elif job.id not in self._plain:
-            self._plain[job.id] = self._spool.control(job.id) is not None
+            self._plain[job.id] = self._reused_ids.control(job) is not None
         return self._plain[job.id]
 
     def _cleared(self, job: SlurmJob) -> bool:
         """Whether Penstock has cleared the job's GRES, because it shares GPUs that the GPU reservation holds."""
-        control = self._spool.control(job.id) if job.gpus_per_node is None else None
+        control = self._reused_ids.control(job) if job.gpus_per_node is None else None
         return control is not None and control.shares
 
     def _spooled(self, job: SlurmJob) -> Spooled:

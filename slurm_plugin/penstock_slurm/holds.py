@@ -20,7 +20,9 @@ from pathlib import Path
 from penstock_profiles.files import save_whole
 from penstock_profiles.wire import ControlMessage, job_folder
 from penstock_scheduler.errors import StoreError
+from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.model import JobId
+from penstock_scheduler.ports import Leadership
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
 from penstock_slurm.notes import plain_shape
@@ -61,8 +63,8 @@ class Asked:
 class HoldFiles:
     """The files in the spool. Raises StoreError if they cannot be written."""
 
-    def __init__(self, spool: Path) -> None:
-        self._folder = spool / FOLDER
+    def __init__(self, spool: Path, leadership: Leadership = ALONE) -> None:
+        self._folder, self._leadership = spool / FOLDER, leadership
         self._known: dict[str, AskedHold] = {}
 
     def read(self) -> Asked:
@@ -85,9 +87,10 @@ class HoldFiles:
         """Ask for a hold."""
         job_folder(self._folder, job)
         try:
-            self._folder.mkdir(exist_ok=True)
-            (self._folder / f"{job}.released").unlink(missing_ok=True)
-            save_whole(self._folder / f"{job}.held", json.dumps({"by": by, "admin": admin}))
+            with self._leadership.write("spool", f"hold of job {job}"):
+                self._folder.mkdir(exist_ok=True)
+                (self._folder / f"{job}.released").unlink(missing_ok=True)
+                save_whole(self._folder / f"{job}.held", json.dumps({"by": by, "admin": admin}))
         except OSError as error:
             raise StoreError(f"{self._folder}: {error.strerror}; no job can be held until this is fixed") from None
 
@@ -99,16 +102,19 @@ class HoldFiles:
         """Ask for a release."""
         job_folder(self._folder, job)
         try:
-            self._folder.mkdir(exist_ok=True)
-            (self._folder / f"{job}.held").unlink(missing_ok=True)
-            save_whole(self._folder / f"{job}.released", "")
+            with self._leadership.write("spool", f"release of job {job}"):
+                self._folder.mkdir(exist_ok=True)
+                (self._folder / f"{job}.held").unlink(missing_ok=True)
+                save_whole(self._folder / f"{job}.released", "")
         except OSError as error:
             raise StoreError(f"{self._folder}: {error.strerror}; no job can be released until this is fixed") from None
 
     def forget(self, job: JobId) -> None:
         """Remove the files of a job: its release was carried out, or it has ended."""
         for kind in ("held", "released"):
-            with contextlib.suppress(OSError):
+            if not (self._folder / f"{job}.{kind}").exists():
+                continue
+            with contextlib.suppress(OSError), self._leadership.write("spool", f"{job}.{kind} taken"):
                 (self._folder / f"{job}.{kind}").unlink(missing_ok=True)
 
     def _read(self, job: JobId) -> AskedHold:
@@ -195,7 +201,7 @@ class Holds:
 
     def __init__(self, gateway: Gateway, spool: Spool) -> None:
         self._gateway, self._spool = gateway, spool
-        self._files = HoldFiles(spool.folder)
+        self._files = HoldFiles(spool.folder, spool.leadership)
         self._asked = Asked({}, frozenset())
         self._to_hold: list[SlurmJob] = []
         """Jobs that `penstock hold` holds, and Slurm does not hold yet."""

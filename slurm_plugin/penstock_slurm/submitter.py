@@ -15,26 +15,33 @@ import os
 import pwd
 import re
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from penstock_profiles.wire import SPOOL_VARIABLE, claimed_epochs
 from penstock_scheduler import open_files
 from penstock_scheduler.errors import BadJobSpec, ClusterAway
+from penstock_scheduler.leadership.lease import ALONE, boot_s
 from penstock_scheduler.messages import OutputFiles, Submission
 from penstock_scheduler.model import JobId
 from penstock_scheduler.model.spec import SPEC_KEY
-from penstock_scheduler.ports import Fate, Unmanaged
+from penstock_scheduler.ports import Fate, Leadership, Unmanaged
 from penstock_scheduler.spool import Spool
 from penstock_slurm.endings import exceeded_memory
 from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.gateway.commands import OVER, guarded
 from penstock_slurm.holds import ADMIN, HoldFiles, foreign_hold
 from penstock_slurm.output_files import resolved
 from penstock_slurm.settings import SlurmSettings
 
 log = logging.getLogger(__name__)
+
+WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+"""Before a command that must not outlive the process that starts it."""
 
 KEY = "penstock_key"
 """Key in a comment's JSON object: the idempotency key."""
@@ -50,9 +57,11 @@ user from another may depend on them."""
 class SlurmSubmitter:
     """`ports.Submitter` on Slurm."""
 
-    def __init__(self, gateway: CliGateway, spool: Spool, settings: SlurmSettings) -> None:
-        self._gateway, self._spool, self._settings = gateway, spool, settings
-        self._holds = HoldFiles(spool.folder)
+    def __init__(
+        self, gateway: CliGateway, spool: Spool, settings: SlurmSettings, leadership: Leadership = ALONE
+    ) -> None:
+        self._gateway, self._spool, self._settings, self._leadership = gateway, spool, settings, leadership
+        self._holds = HoldFiles(spool.folder, leadership)
 
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
         """See `ports.Submitter`: `sbatch --hold`, the script on its standard input."""
@@ -79,23 +88,40 @@ class SlurmSubmitter:
         if conf:
             environment["SLURM_CONF"] = conf
         become = {} if mine == uid else {"user": uid, "group": account.pw_gid, "extra_groups": _groups(user, account)}
+        sbatch = [*WITH_PARENT, *open_files.as_found(), "sbatch", *_options(order, account.pw_dir)]
+        with self._leadership.write("slurm", f"sbatch of {user}") as until_s:
+            if not math.isinf(until_s):
+                sbatch = [*WITH_PARENT, *guarded(sbatch, until_s)]
+            timeout_s = min(self._settings.command_timeout_s, max(until_s - boot_s(), 0.1))
+            return self._sbatch(sbatch, order, environment, become, timeout_s)
+
+    def _sbatch(
+        self,
+        sbatch: Sequence[str],
+        order: Submission,
+        environment: dict[str, str],
+        become: dict[str, Any],
+        timeout_s: float,
+    ) -> JobId:
         try:
             done = subprocess.run(
-                ["setpriv", "--pdeathsig", "KILL", *open_files.as_found(), "sbatch", *_options(order, account.pw_dir)],
+                sbatch,
                 input=order.script if order.script is not None else _script(order.command or ()),
                 env=environment,
                 cwd="/",
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
-                timeout=self._settings.command_timeout_s,
+                timeout=timeout_s,
                 check=False,
-                **become,  # type: ignore[call-overload]
+                **become,
             )
         except subprocess.TimeoutExpired:
             raise ClusterAway("sbatch did not answer in time; try again with the same key") from None
         except OSError as error:
             raise ClusterAway(f"sbatch cannot be started: {error}") from None
+        if done.returncode in (OVER, 128 + signal.SIGKILL):
+            raise ClusterAway("sbatch did not answer in time; try again with the same key")
         if done.returncode != 0:
             cause = done.stderr.strip().removeprefix("sbatch: error: ")
             if "Unable to contact slurm controller" in cause or "Socket timed out" in cause:

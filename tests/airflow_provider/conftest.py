@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.access_messages import TokenOrder
 from penstock_scheduler.client import Client
-from penstock_scheduler.messages import TokenOrder
 from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.airflow_provider.deployment import REPOSITORY, Deployment, free_port

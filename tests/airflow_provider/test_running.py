@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.access_messages import NewToken, TokenOrder
+from penstock_scheduler.client import Client
 from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.conftest import listening
 from tests.airflow_provider.deployment import Deployment
@@ -148,6 +150,59 @@ def test_the_job_of_a_task_that_was_marked_failed_while_nothing_could_be_told_en
     gate.open()
     airflow.wait("faults_leased", other)
     wait_ended(airflow, site, "faults_leased", other, "COMPLETED")
+
+
+@pytest.mark.parametrize("dag", ["faults_patient", "faults_on_worker_patient"])
+def test_a_task_that_is_cleared_while_penstockd_is_away_never_has_two_jobs_at_once(
+    airflow: Deployment, site: Site, gate: Gate, dag: str
+) -> None:
+    run = airflow.trigger(dag, **gate.conf)
+    airflow.wait_task(dag, run, "job", "deferred", "running")
+    running(airflow, site, dag, run)
+    site.kill()
+    airflow.clear(dag, run, "job")
+    time.sleep(20)  # the triggerer's or worker's requests to cancel the job fail
+    site.start()
+    running(airflow, site, dag, run, number=2)
+    assert ended(site, dag, run, "job") == ["CANCELLED", "RUNNING"]
+    gate.open()
+    airflow.wait(dag, run)
+    wait_ended(airflow, site, dag, run, "CANCELLED", "COMPLETED")
+
+
+def test_a_task_that_is_marked_failed_while_penstockd_is_away_loses_its_job_once_it_is_back(
+    airflow: Deployment, site: Site, gate: Gate
+) -> None:
+    run = airflow.trigger("faults_patient", **gate.conf)
+    airflow.wait_task("faults_patient", run, "job", "deferred")
+    running(airflow, site, "faults_patient", run)
+    site.kill()
+    airflow.mark("faults_patient", run, "job", "failed")
+    time.sleep(40)  # longer than Airflow waits for `on_kill` of a trigger
+    site.start()
+    wait_ended(airflow, site, "faults_patient", run, "CANCELLED")
+
+
+def test_a_token_that_is_replaced_while_a_task_waits_costs_neither_a_try_nor_the_job(
+    airflow: Deployment, site: Site, gate: Gate, connection: dict[str, object]
+) -> None:
+    def renewed() -> NewToken:
+        with Client(f"unix:{site.state / 'api.sock'}") as admin:
+            return admin.create_token(TokenOrder(user=admin.me().user))
+
+    first = renewed()
+    airflow.connect("penstock_rotated", connection | {"password": first.token})
+    run = airflow.trigger("faults_rotated", **gate.conf)
+    airflow.wait_task("faults_rotated", run, "job", "deferred")
+    running(airflow, site, "faults_rotated", run)
+    airflow.connect("penstock_rotated", connection | {"password": renewed().token})
+    with Client(f"unix:{site.state / 'api.sock'}") as admin:
+        admin.revoke_token(first.view.id)
+    time.sleep(40)  # the triggerer asks every 30 s
+    gate.open()
+    airflow.wait("faults_rotated", run)
+    assert airflow.task("faults_rotated", run, "job")["try_number"] == 1
+    wait_ended(airflow, site, "faults_rotated", run, "COMPLETED")
 
 
 def test_execution_timeout_ends_the_job_of_a_task_that_waits(airflow: Deployment, site: Site, gate: Gate) -> None:

@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from benchmarks.replays.starburst import figures, replay
 from benchmarks.replays.starburst_golden import golden_jobs, golden_outcomes, golden_rows
-
-from penstock_scheduler.simulator.bursting import figures, replay
 
 DATA = os.environ.get("PENSTOCK_TEST_DATA")
 needs_data = pytest.mark.skipif(

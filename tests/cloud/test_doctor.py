@@ -141,3 +141,21 @@ def test_the_policy_allows_the_sites_profile_and_key(
     for sid in ("EncryptVolumes", "LetEc2UseTheKey"):
         assert more[sid]["Resource"] == resource
         assert ("kms:ResourceAliases" in str(more[sid].get("Condition"))) == key.startswith("alias/")
+
+
+@pytest.mark.parametrize(("region", "partition"), [("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn")])
+def test_the_policy_names_the_partition_of_the_region(
+    cloud_settings: Callable[..., CloudSettings], region: str, partition: str
+) -> None:
+    text = str(policy(cloud_settings(region=region, instance_profile="node", bucket="b")))
+    assert f"arn:{partition}:ec2" in text
+    assert "arn:aws:" not in text
+    assert "arn:aws:" in str(policy(cloud_settings()))
+
+
+def test_a_shared_folder_that_everybody_can_write_is_found(cloud_settings: Callable[..., CloudSettings]) -> None:
+    settings = cloud_settings()
+    (settings.share / "notices").mkdir(parents=True)
+    assert "share" not in wrong(settings)
+    (settings.share / "notices").chmod(0o777)
+    assert "chmod o-w" in wrong(settings)["share"]

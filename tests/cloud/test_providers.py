@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock_cloud.cli import app as cloud_cli
 from penstock_cloud.command import Client, Command, CommandSettings
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
@@ -270,3 +272,56 @@ def test_a_command_that_others_may_change_is_not_started(files: FileCloud) -> No
         files.provider()
     with pytest.raises(ConfigError, match="by its full path"):
         Client("files", CommandSettings(command=("cloud.py",)))
+
+
+def test_a_place_that_refuses_to_list_says_nothing_about_its_instances(
+    plain: CloudSettings, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its instances are not counted as missing: they would be charged a second time when it lists them again."""
+    sites: list[OtherSite] = []
+
+    def now_s() -> float:
+        return sites[0].now_s() if sites else time.time()
+
+    refuses, other = Simulated(SITE, [A10G], now_s, name="refuses"), Simulated(SITE, [A10G], now_s, name="other")
+    site = OtherSite(plain, store, refuses, other)
+    sites.append(site)
+    site.submit("7")
+    site.tick()
+    site.send("7", "g5.xlarge@refuses")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    monkeypatch.setattr(site, "_alive", lambda: {each.tags["node"] for each in refuses.running()})
+    refuses.faults.append(Fault("list", Kind.CONFIG, times=20))
+    for _ in range(6):
+        site.sleep(70)
+        site.tick()
+    (row,) = store.cloud_runs(job="7")
+    assert [slot["missed"] for slot in json.loads(row.record)["slots"]] == [0]
+    assert {run.job: run.state for run in site.state.runs} == {"7": "running"}
+
+
+def test_penstock_cloud_speaks_of_the_commands_where_a_site_has_them_alone(tmp_path: Path, files: FileCloud) -> None:
+    place = files.provider()
+    (id_,) = place.launch_gang(order("7.1-x", "a")).values()
+    config = tmp_path / "penstock.toml"
+    config.write_text(
+        f"""[daemon]
+cloud = "command"
+state_dir = "{tmp_path / "state"}"
+[cloud]
+site = "{SITE}"
+name = "lab"
+[cloud.commands.files]
+command = ["{files.script}", "{files.file}"]
+"""
+    )
+    said = {}
+    for verb in ("refresh", "types", "list", "doctor"):
+        result = CliRunner().invoke(cloud_cli, [verb, "--config", str(config)])
+        assert result.exit_code == 0, (verb, result.output, result.exception)
+        said[verb] = result.output
+    assert "files: nothing to fetch" in said["refresh"]
+    assert "g5.xlarge" in said["types"]
+    assert id_ in said["list"]
+    assert "ok   files: its command answers" in said["doctor"]
+    assert not any("EC2" in text or "us-east-1" in text for text in said.values())

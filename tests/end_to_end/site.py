@@ -71,8 +71,22 @@ class Site:
         """penstockd's limits on open files, soft and hard; None: those of the tests."""
         self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
 
+    @property
+    def store(self) -> str | Path:
+        """Where the store is: a folder, or a database's URL."""
+        return self.settings.get("store") or self.state  # type: ignore[return-value]
+
     def start(self, *, wait: bool = True) -> None:
         """Start penstockd; it keeps the state of the one before."""
+        self.write_settings()
+        before = self._started()
+        self.daemon = FORKING.Process(target=penstockd, args=(self.config, self.log, dict(os.environ), self.files))
+        self.daemon.start()
+        if wait:
+            wait_for(lambda: self._started() > before, 300, "penstockd to start", details=self.tail)
+
+    def write_settings(self) -> None:
+        """Write the settings file of penstockd."""
         daemon = {"cluster": "slurm", "state_dir": str(self.state)} | self.settings
         slurm = {
             "partitions": self.partitions,
@@ -86,11 +100,6 @@ class Site:
         for name, table in tables.items():
             text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         self.config.write_text(text + self.extra)
-        before = self._started()
-        self.daemon = FORKING.Process(target=penstockd, args=(self.config, self.log, dict(os.environ), self.files))
-        self.daemon.start()
-        if wait:
-            wait_for(lambda: self._started() > before, 300, "penstockd to start", details=self.tail)
 
     def _started(self) -> int:
         return self.log.read_text().count("event=started") if self.log.exists() else 0
@@ -204,7 +213,7 @@ class Site:
     def reports(self, job_id: str) -> list[Report]:
         """What a job has reported, from the daemon's store."""
         seen = {}
-        for report in open_store(self.state).reports():
+        for report in open_store(self.store).reports():
             if report.job_id == job_id:
                 seen[report.epoch, report.sequence] = report
         return [seen[key] for key in sorted(seen)]
@@ -252,7 +261,7 @@ class Site:
 
         def newest() -> int:
             try:
-                numbers = open_store(self.state).round_numbers()
+                numbers = open_store(self.store).round_numbers()
             except Exception:
                 return 0
             return numbers[-1] if numbers and numbers[-1] > after else 0

@@ -17,7 +17,6 @@ from pathlib import Path
 from penstock_scheduler.model import Phase
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import open_store
-from penstock_scheduler.store.rounds import OutcomeLine
 from penstock_slurm.gateway.base import ENDED, SlurmJob
 from penstock_slurm.loopback import LoopbackError, wait_for
 from tests.end_to_end.site import RATES, Site
@@ -322,30 +321,12 @@ class Storm:
         return sum(self._attained.values()), theirs
 
     def bare_stops(self) -> list[str]:
-        """Stops by Penstock for which its history has no reason.
-
-        While slurmctld crashes, the line of the stop may lack the reason that the line of the request had, up to a minute before.
-        """
-        history = list(open_store(self.site.state).outcomes())
-        asked = [line for line in history if ", leaves its GPUs" in line.text]
-        # A daemon that is killed while a job saves has the reason in the line of the request to save.
-        told = {line.action.job for line in history if line.stop is not None and line.text == "was asked to save"}
-
-        def killed(line: OutcomeLine) -> bool:
-            return line.action.job in told and any(0 <= line.time_s - kill_s < 30 for kill_s in self._kills_s)
-
-        def requested(line: OutcomeLine) -> bool:
-            return self.crashes and any(
-                before.stop is not None
-                and before.action.job == line.action.job
-                and 0 <= line.time_s - before.time_s < 60
-                for before in history
-            )
-
+        """Stops by Penstock for which its history has no reason."""
+        history = open_store(self.site.state).outcomes()
         return [
-            f"{line.action}: {line.text}"
-            for line in asked
-            if line.stop is None and not killed(line) and not requested(line)
+            f"{line.time_s}: {line.action}: {line.text}"
+            for line in history
+            if ", leaves its GPUs" in line.text and line.stop is None
         ]
 
     def stops_without_a_reason(self, path: Path) -> list[str]:

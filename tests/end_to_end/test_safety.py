@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -142,4 +145,43 @@ def test_half_of_the_nodes_do_not_respond(make_loopback: MakeLoopback, make_site
         slurm.start_slurmd(node)
     wait_for(lambda: not silent(), 120, "the nodes to answer", details=runs.site.tail)
     runs.rounds(2)
+    runs.assert_same()
+
+
+def test_squeue_answers_with_half_of_the_jobs(
+    make_loopback: MakeLoopback, make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other record is left out, round after round. Each round has all of the jobs, and none is taken for ended."""
+    half, squeue = tmp_path / "half", tmp_path / "squeue"
+    squeue.write_text(
+        f'#!/bin/sh\n{shutil.which("squeue")} "$@" | awk "$([ -e {half} ] && echo \'NR % 2\' || echo 1)"\n'
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    runs = Runs(make_site(make_loopback("t4:6x4")))
+    half.touch()
+    assert len(runs.site.gateway.jobs()) == JOBS / 2
+    first = runs.site.wait_round() + 1
+    runs.rounds(6)
+    half.unlink()
+    store = open_store(runs.site.state)
+    seen = [{job.id for job in store.round(number).snapshot.jobs} for number in store.round_numbers() if number > first]
+    assert seen
+    assert all(each == {*runs.jobs} for each in seen)
+    assert store.jobs(states=["ended"]) == []
+    runs.rounds(2)
+    runs.assert_same()
+
+
+def test_the_accounting_database_is_away(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
+    """Also for a penstockd that starts meanwhile. A job that comes meanwhile runs."""
+    runs = Runs(make_site(make_loopback("t4:6x4", accounting=True)))
+    runs.site.slurm.kill_slurmdbd()
+    runs.rounds(5)
+    runs.site.slurm.command("scancel", runs.jobs[-1])
+    runs.site.wait_completed(runs.site.submit(5, rates={"t4": RATES["t4"]}))
+    runs.site.kill()
+    runs.site.start()
+    runs.rounds(5)
+    del runs.before[runs.jobs.pop()]
     runs.assert_same()

@@ -364,3 +364,25 @@ def test_use_by_job():
 def test_use_of_a_device_with_unknown_processes():
     silent = Reading(Device(0, "G", "Tesla T4", "t4", None), 1.0, 0.5, None, None)
     assert by_job(Sample((silent,), ()), lambda pid: "a") == {}
+
+
+def test_gpu_time_by_process_adds_up(ask):
+    """Half of half a second, then a fifth of a quarter; the third time the GPU idled for a minute before."""
+    program = SAY + (
+        "with Nvml() as nvml:\n"
+        "    for stamp, share in ((1_000_000, 90), (1_500_000, 50), (1_750_000, 20), (61_750_000, 10)):\n"
+        "        before = scenario.read_text()\n"
+        "        scenario.write_text(before + f'0.stamp {stamp}\\n0.shares 7:{share}\\n')\n"
+        "        say(times=[(uuid, pid, s) for (uuid, pid), s in nvml.gpu_times().items()])\n"
+        "        scenario.write_text(before)\n"
+    )
+    said = [each["times"] for each in ask(program, TWO_GPUS + "0.pids 7:1\n")]
+    seconds = [each[0][2] if each else 0.0 for each in said]
+    assert seconds == pytest.approx([0.0, 0.25, 0.3, 0.4])
+    assert said[-1][0][:2] == ["GPU-aaaa", 7]
+
+
+def test_gpu_time_of_mig_devices_is_unknown(ask):
+    mig = "0.m0.name NVIDIA A100-SXM4-40GB MIG 3g.20gb\n0.m0.uuid MIG-0\n0.m0.total 20096\n"
+    (said,) = ask(SAY + "with Nvml() as nvml:\n    say(times=nvml.gpu_times())", TWO_GPUS + "0.mig 1\n" + mig)
+    assert said["times"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
@@ -11,18 +12,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from penstock_slurm.loopback.machine import free_ports
 
-REASON = "needs PostgreSQL's initdb and pg_ctl on PATH"
+REASON = "needs PostgreSQL's initdb and pg_ctl, on PATH or where Debian puts them"
+
+COUNT = itertools.count()
+
+
+def program(name: str) -> str | None:
+    """A program of the server's. Debian keeps them out of PATH."""
+    return shutil.which(name) or next(map(str, sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None)
 
 
 def available() -> bool:
-    return all(map(shutil.which, ("initdb", "pg_ctl")))
+    return all(map(program, ("initdb", "pg_ctl")))
+
+
+def new_database(server: str) -> str:
+    """URL of a new, empty database on this server."""
+    name = f"test{os.getpid()}_{next(COUNT)}"
+    engine = sa.create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return f"{server}/{name}"
+
+
+class Server:
+    """A server that can be stopped and started again."""
+
+    def __init__(self, folder: Path, port: int, common: dict[str, object]) -> None:
+        self.url = f"postgresql+psycopg://penstock@127.0.0.1:{port}"
+        self.port = port
+        self._data, self._log, self._common = folder / "data", folder / "log", common
+        self._options = f"-p {port} -h 127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+
+    def start(self) -> None:
+        options = ["-l", self._log, "-w", "-t", "60", "-o", self._options]
+        subprocess.run([program("pg_ctl"), "-D", self._data, *options, "start"], **self._common)  # type: ignore[call-overload]
+
+    def stop(self) -> None:
+        subprocess.run([program("pg_ctl"), "-D", self._data, "-m", "immediate", "-w", "stop"], **self._common)  # type: ignore[call-overload]
 
 
 @contextmanager
-def postgresql() -> Iterator[str]:
-    """URL of a fresh server on loopback, up to the database's name. It refuses root, so root starts it as nobody."""
+def restartable() -> Iterator[Server]:
+    """A fresh server on loopback. It refuses root, so root starts it as nobody."""
     with tempfile.TemporaryDirectory(prefix="penstock-pg-") as name:
         folder = Path(name)
         who: dict[str, object] = {}
@@ -30,13 +67,19 @@ def postgresql() -> Iterator[str]:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
             who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        port = free_ports(1)
         common = {"check": True, "stdout": subprocess.DEVNULL, "cwd": folder, "env": {"PATH": os.environ["PATH"]}} | who
-        data, options = folder / "data", f"-p {port} -h 127.0.0.1 -c unix_socket_directories='' -c fsync=off"
-        subprocess.run(["initdb", "-D", data, "-U", "penstock", "-A", "trust", "-E", "UTF8"], **common)  # type: ignore[call-overload]
-        log = ["-l", folder / "log"]
-        subprocess.run(["pg_ctl", "-D", data, *log, "-w", "-t", "60", "-o", options, "start"], **common)  # type: ignore[call-overload]
+        data = ["-D", folder / "data", "-U", "penstock", "-A", "trust", "-E", "UTF8"]
+        subprocess.run([program("initdb"), *data], **common)  # type: ignore[call-overload]
+        server = Server(folder, free_ports(1), common)
+        server.start()
         try:
-            yield f"postgresql+psycopg://penstock@127.0.0.1:{port}"
+            yield server
         finally:
-            subprocess.run(["pg_ctl", "-D", data, "-m", "immediate", "-w", "stop"], **common)  # type: ignore[call-overload]
+            server.stop()
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """URL of a fresh server on loopback, up to the database's name."""
+    with restartable() as server:
+        yield server.url

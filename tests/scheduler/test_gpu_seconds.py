@@ -342,3 +342,21 @@ def test_accounts_are_asked_for_all_runs_since_the_oldest_count():
     runs_ = (job("a", phase=Phase.RUNNING, allocation=HELD, started_s=12.0), runs())
     book.count(ClusterState((), runs_), 10.0)
     assert book.unknown_ends(ClusterState((), ())) == UnknownEnds(("a", "j"), 9.0)
+
+
+def test_a_job_with_the_id_of_a_former_job_has_attained_nothing():
+    """Also if the former one was in the last observation, or is in the saved round; a requeued job keeps what it has."""
+    held = on("t4", t4_00=4)
+    former = job("j", phase=Phase.RUNNING, allocation=held, submit_s=5.0, started_s=10.0)
+    another = job("j", submit_s=100.0)
+    requeued = dataclasses.replace(another, restarts=1)
+    for now, expected in ((another, {}), (requeued, {"j": {"t4": 240.0}})):
+        for restored in (False, True):
+            counted = GpuSeconds()
+            counted.count(ClusterState((), (former,)), 10.0)
+            counted.count(ClusterState((), (former,)), 70.0)
+            if restored:
+                counted = GpuSeconds(counted.attained, (former,), 70.0)
+            counted.count(ClusterState((), ()), 70.0)
+            counted.count(ClusterState((), (now,)), 101.0)
+            assert counted.attained == expected

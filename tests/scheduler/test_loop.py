@@ -19,11 +19,11 @@ from penstock_scheduler.model import (
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.ports import ClusterParts
-from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster
+from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, nodes_from_spec
 from penstock_scheduler.store import MemoryStore, open_store
 from penstock_scheduler.triggers import OnEvent, Period
 from tests.scheduler.builders import job
-from tests.scheduler.loops import simulated
+from tests.scheduler.loops import Told, observing, simulated
 
 
 @pytest.mark.parametrize("policy_name", sorted(REGISTRY))
@@ -160,3 +160,34 @@ def test_a_loop_that_starts_again_takes_up_the_plan_and_the_count(tmp_path):
     assert last is not None
     assert newest is not None
     assert newest.snapshot.round == last.snapshot.round + 1
+
+
+class Shown(Told):
+    """A cluster that shows `state` and keeps the actions of the last tick."""
+
+    state = ClusterState(nodes_from_spec("t4:1x4"), (job("1", submit_s=5.0),))
+    asked: Sequence[Action] = ()
+
+    def observe(self) -> ClusterState:
+        return self.state
+
+    def apply(self, todo: Sequence[Action]) -> tuple[Outcome, ...]:
+        self.asked = todo
+        return ()
+
+
+def test_a_plan_says_nothing_of_a_job_that_got_an_id_since():
+    """The job that had the id was to get GPUs. The new one waits for its own round, also after a restart of the daemon."""
+    shown, store, clock = Shown(), MemoryStore(), SimulatedClock()
+    loop = observing(shown, clock, store, make_policy("fifo")[0])
+    loop.tick()
+    assert [action.job for action in shown.asked] == ["1"]
+    shown.state = ClusterState(shown.state.nodes, (job("1", submit_s=100.0),))
+    for again in (loop, observing(shown, clock, store, make_policy("fifo")[0])):
+        again.paused = True
+        again.tick()
+        assert shown.asked == ()
+    loop.paused = False
+    clock.sleep(20.0)
+    loop.tick()
+    assert [action.job for action in shown.asked] == ["1"]

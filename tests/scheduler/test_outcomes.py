@@ -15,9 +15,11 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.outcomes import OutcomeLog
+from penstock_scheduler.outcomes import ABSENT_S, OutcomeLog
+from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.store import MemoryStore
-from tests.scheduler.builders import job, on
+from tests.scheduler.builders import job, on, snapshot
 
 
 def test_what_cluster_and_cloud_do_for_one_job_is_told_once():
@@ -87,3 +89,53 @@ def test_a_job_that_saves_keeps_the_reason_of_the_round_that_stopped_it():
     outcomes.record(Plan(3), ClusterState((), (job("1"),)), (), 3.0)
     outcomes.record(Plan(4), ClusterState((), (saving,)), (left,), 4.0)
     assert [outcome.stop for _, outcome in store.outcomes if outcome.text] == [why, why, None]
+
+
+THERE = on("t4", t4_00=1)
+WHY = Stop(StopCode.GAIN, "faster")
+RUNNING, SAVING = (job("1", phase=phase, allocation=THERE) for phase in (Phase.RUNNING, Phase.STOPPING))
+LEFT = Outcome(Migrate("1", 3, on("t4", t4_01=1)), Progress.UNDER_WAY, "has saved, leaves its GPUs")
+
+
+def test_the_reason_of_a_stop_outlives_the_daemon():
+    """It is in the record of the round that stopped the job, and in those of the rounds while the job saves."""
+    saving = ClusterState((), (SAVING,))
+    first = RoundRecord(snapshot((), (RUNNING,)), PolicyChoice(name="fifo"), Plan(1, stops={"1": WHY}))
+    second = RoundRecord(
+        snapshot((), (SAVING,)), first.policy, Plan(2), stopping=OutcomeLog(MemoryStore(), first).stopping(saving)
+    )
+    for last in (first, second):
+        store = MemoryStore()
+        again = OutcomeLog(store, load_round(dump_round(last), "here"))
+        again.decided(Plan(3), again.stopping(saving))
+        again.record(Plan(3), saving, (LEFT,), 1.0)
+        assert [outcome.stop for _, outcome in store.outcomes] == [WHY]
+
+
+def test_a_stop_whose_tick_failed_keeps_its_reason():
+    """Slurm went away after the job was asked to save, so the tick recorded no outcome; then another round was decided."""
+    store = MemoryStore()
+    outcomes = OutcomeLog(store)
+    outcomes.decided(Plan(1, stops={"1": WHY}), {})
+    saving = ClusterState((), (SAVING,))
+    outcomes.decided(Plan(2), outcomes.stopping(saving))
+    outcomes.record(Plan(2), saving, (LEFT,), 1.0)
+    assert [outcome.stop for _, outcome in store.outcomes] == [WHY]
+
+
+def test_a_stop_keeps_its_reason_while_its_job_is_out_of_sight():
+    """For ten minutes, during which a round may be decided and other jobs may have outcomes."""
+    other = Outcome(Hold("2", 2), Progress.UNDER_WAY, "saves")
+    for away_s, expected in ((ABSENT_S - 1, WHY), (ABSENT_S + 1, None)):
+        store = MemoryStore()
+        outcomes = OutcomeLog(store)
+        outcomes.decided(Plan(1, stops={"1": WHY}), {})
+        outcomes.record(Plan(1, stops={"1": WHY}), ClusterState((), (RUNNING,)), (), 0.0)
+        for at_s in (1.0, away_s):
+            nobody = ClusterState((), ())
+            outcomes.decided(Plan(2), outcomes.stopping(nobody))
+            outcomes.record(
+                Plan(2), nobody, (other if at_s == 1.0 else Outcome(other.action, Progress.DONE),), at_s + 1.0
+            )
+        outcomes.record(Plan(2), ClusterState((), (SAVING,)), (LEFT,), away_s + 2.0)
+        assert store.outcomes[-1][1].stop == expected

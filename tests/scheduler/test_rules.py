@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock_profiles.estimators import LinearEstimator
+from penstock_scheduler.burst_manager.run_store import CloudRunRow
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.limits import LimitSettings, by_partition
@@ -29,7 +30,7 @@ from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.policies.staying import CANNOT_SAVE
 from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, drained, period_bounds
-from penstock_scheduler.store import CloudRunRow, open_store
+from penstock_scheduler.store import open_store
 from tests.scheduler.builders import job, on, snapshot
 
 NOW_S = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()

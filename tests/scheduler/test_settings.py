@@ -95,7 +95,7 @@ def test_invalid_limits_are_named_with_their_key(text, words):
 
 
 def test_the_daemon_names_invalid_settings_and_exits_with_2(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(daemon, "configure_logging", lambda log_format: None)  # it is for a whole process
+    monkeypatch.setattr(daemon, "configure_logging", lambda log_format, writes: None)  # it is for a whole process
     path = tmp_path / "penstock.toml"
     assert daemon.main(["--config", str(path)]) == 2
     assert "No such file" in capsys.readouterr().err

@@ -261,7 +261,7 @@ def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
     whole, ran = results.simulate_policy, []
 
-    def interrupting(scenario, choice, settings, driving, on_tick, agents):
+    def interrupting(scenario, choice, settings, driving, on_tick, agents, cloud):
         ran.append(str(choice))
 
         def stop(simulation):
@@ -316,12 +316,14 @@ TRACE = "id,submit_s,gpus,duration_s\n" + "".join(
 
 def test_what_a_waiting_budget_buys(tmp_path):
     out = tmp_path / "out"
-    result = penstock_simulate(tmp_path, "--cloud", "usd_per_gpu_h=2.5", "--out", out, cluster="t4:1x4", jobs=TRACE)
-    assert "compute-wait" in result.output
+    argv = ("--cloud", "usd_per_gpu_h=2.5", "--frontier", "--out", out)
+    result = penstock_simulate(tmp_path, *argv, cluster="t4:1x4", jobs=TRACE)
+    assert "compute-wait, out of order" in result.output
     points = json.loads((out / "frontier.json").read_text())["points"]
-    assert {point["way"] for point in points} == {"compute-wait", "compute-wait, EASY, SJF", "constant-wait"}
+    assert {point["way"] for point in points} == {"compute-wait, out of order", "compute-wait, EASY", "constant-wait"}
     none, most = (
-        next(p for p in points if p["way"] == "compute-wait" and p["percent"] == percent) for percent in (0, 100)
+        next(p for p in points if p["way"] == "compute-wait, out of order" and p["percent"] == percent)
+        for percent in (0, 100)
     )
     assert most["usd"] < none["usd"]
     assert most["avg_jct_h"] > none["avg_jct_h"]
@@ -329,21 +331,44 @@ def test_what_a_waiting_budget_buys(tmp_path):
     assert page.count("<circle") == len(points)
 
 
+def test_a_cloud_behind_a_policy(tmp_path):
+    """The table says what the cloud costs, also where the policy and `[cloud]` come from a settings file."""
+    file = tmp_path / "site.toml"
+    file.write_text(
+        """[policy]
+name = "fifo"
+[cloud]
+site = "0b6a1c1e-9c1f-4d55-8f3e-6c1d9a3f2b70"
+name = "physics"
+by_default = true
+wait = "no-wait"
+budget = { site = { usd_total = 20.0 } }
+"""
+    )
+    argv = ["--cloud", "usd_per_gpu_h=2.5", "--json"]
+    free = json.loads(penstock_simulate(tmp_path, *argv, "--policy", "fifo", cluster="t4:1x4", jobs=TRACE).stdout)
+    capped = json.loads(penstock_simulate(tmp_path, *argv, "--config", file, cluster="t4:1x4", jobs=TRACE).stdout)
+    unbound, bound = (document["policies"]["fifo"]["mean"] for document in (free, capped))
+    assert unbound["cloud_usd"] > 20
+    assert unbound["ended"] == bound["ended"] == 60
+    assert 0 < bound["cloud_usd"] <= 20, "the budget of the settings file is hard in a simulation, too"
+    assert unbound["cloud_usd"] == pytest.approx(2.5 * unbound["cloud_gpu_h"], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["--cloud", "dollars=2"], "unknown 'dollars'"),
-        (["--cloud", "usd_per_gpu_h=2", "--cluster", "t4:1x4,a100:1x8"], "equal nodes"),
+        (["--cloud", "wait=no-wait"], "needs the price"),
+        (["--cloud", "usd_per_gpu_h=-1"], "not a price above 0"),
+        (["--cloud", "usd_per_gpu_h=1,wait=forever"], "wait"),
+        (["--cloud", "usd_per_gpu_h=2", "--cluster", "t4:1x4,a100:1x8"], "gpu_type=t4"),
+        (["--frontier"], "add --cloud"),
     ],
 )
-def test_what_is_wrong_with_a_frontier(tmp_path, argv, words):
+def test_what_is_wrong_with_a_cloud(tmp_path, argv, words):
     with pytest.raises(ConfigError, match=words):
         penstock_simulate(tmp_path, *argv, jobs=TRACE)
-
-
-def test_a_frontier_needs_recorded_durations(tmp_path):
-    with pytest.raises(ConfigError, match="needs recorded durations, and 3 jobs have none"):
-        penstock_simulate(tmp_path, "--cloud", "usd_per_gpu_h=2")
 
 
 @pytest.mark.parametrize("words", [["--version"], ["simulate", "--help"]])

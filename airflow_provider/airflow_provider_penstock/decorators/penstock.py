@@ -1,7 +1,7 @@
 """`@task.penstock`: runs a Python function in a Slurm job. Its result or exception becomes the task's.
 
 The function, its arguments and its result are cloudpickle files in a folder that workers and nodes share. A user who can write to
-that folder can run code as the job's user and as the worker's. Only those two should have access.
+that folder can run code as the job's user and as the worker's, so `folder` keeps the files to those two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,19 @@ from airflow.providers.common.compat.sdk import (
     task_decorator_factory,
 )
 
-from airflow_provider_penstock.decorators.run import write
+from airflow_provider_penstock.decorators.folder import TaskFolder
 from airflow_provider_penstock.exceptions import PenstockFunctionFailed, PenstockJobFailed
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 from airflow_provider_penstock.ownership import ownership
+
+SCRIPT = """#!/bin/sh
+if [ ! -r {folder}/run.py ]; then
+  echo "user $(id -un) cannot read "{folder}" on $(hostname): shared_folder must be the same folder as on the workers." >&2
+  echo "If jobs run as another user than workers, give it a group of both users: chgrp GROUP, chmod 2770" >&2
+  exit 1
+fi
+exec {command}
+"""
 
 
 class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
@@ -81,8 +89,8 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
         kwargs = determine_kwargs(self.python_callable, self.op_args, context)
         folder = self._folder(context)
         self._write_call(folder, kwargs)
-        words = (*self.launcher, self.python, f"{folder}/run.py", str(folder))
-        self.script = f"#!/bin/sh\nexec {shlex.join(words)}\n"
+        words = (*self.launcher, self.python, f"{folder.path}/run.py", str(folder.path))
+        self.script = SCRIPT.format(folder=shlex.quote(str(folder.path)), command=shlex.join(words))
         return self._outcome(context, lambda: PenstockSubmitOperator.execute(self, context))
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
@@ -94,9 +102,16 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
         try:
             job = run_job()
         except PenstockJobFailed as failed:
-            self._raise(folder, failed)
+            try:
+                self._raise(folder.path, failed)
+            finally:
+                folder.take()
             raise
-        return self._output(context, self._result(folder)) if job["state"] == "COMPLETED" else job
+        if job["state"] != "COMPLETED":
+            return job
+        output = self._output(context, self._result(folder.path))
+        folder.take()
+        return output
 
     def _output(self, context: Any, value: Any) -> Any:
         of_any_version: Any = self
@@ -104,12 +119,12 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
             return of_any_version._handle_output(value, context, of_any_version.xcom_push)
         return self._handle_output(value)
 
-    def _folder(self, context: Any) -> Path:
+    def _folder(self, context: Any) -> TaskFolder:
         owner = ownership(context, self.hook.deployment)
         name = hashlib.sha256(f"{owner.name}:{owner.generation}".encode()).hexdigest()[:32]
-        return Path(self.shared_folder) / name
+        return TaskFolder(self.shared_folder, name)
 
-    def _write_call(self, folder: Path, kwargs: Mapping[str, Any]) -> None:
+    def _write_call(self, folder: TaskFolder, kwargs: Mapping[str, Any]) -> None:
         module = sys.modules.get(self.python_callable.__module__)
         by_value = module is not None and module.__name__ != "__main__"
         if by_value:  # the nodes do not have the DAG's file
@@ -131,13 +146,11 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
                 cloudpickle.unregister_pickle_by_value(module)
         made_by = {"python": platform.python_version(), "cloudpickle": cloudpickle.__version__}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write(folder / "call.pkl", call)
-            write(folder / "made_by.json", json.dumps(made_by).encode())
-            write(folder / "run.py", resources.files(__package__).joinpath("run.py").read_bytes())
+            folder.put(call, json.dumps(made_by).encode())
         except OSError as error:
             raise AirflowFailException(
-                f"shared_folder {self.shared_folder} cannot be written: {error}; choose a folder that this worker can write to"
+                f"shared_folder {self.shared_folder} cannot be written: {error}; choose a folder that this worker can write to, "
+                "and no other user"
             ) from error
 
     def _result(self, folder: Path) -> Any:

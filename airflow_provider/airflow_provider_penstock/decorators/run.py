@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import stat
 import sys
 import traceback
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file at once, so that no reader sees a part of it."""
+    """Write a file at once, so that no reader sees a part of it. Only those who may use its folder may read it."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with beside.open("wb") as file:
+    mode = 0o660 if path.parent.stat().st_mode & stat.S_ISGID else 0o600
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -12,6 +12,7 @@ import httpx
 from airflow.executors.base_executor import BaseExecutor
 from airflow.providers.common.compat.sdk import conf
 
+from airflow_provider_penstock.cli import check
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, read
 
@@ -30,8 +31,6 @@ END_OF_WORKLOAD
 {python} -m airflow.sdk.execution_time.execute_workload --json-path "$file"
 """
 """The workload is in a file, because its token would be visible in the list of processes."""
-SHORT_WAIT_S = 600.0
-"""Airflow's default of `[scheduler] task_queued_timeout`. After it the scheduler revokes a task that has not begun."""
 
 
 class PenstockExecutor(BaseExecutor):
@@ -57,13 +56,9 @@ class PenstockExecutor(BaseExecutor):
 
     def start(self) -> None:
         """Warn about a setting with which the scheduler revokes tasks that wait in Slurm's queue."""
-        timeout_s = conf.getfloat("scheduler", "task_queued_timeout", fallback=SHORT_WAIT_S)
-        if timeout_s <= SHORT_WAIT_S:
-            self.log.warning(
-                "[scheduler] task_queued_timeout is %.0f s: a task whose job waits longer for its GPUs is queued again, and "
-                "then fails; set it above the longest wait in the queue",
-                timeout_s,
-            )
+        is_good, sentence = check.executor()
+        if not is_good:
+            self.log.warning("%s", sentence)
 
     def _process_workloads(self, workloads: Sequence[Any]) -> None:
         """Submit each workload. Those that penstockd does not accept now stay queued for the next heartbeat."""

@@ -243,6 +243,10 @@ def recalls(
     assert cloud is not None, "nothing runs in a cloud that is not there"
     jobs = {job.id: job for job in snapshot.jobs}
     idle = dict(idle)
+    for run in cloud.runs:
+        job = jobs.get(run.job)
+        if run.ending and job is not None and (where := _type_on_site(job, idle, fits)) is not None:
+            idle[where] -= job.spec.min_gpus  # it is on its way back, to GPUs that are idle until it is there
     found: dict[JobId, Reason] = {}
     for run in sorted(cloud.runs, key=lambda run: (run.since_s, run.job)):
         job = jobs.get(run.job)
@@ -291,6 +295,14 @@ def _pays(
         goodput = _goodput(snapshot, job, Configuration(run.offer.nodes, run.offer.gpus, run.offer.gpu_type))
         left_s = work / goodput if goodput > 0 else left_s
     if left_s <= lost:
+        return None
+    return _type_on_site(job, idle, fits)
+
+
+def _type_on_site(job: Job, idle: Mapping[str, int], fits: Callable[[Job, str], bool]) -> str | None:
+    """The first GPU type on site of which enough GPUs are idle for the job; None: there is none, or the job runs elsewhere."""
+    spec = job.spec
+    if spec.burst is Burst.ONLY:
         return None
     enough = (name for name, gpus in sorted(idle.items()) if spec.allows_type(name) and gpus >= spec.min_gpus)
     return next((name for name in enough if fits(job, name)), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from penstock_scheduler.model import Job, JobId
@@ -60,13 +60,23 @@ def averages(ended: Iterable[EndedJob], prior: Averages) -> Averages:
     return now
 
 
-def histories(jobs: Sequence[Job], ended: Iterable[EndedJob]) -> dict[JobId, tuple[float, ...]]:
-    """Job -> running times in s of earlier jobs of the same user and name, oldest first; jobs without any are left out."""
+def by_script(ended: Iterable[EndedJob]) -> dict[tuple[str, str], tuple[float, ...]]:
+    """(user, name) -> running times in s of the newest such jobs, oldest first."""
     of: dict[tuple[str, str], list[float]] = {}
     for each in ended:
         if (runtime_s := _runtime_s(each)) is not None:
             of.setdefault((each.user, each.name), []).append(runtime_s)
-    return {job.id: tuple(of[job.user, job.name][-ALIKE:]) for job in jobs if (job.user, job.name) in of}
+    return {script: tuple(times_s[-ALIKE:]) for script, times_s in of.items()}
+
+
+def histories(jobs: Sequence[Job], known: Mapping[tuple[str, str], Sequence[float]]) -> dict[JobId, tuple[float, ...]]:
+    """Job -> running times in s of earlier jobs of the same user and name; jobs without any are left out.
+
+    Args:
+        jobs: the jobs.
+        known: see `by_script`.
+    """
+    return {job.id: tuple(known[job.user, job.name]) for job in jobs if (job.user, job.name) in known}
 
 
 def _runtime_s(job: EndedJob) -> float | None:

@@ -58,32 +58,54 @@ class BudgetSettings(BaseModel):
 def budget_lines(
     settings: BudgetSettings, entries: Iterable[Entry], now_s: float, accounts: Iterable[str]
 ) -> tuple[BudgetLine, ...]:
-    """The caps that apply to jobs of these accounts, with what is used of each.
+    """The caps that apply to jobs of these accounts, with what is used of each."""
+    return Used(entries).lines(settings, now_s, accounts)
 
-    A run counts in the month (UTC) of its first entry.
+
+class Used:
+    """Sums over the entries so far. A run counts in the month (UTC) of its first entry, with its last one.
+
+    Args:
+        entries: the first entries, oldest first.
     """
-    first: dict[str, Entry] = {}
-    last: dict[str, Entry] = {}
-    for entry in entries:
-        first.setdefault(entry.run, entry)
-        last[entry.run] = entry
-    month = _month(now_s)
-    used: dict[tuple[str, str], float] = {}
-    for run, entry in last.items():
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._runs: dict[str, tuple[tuple[int, int], Entry]] = {}
+        """Run -> its month and its last entry."""
+        self._sums: dict[tuple[tuple[int, int] | None, str], float] = {}
+        """(month, or None for all; account, or empty for the site) -> US dollars."""
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        """Add one more entry."""
+        month, before = self._runs.get(entry.run, (_month(entry.time_s), None))
+        if before is not None:
+            self._count(month, before, -before.usd)
+        self._count(month, entry, entry.usd)
+        self._runs[entry.run] = month, entry
+
+    def _count(self, month: tuple[int, int], entry: Entry, usd: float) -> None:
         for account in {"", entry.account}:
-            used["total", account] = used.get(("total", account), 0.0) + entry.usd
-            if _month(first[run].time_s) == month:
-                used["month", account] = used.get(("month", account), 0.0) + entry.usd
-    lines = []
-    caps_of = {"": settings.site} | {
-        name: settings.accounts.get(name, settings.per_account) for name in sorted({*accounts} - {""})
-    }
-    for name, caps in caps_of.items():
-        if caps.usd_per_month is not None:
-            lines.append(BudgetLine(name, "month", caps.usd_per_month, used.get(("month", name), 0.0)))
-        if caps.usd_total is not None:
-            lines.append(BudgetLine(name, "total", caps.usd_total, used.get(("total", name), 0.0)))
-    return tuple(lines)
+            for when in (month, None):
+                self._sums[when, account] = self._sums.get((when, account), 0.0) + usd
+
+    def lines(self, settings: BudgetSettings, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
+        """The caps that apply to jobs of these accounts, with what is used of each."""
+        lines, month = [], _month(now_s)
+        caps_of = {"": settings.site} | {
+            name: settings.accounts.get(name, settings.per_account) for name in sorted({*accounts} - {""})
+        }
+        for name, caps in caps_of.items():
+            if caps.usd_per_month is not None:
+                lines.append(BudgetLine(name, "month", caps.usd_per_month, self._sum(month, name)))
+            if caps.usd_total is not None:
+                lines.append(BudgetLine(name, "total", caps.usd_total, self._sum(None, name)))
+        return tuple(lines)
+
+    def _sum(self, when: tuple[int, int] | None, account: str) -> float:
+        # Sums to which entries were added and from which they were taken again may end a little below 0.
+        return max(self._sums.get((when, account), 0.0), 0.0)
 
 
 def _month(time_s: float) -> tuple[int, int]:

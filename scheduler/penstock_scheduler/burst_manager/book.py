@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from penstock_scheduler.burst.ledger import BudgetSettings, budget_lines
+from penstock_scheduler.burst.ledger import BudgetSettings, Used
 from penstock_scheduler.burst.queue_times import QueueTime, counted, returned
 from penstock_scheduler.burst_manager.places import MISSED
 from penstock_scheduler.burst_manager.provider import DescribedInstance
+from penstock_scheduler.burst_manager.run_store import CloudRunRow, RunStore
 from penstock_scheduler.burst_manager.runs import BurstRun, Slot, cost_usd, entries
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import BudgetLine, CloudRun, Job, JobId, Offer
-from penstock_scheduler.store import CloudRunRow, SqlStore
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class OfJob:
 class Book:
     """What the store has, in memory. Every change is in the store before it is here."""
 
-    def __init__(self, store: SqlStore) -> None:
+    def __init__(self, store: RunStore) -> None:
         self._store = store
         self.runs: dict[str, BurstRun] = {}
         """Id -> open run."""
@@ -81,6 +81,7 @@ class Book:
             else:
                 self.runs[run.id] = run
         self._lines = store.cloud_ledger()
+        self._used = Used(entries(self._lines))
         kept = store.control(QUEUE_TIMES) or {}
         self._queue_times = {job: QueueTime.model_validate(time) for job, time in kept.items()}
         self._saved_times: dict[JobId, QueueTime] | None = None
@@ -90,10 +91,15 @@ class Book:
         over = run.state == "over"
         row = CloudRunRow(run.id, run.job, run.state, run.ordered_s, now_s if over else None, run.model_dump_json())
         self._store.save_cloud_run(row, lines)
-        self._lines.extend(lines)
+        self._note(lines)
         self.runs[run.id] = run
         if over:
             del self.runs[run.id]
+
+    def _note(self, lines: Sequence[LedgerLine]) -> None:
+        self._lines.extend(lines)
+        for entry in entries(lines):
+            self._used.add(entry)
 
     @property
     def open_count(self) -> int:
@@ -106,6 +112,8 @@ class Book:
 
     def seen_unreadable(self) -> tuple[CloudRun, ...]:
         """The open runs that cannot be read, as a round sees them: their jobs are in the cloud, and stay as they are."""
+        if not self.unreadable:
+            return ()
         committed = {line.key: line for line in self._lines if line.kind == "committed"}
         found = []
         for bad in self.unreadable.values():
@@ -127,7 +135,7 @@ class Book:
 
     def budgets(self, settings: BudgetSettings, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
         """The caps that apply to these accounts, with what is used of each."""
-        return budget_lines(settings, entries(self._lines), now_s, accounts)
+        return self._used.lines(settings, now_s, accounts)
 
     def settle(self, seen: DescribedInstance) -> None:
         """Charge an instance that has ended and belongs to no open run, unless it is paid for."""
@@ -140,7 +148,7 @@ class Book:
             return
         self._store.charge([line])
         if all(line.key != known.key for known in self._lines):
-            self._lines.append(line)
+            self._note([line])
 
     def count_queue_times(self, jobs: Sequence[Job], now_s: float) -> None:
         """Note which jobs have entered or left the queue."""

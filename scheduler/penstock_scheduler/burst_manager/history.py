@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from penstock_scheduler.burst.history import averages
+from collections.abc import Mapping, Sequence
+
+from penstock_scheduler.burst.history import EndedJob, averages, by_script, histories
+from penstock_scheduler.burst_manager.run_store import RunStore
 from penstock_scheduler.burst_manager.settings import BurstSettings
-from penstock_scheduler.messages import JobView
+from penstock_scheduler.model import Job, JobId
 from penstock_scheduler.model.waiting import Averages, Wait, WaitingPolicy, by_budget
-from penstock_scheduler.store import SqlStore
 
 HISTORY_S = 300.0
 """How often the recorded history is read again."""
@@ -18,10 +20,11 @@ NEWEST = 2000
 class SiteHistory:
     """Ended jobs, oldest first, and the waiting policy that follows from them and the settings."""
 
-    def __init__(self, settings: BurstSettings, store: SqlStore) -> None:
+    def __init__(self, settings: BurstSettings, store: RunStore) -> None:
         self._settings, self._store = settings, store
         self._read_s = -1e18
-        self.past: list[JobView] = []
+        self._past: list[EndedJob] = []
+        self._by_script: Mapping[tuple[str, str], Sequence[float]] = {}
         self.waiting = self._policy()
 
     def learn(self, now_s: float) -> None:
@@ -29,15 +32,20 @@ class SiteHistory:
         if now_s - self._read_s < HISTORY_S:
             return
         self._read_s = now_s
-        self.past = [view for _, view in reversed(self._store.jobs(states=("ended",), limit=NEWEST))]
+        self._past = [view for _, view in reversed(self._store.jobs(states=("ended",), limit=NEWEST))]
+        self._by_script = by_script(self._past)
         self.waiting = self._policy()
+
+    def running_times(self, jobs: Sequence[Job]) -> dict[JobId, tuple[float, ...]]:
+        """See `CloudState.history_s`."""
+        return histories(jobs, self._by_script)
 
     def _policy(self) -> WaitingPolicy:
         settings = self._settings
         return by_budget(
             Wait(settings.wait),
             settings.waiting_budget_percent,
-            averages(self.past, Averages(1.0, settings.mean_runtime_h, settings.mean_gpus)),
+            averages(self._past, Averages(1.0, settings.mean_runtime_h, settings.mean_gpus)),
             short_h=settings.short_h,
             t_max_h=settings.t_max_h,
             patience=settings.patience,

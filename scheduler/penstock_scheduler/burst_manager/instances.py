@@ -9,10 +9,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from penstock_scheduler.burst_manager.book import Book
 from penstock_scheduler.burst_manager.places import Listing, Places
 from penstock_scheduler.burst_manager.provider import DescribedInstance, Kind, LaunchFailed, Order, Provider
+from penstock_scheduler.burst_manager.run_store import RunStore
 from penstock_scheduler.burst_manager.runs import BurstRun
 from penstock_scheduler.burst_manager.settings import BurstSettings
 from penstock_scheduler.model import JobId
-from penstock_scheduler.store import SqlStore
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Instances:
         stripped: instances of open runs that have lost the site's tag.
     """
 
-    def __init__(self, places: Places, settings: BurstSettings, store: SqlStore, book: Book) -> None:
+    def __init__(self, places: Places, settings: BurstSettings, store: RunStore, book: Book) -> None:
         self._places, self._settings, self._store, self._book = places, settings, store, book
         self.seen: Listing | None = None
         self.away = ""

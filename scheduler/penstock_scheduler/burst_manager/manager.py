@@ -20,7 +20,6 @@ from uuid import uuid4
 
 from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.estimates import Gravity
-from penstock_scheduler.burst.history import histories
 from penstock_scheduler.burst.states import Fact, Transition, step
 from penstock_scheduler.burst_manager.book import Book
 from penstock_scheduler.burst_manager.cluster_side import ClusterSide
@@ -30,6 +29,7 @@ from penstock_scheduler.burst_manager.instances import Instances
 from penstock_scheduler.burst_manager.offers import SIZES, Offers
 from penstock_scheduler.burst_manager.places import Places
 from penstock_scheduler.burst_manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, line, pause_s
+from penstock_scheduler.burst_manager.run_store import RunStore
 from penstock_scheduler.burst_manager.runs import BurstRun, Slot
 from penstock_scheduler.burst_manager.settings import BurstSettings
 from penstock_scheduler.burst_manager.share import Share
@@ -55,7 +55,6 @@ from penstock_scheduler.model import (
     Share as NodeShare,
 )
 from penstock_scheduler.ports import Clock, CloudNodes
-from penstock_scheduler.store import SqlStore
 
 log = logging.getLogger(__name__)
 
@@ -76,21 +75,23 @@ class BurstManager:
         guests: for detached runs: the nodes are gateways then, which the instances do not join. None: they join.
         lock: lets a thread of its own do all that asks the cloud. `places` and `guests` release the lock during each call
             (`worker.Yielding`). None: `observe` does it, and waits.
+        share: the folder through which programs and cloud nodes speak; None: that of the settings.
     """
 
     def __init__(
         self,
         places: Places,
         settings: BurstSettings,
-        store: SqlStore,
+        store: RunStore,
         clock: Clock,
         nodes: CloudNodes,
         rng: random.Random,
         guests: Guests | None = None,
         lock: threading.Lock | None = None,
+        share: Share | None = None,
     ) -> None:
         self._places, self._settings, self._store, self._clock, self._rng = places, settings, store, clock, rng
-        self._share = Share(settings.share)
+        self._share = Share(settings.share) if share is None else share
         self._cluster = ClusterSide(nodes, self._share)
         self._guests: Guests = JoinSlurm() if guests is None else guests
         self._offers = Offers(settings, places, SIZES[:1] if self._guests.on else SIZES)
@@ -115,6 +116,15 @@ class BurstManager:
         )
         self._lock = threading.Lock() if lock is None else lock
         self._worker = None if lock is None else Worker(self._pass, lock)
+
+    @property
+    def runs(self) -> Sequence[BurstRun]:
+        """The open runs. Only for a manager without a thread of its own."""
+        return tuple(self._book.runs.values())
+
+    def is_recalled(self, run: BurstRun) -> bool:
+        """Whether a run is to be recalled in the next pass. As above."""
+        return run.id in self._recalled
 
     # --- the port
 
@@ -201,7 +211,7 @@ class BurstManager:
             usd_per_gb=settings.usd_per_gb,
             returned=dict(self._returned),
             waits_since_s=self._book.waits_since_s(jobs, now_s),
-            history_s=histories(jobs, self._history.past),
+            history_s=self._history.running_times(jobs),
             words=dict(self._words),
             protected=self._instances.protected or "",
             closed=self._closed(now_s),

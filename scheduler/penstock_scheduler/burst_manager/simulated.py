@@ -7,10 +7,14 @@ instance is billed from its launch to its end.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock_scheduler.burst_manager.provider import DescribedInstance, Kind, LaunchFailed, Listed, Machine, Order
 from penstock_scheduler.burst_manager.runs import cost_usd
+
+LISTED_S = 3600.0
+"""How long an instance is listed after its end, as on EC2."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,6 +62,8 @@ class Simulated:
         self.world: dict[str, DescribedInstance] = {} if world is None else world
         self._site, self._now_s, self._capacity = site, now_s, dict(capacity or {})
         self._usd_per_h: dict[str, float] = {}
+        self._forgotten_usd = 0.0
+        self._numbers = itertools.count()
         self._served: dict[str, tuple[Order, dict[str, str]]] = {}
 
     def offers(self, now_s: float) -> Sequence[Machine]:
@@ -89,9 +95,10 @@ class Simulated:
         )
         if machine is None:
             raise LaunchFailed(Kind.CONFIG, "NoSuchType", f"{order.instance_type} is not sold in {self.name}")
+        self._forget()
         launched = {}
         for node in order.nodes:
-            id_ = f"{self.name}-{len(self.world)}"
+            id_ = f"{self.name}-{self._site}-{next(self._numbers)}"
             tags = {"site": self._site, "node": node, **order.tags}
             self.world[id_] = DescribedInstance(
                 id_, "running", order.instance_type, self.name, self._now_s(), None, tags, self.name
@@ -146,10 +153,25 @@ class Simulated:
 
     def bill_usd(self) -> float:
         """What the instances that this site has launched here and that have ended come to, US dollars."""
-        ended = [(self.world[id_], usd_per_h) for id_, usd_per_h in self._usd_per_h.items()]
-        return sum(
-            cost_usd(each.ended_s - each.launched_s, usd_per_h) for each, usd_per_h in ended if each.ended_s is not None
-        )
+        return self._forgotten_usd + sum(self._usd(id_) for id_ in self._usd_per_h)
+
+    def _usd(self, id_: str) -> float:
+        seen = self.world[id_]
+        return 0.0 if seen.ended_s is None else cost_usd(seen.ended_s - seen.launched_s, self._usd_per_h[id_])
+
+    def _forget(self) -> None:
+        """Forget this site's instances that have ended some time ago, and what they were ordered by."""
+        before_s = self._now_s() - LISTED_S
+        old = [id_ for id_ in self._usd_per_h if (end_s := self.world[id_].ended_s) is not None and end_s < before_s]
+        for id_ in old:
+            self._forgotten_usd += self._usd(id_)
+            del self.world[id_], self._usd_per_h[id_]
+        if old:
+            self._served = {
+                token: served
+                for token, served in self._served.items()
+                if any(id_ in self.world for id_ in served[1].values())
+            }
 
     def _here(self) -> Listed:
         return sorted(

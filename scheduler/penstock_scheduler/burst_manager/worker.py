@@ -9,16 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+
+from penstock_scheduler.errors import NotLeading
+from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.ports import Leadership
 
 log = logging.getLogger(__name__)
 
 
 class Yielding:
-    """A client of the cloud. The lock is released during each of its calls. Whoever calls holds the lock."""
+    """A client of the cloud. The lock is released during each of its calls. Whoever calls holds the lock.
 
-    def __init__(self, client: Any, lock: threading.Lock) -> None:
-        self._client, self._lock = client, lock
+    `leadership` is asked before each call that may change something.
+    """
+
+    def __init__(self, client: Any, lock: threading.Lock, leadership: Leadership = ALONE) -> None:
+        self._client, self._lock, self._leadership = client, lock, leadership
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._client, name)
@@ -28,11 +36,17 @@ class Yielding:
         def call(*args: Any, **named: Any) -> Any:
             self._lock.release()
             try:
-                return real(*args, **named)
+                with self._leadership.write("cloud", name) if _changes(name) else nullcontext():
+                    return real(*args, **named)
             finally:
                 self._lock.acquire()
 
         return call
+
+
+def _changes(call: str) -> bool:
+    """Whether a call to a cloud may change something. A call of an unknown kind may."""
+    return not call.startswith(("describe", "get", "list", "head", "can_"))
 
 
 class Worker:
@@ -62,6 +76,9 @@ class Worker:
                 try:
                     self._work()
                     self.trouble = ""
+                except NotLeading as error:
+                    self.trouble = str(error)
+                    log.warning("the cloud is left alone", extra={"text": str(error)})
                 except Exception as error:
                     self.trouble = f"the cloud's thread failed: {error}; it tries again in the next tick"
                     log.exception("the cloud's thread failed; please report this as a bug")

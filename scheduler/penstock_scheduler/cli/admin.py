@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from penstock_scheduler.access_messages import TokenOrder
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
 from penstock_scheduler.cli.options import STAGE
 from penstock_scheduler.cli.policies import choice_of, with_values
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.messages import Drained, DrainOrder, Role, TokenOrder
+from penstock_scheduler.messages import Drained, DrainOrder, Role
 from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.policy_choice import PolicyChoice
 

@@ -14,7 +14,7 @@ import typer
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.health import INCOMPLETE, SILENT
-from penstock_scheduler.health_messages import REFUSED, DiskHealth, StepHealth
+from penstock_scheduler.health_messages import REFUSED, DiskHealth, LeaderHealth, StepHealth
 from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
 from penstock_scheduler.units import data_size, duration
 
@@ -83,6 +83,8 @@ def _daemon() -> Iterator[Check]:
         return
     text = "; ".join(health.problems) or f"version {health.version}, round {health.round}"
     yield "penstockd", health.status == "ok", text
+    if (leader := health.leader) is not None:
+        yield "leader", True, _leader(leader)
     for step in health.steps:
         yield step.step, not step.problem, _step(step, health.report_age_s)
     for disk in health.disks:
@@ -94,6 +96,16 @@ def _daemon() -> Iterator[Check]:
         if warning not in told:
             yield _about(warning), WARNING, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
+
+
+def _leader(found: LeaderHealth) -> str:
+    """Who leads, since when, and which stand by."""
+    if found.alone:
+        return f"{found.name} leads; the store is a file, so no other penstockd can take over"
+    since = "" if found.since_age_s is None else f" since {duration(found.since_age_s)}"
+    lease = "" if found.lease_age_s is None else f", confirmed {duration(found.lease_age_s)} ago"
+    standbys = ", ".join(f"{each.name} ({each.lag or 0} rounds behind)" for each in found.standbys) or "nobody"
+    return f"{found.name or 'nobody'} leads{since} (term {found.number}{lease}); {standbys} stands by"
 
 
 def _about(warning: str) -> str:

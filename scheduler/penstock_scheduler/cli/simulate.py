@@ -72,8 +72,11 @@ def simulate_command(
     parquet: bool = typer.Option(False, help="Write the tables as Parquet, not CSV; needs pyarrow."),
     cloud: str = typer.Option(
         "",
-        help="Instead of policies, compare waiting budgets where jobs may go to the cloud: usd_per_gpu_h=2.5, and "
-        "max_queue=30 to limit the queue; see docs/admin/bursting.md.",
+        help="A cloud behind the site: usd_per_gpu_h=2.5, and keys of the section `cloud` such as wait=compute-wait or "
+        "max_queue=30; see docs/admin/bursting.md.",
+    ),
+    frontier: bool = typer.Option(
+        False, "--frontier", help="With --cloud: compare waiting budgets, cost against completion time."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print only the summary, as one JSON object."),
 ) -> None:
@@ -103,5 +106,6 @@ def simulate_command(
         assume_utilisation=assume_utilisation,
         parquet=parquet,
         cloud=cloud,
+        frontier=frontier,
         as_json=as_json,
     )

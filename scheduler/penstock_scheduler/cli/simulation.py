@@ -20,28 +20,29 @@ from penstock_profiles.sensitivity import SensitivityProfile, SensitivityStore
 from penstock_scheduler.cli.options import numbers, split
 from penstock_scheduler.cli.policies import choices_of
 from penstock_scheduler.cli.sharing import SharingOptions, shared_by
+from penstock_scheduler.cli.simulated_cloud import cloud_of
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import Node
 from penstock_scheduler.nodespec import SpecError
 from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.simulator.cloud import CloudSpec
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.figures import figures
 from penstock_scheduler.simulator.frontier import (
     BUDGETS,
     WAYS,
-    frontier,
+    Point,
+    Way,
     frontier_document,
     frontier_page,
-    rigid_jobs,
-    site_of,
 )
+from penstock_scheduler.simulator.frontier import frontier as points_of
 from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.results import SeedResult, over_seeds, parquet_is_there, simulate_each, to_result
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, prepare
-from penstock_scheduler.simulator.workloads import Workload, read_workload
+from penstock_scheduler.simulator.workloads import read_workload
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in a shell."""
@@ -71,15 +72,16 @@ def run(
     assume_utilisation: float | None,
     parquet: bool,
     cloud: str,
+    frontier: bool,
     as_json: bool,
 ) -> None:
     """Run the command; `simulate.simulate_command` describes the options."""
     nodes = nodes_from_spec(_cluster_spec(cluster))
     types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
     found = read_workload(workload, trace, [*split(gpu_types), *types])
-    if cloud:
-        _frontier(found, nodes, cloud, out, as_json=as_json)
-        return
+    if frontier and not cloud:
+        raise ConfigError("--frontier compares waiting budgets before the cloud; add --cloud usd_per_gpu_h=2.5")
+    away = cloud_of(cloud, config, found, nodes) if cloud else None
     policies = choices_of(policy, stages, config)
     tables = Profiles(profiles) if profiles is not None else None
     speeds, costs = numbers("--gpu-speeds", gpu_speeds) or None, numbers("--prices", prices) or None
@@ -94,7 +96,17 @@ def run(
         return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, sensitivities=shares, seed=seed)
 
     scenario(0).check()
+    if away is not None and frontier:
+        named = policy is not None or config is not None
+        ways = [Way(f"{choice}, {away.settings.wait}", choice) for choice in policies] if named else WAYS
+        _frontier(scenario(0), ways, away, out, as_json=as_json)
+        return
     notes = ["Simulated, not run."]
+    if away is not None:
+        notes.append(
+            f"Behind the site: {away.gpu_type} at ${away.usd_per_gpu_h:g} a GPU-hour, {away.settings.wait} with "
+            f"P = {away.settings.waiting_budget_percent:g} %."
+        )
     if shared is not None:
         shared.check(found, "name them in the workload's column `kind`, or ")
         notes += shared.notes(found)
@@ -115,6 +127,7 @@ def run(
             driving=driving,
             agents=lambda policy, seed: None if shared is None else shared.agents(policy, found, seed),
             on_tick=lambda policy, seed: show(f"{policy}, seed {seed}", next(done)),
+            cloud=away,
         )
     document = over_seeds(results, cluster=_cluster_spec(cluster), workload=found.name) | {"notes": notes}
     tell(results, document, out, as_json=as_json, tables_as=tables_as, aloud=notes[1:])
@@ -156,20 +169,22 @@ def tell(
         raise typer.Exit(INTERRUPTED)
 
 
-def _frontier(workload: Workload, nodes: tuple[Node, ...], cloud: str, out: Path | None, *, as_json: bool) -> None:
+def _frontier(scenario: Scenario, ways: Sequence[Way], cloud: CloudSpec, out: Path | None, *, as_json: bool) -> None:
     """Compare cloud cost with completion time for every waiting budget. Raises ConfigError."""
-    given = numbers("--cloud", cloud)
-    if unknown := sorted(set(given) - {"usd_per_gpu_h", "max_queue"}):
-        raise ConfigError(f"--cloud: unknown {unknown[0]!r}; use usd_per_gpu_h and max_queue")
-    price, most = given.get("usd_per_gpu_h", 1.0), given.get("max_queue")
     if out is not None:
         make_folder(out)
-    site = site_of(nodes, None if most is None else int(most))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:
-        bar = progress.add_task("replays", total=len(WAYS) * len(BUDGETS))
-        points = frontier(rigid_jobs(workload), site, price, on_point=lambda point: progress.advance(bar))
-    cluster = f"{len(nodes)} nodes of {nodes[0].gpus} GPUs"
+    with progress(len(scenario.workload.jobs) * len(ways) * len(BUDGETS), quiet=as_json) as show:
+        done = itertools.count(1)
+        ticks = [show("P = 0 %", 0)]
+
+        def on_point(point: Point) -> None:
+            ticks[0] = show(point.way, next(done))
+
+        points = points_of(scenario, ways, cloud, on_point=on_point, on_tick=lambda simulation: ticks[0](simulation))
+    if not points:
+        raise typer.Exit(INTERRUPTED)
+    nodes, workload, price = scenario.nodes, scenario.workload, cloud.usd_per_gpu_h
+    cluster = f"{len(nodes)} nodes with {scenario.total_gpus} GPUs"
     document = frontier_document(points, workload.name, cluster, price)
     if out is not None:
         page = frontier_page(points, f"{workload.name} on {cluster}, ${price:g} a GPU-hour in the cloud")
@@ -183,10 +198,10 @@ def _frontier(workload: Workload, nodes: tuple[Node, ...], cloud: str, out: Path
         return
     table = Table(title=f"{workload.name} on {cluster}", title_justify="left", box=None, pad_edge=False)
     table.add_column("way to wait", style="bold", no_wrap=True)
-    for head in ("P", "cloud $", "average h", "p99 wait h", "jobs away", "utilisation"):
+    for head in ("P", "cloud $", "cloud GPU-h", "average h", "p99 wait h", "jobs away", "utilisation"):
         table.add_column(head, justify="right")
     for p in points:
-        figures = (f"{p.percent:g} %", f"{p.usd:,.0f}", f"{p.avg_jct_h:.3f}", f"{p.p99_wait_h:.2f}")
+        figures = (f"{p.percent:g} %", f"{p.usd:,.2f}", f"{p.gpu_h:,.1f}", f"{p.avg_jct_h:.3f}", f"{p.p99_wait_h:.2f}")
         table.add_row(p.way, *figures, str(p.cloud_jobs), f"{p.utilization:.1%}")
     Console().print(table)
     if out is not None:
@@ -298,6 +313,9 @@ FIGURES = {
     "worst_ftf": "worst rho",
     "unfair_share": "unfair",
     "cost": "cost",
+    "cloud_usd": "cloud $",
+    "cloud_gpu_h": "cloud GPU-h",
+    "cloud_jobs": "jobs away",
 }
 """Figure -> heading in the table on the terminal."""
 

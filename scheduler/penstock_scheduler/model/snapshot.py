@@ -42,6 +42,8 @@ class ClusterState:
     """What cannot be read. Such jobs are refused and left alone; nothing starts on such nodes and in such partitions."""
     waiting: tuple[WaitingJob, ...] = ()
     """Jobs that are held, or wait for something else than GPUs."""
+    replaced: frozenset[JobId] = frozenset()
+    """Ids of jobs that the cluster has forgotten and given to other jobs, which the next observation shows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,15 +278,14 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
     """Seconds that the job still needs on this configuration; None: the snapshot does not tell.
 
     The remaining work at this goodput, plus a restart if the job does not run there yet. If the remaining work is unknown,
-    what is left of the time limit.
+    what is left of the running time that its user said, or of its time limit, whichever is shorter.
     """
     work = snapshot.facts[job.id].remaining_work
     if work is not None and goodput > 0:
         there = job.running_as == option
         return work / goodput + (0.0 if there else snapshot.facts[job.id].restart_cost_s)
-    if job.time_limit_s is not None:
-        return max(job.time_limit_s - ran_s(snapshot, job, option.gpus), 0.0)
-    return None
+    known_s = [each for each in (job.spec.runtime_s, job.time_limit_s) if each is not None]
+    return max(min(known_s) - ran_s(snapshot, job, option.gpus), 0.0) if known_s else None
 
 
 def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:

@@ -13,14 +13,15 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request
 
 from penstock_profiles.wire import Report
+from penstock_scheduler.access_messages import Caller, Identity
 from penstock_scheduler.health_messages import Health
-from penstock_scheduler.messages import Identity, JobView, Role
+from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -34,15 +35,19 @@ from penstock_scheduler.service.identity import Gatekeeper, is_private
 from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.leases import Leases
 from penstock_scheduler.service.limits import Places
+from penstock_scheduler.service.oidc import Provider
 from penstock_scheduler.service.port import Daemon
 from penstock_scheduler.service.report_writer import ReportWriter
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.service.visibility import PrivateData, may_see
 
+if TYPE_CHECKING:
+    from penstock_scheduler.web.live import Live
+
 MAX_LISTENERS = 400
 """Requests that listen to events at the same time. A user holds at most as many as are free."""
 
-_RANK: dict[str, int] = {"job": 0, "user": 1, "operator": 2, "admin": 3}
+_RANK: dict[str, int] = {"nobody": -1, "job": 0, "user": 1, "operator": 2, "admin": 3}
 """Each role may do what the roles below it may do."""
 
 
@@ -62,6 +67,8 @@ class Controls:
     """Approve the stops of a refused round, in the name of a user. Raises PenstockError."""
     health: Callable[[float], Health]
     """The daemon's health at a time, in seconds since 1970."""
+    hand_over: Callable[[str], str]
+    """Let another penstockd lead, of this name or any. Returns its name, or who may. Raises ConfigError."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,10 @@ class Api:
         self.daemon = daemon
         self._here = here
         self.gatekeeper = Gatekeeper(settings, known.store)
+        self.provider = (
+            None if settings.oidc is None or (here is not None and not settings.embedded) else Provider(settings.oidc)
+        )
+        """Where browsers may log in; None: only here. penstockd behind a penstock-api needs none."""
         self.requests = Bucket(settings.requests_per_s, settings.burst)
         self.submissions = Bucket(settings.submissions_per_hour / 3600, settings.submissions_per_hour)
         self.submitting: dict[tuple[str, str], asyncio.Lock] = {}
@@ -114,6 +125,8 @@ class Api:
         """For requests that wait for a change."""
         self.listening = Places(MAX_LISTENERS)
         """For requests that listen to events."""
+        self.live: Live | None = None
+        """What keeps open pages up to date, from the first page on."""
 
     @property
     def here(self) -> Parts:
@@ -141,13 +154,13 @@ class Api:
     async def identify(self, request: Request) -> None:
         """Identify the caller for `admit`. Raises Refusal if there is no caller, or the caller sends too many requests."""
         identity = await self.gatekeeper.identify(request)
-        if not is_private(request) and (pause_s := self.requests.take(identity.user)) > 0:
+        if not is_private(request) and (pause_s := self.requests.take(identity.user or identity.address)) > 0:
             limit = f"{self.settings.requests_per_s:g} requests per second"
             raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
         self.known.counters["requests"] += 1
         request.state.identity = identity
 
-    async def admit(self, request: Request, role: Role) -> Call:
+    async def admit(self, request: Request, role: Caller) -> Call:
         """The request of an identified caller. Raises Refusal if the caller has a lower role."""
         identity: Identity = request.state.identity
         call = Call(self, request, identity)
@@ -208,6 +221,8 @@ class Call:
             self.request.url.path.removeprefix("/v1/"),
             allowed=allowed,
             text=text,
+            address=self.identity.address,
+            token=self.identity.token or "",
         )
 
     async def job(self, job: str) -> JobView:
@@ -232,7 +247,7 @@ def api_of(request: Request) -> Api:
     return cast("Api", request.app.state.api)
 
 
-def need(role: Role) -> Any:
+def need(role: Caller) -> Any:
     """A dependency that identifies the caller and requires a role.
 
     This is one dependency, not a chain of them: most of the cost of a small request is FastAPI's work for each dependency.
@@ -244,6 +259,7 @@ def need(role: Role) -> Any:
     return Depends(admit)
 
 
+Anybody = Annotated[Call, need("nobody")]
 AnyRole = Annotated[Call, need("job")]
 User = Annotated[Call, need("user")]
 Operator = Annotated[Call, need("operator")]

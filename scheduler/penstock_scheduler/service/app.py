@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -24,13 +24,14 @@ from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.counts import Counts
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.forwarding import SayWhetherSilent
-from penstock_scheduler.service.identity import is_page
 from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.limits import LimitBodies
 from penstock_scheduler.service.port import Daemon, InProcess
 from penstock_scheduler.service.routers import ROUTERS
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import NoSuchRow
+from penstock_scheduler.web import pages
+from penstock_scheduler.web.problems import is_page, page_instead
 
 __all__ = ["Controls", "make_app", "make_reading_app"]
 
@@ -49,8 +50,8 @@ _FAILURES: tuple[tuple[type[PenstockError], int, str, float | None], ...] = (
 _HTTP_CODES = {404: "no-such-path", 405: "no-such-method", 408: "too-slow", 413: "too-large"}
 
 _OPENAPI = "/v1/openapi.json"
-_FOR_ANYONE = frozenset({"/v1/health", "/v1/ready", _OPENAPI})
-"""Paths that need no caller."""
+_FOR_ANYONE = frozenset({"/v1/health", "/v1/ready", _OPENAPI, "/login"})
+"""Paths that need no caller, besides the pages' files."""
 
 
 def make_app(
@@ -93,7 +94,7 @@ def _app(api: Api) -> FastAPI:
     app.add_middleware(IdentifyFirst)
     app.add_middleware(TimeRequests, counts=api.known.counts)
     app.add_middleware(SayWhetherSilent, daemon=api.daemon)
-    for router in ROUTERS:
+    for router in (*ROUTERS, pages.router):
         app.include_router(router)
     return app
 
@@ -106,7 +107,7 @@ class IdentifyFirst:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["path"] not in _FOR_ANYONE:
+        if scope["path"] not in _FOR_ANYONE and not scope["path"].startswith("/static/"):
             request = Request(scope)
             try:
                 await api_of(request).identify(request)
@@ -125,7 +126,12 @@ class TimeRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] != "http" or scope["path"] == "/v1/events" or "wait" in Request(scope).query_params:
+        if (
+            scope["type"] != "http"
+            or scope["path"] == "/v1/events"
+            or scope["path"].endswith("/live")
+            or "wait" in Request(scope).query_params
+        ):
             await self._app(scope, receive, send)
             return
         begin_s = time.monotonic()
@@ -140,12 +146,11 @@ def _problem(status: int, code: str, message: str, retry_after_s: float | None =
     return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
 
 
-async def _refused(request: Request, error: Any) -> JSONResponse:
+async def _refused(request: Request, error: Any) -> Response:
     api_of(request).known.counters[f"refused {error.status}"] += 1
-    answer = _problem(error.status, error.code, str(error), error.retry_after_s)
-    if error.status == 401 and is_page(request):
-        answer.headers["WWW-Authenticate"] = 'Basic realm="Penstock: a token as the password"'
-    return answer
+    if is_page(request):
+        return page_instead(request, error.status, str(error))
+    return _problem(error.status, error.code, str(error), error.retry_after_s)
 
 
 async def _bad_body(request: Request, error: Any) -> JSONResponse:
@@ -154,16 +159,20 @@ async def _bad_body(request: Request, error: Any) -> JSONResponse:
     return _problem(422, "bad-body", "; ".join(problems)[:2000].encode(errors="replace").decode())
 
 
-async def _http_error(request: Request, error: Any) -> JSONResponse:
+async def _http_error(request: Request, error: Any) -> Response:
+    if is_page(request):
+        return page_instead(request, error.status_code, str(error.detail))
     answer = _problem(error.status_code, _HTTP_CODES.get(error.status_code, "bad-request"), str(error.detail))
     answer.headers.update(error.headers or {})
     return answer
 
 
-async def _failed(request: Request, error: Any) -> JSONResponse:
+async def _failed(request: Request, error: Any) -> Response:
     _, status, code, retry_after_s = next(each for each in _FAILURES if isinstance(error, each[0]))
     if code == "store-away":
         api_of(request).known.counters["store away"] += 1
+    if is_page(request):
+        return page_instead(request, status, str(error))
     return _problem(status, code, str(error), retry_after_s)
 
 

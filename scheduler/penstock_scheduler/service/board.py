@@ -12,6 +12,7 @@ version; `Board.shown` puts in those of the newest tick, so that all answers sho
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,14 +22,29 @@ from penstock_profiles.wire import Ended, Observation, Report, Result, Started
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import AllocationView, JobView, ResultView
-from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Refusal, Stop
+from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Plan, Refusal, Stop
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
+from penstock_scheduler.reused_ids import former_id, is_another
 from penstock_scheduler.service.activity import Activity
 from penstock_scheduler.service.known import Event, Known
 from penstock_scheduler.service.outputs import Outputs
 from penstock_scheduler.store import SqlStore, summarise
+
+log = logging.getLogger(__name__)
+
+SUBMITTED_S = 300.0
+"""Longest time between a submission through the API and its job's time of submission by the cluster's clock, and more."""
+
+REPLACED = Fate(
+    "UNKNOWN",
+    None,
+    None,
+    "was forgotten by Slurm when slurmctld was killed or lost its state, and another job has its id now: how it ended is not "
+    "known. Submit it again if its work is not done",
+)
+"""The end of a job whose id another job has."""
 
 FORGOTTEN = Fate(
     "UNKNOWN",
@@ -113,7 +129,7 @@ class Board(Known):
         views += self._left_alone(state.refused)
         gone = [job for job in self._live if job not in there]
         if gone:
-            views += self._ended(gone, now_s)
+            views += self._ended(gone, now_s, dict.fromkeys(state.replaced, REPLACED))
         views = self._outputs.added_to(views)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in charges_of(view, view.gpu_seconds)]
@@ -121,18 +137,13 @@ class Board(Known):
         with self._lock:
             self.state, self.observed_s, self.held = state, now_s, _held(state)
             self._made = {
-                job.id: (job, view.note or self._reason(job.id), view.result, view)
+                job.id: (job, view.note or self._reason(job), view.result, view)
                 for job, view in zip(jobs, views, strict=False)
             }
             for view in changed:
                 self.counts.job(self._live.get(view.id), view)
                 if view.state == "ended":
-                    self._live.pop(view.id, None)
-                    self._progress.pop(view.id, None)
-                    self._activity.forget(view.id)
-                    self._outputs.forget(view.id)
-                    self._stops.pop(view.id, None)
-                    self.results.forget(view.id)
+                    self._forget(view.id)
                 else:
                     self._live[view.id] = view
             self._gpu_seconds = {job: amounts for job, amounts in self._gpu_seconds.items() if job in self._live}
@@ -214,6 +225,9 @@ class Board(Known):
         """Take in a job that was just submitted, whether or not a round has seen it or its end. Raises StoreError."""
         with self._changing:
             current = self._live.get(view.id) or self.store.job(view.id) or view
+            if is_former(current, view.user, view.key, view.submit_s):
+                self._set_aside(current, view.submit_s)
+                current = view
             adopted = current.model_copy(update={"key": view.key})
             self.store.save_jobs([adopted])
             if adopted.state != "ended":
@@ -221,13 +235,18 @@ class Board(Known):
 
     # --- views
 
-    def _reason(self, job: str) -> str:
-        plan = self.record.plan if self.record else None
+    def _reason(self, job: Job) -> str:
+        plan = self._plan_of(job)
         if plan is None:
             return ""
-        assignment = plan.assignments.get(job)
-        reason = assignment.reason if assignment else plan.waiting.get(job)
+        assignment = plan.assignments.get(job.id)
+        reason = assignment.reason if assignment else plan.waiting.get(job.id)
         return reason.code.value if reason else ""
+
+    def _plan_of(self, job: Job) -> Plan | None:
+        """The newest plan, unless the job has come since: then the plan may have another job that had its id."""
+        record = self.record
+        return None if record is None or is_another(job, record.snapshot.time_s) else record.plan
 
     def _left_alone(self, refused: Iterable[Refusal]) -> list[JobView]:
         """Live jobs that are not managed any more, for example because somebody overwrote their AdminComment."""
@@ -250,7 +269,7 @@ class Board(Known):
             code: why the job waits for something else than GPUs; empty: the newest round's reason counts.
             note: the same as a sentence.
         """
-        reason = code or self._reason(job.id)
+        reason = code or self._reason(job)
         # Most jobs have not changed since the last tick, and a view costs a hundred times what this comparison does.
         made, result = self._made.get(job.id), self.results.newest(job.id)
         same = made is not None and made[3] is before and made[:3] == (job, note or reason, result)
@@ -258,12 +277,16 @@ class Board(Known):
             return before
         if before is None:
             before = self.store.job(job.id)
+        version = before.version if before else 0
+        if before is not None and is_another(job, before.submit_s):
+            self._set_aside(before, now_s)
+            before = None
         has = job.phase in (Phase.RUNNING, Phase.STOPPING)
-        record = self.record
-        stop = self._own_stop(job.id) or (record.plan.stops.get(job.id) if record else None)
+        plan = self._plan_of(job)
+        stop = self._own_stop(job.id) or (plan.stops.get(job.id) if plan else None)
         fields = JobView(
             id=job.id,
-            version=before.version if before else 0,
+            version=version,
             name=job.name[:1000],
             user=job.user,
             account=job.account,
@@ -298,11 +321,41 @@ class Board(Known):
         del self._stops[job]
         return None
 
-    def _ended(self, jobs: Sequence[str], now_s: float) -> list[JobView]:
-        fates: dict[str, Fate | None] = self.submitter.fates(jobs) if self.submitter else {}
+    def _set_aside(self, former: JobView, now_s: float) -> None:
+        """Keep a job whose id another job has now under an id of its own. Raises StoreError."""
+        charges: list[LedgerLine] = []
+        job, live = former.id, former.state != "ended"
+        if live:
+            (former,) = self._ended([job], now_s, {job: REPLACED})
+            charges = charges_of(former, former.gpu_seconds)
+        view = former.model_copy(update={"id": former_id(job, former.submit_s), "version": former.version + 1})
+        number = self.store.set_aside(job, view, charges)
+        log.warning("job id came again", extra={"job": job, "former": view.id, "user": view.user})
+        with self._lock:
+            self._forget(job)
+            self._made.pop(job, None)
+        self._publish(Event("job", view.user, view.model_dump_json(), number, view.id))
+        if live:
+            self._on_end(view)
+
+    def _forget(self, job: str) -> None:
+        """Drop what is known of a job that has ended."""
+        self._live.pop(job, None)
+        self._progress.pop(job, None)
+        self._activity.forget(job)
+        self._outputs.forget(job)
+        self._stops.pop(job, None)
+        self.results.forget(job)
+
+    def _ended(
+        self, jobs: Sequence[str], now_s: float, known: Mapping[str, Fate] = MappingProxyType({})
+    ) -> list[JobView]:
+        """The views of jobs that are gone. `known`: how some of them ended; the cluster is not asked for these."""
+        asked = [job for job in jobs if job not in known]
+        fates: dict[str, Fate | None] = self.submitter.fates(asked) if self.submitter and asked else {}
         views = []
         for job in jobs:
-            fate = fates.get(job, FORGOTTEN)
+            fate = known.get(job) or fates.get(job, FORGOTTEN)
             if fate is None:
                 continue  # the job exists, but no round may manage it now
             before, ending = self.shown(self._live[job]), self.endings.pop(job, "")
@@ -325,6 +378,13 @@ class Board(Known):
                 )
             )
         return views
+
+
+def is_former(view: JobView, user: str, key: str | None, submitted_s: float) -> bool:
+    """Whether this is not the job that was just submitted by this user with this key, but one that had its id before."""
+    if view.key is not None:
+        return view.key != key
+    return view.user != user or submitted_s > view.submit_s + SUBMITTED_S
 
 
 class ObservedCluster:

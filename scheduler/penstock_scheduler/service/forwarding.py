@@ -22,8 +22,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_scheduler import __version__, open_files
+from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.health_messages import Health
-from penstock_scheduler.messages import Identity, JobView, LogPart
+from penstock_scheduler.messages import JobView, LogPart
+from penstock_scheduler.service import sessions
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.identity import IDENTITY
 from penstock_scheduler.service.limits import Places
@@ -44,7 +46,7 @@ IDLE_S = 2.0
 HEALTH_S = 1.0
 """How long penstockd's health is remembered: everybody may ask for it."""
 
-_PASSED = ("content-type", "retry-after", "content-security-policy", "cache-control")
+_PASSED = ("content-type", "retry-after", "content-security-policy", "cache-control", "penstock-leader", "set-cookie")
 """Headers of penstockd's answer that its client gets."""
 
 _READS_OF_DAEMON = frozenset({"/v1/settings"})
@@ -145,6 +147,14 @@ class OverSocket:
             raise _refusal(found)
         return LogPart.model_validate_json(found.content)
 
+    async def begin_session(self, call: Any, found: Identity, response: Response) -> None:
+        """See `Daemon`. penstockd writes the store, and takes the log-in as checked."""
+        answer = await self._ask(found, "POST", sessions.PATH.encode(), b"{}", {"Content-Type": "application/json"})
+        if answer.status_code != 201:
+            raise _refusal(answer)
+        response.headers.append("set-cookie", answer.headers["set-cookie"])
+        await self._published.refresh()
+
     async def find(self, call: Any, job: str) -> JobView:
         """See `Daemon`. Without penstockd the store is right: it has all jobs that were managed."""
         if self.silent_since_s is not None:
@@ -170,8 +180,9 @@ class OverSocket:
         self, identity: Identity, method: str, target: bytes, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> httpx.Response:
         """penstockd's answer, whatever it is. Raises Refusal if there is none."""
-        if not self._places.take(identity.user):
-            held = self._places.held(identity.user)
+        client = identity.user or identity.address
+        if not self._places.take(client):
+            held = self._places.held(client)
             text = f"penstockd works on {held} of your requests already, and others need the rest; wait and try again"
             raise Refusal(503, "busy", text, retry_after_s=2)
         try:
@@ -192,7 +203,7 @@ class OverSocket:
             )
             raise Refusal(504, "daemon-away", text, retry_after_s=5) from None
         finally:
-            self._places.give_back(identity.user)
+            self._places.give_back(client)
 
 
 def _refusal(answer: httpx.Response) -> Refusal:

@@ -1,27 +1,28 @@
-"""Identifies callers: by the peer credentials of a Unix socket, by a token, or by MUNGE."""
+"""Identifies callers: by the peer credentials of a Unix socket, by a token, by the cookie of a browser session, or by MUNGE."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import logging
 import math
 import os
 import pwd
 import re
-import secrets
 import time
+from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import unquote
 
 from starlette.requests import Request
 
+from penstock_scheduler.access_messages import By, Identity, LogIn, NewToken, SessionRow, TokenOrder, TokenView
 from penstock_scheduler.client import munge_payload
-from penstock_scheduler.messages import Identity, NewToken, Role, TokenOrder, TokenView
+from penstock_scheduler.messages import Role
+from penstock_scheduler.service import sessions
+from penstock_scheduler.service.digests import Digests, digest, new_secret
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.guard import Bucket
+from penstock_scheduler.service.passwords import Passwords
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import SqlStore
 
@@ -30,22 +31,22 @@ log = logging.getLogger(__name__)
 TOKEN_LIFE_S = 30 * 86_400.0
 """Lifetime of a token whose order does not give one."""
 
-CACHED_S = 5.0
-"""How long the digests of all tokens stay in memory. Revoking a token takes effect at once all the same."""
-
-UNKNOWN_S = 1.0
-"""The digests are read again for an unknown token, at most this often. So wrong tokens cost nearly nothing, and a token that
-another process made is known after this time."""
-
 FAILED_PER_S = 1.0
 FAILED_BURST = 50
 """Failed logins from one address that are answered as such (401); further ones are told to slow down (429)."""
+
+GUESSES_PER_S = 0.1
+GUESSES_BURST = 10
+"""Wrong passwords of one user, from wherever they come. The user can log in in another way meanwhile."""
 
 ACCOUNT_CACHED_S = 60.0
 """How long an account stays cached. A look-up over the network may take long."""
 
 MUNGE_AT_ONCE = 8
 """Most unmunge processes at the same time."""
+
+NOBODY = Identity(user="", uid=None, role="nobody", by="nothing")
+"""Who a caller is before the log-in."""
 
 IDENTITY = "Penstock-Identity"
 """Header on penstockd's private socket: the caller as the API has identified it, as JSON with percent-encoding."""
@@ -63,44 +64,109 @@ class Gatekeeper:
     def __init__(self, settings: ApiSettings, store: SqlStore) -> None:
         self._settings = settings
         self._store = store
-        self._tokens: dict[str, tuple[TokenView, str]] = {}
-        """Id -> token and digest."""
-        self._read_s = -math.inf
-        """When they were read; minus infinity: they have changed since."""
+        self._tokens = Digests(store.tokens)
+        self._sessions = Digests(store.sessions)
+        self.cookies = sessions.Cookies(settings)
         self.changes = 0
-        """How often tokens were made or revoked, as far as this process knows."""
+        """How often tokens or sessions began or ended, as far as this process knows."""
         self.daemon_uid = os.geteuid()
         """penstockd's user, who is an admin on the socket as root is."""
-        self._reading = asyncio.Lock()
         self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
+        self._passwords = Passwords(settings.pam_service) if settings.pam_service is not None else None
+        self._guesses = Bucket(GUESSES_PER_S, GUESSES_BURST)
+        """Of a user's password."""
         self._failed = Bucket(FAILED_PER_S, FAILED_BURST)
         self._accounts: dict[int | str, tuple[float, pwd.struct_passwd | None]] = {}
 
     async def identify(self, request: Request) -> Identity:
-        """The caller of a request. An Authorization header takes precedence over the socket's credentials.
+        """The caller of a request: by the header Authorization, else by a session's cookie, else by the socket's credentials.
 
         Raises:
-            Refusal: 401, the caller cannot be identified; 429, too many failed logins; 503, munged does not answer.
+            Refusal: 401, the caller cannot be identified; 403, another site made a browser send the request; 429, too many failed
+                logins; 503, munged does not answer.
         """
         if is_private(request):
             return _said(request.headers.get(IDENTITY))
-        given = request.headers.get("authorization")
-        if given is None:
-            uid = request.scope.get("state", {}).get("peer_uid")
-            if uid is None:
-                raise Refusal(401, "unauthenticated", "send a token in the header Authorization: Bearer TOKEN")
-            return await self._of_uid(uid, "socket")
+        address = request.client.host if request.client else ""
+        return (await self._identify(request, address)).model_copy(update={"address": address})
+
+    async def _identify(self, request: Request, address: str) -> Identity:
         peer_uid = request.scope.get("state", {}).get("peer_uid")
-        where = request.client.host if request.client else f"uid {peer_uid}"
-        kind, _, proof = given.partition(" ")
-        if kind.lower() == "basic" and is_page(request):
-            kind, proof = "bearer", _password(proof)
-        # A token costs nothing to check, so failed logins of others at the same address, such as a login node, never keep a
-        # valid one out. A MUNGE credential costs a process.
-        if kind.lower() != "bearer" and (pause_s := self._failed.pause_s(where)) > 0:
+        given = request.headers.get("authorization")
+        if sessions.is_log_in(request):
+            sessions.check_origin(request)
+        if given is not None:
+            where = address or f"uid {peer_uid}"
+            kind, _, proof = given.partition(" ")
+            return await self._guarded(self._by_header(request, kind, proof), where, cheap=kind.lower() == "bearer")
+        if sessions.is_log_in(request):
+            return NOBODY
+        if (cookie := self.cookies.read(request)) is not None:
+            return await self._by_session(request, *cookie)
+        if peer_uid is None:
+            raise Refusal(401, "unauthenticated", "send a token in the header Authorization: Bearer TOKEN")
+        return await self._of_uid(peer_uid, "socket")
+
+    async def log_in(self, order: LogIn, caller: Identity) -> Identity:
+        """Who logs in. `caller` is what the request itself said.
+
+        Raises:
+            Refusal: 401, the log-in failed; 429, too many failed logins.
+        """
+        if order.user is not None and order.password is not None:
+            found = await self._guarded(
+                self._by_password(order.user, order.password), caller.address or "this host", cheap=False
+            )
+            return found.model_copy(update={"address": caller.address})
+        if order.token is None:
+            if caller.role == "nobody":
+                raise Refusal(
+                    401, "unauthenticated", "send a token in the field token, or the fields user and password"
+                )
+            return caller
+        found = await self._guarded(self._by_token(order.token.strip()), caller.address, cheap=True)
+        return found.model_copy(update={"address": caller.address})
+
+    async def _by_password(self, user: str, password: str) -> Identity:
+        if self._passwords is None:
+            raise Refusal(401, "unauthenticated", "this site takes no passwords; log in with a token")
+        if (pause_s := self._guesses.pause_s(user)) > 0:
+            raise _too_many_failed(f"the user {user}", pause_s)
+        try:
+            await self._passwords.check(user, password)
+        except Refusal as refusal:
+            if refusal.status == 401:
+                self._guesses.take(user)
+            raise
+        return await self.known_user(user, "password")
+
+    async def of_provider(self, name: Coroutine[Any, Any, str], address: str) -> Identity:
+        """The user whom the site's identity provider names. Raises Refusal as `log_in`."""
+
+        async def found() -> Identity:
+            return await self.known_user(await name, "oidc")
+
+        return (await self._guarded(found(), address, cheap=True)).model_copy(update={"address": address})
+
+    async def known_user(self, user: str, by: By) -> Identity:
+        """A user who has logged in, with the role by the settings. Raises Refusal 403 if the site has no such account."""
+        account = await self._account(user)
+        if account is None:
+            raise Refusal(403, "not-allowed", f"this site has no account {user[:100]}; ask an admin")
+        return Identity(user=user, uid=account.pw_uid, role=self._role(user), by=by)
+
+    async def _guarded(self, found: Coroutine[Any, Any, Identity], where: str, *, cheap: bool) -> Identity:
+        """A caller, unless too many logins from there have failed.
+
+        Args:
+            cheap: whether to look in any case. A token costs nothing to check, so failed logins of others at the same address,
+                such as a login node, never keep a valid one out. A MUNGE credential costs a process.
+        """
+        if not cheap and (pause_s := self._failed.pause_s(where)) > 0:
+            found.close()
             raise _too_many_failed(where, pause_s)
         try:
-            return await self._by_header(request, kind, proof)
+            return await found
         except Refusal as refusal:
             if refusal.status != 401:
                 raise
@@ -118,9 +184,9 @@ class Gatekeeper:
         raise Refusal(401, "unauthenticated", f"the header Authorization must be Bearer TOKEN{munge}")
 
     def new_token(self, order: TokenOrder) -> NewToken:
-        """Create a token. The store keeps a digest of its secret; 256 random bits need neither salt nor a slow hash."""
+        """Create a token. The store keeps a digest of its secret."""
         now_s = time.time()
-        name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        name, secret = new_secret()
         view = TokenView(
             id=name,
             user=order.user,
@@ -131,7 +197,7 @@ class Gatekeeper:
             revoked=False,
             note=order.note,
         )
-        self._store.add_token(view, _digest(secret))
+        self._store.add_token(view, digest(secret))
         self.forget_tokens()
         return NewToken(token=f"{_PREFIX}_{name}_{secret}", view=view)
 
@@ -143,10 +209,29 @@ class Gatekeeper:
         self.forget_tokens()
         return self._store.tokens(token)[0][0]
 
+    async def begin_session(self, identity: Identity) -> tuple[SessionRow, str]:
+        """Begin a browser session. Returns it and its secret. It ends with the token of the log-in, if there is one."""
+        expires_s = time.time() + self._settings.session_hours * 3600
+        if identity.token is not None and (token := await self._tokens.get(identity.token)) is not None:
+            expires_s = min(expires_s, token.expires_s)
+        made = await asyncio.to_thread(sessions.begin, self._store, identity, expires_s)
+        self.forget_tokens()
+        return made
+
+    async def session(self, name: str) -> SessionRow | None:
+        """The session with this id; None: it has ended."""
+        return await self._sessions.get(name)
+
+    def end_session(self, name: str) -> None:
+        """End a browser session at once."""
+        self._store.end_session(name)
+        self.forget_tokens()
+
     def forget_tokens(self) -> None:
-        """Read the tokens again before the next one is checked: they have changed."""
+        """Read tokens and sessions again before the next one is checked: they have changed."""
         self.changes += 1
-        self._read_s = -math.inf
+        self._tokens.forget()
+        self._sessions.forget()
 
     async def _account(self, user: int | str) -> pwd.struct_passwd | None:
         """The account with this uid or name; None: there is none."""
@@ -176,34 +261,40 @@ class Gatekeeper:
     async def _by_token(self, proof: str) -> Identity:
         prefix, _, rest = proof.partition("_")
         name, _, secret = rest.partition("_")
-        found = await self._token(name) if prefix == _PREFIX else None
-        if found is None or not hmac.compare_digest(found[1], _digest(secret)) or found[0].revoked:
+        view = await self._tokens.check(name, secret) if prefix == _PREFIX else None
+        if view is None or view.revoked:
             raise Refusal(
                 401, "unauthenticated", "the token is unknown or revoked; ask an admin for one (penstock token create)"
             )
-        view, _ = found
         if time.time() >= view.expires_s:
             raise Refusal(
                 401, "unauthenticated", "the token has expired; ask an admin for a new one (penstock token create)"
             )
         account = await self._account(view.user)
         uid = account.pw_uid if account else None
-        return Identity(user=view.user, uid=uid, role=view.role, job=view.job, by="token")
+        return Identity(user=view.user, uid=uid, role=view.role, job=view.job, by="token", token=view.id)
 
-    async def _token(self, name: str) -> tuple[TokenView, str] | None:
-        """The token with this id, and its digest; None: there is none. Raises StoreError."""
-        if self._old(name):
-            async with self._reading:
-                if self._old(name):
-                    now_s, changes = time.monotonic(), self.changes
-                    tokens = await asyncio.to_thread(self._store.tokens)
-                    self._tokens = {view.id: (view, digest) for view, digest in tokens}
-                    self._read_s = now_s if self.changes == changes else -math.inf
-        return self._tokens.get(name)
-
-    def _old(self, name: str) -> bool:
-        """Whether the tokens in memory may be others than those in the store."""
-        return time.monotonic() - self._read_s > (CACHED_S if name in self._tokens else UNKNOWN_S)
+    async def _by_session(self, request: Request, name: str, secret: str) -> Identity:
+        """The caller by the cookie of a session. Raises Refusal 401 and 403."""
+        row = await self._sessions.check(name, secret)
+        token = None if row is None or row.token is None else await self._tokens.get(row.token)
+        now_s = time.time()
+        if (
+            row is None
+            or now_s >= row.expires_s
+            or (row.token is not None and (token is None or token.revoked or now_s >= token.expires_s))
+        ):
+            raise Refusal(401, "unauthenticated", "your session has ended; log in again")
+        sessions.check_csrf(request, secret)
+        account = await self._account(row.user)
+        return Identity(
+            user=row.user,
+            uid=account.pw_uid if account else None,
+            role=self._role(row.user) if token is None else token.role,
+            by="session",
+            token=row.token,
+            session=row.id,
+        )
 
     async def _by_munge(self, proof: str, payload: str) -> Identity:
         """munged refuses a credential that is forged, expired or replayed. The payload ties it to this request."""
@@ -256,22 +347,3 @@ def _look_up_account(user: int | str) -> pwd.struct_passwd | None:
         return pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
     except KeyError:
         return None
-
-
-def is_page(request: Request) -> bool:
-    """Whether a browser may log in with a token as its password.
-
-    Only for pages: a browser also sends the password with requests that another site makes it send.
-    """
-    return request.method == "GET" and request.url.path.endswith("/page")
-
-
-def _password(proof: str) -> str:
-    try:
-        return base64.b64decode(proof.strip(), validate=True).decode().partition(":")[2]
-    except ValueError:
-        return ""
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from penstock_scheduler import __version__
-from penstock_scheduler.health_messages import Health
+from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.messages import ClusterView, JobView
 from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.records import RoundRecord
@@ -214,9 +214,27 @@ def _unknown(unknown: Sequence[UnknownValue]) -> Metric:
     return _gauge("unknown_values", text, values, ("kind", "field"))
 
 
+def _leader(leader: LeaderHealth | None, now_s: float) -> list[Metric]:
+    if leader is None:
+        return []
+    confirmed: _Values = {} if leader.lease_age_s is None else {(): now_s - leader.lease_age_s}
+    lags: _Values = {(each.name,): float(each.lag) for each in leader.standbys if each.lag is not None}
+    seen: _Values = {(each.name,): now_s - each.seen_age_s for each in leader.standbys}
+    return [
+        _gauge("leader", "1 if this penstockd leads, else 0.", {(): float(leader.here)}),
+        _gauge(
+            "leader_fencing_number", "Number of the present term. It grows with each takeover.", {(): leader.number}
+        ),
+        _gauge("leader_confirmed_timestamp_seconds", "When the leader last confirmed that it leads.", confirmed),
+        _gauge("standby_seen_timestamp_seconds", "When a standby was last heard of.", seen, ("standby",)),
+        _gauge("standby_lag_rounds", "Rounds that a standby has not read yet.", lags, ("standby",)),
+    ]
+
+
 def _health(health: Health, now_s: float) -> list[Metric]:
     steps, disks = health.steps, health.disks
     return [
+        *_leader(health.leader, now_s),
         _gauge("ready", "1 if the daemon can do its work, else 0.", {(): float(health.status == "ok")}),
         _gauge("warnings", "Warnings of penstock doctor about the daemon.", {(): float(len(health.warnings))}),
         _gauge(

@@ -9,12 +9,14 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.health_messages import Health
 from penstock_scheduler.ledger_messages import BudgetView
 from penstock_scheduler.messages import Drain, JobView, LogPart
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.output import Stream, read_log
+from penstock_scheduler.service.sessions import open_for
 
 if TYPE_CHECKING:
     from penstock_scheduler.service.api import Call, Controls
@@ -71,6 +73,10 @@ class Daemon(Protocol):
         """A part of a job's output; see `output.read_log`."""
         ...
 
+    async def begin_session(self, call: Call, found: Identity, response: Response) -> None:
+        """Begin a browser session of somebody who has logged in, and put its cookie into the response."""
+        ...
+
     async def find(self, call: Call, job: str) -> JobView:
         """A job that this process does not know. Raises Refusal 404 if nobody knows it, with what the cluster says of it."""
         ...
@@ -99,6 +105,10 @@ class InProcess:
     async def read_log(self, call: Call, view: JobView, stream: Stream, offset: int, limit: int) -> LogPart:
         """See `Daemon`."""
         return await asyncio.to_thread(read_log, self._board.submitter, view, stream, offset, limit)
+
+    async def begin_session(self, call: Call, found: Identity, response: Response) -> None:
+        """See `Daemon`."""
+        await open_for(call, found, response)
 
     async def find(self, call: Call, job: str) -> JobView:
         """See `Daemon`."""

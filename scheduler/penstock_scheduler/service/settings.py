@@ -17,6 +17,22 @@ DEFAULT_PRIVATE_SOCKET = Path("/run/penstock/penstockd.sock")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
+class OidcSettings(BaseModel):
+    """Section `[api.oidc]`: log-in in a browser with the site's identity provider (OpenID Connect)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    issuer: str = Field(pattern=r"^https?://", description="The provider's issuer URL.")
+    client_id: str = Field(description="Penstock's id at the provider.")
+    client_secret_file: Path = Field(description="File with Penstock's secret at the provider.")
+    public_url: str = Field(
+        pattern=r"^https?://",
+        description="URL under which browsers reach the API. The provider must allow public_url + /v1/session/oidc/callback.",
+    )
+    claim: str = Field(default="preferred_username", description="Claim that has the user's name at the site.")
+    scope: str = Field(default="openid profile", description="Scopes to ask for.")
+
+
 class ApiSettings(BaseModel):
     """Where the API listens, who may use it, and how much."""
 
@@ -53,6 +69,17 @@ class ApiSettings(BaseModel):
     tls: bool = Field(default=True, description="Whether TLS is required to listen on any address but loopback.")
     tls_certificate: Path | None = Field(default=None, description="PEM file with the certificate and its chain.")
     tls_key: Path | None = Field(default=None, description="PEM file with the certificate's key.")
+    behind_tls: bool = Field(
+        default=False,
+        description="Whether browsers reach the API only through a proxy with TLS: then cookies are sent over TLS alone.",
+    )
+    session_hours: PositiveFloat = Field(default=12.0, description="Hours after which a browser must log in again.")
+    pam_service: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="Service of PAM, a file in /etc/pam.d, that checks passwords of browser log-ins; not set: no passwords.",
+    )
+    oidc: OidcSettings | None = Field(default=None, description="Log-in with an identity provider; not set: none.")
     munge: bool = Field(default=False, description="Whether clients on TCP may identify themselves with MUNGE.")
     munge_socket: Path | None = Field(default=None, description="Path of munged's socket; absent: MUNGE's default.")
     operators: tuple[str, ...] = Field(default=(), description="Users that see and change the jobs of all users.")

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.service.known import LIVE, Event, Known
@@ -153,3 +156,18 @@ def _after(at: Position, event: Event) -> Position:
 
 def _text(at: Position | None, kind: str, text: str) -> str:
     return ("" if at is None else f"id: {at}\n") + f"event: {kind}\ndata: {text}\n\n"
+
+
+class Answer(StreamingResponse):
+    """Server-sent events. Calls `end` when they end, also if the client leaves before the first one."""
+
+    def __init__(self, events: AsyncIterator[str], end: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()

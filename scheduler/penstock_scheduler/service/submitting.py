@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.messages import JobView, Owner, OwnerView, Submission
 from penstock_scheduler.service.api import Api, Call
+from penstock_scheduler.service.board import is_former
 from penstock_scheduler.service.errors import Refusal
 
 Answer = TypeVar("Answer")
@@ -43,7 +44,7 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
     """The owner's job of this generation, or a new one, which waits until a job of another generation is cancelled and has ended.
 
     Raises:
-        Refusal: 409, a later try has submitted before.
+        Refusal: 409, a later try has submitted before, or the job's history is deleted.
     """
     api, user = call.api, call.identity.user
     async with api.owning.setdefault((user, owner.name), asyncio.Lock()):
@@ -56,6 +57,12 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
                 )
                 raise Refusal(409, "superseded", text)
             view, same = await _job_of(call, order, newest, same=same)
+            if view is None and same and newest.job is not None:
+                text = (
+                    f"the history of {_the_job(newest)}, the job of an earlier try, is deleted, so that it is unknown whether "
+                    "it completed; clear the task, or submit with another generation, to run it anew"
+                )
+                raise Refusal(409, "forgotten", text)
             if view is not None and same and (view.ended == "COMPLETED" or _goes_on(api, view)):
                 await _own(call, OwnerView(**owner.model_dump(), job=view.id, key=newest.key))
                 return view, False
@@ -142,7 +149,7 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
             await asyncio.to_thread(api.store.end_submission, identity.user, order.key, job)
         api.submitting.pop((identity.user, order.key), None)
     await call.audit(allowed=True, text=job)
-    return await _first_view(call, job, order), True
+    return await _first_view(call, job, order, new=True), True
 
 
 async def ask_cluster(question: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -175,10 +182,15 @@ def _throttle(call: Call) -> None:
         raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
 
 
-async def _first_view(call: Call, job: str, order: Submission) -> JobView:
-    """The job as the board or the store knows it; before a round has seen it, as it was submitted."""
+async def _first_view(call: Call, job: str, order: Submission, *, new: bool = False) -> JobView:
+    """The job as the board or the store knows it; before a round has seen it, as it was submitted.
+
+    If it is new, what is known may be of a job that had its id before.
+    """
     board = call.api.board
     view = await asyncio.to_thread(board.job, job)
+    if new and view is not None and is_former(view, call.identity.user, order.key, time.time()):
+        view = None
     if view is None or (view.key is None and order.key is not None):
         view = view or JobView(
             id=job,

@@ -18,7 +18,9 @@ from penstock_scheduler.health import (
     warnings,
 )
 from penstock_scheduler.health_messages import DiskHealth, FilesHealth, Health, StepHealth
-from penstock_scheduler.service import views
+from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.ports import Leadership
+from penstock_scheduler.service import leading, views
 from penstock_scheduler.service.board import Board
 
 
@@ -40,6 +42,8 @@ class Vitals:
 
     cloud_troubles: Callable[[], tuple[str, ...]] = tuple
     """What an admin must put right in the cloud, with the remedy."""
+
+    leadership: Leadership = ALONE
 
     def start(self) -> None:
         """Begin to check the disks."""
@@ -78,6 +82,9 @@ class Vitals:
             cloud_troubles=self.cloud_troubles(),
         )
         wrong = problems(found, settings)
+        leader = leading.leading(self.leadership, board.record.snapshot.round if board.record else None)
+        if self.leadership.lost:
+            wrong = [f"it leads no longer: {self.leadership.lost}", *wrong]
         return Health(
             status="not-ready" if wrong else "ok",
             version=__version__,
@@ -85,7 +92,13 @@ class Vitals:
             observed_age_s=_age(board.observed_s, now_s),
             report_age_s=_age(report_s, now_s),
             problems=wrong,
-            warnings=[*warnings(found, settings), *views.warnings(board), *filter(None, [files.warning])],
+            warnings=[
+                *warnings(found, settings),
+                *views.warnings(board),
+                *leading.warnings(leader),
+                *filter(None, [files.warning]),
+            ],
+            leader=leader,
             files=FilesHealth(open=files.open, limit=files.limit, warning=files.warning),
             steps=[
                 StepHealth(

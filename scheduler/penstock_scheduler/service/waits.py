@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from penstock_scheduler.history_messages import QueueEntry
 from penstock_scheduler.model import ClusterState, Job, JobId, Phase, Reason
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.store import SqlStore
 
 NEW = "new"
@@ -36,7 +37,7 @@ class WaitLog:
         over = {
             (job, was.since_s): max(now_s, was.since_s)
             for job, was in self._open.items()
-            if job not in queue or queue[job].code != was.code
+            if job not in queue or queue[job].code != was.code or queue[job].submit_s != was.submit_s
         }
         news = [entry for job, entry in queue.items() if entry is not self._open.get(job)]
         self._store.save_waits(news, over)
@@ -63,7 +64,7 @@ class WaitLog:
     def _entry(self, job: Job, why: Why, now_s: float) -> QueueEntry:
         """The job's entry: the very object of the last observation if nothing has changed."""
         before = self._open.get(job.id)
-        if before is None:
+        if before is None or is_another(job, before.submit_s):
             before = QueueEntry(
                 position=None,
                 job=job.id,

@@ -261,7 +261,7 @@ class ShareControl:
     begins."""
 
     share: float = 0.0
-    """Present compute share of all opportunistic jobs together."""
+    """Present compute share of each opportunistic job."""
     trial: Tried | None = None
     """The share of this cycle: `share`, except in the period at share 0. None: the first share."""
     base: Steps = field(default_factory=Steps)

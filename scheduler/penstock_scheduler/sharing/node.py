@@ -244,7 +244,10 @@ class Groups:
             else:
                 if group.control.share == 0:
                     self.account.profiled.add(pack.guaranteed)
-                group.control = advance(group.control, self._view.steps(pack, group), self._control)
+                # Each job gets the share, so many jobs begin with a smaller one.
+                first_share = self._control.first_share / max(len(pack.jobs) - 1, 1)
+                settings = self._control.model_copy(update={"first_share": first_share})
+                group.control = advance(group.control, self._view.steps(pack, group), settings)
 
     # Events of jobs.
 

@@ -42,6 +42,7 @@ from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.policies.tuning import Amount, NodeCapacity, relative_speed
 from penstock_scheduler.ports import Clock
 from penstock_scheduler.simulator.agents import SimulatedAgents
+from penstock_scheduler.simulator.cloud import SimulatedCloud
 from penstock_scheduler.simulator.cluster_sharing import ClusterSharing
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.events import Event, Events
@@ -78,8 +79,9 @@ class SimulatedCluster:
         moves_are_free: as in Sia's artifact: other nodes of the same type and shape cost no restart.
         latencies: of starts and stops; None: there are none.
         front: number of waiting jobs to show where only the front of the queue is shown (`queue_front`); 0: all jobs
-            are shown.
+            are shown. Not with `cloud`.
         agents: agents by which jobs share GPUs; None: each job has its own. Not with `front`.
+        cloud: the cloud whose instances are further nodes of the cluster; None: there is none.
     """
 
     def __init__(
@@ -94,8 +96,10 @@ class SimulatedCluster:
         latencies: Latencies | None = None,
         front: int = 0,
         agents: SimulatedAgents | None = None,
+        cloud: SimulatedCloud | None = None,
     ) -> None:
         self._clock = clock
+        self._cloud = cloud
         self._disturbances = disturbances or Disturbances()
         self._checkpoint_s = checkpoint_s
         self._moves_are_free = moves_are_free
@@ -121,6 +125,8 @@ class SimulatedCluster:
             self._sharing = ClusterSharing(agents, self.jobs, self._held, self._book, self._events, self._change_speed)
         for name in self._book.nodes:
             self._next_failure(name)
+        if cloud is not None:
+            cloud.lose, cloud.held = self._lose, self._held_from
 
     @property
     def finished(self) -> bool:
@@ -270,16 +276,28 @@ class SimulatedCluster:
         job.progress, job.finish_s, job.batch = job.work, at_s, None
         self._release(job, at_s)
         del self._active[job.id]
+        if self._cloud is not None:
+            self._cloud.ended(job)
 
     def _fail(self, name: str, at_s: float) -> None:
         self._book.set_may_start(name, may_start=False)
+        self._lose([name], at_s)
+
+    def _lose(self, names: Sequence[str], at_s: float | None = None) -> None:
+        """Jobs on nodes that are gone wait again, with the work of their last checkpoint. `at_s`: when; None: now."""
+        at_s = self._clock.now_s() if at_s is None else at_s
         for job in list(self._held.values()):
-            if job.allocation is not None and name in job.allocation.nodes:
+            if job.allocation is not None and not set(names).isdisjoint(job.allocation.nodes):
                 job.settle(at_s, self._checkpoint_s)
                 self._release(job, at_s)
                 self._queue.add(job)
                 job.progress = job.saved
                 job.failures += 1
+
+    def _held_from(self, job_id: JobId) -> tuple[Placement, float] | None:
+        """What a job holds, and when it begins to train there; None: nothing, or it has ended."""
+        job = self.jobs[job_id]
+        return None if job.allocation is None else (job.allocation, job.runs[-1].ready_s)
 
     def _next_failure(self, name: str) -> None:
         for fails_s, back_s in itertools.islice(self._failures[name], 1):
@@ -371,6 +389,9 @@ class SimulatedCluster:
         if now_s < job.startable_s:
             return Outcome(action, Progress.UNDER_WAY, "pauses before it can start again")
         where = action.placement
+        run = None if self._cloud is None else self._cloud.run_at(where)
+        for share in where.shares if run is not None else ():
+            self._book.add_instance(share.node, share.gpus)
         closed = [share.node for share in where.shares if not self._book.may_start(share.node)]
         if closed:
             return Outcome(action, Progress.FAILED, f"node {closed[0]} takes no new work")
@@ -401,6 +422,8 @@ class SimulatedCluster:
             ready_s = max(last.ready_s, now_s)
         else:
             ready_s = now_s + job.truth.restart_s
+            if self._cloud is not None and (run := self._cloud.run_at(where)) is not None:
+                ready_s = max(ready_s, self._cloud.works_s(run))
             if job.starts == 0:
                 types = len({node.gpu_type for node in self._book.nodes.values()})
                 ready_s += self._disturbances.profiling_s(where.gpus, types)
@@ -432,6 +455,8 @@ class SimulatedCluster:
         table = job.sensitivity.at(share.gpus)
         if table is None or not share.cpus:
             return 1.0
+        if share.node not in self._book.nodes:
+            return 1.0  # on an instance, of which it has all
         node = replace(self._book.nodes[share.node], cpus_others=0, memory_others_mb=0, may_start=True)
         return relative_speed(table, share.gpus, NodeCapacity.of(node), Amount(share.cpus, share.memory_mb))
 

@@ -48,6 +48,10 @@ class JobRow:
     """Finish-time fairness: `jct_s` over the time that it would take alone on its fair share. Above 1 is unfair."""
     cost: float | None
     """Its GPU-hours at their prices; None without prices."""
+    cloud_usd: float | None = None
+    """What it cost in the cloud, US dollars; None: the site has no cloud."""
+    cloud_gpu_hours: float | None = None
+    """GPU-hours of its instances, with their boot. None as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,12 @@ class Summary:
     cost: float | None
     rounds: int
     failed_rounds: int
+    cloud_usd: float | None
+    """What the cloud cost, US dollars; None: the site has no cloud."""
+    cloud_gpu_h: float | None
+    """GPU-hours of instances, with their boot. None as above."""
+    cloud_jobs: int | None
+    """Jobs that ran in the cloud. None as above."""
     cpu_s: float
     """CPU seconds that the simulation took: the only figure that may differ between two equal simulations."""
 
@@ -116,7 +126,7 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
     there_h = simulation.scenario.total_gpus * max(simulation.end_s - first_s, 0.0) / 3600
     contention = _Contention(simulation)
     costs = [row.cost for row in rows if row.cost is not None]
-    agents = simulation.agents
+    agents, cloud = simulation.agents, simulation.cloud
     held_h = gpu_hours if simulation.gpu_seconds is None else simulation.gpu_seconds / 3600
 
     def of(figure: Any, values: np.ndarray[Any, Any]) -> float | None:
@@ -145,6 +155,9 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
         cost=sum(costs) if costs else None,
         rounds=simulation.rounds,
         failed_rounds=simulation.failed_rounds,
+        cloud_usd=None if cloud is None else sum(cloud.usd.values()),
+        cloud_gpu_h=None if cloud is None else sum(cloud.gpu_hours.values()),
+        cloud_jobs=None if cloud is None else len(cloud.away),
         cpu_s=simulation.cpu_s,
     )
 
@@ -203,6 +216,7 @@ def _job_row(
     for run in job.runs:
         by_type[run.placement.gpu_type] = by_type.get(run.placement.gpu_type, 0.0) + used * run.gpu_seconds / 3600
     jct_s = None if job.finish_s is None else job.finish_s - job.submit_s
+    cloud = simulation.cloud
     return JobRow(
         id=job.id,
         name=job.name,
@@ -220,6 +234,8 @@ def _job_row(
         contention=mean,
         ftf_rho=None if jct_s is None or mean is None else jct_s / _fair_s(job, simulation.scenario, mean),
         cost=None if prices is None else sum(hours * prices.get(name, 0.0) for name, hours in by_type.items()),
+        cloud_usd=None if cloud is None else cloud.usd.get(job.id, 0.0),
+        cloud_gpu_hours=None if cloud is None else cloud.gpu_hours.get(job.id, 0.0),
     )
 
 

@@ -18,6 +18,8 @@ class NodeBook:
 
     def __init__(self, nodes: Sequence[Node], now_s: float) -> None:
         self.nodes = {node.name: node for node in nodes}
+        self._cloud: set[str] = set()
+        """Nodes that are instances. Jobs on them hold nothing on site."""
         self.free = {node.name: node.gpus_for_us for node in nodes}
         self.total_gpus = sum(self.free.values())
         self.gpus_held = self.cpus_held = self.memory_held_mb = 0
@@ -40,7 +42,13 @@ class NodeBook:
 
     def may_start(self, name: str) -> bool:
         """Whether there is such a node and it takes new work."""
-        return name in self.nodes and self.nodes[name].may_start
+        return name in self._cloud or (name in self.nodes and self.nodes[name].may_start)
+
+    def add_instance(self, name: str, gpus: int) -> None:
+        """Count an instance as a node from now on."""
+        self._cloud.add(name)
+        self.free[name] = gpus
+        self._taken.setdefault(name, 0)
 
     def set_may_start(self, name: str, may_start: bool) -> None:
         """A node fails or is repaired."""
@@ -52,6 +60,8 @@ class NodeBook:
         self.count(now_s)
         self.free[node] -= gpus
         self._taken[node] += gpus
+        if node in self._cloud:
+            return
         self.gpus_held += gpus
         self._changed.add(node)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from penstock_scheduler.simulator.agents import SimulatedAgents
+    from penstock_scheduler.simulator.cloud import CloudSpec
 
 DTYPES = {
     "str": "object",
@@ -50,6 +51,7 @@ def simulate_each(
     driving: Callable[[PolicyChoice], Driving] = driving_of,
     agents: Callable[[PolicyChoice, int], SimulatedAgents | None] = lambda policy, seed: None,
     on_tick: Callable[[PolicyChoice, int], Callable[[Simulation], None]] = lambda policy, seed: lambda simulation: None,
+    cloud: CloudSpec | None = None,
 ) -> list[SeedResult]:
     """Simulate each (scenario, policy, seed). Ctrl-C ends the simulation that is under way, which is the last one then.
 
@@ -59,11 +61,12 @@ def simulate_each(
         driving: policy -> how it is driven.
         agents: (policy, seed) -> agents by which jobs share GPUs.
         on_tick: (policy, seed) -> function that is called after each tick.
+        cloud: the cloud behind the site; None: there is none.
     """
     results: list[SeedResult] = []
     for scenario, choice, seed in each:
         simulation = simulate_policy(
-            scenario, choice, None, driving(choice), on_tick(choice, seed), agents=agents(choice, seed)
+            scenario, choice, None, driving(choice), on_tick(choice, seed), agents=agents(choice, seed), cloud=cloud
         )
         rows = job_rows(simulation, prices)
         results.append(SeedResult(str(choice), seed, simulation, rows, summarise(simulation, rows)))

@@ -27,6 +27,7 @@ from penstock_scheduler.ports import ClusterParts, ModelSource, Trigger
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.clock import SimulatedClock
+from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, SimulatedCloud, WithWaits, spec_in_cloud
 from penstock_scheduler.simulator.cluster import SimulatedCluster
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.jobs import Learner, SimulatedJob
@@ -228,7 +229,9 @@ class Simulation:
     agents: SimulatedAgents | None = None
     """Agents by which jobs shared GPUs; None: no jobs shared."""
     gpu_seconds: float | None = None
-    """GPU-seconds that jobs held. A GPU that jobs shared counts once. None: the sum over the jobs' runs."""
+    """GPU-seconds that jobs held on site. A GPU that jobs shared counts once. None: the sum over the jobs' runs."""
+    cloud: CloudUse | None = None
+    """What the jobs used of the cloud; None: there was none."""
 
 
 def simulate_policy(
@@ -241,6 +244,7 @@ def simulate_policy(
     agents: SimulatedAgents | None = None,
     pairs: Pairs | None = None,
     memory: SimulatedMemory | None = None,
+    cloud: CloudSpec | None = None,
 ) -> Simulation:
     """Simulate a policy until all jobs have ended, or the remaining jobs can never run. Ctrl-C keeps what was simulated
     so far.
@@ -255,6 +259,7 @@ def simulate_policy(
         agents: agents by which jobs share GPUs; None: no jobs share, whatever the policy.
         pairs: what is known of pairs at the start; None: nothing.
         memory: what earlier jobs have shown, to which this simulation's jobs add; None: nothing is remembered.
+        cloud: a cloud to which jobs may leave, run by the daemon's own burst manager; None: there is none.
 
     Raises:
         ConfigError: the policy is unknown, or a setting is invalid.
@@ -262,17 +267,19 @@ def simulate_policy(
     policy, in_full = make_policy(choice, settings)
     driving = driving or driving_of(choice)
     begun_s = time.process_time()
-    jobs = [_simulated(job, scenario, driving) for job in scenario.workload.jobs]
+    jobs = [simulated_job(job, scenario, driving, in_cloud=cloud is not None) for job in scenario.workload.jobs]
     simulation = Simulation(str(choice), scenario, jobs, agents=agents)
     clock = SimulatedClock()
+    away = None if cloud is None else SimulatedCloud(cloud, clock, scenario.disturbances.seed)
     cluster = SimulatedCluster(
         scenario.nodes,
         jobs,
         clock,
         scenario.disturbances,
         moves_are_free=driving.moves_are_free,
-        front=FRONT if front_only(policy) and driving.round_s is None and agents is None else 0,
+        front=FRONT if front_only(policy) and driving.round_s is None and agents is None and away is None else 0,
         agents=agents,
+        cloud=away,
     )
     restart_costs_s = {
         job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
@@ -284,14 +291,18 @@ def simulate_policy(
     tick_s = math.inf if driving.round_s is None else driving.round_s
     if driving.round_s is None:
         clock.next_event_s = cluster.next_event_s
+    if away is not None:
+        trigger = _events_with_cloud(cluster, clock, away, trigger, by_events=driving.round_s is None)
 
     def on_round(record: RoundRecord) -> None:
         simulation.rounds += 1
+        if away is not None:
+            away.on_round(record)
         waiting = record.plan.waiting.values()
         cluster.pass_over(sum(reason.code is ReasonCode.NEVER_FITS for reason in waiting))
 
     loop = RoundLoop(
-        ClusterParts(cluster, agents=cluster if agents is not None else None),
+        ClusterParts(cluster, agents=cluster if agents is not None else None, cloud_nodes=away),
         clock,
         _NoStore(),
         trigger,
@@ -302,10 +313,11 @@ def simulate_policy(
         choice=in_full,
         on_round=on_round,
         rules=(pairs or Pairs(Colocation())).on,
+        cloud=None if away is None else away.manager,
     )
     try:
         with one_blas_thread():
-            while not cluster.finished:
+            while not cluster.finished or (away is not None and away.manager.runs):
                 rounds = simulation.rounds
                 try:
                     loop.tick()
@@ -313,22 +325,38 @@ def simulate_policy(
                     simulation.failed_rounds += 1
                 simulation.ticks.append(_tick(cluster, clock.now_s(), simulation.rounds > rounds))
                 on_tick(simulation)
-                if _stuck(simulation.ticks[-1], cluster):
+                if _stuck(simulation.ticks[-1], cluster) and (away is None or away.at_rest):
                     break
                 clock.sleep(tick_s)
     except KeyboardInterrupt:
         simulation.interrupted = True
     cluster.close()
-    if agents is not None:
+    if agents is not None or away is not None:
         simulation.gpu_seconds = cluster.gpu_seconds
+    if away is not None:
+        simulation.cloud = away.use()
     simulation.end_s = max([clock.now_s() if simulation.interrupted else 0.0, *(job.finish_s or 0.0 for job in jobs)])
     simulation.cpu_s = time.process_time() - begun_s
     return simulation
 
 
-def _simulated(job: WorkloadJob, scenario: Scenario, driving: Driving) -> SimulatedJob:
+def _events_with_cloud(
+    cluster: SimulatedCluster, clock: SimulatedClock, away: SimulatedCloud, trigger: Trigger, *, by_events: bool
+) -> Trigger:
+    """Let the clock stop at what happens on site or in the cloud. Returns the trigger of rounds."""
+    if by_events:
+        clock.next_event_s = lambda: min(cluster.next_event_s(), away.next_event_s(), away.next_leave_s)
+        return WithWaits(trigger, away)
+    clock.next_event_s = lambda: min(cluster.next_event_s(), away.next_event_s())
+    return trigger
+
+
+def simulated_job(job: WorkloadJob, scenario: Scenario, driving: Driving, *, in_cloud: bool = False) -> SimulatedJob:
+    """A job of the workload. `in_cloud`: whether there is a cloud, for which its running time counts."""
     truth = scenario.truth.of(job)
     spec = job.as_requested if driving.as_requested else job.spec
+    if in_cloud:
+        spec = spec_in_cloud(spec, job.spec, job.duration_s)
     learner: Learner | None = None
     if isinstance(truth, ModelledJob):
         learner = _learner(job, truth, spec, scenario, driving)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_scheduler.nodespec import DEFAULT_SPEC
-from penstock_scheduler.ports import Clock, ClusterParts, SpecCheck
+from penstock_scheduler.ports import Clock, ClusterParts, Leadership, SpecCheck
 from penstock_scheduler.settings import Settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
 
@@ -18,8 +18,8 @@ class SimulatedSettings(BaseModel):
     nodes: str = Field(default=DEFAULT_SPEC, description="Nodes as TYPE:NODESxGPUS,... such as t4:6x4,a100:2x8.")
 
 
-def open_cluster(settings: Settings, clock: Clock, check: SpecCheck) -> ClusterParts:
+def open_cluster(settings: Settings, clock: Clock, check: SpecCheck, leadership: Leadership) -> ClusterParts:
     """An empty simulated cluster."""
-    del check  # users submit no job specs to a simulated cluster
+    del check, leadership  # users submit no job specs to a simulated cluster
     nodes = nodes_from_spec(settings.section(SimulatedSettings).nodes)
     return ClusterParts(SimulatedCluster(nodes, (), clock))

@@ -1,9 +1,8 @@
 """The store: rounds, jobs, reports, the ledger, and all else that must survive a restart."""
 
 from penstock_scheduler.store.database import NoSuchRow
-from penstock_scheduler.store.ledger import CloudRunRow
 from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.rounds import OutcomeLine, summarise
 from penstock_scheduler.store.sql import SqlStore, open_store
 
-__all__ = ["CloudRunRow", "MemoryStore", "NoSuchRow", "OutcomeLine", "SqlStore", "open_store", "summarise"]
+__all__ = ["MemoryStore", "NoSuchRow", "OutcomeLine", "SqlStore", "open_store", "summarise"]

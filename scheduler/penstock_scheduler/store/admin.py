@@ -1,4 +1,4 @@
-"""What admins and clients did: the audit log, API tokens, and settings that admins changed while the daemon ran."""
+"""The audit log, API tokens, browser sessions, and the settings that admins changed while the daemon ran."""
 
 from __future__ import annotations
 
@@ -8,15 +8,26 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock_scheduler.messages import AuditLine, TokenView
+from penstock_scheduler.access_messages import AuditLine, SessionRow, TokenView
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
 
 
 class AdminStore(Database):
-    """The store's audit log, tokens and controls."""
+    """The store's audit log, tokens, browser sessions and controls."""
 
-    def note(self, user: str, role: str, action: str, target: str, *, allowed: bool, text: str = "") -> None:
+    def note(
+        self,
+        user: str,
+        role: str,
+        action: str,
+        target: str,
+        *,
+        allowed: bool,
+        text: str = "",
+        address: str = "",
+        token: str = "",
+    ) -> None:
         """Append to the audit log."""
         row = {
             "time_s": time.time(),
@@ -26,6 +37,8 @@ class AdminStore(Database):
             "target": target[:255],
             "allowed": allowed,
             "text": text[:1000],
+            "address": address[:255],
+            "token": token[:255],
         }
         with self.write() as db:
             db.execute(t.audit.insert(), row)
@@ -61,6 +74,32 @@ class AdminStore(Database):
         """Revoke a token."""
         with self.write() as db:
             db.execute(t.tokens.update().where(t.tokens.c.token == token).values(revoked=True))
+
+    def add_session(self, row: SessionRow, digest: str, *, now_s: float, most: int) -> None:
+        """Save a browser session; drop those that have expired, and the oldest of the user beyond `most`."""
+        c = t.sessions.c
+        values = row.model_dump(exclude={"id", "user"}) | {"session": row.id, "user_name": row.user, "digest": digest}
+        newest = sa.select(c.session).where(c.user_name == row.user).order_by(c.created_s.desc(), c.session)
+        with self.write() as db:
+            db.execute(t.sessions.delete().where(c.expires_s <= now_s))
+            db.execute(t.sessions.insert(), values)
+            kept = db.scalars(newest.limit(most)).all()
+            db.execute(t.sessions.delete().where(c.user_name == row.user, c.session.not_in(kept)))
+
+    def sessions(self) -> list[tuple[SessionRow, str]]:
+        """(browser session, digest of its secret) of all."""
+        with self.read() as db:
+            rows = [named(row) for row in db.execute(sa.select(t.sessions))]
+        return [
+            (SessionRow.model_validate(row | {"id": name}), digest)
+            for row in rows
+            for name, digest in [(row.pop("session"), row.pop("digest"))]
+        ]
+
+    def end_session(self, session: str) -> None:
+        """Delete a browser session."""
+        with self.write() as db:
+            db.execute(t.sessions.delete().where(t.sessions.c.session == session))
 
     def control(self, name: str) -> Any:
         """What admins have set under this name; None: nothing."""

@@ -15,7 +15,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.errors import NotLeading, StoreError
+from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.ports import Leadership
 from penstock_scheduler.store import tables as t
 
 CHUNK = 1000
@@ -39,6 +41,8 @@ class Database:
         self.engine = engine
         self.name = name
         self._lock = lock
+        self.leadership: Leadership = ALONE
+        """Whether this process may write, where several penstockd use the database."""
         self._writing = threading.Lock()
         self._insert: Callable[[sa.Table], Any] = (
             postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
@@ -84,14 +88,20 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """One transaction. Writers of this process queue here rather than at SQLite, which polls."""
-        assert self._lock is not None, "a reader does not write"
+        """One transaction. Writers of this process queue here rather than at SQLite, which polls.
+
+        If others may take over, it fails unless this process leads until it ends: a takeover waits for it.
+        """
+        assert self._lock is not None or self.leadership.fenced, "a reader does not write"
         try:
             with (
                 self._writing,
+                self.leadership.write("store", "transaction"),
                 self.engine.connect().execution_options(penstock_write=True) as db,
                 db.begin(),
             ):
+                if self.leadership.fenced and not db.scalar(_present(self.leadership.number)):
+                    raise NotLeading(f"nothing is written to the store {self.name}: another penstockd leads")
                 yield db
         except SQLAlchemyError as error:
             raise self._unusable(error) from error
@@ -121,6 +131,12 @@ class Database:
             if len(rows) < CHUNK:
                 return
             last = rows[-1][0]
+
+
+def _present(number: int) -> Any:
+    """The query that finds this term while it is the present one, and keeps it so until the transaction ends."""
+    c = t.leadership.c
+    return sa.select(c.number).where(c.number == number).with_for_update(read=True, key_share=True)
 
 
 def newest_change(db: Connection, table: sa.Table) -> int:

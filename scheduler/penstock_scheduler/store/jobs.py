@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -48,6 +49,55 @@ class JobStore(LedgerStore):
                 db.execute(upsert, [row | {"changed": first + at} for at, row in enumerate(rows)])
             self._insert_charges(db, charges)
         return first
+
+    def set_aside(self, job: str, former: JobView, charges: Sequence[LedgerLine] = ()) -> int:
+        """Keep a job whose id another job has now, and all of its history, under the id of `former`: all or nothing.
+
+        Args:
+            job: the id that it had.
+            former: the job as it ended.
+            charges: its charges that are not in the ledger yet.
+
+        Returns:
+            The number of the job's change.
+        """
+        row = {
+            "job": former.id,
+            "state": former.state,
+            "end_s": former.end_s,
+            "view": former.model_dump_json(),
+        }
+        end_s = former.end_s or time.time()
+        with self.write() as db:
+            number = newest_change(db, t.jobs) + 1
+            db.execute(t.jobs.update().where(t.jobs.c.job == job).values(row | {"changed": number}))
+            db.execute(t.figures.delete().where(t.figures.c.job == job))
+            for table in (t.allocations, t.waits):
+                open_ = sa.and_(table.c.job == job, table.c.to_s.is_(None))
+                db.execute(table.update().where(open_).values(to_s=end_s))
+            for table in (t.allocations, t.waits, t.samples, t.models, t.ledger, t.outcomes, t.reports):
+                db.execute(table.update().where(table.c.job == job).values(job=former.id))
+            for column, key in ((t.outcomes.c.line, "job"), (t.reports.c.report, "job_id")):
+                # Quotes inside JSON strings are escaped, so this text is never a part of one.
+                texts = [f'"{key}":{json.dumps(name)}' for name in (job, former.id)]
+                renamed = sa.func.replace(column, *texts)
+                db.execute(column.table.update().where(column.table.c.job == former.id).values({column.name: renamed}))
+            if former.key is not None:
+                mine = sa.and_(t.submissions.c.user_name == former.user, t.submissions.c.key == former.key)
+                db.execute(t.submissions.update().where(mine, t.submissions.c.job == job).values(job=former.id))
+                self._set_owner_aside(db, job, former)
+            self._insert_charges(db, [line.model_copy(update={"job": former.id}) for line in charges])
+        return number
+
+    def _set_owner_aside(self, db: sa.Connection, job: str, former: JobView) -> None:
+        """Let an owner whose newest job was set aside keep it."""
+        c = t.owners.c
+        for name, text in db.execute(sa.select(c.name, c.view).where(c.user_name == former.user)).all():
+            owner = OwnerView.model_validate_json(text)
+            if owner.job == job and owner.key == former.key:
+                view = owner.model_copy(update={"job": former.id}).model_dump_json(exclude_none=True)
+                where = sa.and_(c.user_name == former.user, c.name == name)
+                db.execute(t.owners.update().where(where).values(view=view))
 
     def newest_job_change(self) -> int:
         """The number of the newest change of any job; 0: there was none."""
@@ -118,6 +168,7 @@ class JobStore(LedgerStore):
         """Jobs that ended since then in a way that is not known, newest first."""
         c = t.jobs.c
         chosen = sa.select(c.view).where(c.state == "ended", c.end_s >= since_s, c.view.contains('"ended":"UNKNOWN"'))
+        chosen = chosen.where(~c.job.contains("@"))  # the accounts know only the job that has its id now
         with self.read() as db:
             rows = db.execute(chosen.order_by(c.number.desc()).limit(limit))
             views = [JobView.model_validate_json(view) for (view,) in rows]
@@ -161,18 +212,25 @@ class JobStore(LedgerStore):
         return None if view is None else OwnerView.model_validate_json(view)
 
     def leased_owners(self) -> list[tuple[str, OwnerView]]:
-        """(user, owner) of all owners with a lease, also of jobs that have ended."""
+        """(user, owner) of the owners with a lease whose newest job has not ended."""
         c = t.owners.c
+        alive = sa.select(t.jobs.c.job).where(t.jobs.c.state != "ended")
         with self.read() as db:
-            rows = db.execute(sa.select(c.user_name, c.view).where(c.view.like('%"lease_s":%'))).all()
+            rows = db.execute(sa.select(c.user_name, c.view).where(c.job.in_(alive))).all()
         found = [(row.user_name, OwnerView.model_validate_json(row.view)) for row in rows]
         return [(user, owner) for user, owner in found if owner.lease_s is not None]
 
     def save_owner(self, user: str, owner: OwnerView) -> None:
         """Note an owner's newest job."""
-        row = {"user_name": user, "name": owner.name, "view": owner.model_dump_json(exclude_none=True)}
+        row = {
+            "user_name": user,
+            "name": owner.name,
+            "view": owner.model_dump_json(exclude_none=True),
+            "job": owner.job,
+            "noted_s": time.time(),
+        }
         with self.write() as db:
-            db.execute(self._upsert(t.owners, ["user_name", "name"], ("view",)), row)
+            db.execute(self._upsert(t.owners, ["user_name", "name"], ("view", "job", "noted_s")), row)
 
     def add_model(self, job: str, time_s: float, estimator: AnyEstimator) -> None:
         """Append to the history of a job's model."""

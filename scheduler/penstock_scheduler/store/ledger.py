@@ -9,25 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from penstock_scheduler.burst_manager.run_store import CloudRunRow
 from penstock_scheduler.ledger_messages import LedgerLine, UsageBy
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CloudRunRow:
-    """A run of a job in the cloud, as the store keeps it: one row of the table `instances`, also for several instances."""
-
-    run: str
-    """Job and attempt, such as `4711.2`."""
-    job: str
-    state: str
-    launched_s: float
-    """When the run was ordered."""
-    ended_s: float | None
-    """None: the run goes on."""
-    record: str
-    """JSON that the cloud's package reads and writes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
-"""Opening the store's database, and taking the right to write."""
+"""Opening the store's database, and taking the right to write.
+
+On a server, each penstockd that may lead holds an advisory lock together with the others. Whoever needs the database alone asks
+for the same lock alone: `penstock db` and penstockd of versions that knew no leader.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from penstock_scheduler.errors import StoreError
@@ -24,9 +28,14 @@ LOCK_NOT_AVAILABLE = "55P03"
 """PostgreSQL's SQLSTATE for a lock that was not available in that time."""
 
 
+def is_server(where: str | Path) -> bool:
+    """Whether a store is on a database server, where several penstockd can use it."""
+    return "://" in str(where)
+
+
 def open_engine(where: str | Path, *, lock: bool) -> tuple[Engine, str, TextIO | Connection | None]:
     """(engine, name for messages, the right to write or None). Raises what `open_store` raises."""
-    if "://" in str(where):
+    if is_server(where):
         engine = schema.server_engine(str(where))
         name = engine.url.render_as_string(hide_password=True)
         return engine, name, _lock_server(engine, name) if lock else None
@@ -72,3 +81,31 @@ def _lock_server(engine: Engine, name: str) -> Connection:
             ) from None
         raise StoreError(f"{name}: {str(error).splitlines()[0]}; check that the server is up") from None
     return held
+
+
+def candidate_engine(where: str, timeout_s: float) -> tuple[Engine, str]:
+    """(engine, name for messages) of a server, for a penstockd that may lead. Each connection holds the lock beside others'.
+
+    Args:
+        where: the database's URL.
+        timeout_s: how long a statement may take, and how long the server waits for the next one within a transaction. It ends
+            the transactions of a frozen penstockd, which a takeover would wait for.
+
+    Raises:
+        ConfigError: the URL is wrong.
+    """
+    engine = schema.server_engine(where)
+    schema.bound_transactions(engine, timeout_s)
+    name = engine.url.render_as_string(hide_password=True)
+
+    @event.listens_for(engine, "connect")
+    def share(connection: Any, record: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT pg_try_advisory_lock_shared({LOCK_NUMBER})")
+            if not cursor.fetchone()[0]:
+                raise StoreError(
+                    f"{name} is in use by an older penstockd or a command of `penstock`; stop it, or wait until it has ended"
+                )
+        connection.commit()
+
+    return engine, name

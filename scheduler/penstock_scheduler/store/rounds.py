@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import time
-import zlib
 from collections.abc import Iterator, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import sqlalchemy as sa
 from pydantic import BaseModel
+from pydantic_core import from_json
 from sqlalchemy import Connection, Engine
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.messages import RoundSummary
 from penstock_scheduler.model import Action, CloudAction, Outcome, Progress, Stop
 from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round, load_round
+from penstock_scheduler.store import packing
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, NoSuchRow
 
@@ -55,7 +58,7 @@ class RoundStore(Database):
     """The store's rounds, outcomes and reports; see `ports.Store`.
 
     Args:
-        keep_rounds: newest rounds that are kept.
+        keep_rounds: newest rounds that are kept, with those from which they differ.
         keep_s: how long a job's history is kept after its end, seconds.
         keep_audit_s: how long the audit log is kept, seconds.
     """
@@ -73,6 +76,14 @@ class RoundStore(Database):
         super().__init__(engine, name, lock)
         self._keep_rounds = keep_rounds
         self._keep_s, self._keep_audit_s = keep_s, keep_audit_s
+        self._key_round: packing.KeyRound | None = None
+        """From which the next rounds may differ; None: the next round is whole."""
+        self._unpacked: packing.Packed | None = None
+        """The newest round, as it is stored from the next one on; None: it stays whole."""
+        self._saved: tuple[int, float] | None = None
+        """Number and time of the round that was saved last."""
+        self._read: tuple[bytes, Any] | None = None
+        """The whole round that was unpacked last, and its tree."""
 
     def last_round(self) -> RoundRecord | None:
         """The newest round that can be read. A damaged round is logged and skipped."""
@@ -94,31 +105,74 @@ class RoundStore(Database):
 
     def round_json(self, number: int) -> bytes:
         """One round as JSON. Raises StoreError if it is not there, UnreadableRound if it is damaged."""
+        c, key = t.rounds.c, None
         with self.read() as db:
-            packed = db.scalar(sa.select(t.rounds.c.record).where(t.rounds.c.round == number))
-        if packed is None:
+            row = db.execute(sa.select(c.record, c.key_round).where(c.round == number)).one_or_none()
+            if row is not None and row.key_round is not None:
+                key = db.scalar(sa.select(c.record).where(c.round == row.key_round, c.key_round.is_(None)))
+        if row is None:
             raise NoSuchRow(f"{self.name} has no round {number}; older rounds are deleted, see [daemon] keep_rounds")
         try:
-            return zlib.decompress(packed)
-        except zlib.error as error:
+            if row.key_round is None:
+                return packing.unpack(row.record)
+            if key is None:
+                raise packing.Damaged(f"round {row.key_round}, from which it differs, is not there")
+            return packing.unpack_difference(self._tree(key), row.record)
+        except packing.Damaged as error:
             raise UnreadableRound(f"round {number} in {self.name} is damaged: {error}") from None
 
+    def _tree(self, packed: bytes) -> Any:
+        """The tree of a whole round. The last one is kept, since many rounds differ from the same one."""
+        kept = self._read
+        if kept is None or kept[0] != packed:
+            kept = self._read = packed, from_json(packing.unpack(packed))
+        return kept[1]
+
     def save_round(self, record: RoundRecord) -> None:
-        """Save a round, replace one of the same number, and delete rounds that are too old."""
-        number = record.snapshot.round
+        """Save a round whole, replace one of the same number, pack the one before it, and delete rounds that are too old."""
+        number, text = record.snapshot.round, dump_round(record)
+        key, before = self._key_round, self._unpacked
+        if key is not None and key.number >= number:
+            key, before = None, None
+        packed = None if key is None else packing.pack_difference(key, number, text)
+        whole = packing.pack(text)
         row = {
             "round": number,
             "time_s": record.snapshot.time_s,
             "policy": str(record.policy),
-            "record": zlib.compress(dump_round(record), 1),
+            "record": whole,
             "summary": summarise(record).model_dump_json(),
+            "key_round": None,
         }
         with self.write() as db:
-            old = t.rounds.c.round <= number - self._keep_rounds
-            db.execute(t.rounds.delete().where(sa.or_(t.rounds.c.round == number, old)))
+            c = t.rounds.c
+            newest = db.execute(sa.select(c.round, c.time_s).order_by(c.round.desc()).limit(1)).one_or_none()
+            if newest is None or tuple(newest) != self._saved:  # another penstockd has led since
+                packed, before = None, None
+            db.execute(t.rounds.delete().where(c.round == number))
+            if before is not None and before.number < number:
+                smaller = {"record": before.record, "key_round": before.key_round}
+                db.execute(t.rounds.update().where(c.round == before.number).values(smaller))
+            old = number - self._keep_rounds
+            needed = sa.select(c.key_round).where(c.round > old, c.key_round.is_not(None))
+            kept = [] if packed is None else [packed.key_round]
+            db.execute(t.rounds.delete().where(c.round <= old, c.round.not_in(needed), c.round.not_in(kept)))
             db.execute(t.rounds.insert(), row)
             if number % 100 == 0:
                 self._drop_old(db, record.snapshot.time_s)
+        self._saved = number, record.snapshot.time_s
+        if packed is None:
+            self._key_round, self._unpacked = packing.KeyRound(number, from_json(text), len(whole)), None
+        elif key is not None:
+            size = key.difference_bytes + len(packed.record)
+            self._key_round, self._unpacked = dataclasses.replace(key, difference_bytes=size), packed
+
+    def export(self) -> Iterator[dict[str, Any]]:
+        """See `Database.export`. Every round is whole."""
+        for row in super().export():
+            if row["table"] == t.rounds.name and row.pop("key_round") is not None:
+                row["record"] = json.loads(self.round_json(row["round"]))
+            yield row
 
     def summaries(self, before: int | None, limit: int) -> list[RoundSummary]:
         """Rounds in numbers, newest first."""
@@ -224,10 +278,16 @@ class RoundStore(Database):
             return found
 
     def _drop_old(self, db: Connection, now_s: float) -> None:
-        gone = sa.select(t.jobs.c.job).where(t.jobs.c.end_s < now_s - self._keep_s)
+        before_s = now_s - self._keep_s
+        gone = sa.select(t.jobs.c.job).where(t.jobs.c.end_s < before_s)
+        # An owner outlives its job's history by the same time, so that a late try hears that its job is unknown.
+        db.execute(t.owners.update().where(t.owners.c.job.in_(gone)).values(noted_s=now_s))
         for table in (t.reports, t.outcomes, t.models, t.allocations, t.waits, t.samples):
             db.execute(table.delete().where(table.c.job.in_(gone)))
-        db.execute(t.jobs.delete().where(t.jobs.c.end_s < now_s - self._keep_s))
+        db.execute(t.jobs.delete().where(t.jobs.c.end_s < before_s))
+        for table, written_s in ((t.owners, t.owners.c.noted_s), (t.submissions, t.submissions.c.created_s)):
+            kept = sa.exists().where(t.jobs.c.job == table.c.job)
+            db.execute(table.delete().where(written_s < before_s, ~kept))
         c = t.audit.c
         db.execute(t.audit.delete().where(c.time_s < now_s - self._keep_audit_s))
         # Whoever floods the daemon with refused requests pushes out older refusals, but nothing that was done.

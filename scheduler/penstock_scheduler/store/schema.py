@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import alembic.command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
@@ -23,6 +24,16 @@ FILE = "penstock.db"
 
 BUSY_S = 10.0
 """How long to wait for a locked SQLite file."""
+
+NETWORK = {
+    "connect_timeout": 3,
+    "tcp_user_timeout": 4000,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+}
+"""libpq's parameters with which a server that is cut off is noticed within seconds; the URL may say otherwise. In s, but
+tcp_user_timeout in ms."""
 
 
 def sqlite_engine(path: Path, *, write: bool) -> Engine:
@@ -56,12 +67,26 @@ def sqlite_engine(path: Path, *, write: bool) -> Engine:
 def server_engine(url: str) -> Engine:
     """A database server, by SQLAlchemy's URL. Raises ConfigError."""
     try:
-        return create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=20)
+        parsed = make_url(url)
+        bounds = {key: value for key, value in NETWORK.items() if key not in parsed.query}
+        arguments = bounds if parsed.get_driver_name() in ("psycopg", "psycopg2") else {}
+        return create_engine(parsed, pool_pre_ping=True, pool_size=5, max_overflow=20, connect_args=arguments)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigError(
             f"[daemon] store: {error}; give a URL such as postgresql+psycopg://user@host/penstock, and install "
             "psycopg (pip install 'psycopg[binary]')"
         ) from None
+
+
+def bound_transactions(engine: Engine, timeout_s: float) -> None:
+    """Let the server end each transaction of the engine's new connections in which nothing happens for this long."""
+
+    @event.listens_for(engine, "connect")
+    def bound(connection: Any, record: object) -> None:
+        milliseconds = math.ceil(timeout_s * 1000)
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET idle_in_transaction_session_timeout = {milliseconds}")
+        connection.commit()
 
 
 def revision(connection: Connection) -> str | None:

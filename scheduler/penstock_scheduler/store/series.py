@@ -18,6 +18,8 @@ from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database
 
 HOUR_S = 3600
+AT_ONCE = 500
+"""Most values in one condition."""
 MOST_ROWS = 20_000
 """Most samples of one job or name that `thin` reads at a time: two weeks of one a minute."""
 
@@ -48,6 +50,16 @@ class SeriesStore(Database):
         with self.read() as db:
             rows = db.execute(sa.select(t.samples).where(*where).order_by(c.at)).all()
         return [_merged(group) for group in _groups(rows, step_s)]
+
+    def busy(self, jobs: Collection[str], since_s: float) -> dict[str, float]:
+        """Job -> mean utilisation of its GPUs in its samples since then, of those of these jobs that report it."""
+        c, found, names = t.samples.c, {}, sorted(jobs)
+        with self.read() as db:
+            for at in range(0, len(names), AT_ONCE):
+                chosen = sa.select(c.job, sa.func.avg(c.busy)).group_by(c.job)
+                where = (c.job.in_(names[at : at + AT_ONCE]), c.at >= math.ceil(since_s), c.busy.is_not(None))
+                found.update({job: float(busy) / 1000 for job, busy in db.execute(chosen.where(*where))})
+        return found
 
     def series(self, names: Collection[str], from_s: float, to_s: float, step_s: int) -> dict[str, list[Point]]:
         """Name -> points in `from_s <= time < to_s`, oldest first; of these names, or of all if there are none."""

@@ -6,12 +6,18 @@ written is on disk when it returns. When a method raises StoreError, nothing of 
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+from sqlalchemy import Engine
+
+from penstock_scheduler import __version__
 from penstock_scheduler.errors import StoreError
+from penstock_scheduler.leadership.lease import Alone, Lease
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.admin import AdminStore
 from penstock_scheduler.store.jobs import JobStore
+from penstock_scheduler.store.leader_table import LeaderTable
 from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.published import PublishedStore
 from penstock_scheduler.store.rounds import RoundStore
@@ -30,6 +36,7 @@ def open_store(
     where: str | Path,
     *,
     writer: bool = False,
+    leadership: Lease | None = None,
     keep_rounds: int = 50_000,
     keep_days: float = 365.0,
     keep_audit_days: float = 1825.0,
@@ -38,6 +45,7 @@ def open_store(
 
     Args:
         writer: whether this process writes: only one may. The writer creates the store if there is none.
+        leadership: the term in which this process writes, where several penstockd use the database; None: it writes alone.
         keep_rounds: newest rounds that are kept.
         keep_days: days for which a job's history is kept after its end.
         keep_audit_days: days for which the audit log is kept.
@@ -46,7 +54,9 @@ def open_store(
         StoreError: there is no store, another process writes it, or it has another schema.
         ConfigError: the URL is wrong.
     """
-    engine, name, lock = open_engine(where, lock=writer)
+    engine, name, lock = open_engine(where, lock=writer and leadership is None)
+    if leadership is not None:
+        schema.bound_transactions(engine, leadership.lease_s / 2)
     keep_s, keep_audit_s = keep_days * DAY_S, keep_audit_days * DAY_S
     store = SqlStore(engine, name, lock, keep_rounds=keep_rounds, keep_s=keep_s, keep_audit_s=keep_audit_s)
     try:
@@ -56,7 +66,19 @@ def open_store(
             schema.upgrade(engine)
         with store.read() as db:
             schema.expect_newest(db, name)
+        if leadership is not None:
+            store.leadership = leadership
+        elif writer and store.file is not None:
+            store.leadership = _alone(engine, name)
     except StoreError:
         store.close()
         raise
     return store
+
+
+def _alone(engine: Engine, name: str) -> Alone:
+    """A new term of the only penstockd that can use a file: its lock is held."""
+    table = LeaderTable(engine, name)
+    number = table.take(table.term(), socket.gethostname(), __version__, "")
+    assert number is not None, "nobody else writes"
+    return Alone(number)

@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0006"
+REVISION = "0010"
 """The newest migration."""
 
 metadata = MetaData()
@@ -38,6 +38,9 @@ rounds = Table(
     Column("policy", _NAME, nullable=False),
     Column("record", LargeBinary, nullable=False, comment="RoundRecord as JSON, zlib"),
     Column("summary", Text, nullable=False, comment="RoundSummary", server_default="{}"),
+    Column(
+        "key_round", BigInteger, comment="the round from which the record is a difference; absent: the record is whole"
+    ),
 )
 
 outcomes = Table(
@@ -112,6 +115,15 @@ owners = Table(
     Column("user_name", _NAME, primary_key=True),
     Column("name", _NAME, primary_key=True),
     Column("view", Text, nullable=False, comment="OwnerView"),
+    Column("job", _NAME, comment="absent: penstockd stopped while the job was submitted, or it was refused"),
+    Column(
+        "noted_s",
+        Float(53),
+        nullable=False,
+        server_default="0",
+        comment="when the row was written, or its job's history deleted",
+    ),
+    Index("owners_of_jobs", "job"),
 )
 
 allocations = Table(
@@ -240,6 +252,10 @@ audit = Table(
     Column("target", _NAME, nullable=False),
     Column("allowed", Boolean, nullable=False),
     Column("text", Text, nullable=False),
+    Column(
+        "address", _NAME, nullable=False, server_default="", comment="IP address; empty: the Unix socket or penstockd"
+    ),
+    Column("token", _NAME, nullable=False, server_default="", comment="its id, which is no secret"),
 )
 
 tokens = Table(
@@ -256,9 +272,45 @@ tokens = Table(
     Column("note", String(200), nullable=False),
 )
 
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session", _NAME, primary_key=True, comment="its id, which is no secret"),
+    Column("digest", String(64), nullable=False, comment="SHA-256 of the secret in the cookie"),
+    Column("user_name", _NAME, nullable=False),
+    Column("token", _NAME, comment="id of the token of the log-in"),
+    Column("created_s", Float(53), nullable=False),
+    Column("expires_s", Float(53), nullable=False),
+    Column("address", _NAME, nullable=False),
+)
+
 controls = Table(
     "controls",
     metadata,
     Column("name", _NAME, primary_key=True),
     Column("value", Text, nullable=False, comment="JSON: what admins have set while the daemon ran"),
+)
+
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("number", _ID, primary_key=True, autoincrement=False, comment="fencing number; the table has one row"),
+    Column("beat", BigInteger, nullable=False, comment="grows with each confirmation"),
+    Column("holder", _NAME, nullable=False),
+    Column("released", Boolean, nullable=False),
+    Column("successor", _NAME, nullable=False, comment="who should lead next; empty: anybody"),
+    Column("version", _NAME, nullable=False),
+    Column("address", Text, nullable=False, comment="URL of the leader's API"),
+    Column("since_s", Float(53), nullable=False, comment="by the database's clock, for people"),
+    Column("beat_s", Float(53), nullable=False, comment="by the database's clock, for people"),
+)
+
+standbys = Table(
+    "standbys",
+    metadata,
+    Column("name", _NAME, primary_key=True),
+    Column("version", _NAME, nullable=False),
+    Column("round", BigInteger, comment="the round that it has loaded"),
+    Column("since_s", Float(53), nullable=False, comment="by the database's clock"),
+    Column("seen_s", Float(53), nullable=False, comment="by the database's clock"),
 )

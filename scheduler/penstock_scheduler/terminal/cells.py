@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
+from penstock_scheduler.drawing.colours import is_dark, job_colour, number
 from penstock_scheduler.messages import NodeView
 from penstock_scheduler.terminal.picture import GpuCounts, Line, Picture, by_type
 
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz"
 """Without those that look like digits or strokes."""
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
-"""Okabe and Ito's colours, which people tell apart whatever colours they see, and a grey."""
-
-DARK = ("#0072b2", "#d55e00", "#009e73")
-
 FREE, PLAIN, HIDDEN, OUT = "·", "▒", "#", "x"
 LEGEND = f"letter: a job of the list   {FREE} free   {PLAIN} other Slurm jobs   {HIDDEN} other users' jobs   {OUT} out of service"
 
@@ -38,7 +33,7 @@ class Letters:
         free = [letter for letter in LETTERS if letter not in taken]
         for job in wanted:
             if job not in self._of:
-                self._of[job] = free.pop(0) if free else LETTERS[_number(job) % len(LETTERS)]
+                self._of[job] = free.pop(0) if free else LETTERS[number(job) % len(LETTERS)]
 
     def __getitem__(self, job: str) -> str:
         return self._of.get(job, " ")
@@ -46,12 +41,8 @@ class Letters:
 
 def style(job: str) -> str:
     """The colour of a job, which follows from its id."""
-    colour = COLOURS[_number(job) % len(COLOURS)]
-    return f"{'white' if colour in DARK else 'black'} on {colour}"
-
-
-def _number(job: str) -> int:
-    return int.from_bytes(hashlib.blake2s(job.encode(), digest_size=4).digest())
+    colour = job_colour(job)
+    return f"{'white' if is_dark(colour) else 'black'} on {colour}"
 
 
 def node_cells(node: NodeView, lines: Sequence[Line], letters: Letters) -> Text:

@@ -27,7 +27,10 @@ from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
+from penstock_slurm.agent.duty_cycles import DutyCycles
+from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.gpu_access import GpuAccess
+from penstock_slurm.agent.gpu_time import GpuTimes
 from penstock_slurm.agent.guarantee import Guarantees
 from penstock_slurm.agent.measuring import Measuring
 from penstock_slurm.agent.node_state import NodeState, Slurm
@@ -40,6 +43,9 @@ from penstock_slurm.agent.slices import Slices
 from penstock_slurm.agent.status import StatusWriter
 from penstock_slurm.agent.transitions import Transitions
 from penstock_slurm.topology import Links
+
+DRIVE_S = 0.1
+"""Pause between two ticks while the agent freezes and thaws a job to hold it to its share."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -60,6 +66,8 @@ class Agent:
         plugin: says what is wrong with the node's SPANK plugin, with a sentence; None: nothing.
         device_cgroups: the jobs' device cgroups; None: Slurm constrains no devices.
         links: how well each two GPUs are connected, by Slurm's indexes; empty: unknown.
+        gpu_times: the GPU time of processes, which a job cannot falsify; None: unknown.
+        freezer: freezes processes; None: by this machine's cgroups and signals.
     """
 
     def __init__(
@@ -76,6 +84,8 @@ class Agent:
         plugin: Callable[[], tuple[Lack, str] | None] = lambda: None,
         device_cgroups: DeviceCgroups | None = None,
         links: Links = (),
+        gpu_times: GpuTimes | None = None,
+        freezer: Freezer | None = None,
     ) -> None:
         boot = BOOT.read_text(encoding="ascii").strip()
         cgroups = device_cgroups or DeviceCgroups(node, lambda: False)
@@ -83,7 +93,8 @@ class Agent:
         self.state = state = NodeState(node, settings, state_folder, boot, processes, host_memory_mb)
         self.view = view = AgentNodeView(state)
         self.groups = groups = Groups(view, settings.control, state.saved.groups, state.saved.account)
-        self._orders = Orders(state, spool, slurm, channels)
+        freezer = freezer or Freezer()
+        self._orders = Orders(state, spool, slurm, channels, freezer)
         self._measuring = Measuring(state, groups, channels)
         self._slices = Slices(state, groups, view, self._measuring)
         self._controls = Controls(state, groups, self._measuring, channels)
@@ -91,8 +102,9 @@ class Agent:
         self._containment = Containment(state, groups, slurm)
         self._guarantees = Guarantees(state, groups, self._containment)
         self._transitions = Transitions(
-            state, groups, view, self._controls, self._access, self._containment, slurm, links
+            state, groups, view, self._controls, self._access, self._containment, slurm, links, freezer
         )
+        self._duty_cycles = DutyCycles(state, groups, self._containment, freezer, gpu_times)
         self._observer = Observer(state, self._orders, self._containment, sample, plugin, cgroups, mps_dir)
         self._status = StatusWriter(state, groups, spool, links)
 
@@ -102,7 +114,8 @@ class Agent:
         1. Take a new order, and read what the jobs report.
         2. Observe processes and GPUs.
         3. Form the groups, end slices, and choose the jobs of the next ones.
-        4. Bring each job closer to that: ask it to move, suspend it, bind it, resume it, limit it.
+        4. Hold opportunistic jobs to their share. Bring each job closer to what its group wants: ask it to move, suspend
+           it, bind it, resume it, limit it.
         5. Begin measurements, and contain the jobs that do what they must not.
         6. Write the status.
 
@@ -127,6 +140,7 @@ class Agent:
             self._measuring.measure_alone()
         self.groups.take_seen()  # the status has it, with its number
         self.state.save()
+        self._duty_cycles.check()
         self._transitions.advance()
         self._controls.send_limits()
         with guard("open GPUs to their jobs"):
@@ -137,6 +151,11 @@ class Agent:
         self._guarantees.check()
         self.state.save()
         self._status.write()
+
+    @property
+    def pause_s(self) -> float:
+        """Pause before the next tick, s: short while the agent holds a job to its share by freezing it."""
+        return min(self.state.settings.poll_s, DRIVE_S) if self._duty_cycles.driving else self.state.settings.poll_s
 
     def status(self) -> NodeStatus:
         """The present status."""

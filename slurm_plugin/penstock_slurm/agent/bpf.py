@@ -1,5 +1,27 @@
-"""Programs of type BPF_PROG_TYPE_CGROUP_DEVICE, which allow or deny devices to the processes of a cgroup (cgroup
-v2)."""
+"""Programs of type BPF_PROG_TYPE_CGROUP_DEVICE, which allow or deny devices to the processes of a cgroup (cgroup v2).
+
+The program is assembled here because it has a dozen instructions, and a compiler or libbpf on each node would be much
+more to install and to trust. Its listing, for denied devices 195:0 and 195:1 (`deny`):
+
+::
+
+    r2 = *(u32 *)(r1 + 0)           # access type: the device's type is in the lower 16 bits
+    r2 &= 0xffff
+    r3 = *(u32 *)(r1 + 4)           # major
+    r4 = *(u32 *)(r1 + 8)           # minor
+    if r2 != BPF_DEVCG_DEV_CHAR goto next1
+    if r3 != 195 goto next1
+    if r4 != 0 goto next1
+    r0 = 0                          # denied
+    exit
+    next1: if r2 != BPF_DEVCG_DEV_CHAR goto next2
+    if r3 != 195 goto next2
+    if r4 != 1 goto next2
+    r0 = 0
+    exit
+    next2: r0 = 1                   # allowed
+    exit
+"""
 
 from __future__ import annotations
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from typing import Literal
 
-from penstock_profiles.node_channel import JobControl
 from penstock_scheduler.model import Pack
 from penstock_scheduler.sharing.messages import Contained, OrderedJob
 from penstock_scheduler.sharing.node import Groups
 from penstock_slurm.agent.node_state import NodeState, Slurm
-from penstock_slurm.agent.observed import Observed, steps_between
 from penstock_slurm.agent.state import LocalJob, next_number
 from penstock_slurm.gateway import JobGone, SlurmError
 
@@ -31,14 +28,6 @@ late."""
 CONTEXT_MB = 2048
 """Most memory that NVIDIA's driver keeps in a process's context. Some 500 MB are usual."""
 
-LENIENT = 1.25
-"""A job may train this many times its share, because a pause is as long as the step before it took, not as the next
-will."""
-
-PAUSE_S = 20.0
-"""Jobs of several processes are asked to pause for this long. They pause for at most 30 s, since they read messages only in
-steps."""
-
 IDLE_CPU = 0.2
 """A job that stands still only polls, and uses less of a core than this."""
 
@@ -55,7 +44,7 @@ class Containment:
             local = self._state.jobs[job.job]
             if local.gone or not job.running:
                 continue
-            for check in (self._check_memory, self._check_claims, self._check_frozen, self._check_share):
+            for check in (self._check_memory, self._check_claims, self._check_frozen):
                 with self._state.guard("check whether it keeps to its limits", job.job):
                     check(job, local)
 
@@ -105,53 +94,6 @@ class Containment:
         cores = (cpu_s - before_cpu_s) / seconds if observed.cpu is not None else 0.0
         observed.cpu = (self._state.now_s, cpu_s, cores)
         return cores > IDLE_CPU
-
-    # Shares beside guaranteed jobs.
-
-    def _check_share(self, job: OrderedJob, local: LocalJob) -> None:
-        """A job beside a guaranteed job must keep to its compute share, else it would train at that job's expense.
-
-        A job that never reports, or no longer does, cannot be told its share. A job that reports may still exceed it.
-        """
-        state, observed = self._state, self._state.observed(job.job)
-        ordered, pack = state.ordered_pack(job.job), self._groups.pack_of(job.job)
-        if ordered is None or pack is None or pack.guaranteed in (None, job.job) or local.state != "running":
-            observed.counted, observed.over_s = None, 0.0
-            observed.wrong_since_s.pop("share", None)
-            return
-        settings, beside = state.settings, f"beside guaranteed job {pack.guaranteed}"
-        self._count_over(observed, local.control)
-        if observed.over_s > settings.misuse_s + 2 * observed.longest_s:
-            text = f"trained {observed.over_s:.0f} s more than its share of {local.control.compute:.1%} {beside} allows"
-            if settings.misuse == "kill" and "lies" not in local.told:
-                self.contain(job, "lies", text, kill=True, otherwise="was left as it is")
-            else:
-                self.hold_out(job, local, ordered, text)
-            return
-        if local.begun_s == math.inf or observed.obeyed[0] == local.control.number:
-            observed.wrong_since_s.pop("share", None)
-            return
-        silent_s = state.now_s - observed.wrong_since_s.setdefault("share", state.now_s)
-        patience_s = settings.suspend_wait_s + settings.start_wait_s + 2 * max(observed.longest_s, observed.usual_s)
-        if not observed.statuses and silent_s >= settings.suspend_wait_s:
-            text = f"does not report to the agent of its node, so it has no share {beside}"
-            self.hold_out(job, local, ordered, text)
-        elif silent_s >= patience_s:
-            self.hold_out(job, local, ordered, f"has not taken up its share {beside} for {silent_s:.0f} s")
-
-    def _count_over(self, observed: Observed, control: JobControl) -> None:
-        """Count how long the job has trained beyond its share since the last count, while it reports that it keeps to the
-        share."""
-        before, first = observed.counted, observed.first
-        obeys = first is not None and first.number == control.number
-        observed.counted = (self._state.now_s, first) if first is not None and obeys else None
-        if before is None or observed.counted is None or before[1].number != control.number:
-            return
-        steps = steps_between(before[1], observed.counted[1])
-        made_s, seconds = steps.count * steps.mean_s, self._state.now_s - before[0]
-        observed.longest_s = max(observed.longest_s, made_s)
-        allowed_s = (LENIENT * control.compute + observed.usual_s / (observed.usual_s + PAUSE_S)) * seconds
-        observed.over_s = max(observed.over_s + made_s - allowed_s, 0.0)
 
     def hold_out(self, job: OrderedJob, local: LocalJob, pack: Pack, text: str, until: str = "") -> None:
         """Keep a job out of its pack until the guaranteed job leaves or the pack changes, and tell its user.

@@ -48,7 +48,8 @@ class Controls:
             self._within_limit(each, pack) or self._state.jobs[each].state != "running" for each in others
         ):
             memory_mb = before_mb
-        self.send(local, compute=self._groups.compute(job), memory_mb=memory_mb)
+        compute = 1.0 if local.driven else self._groups.compute(job)
+        self.send(local, compute=compute, memory_mb=memory_mb)
 
     def room_made(self, job: JobId) -> bool:
         """Whether the other jobs of the pack keep to their memory limits, or have had enough time to."""

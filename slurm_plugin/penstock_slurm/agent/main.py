@@ -25,6 +25,7 @@ from penstock_slurm.agent import lock
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
+from penstock_slurm.agent.gpu_time import DriverTimes, GpuTimes, ProcessorTimes
 from penstock_slurm.agent.plugin import Plugin
 from penstock_slurm.agent.processes import Processes, memory_of_host_mb
 from penstock_slurm.agent.settings import AgentSettings
@@ -99,6 +100,10 @@ def _run_alone(
         log.info("no samples of GPUs", extra={"text": str(error)})
     # Asked between ticks, which must not wait long for a controller that is away.
     plugin = Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir)
+    processes = Processes(node, conf=os.environ.get("SLURM_CONF"))
+    gpu_times: GpuTimes | None = DriverTimes(nvml) if nvml is not None else None
+    if settings.gpu_time == "processor":
+        gpu_times = ProcessorTimes(processes)
     agent = Agent(
         node,
         slurm.spool_dir,
@@ -106,13 +111,14 @@ def _run_alone(
         run_dir(settings.state_dir, node),
         CliGateway(conf=slurm.conf, timeout_s=slurm.command_timeout_s),
         channels,
-        Processes(node, conf=os.environ.get("SLURM_CONF")),
+        processes,
         memory_of_host_mb(),
         nvml.sample if nvml is not None else None,
         plugin.trouble,
         DeviceCgroups(node, plugin.constrains, settings.gpu_file),
         # If the site names the device files, Slurm's indexes may differ from NVML's.
         nvml.links() if nvml is not None and settings.gpu_file is None else (),
+        gpu_times,
     )
     log.info("agent starts", extra={"node": node, "run_dir": str(channels.folder), "spool": str(slurm.spool_dir)})
     try:
@@ -121,7 +127,7 @@ def _run_alone(
                 agent.tick(time.time())
             except Exception:  # one failure must not leave jobs frozen forever
                 log.exception("a tick failed")
-            stop.wait(settings.poll_s)
+            stop.wait(agent.pause_s)
     finally:
         if nvml is not None:
             nvml.__exit__()

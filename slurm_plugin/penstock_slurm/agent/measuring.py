@@ -54,7 +54,8 @@ class Measuring:
         observed, local = self._state.observed(job), self._state.jobs[job]
         number, since_s = observed.obeyed
         silent = not observed.statuses and local.begun_s < math.inf
-        return silent or (number == local.control.number and since_s <= at_s)
+        # A job that the agent drives has its share whatever it reports.
+        return silent or local.driven or (number == local.control.number and since_s <= at_s)
 
     def begin(self) -> None:
         """Begin measurements of the jobs that run as they were told, if all jobs of their pack do."""

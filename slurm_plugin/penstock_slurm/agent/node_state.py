@@ -154,6 +154,10 @@ class NodeState:
         """Find the processes that live."""
         self.living = self.processes.scan(self.users())
 
+    def glance_at_processes(self) -> None:
+        """Find the processes that are new: see `Processes.glance`."""
+        self.living = self.processes.glance(self.users())
+
     def is_frozen(self, slurm_job: int) -> bool:
         """Whether some process of a Slurm job is frozen: Slurm has begun to freeze it, or has not resumed it all."""
         return any(self._frozen(slurm_job))

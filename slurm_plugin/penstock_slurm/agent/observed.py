@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock_profiles.node_channel import JobStatus
 from penstock_scheduler.sharing.control import Steps
+from penstock_slurm.agent.gpu_time import Meter
 
 MAX_RATE = 1e9
 """Rates beyond this many samples or steps per second, or below its inverse, are not believed."""
@@ -31,12 +32,14 @@ class Observed:
     """At the last observation: time, processor time of its processes, and cores that they used since the one before."""
     wrong_since_s: dict[str, float] = field(default_factory=dict)
     """Since when it has done what it must not, by cause."""
-    counted: tuple[float, JobStatus] | None = None
-    """Time and status of the last count of what it trained beside a guaranteed job."""
-    over_s: float = 0.0
-    """For how long it has trained beyond its share."""
-    longest_s: float = 0.0
-    """Longest time that it trained between two observations. A long step is reported when it is over."""
+    meter: Meter = field(default_factory=Meter)
+    """Its GPU time beside a guaranteed job."""
+    metered_s: float = 0.0
+    """When that was last read."""
+    credit_s: float = 0.0
+    """GPU time that it may use beside a guaranteed job before it has used up its share, s; negative: it has used more."""
+    counted: JobStatus | None = None
+    """Its status when its reported steps were last counted, where its GPU time is unknown."""
 
     @property
     def first(self) -> JobStatus | None:
@@ -86,8 +89,7 @@ class Observed:
         """Move times that lie in the future to now."""
         self.obeyed = (self.obeyed[0], min(self.obeyed[1], now_s))
         self.alone_since_s = min(self.alone_since_s, now_s)
-        if self.counted is not None:
-            self.counted = (min(self.counted[0], now_s), self.counted[1])
+        self.metered_s = min(self.metered_s, now_s)
         self.wrong_since_s = {cause: min(since_s, now_s) for cause, since_s in self.wrong_since_s.items()}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock_profiles.files import open_regular
 from penstock_scheduler.sharing.messages import MAX_BYTES, NodeOrder, OrderedJob, order_file
 from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.node_state import NodeState, Slurm
 from penstock_slurm.agent.state import DepartingJob, LocalJob
 from penstock_slurm.gateway import JobGone, Refused, SlurmError
@@ -23,8 +24,8 @@ Stamp = tuple[int, int, int]
 class Orders:
     """Reads the order and keeps `NodeState.jobs` and the departing jobs in step with it."""
 
-    def __init__(self, state: NodeState, spool: Path, slurm: Slurm, channels: Channels) -> None:
-        self._state, self._slurm, self._channels = state, slurm, channels
+    def __init__(self, state: NodeState, spool: Path, slurm: Slurm, channels: Channels, freezer: Freezer) -> None:
+        self._state, self._slurm, self._channels, self._freezer = state, slurm, channels, freezer
         self._path = order_file(spool, state.node)
         self._stamp: Stamp | None = None
         self._resume_s = -math.inf
@@ -146,7 +147,7 @@ class Orders:
     def _depart(self, job: OrderedJob, local: LocalJob) -> None:
         """Release a job that the order no longer names. If it lives, it may use its GPUs and must not stay frozen."""
         devices = local.devices or job.own_devices
-        frozen = local.state in ("suspending", "suspended") or local.unconfirmed
+        frozen = local.state in ("suspending", "suspended") or local.unconfirmed or local.stopped
         if devices or frozen:
             self._state.saved.departing[local.slurm_job] = DepartingJob(job.uid, devices, frozen, local.cgroup)
 
@@ -161,6 +162,7 @@ class Orders:
                 self._slurm.resume(str(number))
             except (JobGone, Refused) as error:
                 log.info("not resumed", extra={"slurm_job": number, "text": str(error)})
+                self._freezer.thaw(self._state.living[number])  # the agent itself may have frozen it
             except SlurmError as error:
                 log.warning("not resumed yet", extra={"slurm_job": number, "text": str(error)})
                 self._resume_s = self._state.retry_at_s()

@@ -38,6 +38,11 @@ class AgentSettings(BaseModel):
         "Files that are missing on a node are ignored. Absent: the files as NVIDIA's driver names them, which "
         "AutoDetect=nvml uses, too.",
     )
+    gpu_time: Literal["nvml", "processor"] = Field(
+        default="nvml",
+        description="How the agent counts the GPU time of jobs beside a guaranteed job: `nvml` asks NVIDIA's driver; "
+        "`processor` takes processor time for it, where GPUs are emulated.",
+    )
     poll_s: PositiveFloat = Field(
         default=0.5, description="How often the agent reads its order and checks its jobs, seconds."
     )

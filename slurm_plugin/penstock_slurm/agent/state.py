@@ -54,6 +54,14 @@ class LocalJob:
     held_out: tuple[JobId, ...] = ()
     """Jobs of the pack in which it must not run while the guaranteed job is there, since it did not keep to its
     share."""
+    driven: bool = False
+    """Whether the agent itself freezes and thaws it to hold it to its share: see `duty_cycles`."""
+    driven_times: int = 0
+    """How often that began."""
+    driven_until_s: float = 0.0
+    """When it is next tried without that; inf: it must first report."""
+    stopped: bool = False
+    """Whether the agent has frozen it for that, and has not thawed it. Slurm knows nothing of it."""
     resumed_s: float = 0.0
     """When it last began to use GPUs."""
     begun_s: float = math.inf

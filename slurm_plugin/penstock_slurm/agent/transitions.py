@@ -10,6 +10,7 @@ from penstock_scheduler.sharing.node import Groups
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
 from penstock_slurm.agent.devices import bind
+from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.gpu_access import GpuAccess
 from penstock_slurm.agent.node_state import NodeState, Slurm
 from penstock_slurm.agent.node_view import AgentNodeView
@@ -36,10 +37,11 @@ class Transitions:
         containment: Containment,
         slurm: Slurm,
         links: Links,
+        freezer: Freezer,
     ) -> None:
         self._state, self._groups, self._view = state, groups, view
         self._controls, self._access, self._containment = controls, access, containment
-        self._slurm, self._links = slurm, links
+        self._slurm, self._links, self._freezer = slurm, links, freezer
 
     def advance(self) -> None:
         """Take one step with each job."""
@@ -224,6 +226,8 @@ class Transitions:
             self._containment.job_ended(job, local)
             return False
         except SlurmError as error:
+            if isinstance(error, Refused):  # Slurm has not frozen it. An agent that has lost its state may have.
+                self._freezer.thaw(self._state.living.get(job.slurm_job, []))
             if not isinstance(error, Refused) or self._state.is_frozen(job.slurm_job):
                 local.why, local.retry_s = f"Slurm does not resume it: {error}", self._state.retry_at_s()
                 return False

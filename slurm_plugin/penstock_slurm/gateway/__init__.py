@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from penstock_scheduler.leadership.lease import ALONE
 from penstock_slurm.gateway.base import (
     STAND_IN,
     Gateway,
@@ -37,6 +38,9 @@ from penstock_slurm.gateway.errors import (
     UnreadableAnswer,
     Unregistered,
 )
+
+if TYPE_CHECKING:  # the agent loads no more than it needs
+    from penstock_scheduler.ports import Leadership
 
 __all__ = [
     "STAND_IN",
@@ -74,10 +78,12 @@ PYSLURM_IS_REFUSED = (
 )
 
 
-def open_gateway(backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeout_s: float) -> Gateway:
+def open_gateway(
+    backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE
+) -> Gateway:
     """The gateway to the Slurm of `conf`. None: that of SLURM_CONF or the default. Contacts no daemon yet.
 
-    `timeout_s` is the time limit of one command, in seconds.
+    `timeout_s` is the time limit of one command, in seconds. `leadership` is asked before each command that changes something.
 
     Raises:
         BackendMissing: Slurm's commands are not on this machine, or `backend` is pyslurm, which does not pass the contract tests.
@@ -85,4 +91,4 @@ def open_gateway(backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeo
     """
     if backend == "pyslurm":
         raise BackendMissing(PYSLURM_IS_REFUSED, command="pyslurm")
-    return CliGateway(conf=conf, timeout_s=timeout_s)
+    return CliGateway(conf=conf, timeout_s=timeout_s, leadership=leadership)

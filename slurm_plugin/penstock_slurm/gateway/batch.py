@@ -120,7 +120,7 @@ class BatchWriter:
             lines += [" ".join(arguments(group[0])) + others, f"{MARK}{number}"]
         late: TimedOut | None = None
         try:
-            output = self._commands.run(("scontrol",), {}, text="\n".join(lines) + "\n").stderr
+            output = self._commands.run(("scontrol",), {}, text="\n".join(lines) + "\n", writes=_named(groups)).stderr
         except TimedOut as error:
             output, late = error.output, error
         except Transient as error:
@@ -139,6 +139,11 @@ class BatchWriter:
 
     def _unregistered(self, write: Write) -> SlurmError | None:
         return self._commands.unregistered(write.job_id, arguments(write))
+
+
+def _named(groups: Sequence[Sequence[Write]]) -> str:
+    """What these groups of writes do, such as `release 12,13; place 14`, for the log."""
+    return "; ".join(f"{group[0].kind} {','.join(write.job_id for write in group)}" for group in groups)
 
 
 def arguments(write: Write) -> tuple[str, ...]:

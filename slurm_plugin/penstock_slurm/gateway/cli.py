@@ -9,8 +9,9 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
+from penstock_scheduler.leadership.lease import ALONE
 from penstock_slurm import abilities
 from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.accounts import (
@@ -61,6 +62,9 @@ from penstock_slurm.gateway.parse import (
 )
 from penstock_slurm.gateway.parse_jobs import JobReader, squeue_format
 
+if TYPE_CHECKING:  # the agent loads no more than it needs
+    from penstock_scheduler.ports import Leadership
+
 log = logging.getLogger(__name__)
 
 Given = TypeVar("Given")
@@ -80,8 +84,8 @@ RUNS_AT_ONCE = 1000
 class CliGateway:
     """Slurm through scontrol, squeue, scancel and, with accounting, sacctmgr, sacct and sshare; see `Gateway` for each method."""
 
-    def __init__(self, *, conf: Path | None, timeout_s: float) -> None:
-        self._commands = SlurmCommandRunner(conf, timeout_s)
+    def __init__(self, *, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE) -> None:
+        self._commands = SlurmCommandRunner(conf, timeout_s, leadership)
         self._batch = BatchWriter(self._commands)
         self._node_reader, self._job_reader = NodeReader(), JobReader()
         self._separator, self._separator_until_s = "", 0.0
@@ -196,7 +200,7 @@ class CliGateway:
             *([] if after is None else [f"--dependency=afterany:{after}"]),
             "--wrap=exec sleep infinity",
         )
-        done = self._commands.run(words, {})
+        done = self._commands.run(words, {}, writes=f"placeholder job {name}")
         if done.returncode != 0:
             raise error_from(done.stderr or done.stdout, command="sbatch", otherwise=Refused)
         return done.stdout.strip().split(";")[0]
@@ -360,7 +364,7 @@ class CliGateway:
 
     def power_down(self, nodes: Sequence[str]) -> None:
         """`scontrol update State=POWER_DOWN_FORCE`. It gives cloud nodes up, and requeues the jobs on them."""
-        self._commands.read("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_DOWN_FORCE")
+        self._commands.change_nodes("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_DOWN_FORCE")
 
     def _one(self, write: Write) -> None:
         self._commands.change(write.job_id, "scontrol", *arguments(write))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from penstock_scheduler.leadership.lease import ALONE, boot_s
 from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
@@ -21,6 +25,9 @@ from penstock_slurm.gateway.errors import (
     Unregistered,
     error_from,
 )
+
+if TYPE_CHECKING:  # the agent loads no more than it needs
+    from penstock_scheduler.ports import Leadership
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +55,31 @@ UNREGISTERED_S = 60.0
 """Pause before another update of such a job: each one takes 5 s of the command's time limit."""
 
 
+FENCING_VARIABLE = "PENSTOCK_FENCING"
+"""Environment variable of commands that change something: the fencing number of the penstockd that runs them."""
+
+OVER = 75
+"""Exit status of `GUARD` if the time of a command is over before it begins."""
+
+GUARD = (
+    *("/bin/sh", "-c"),
+    f"read up rest </proc/uptime; left=$(($1 - ${{up%.*}})); [ $left -gt 0 ] || exit {OVER}; shift; "
+    'exec timeout --foreground -s KILL $left "$@"',
+    "penstock-write",
+)
+"""Runs a command (after its last argument: seconds since the machine started, then the command) until that time, whatever becomes
+of this process: one that is frozen between its check and the start of the command starts nothing when it wakes up."""
+
+
+def guarded(argv: Sequence[str], until_s: float) -> tuple[str, ...]:
+    """A command that begins and ends before `until_s`, by `boot_s`, or exits with `OVER`, or 137 if it was ended."""
+    return (*argv,) if math.isinf(until_s) else (*GUARD, str(math.floor(until_s)), *argv)
+
+
+GUARD_S = 5.0
+"""How much later than the guard this process gives a command up."""
+
+
 class SlurmCommandRunner:
     """Runs Slurm's commands for the Slurm of `conf`. None: that of SLURM_CONF or the default.
 
@@ -55,7 +87,7 @@ class SlurmCommandRunner:
         BackendMissing: commands are not on PATH.
     """
 
-    def __init__(self, conf: Path | None, timeout_s: float) -> None:
+    def __init__(self, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE) -> None:
         missing = [command for command in COMMANDS if shutil.which(command) is None]
         if missing:
             raise BackendMissing(
@@ -64,6 +96,7 @@ class SlurmCommandRunner:
                 command=", ".join(missing),
             )
         self._timeout_s = timeout_s
+        self._leadership = leadership
         self._environment = command_environment(os.environ, conf)
         self._unregistered: dict[str, float] = {}
         """Jobs that slurmdbd has not registered -> when Slurm last said so."""
@@ -76,6 +109,13 @@ class SlurmCommandRunner:
             raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
         return done.stdout
 
+    def change_nodes(self, *argv: str) -> None:
+        """Run a command that changes nodes, without repetitions."""
+        done = self.run(argv, {}, writes=" ".join(argv))
+        if done.returncode != 0 or "error:" in done.stderr:
+            otherwise = ControllerAway if done.returncode else UnreadableAnswer
+            raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
+
     def change(self, job_id: str, *argv: str) -> None:
         """Run a command that changes a job. Repeats it up to `RETRIES` times if Slurm could not do it at the moment."""
         expect_id(job_id)
@@ -86,7 +126,7 @@ class SlurmCommandRunner:
         expect_id(job_id)
         if (waits := self.unregistered(job_id, argv[1:])) is not None:
             raise waits
-        done = self.run(argv, {}, job_id)
+        done = self.run(argv, {}, job_id, writes=" ".join(argv)[:200])
         # scancel of an unknown job, and scontrol update with a bad number, print an error and return 0
         if done.returncode != 0 or "error:" in done.stderr:
             raise error_from(done.stderr or done.stdout, command=" ".join(argv[:2]), job_id=job_id)
@@ -123,14 +163,43 @@ class SlurmCommandRunner:
                 time.sleep(RETRY_PAUSE_S)
 
     def run(
-        self, argv: Sequence[str], variables: Mapping[str, str], job_id: str = "", text: str = ""
+        self,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+        job_id: str = "",
+        text: str = "",
+        writes: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """Run a command with `text` as its input.
+
+        Args:
+            writes: what it changes, for the log; empty: it changes nothing.
 
         Raises:
             TimedOut: it did not end in time.
             Transient: it could not be started.
+            NotLeading: it would change something, and this penstockd does not lead.
         """
+        if not writes:
+            return self._run(argv, variables, job_id, text, self._timeout_s)
+        with self._leadership.write("slurm", writes) as until_s:
+            if not self._leadership.fenced:
+                return self._run(argv, variables, job_id, text, self._timeout_s)
+            begun_s = boot_s()
+            until_s = min(until_s, begun_s + self._timeout_s)
+            # The guard ends the command, so that the command never outlives the guard.
+            numbered = {**variables, FENCING_VARIABLE: str(self._leadership.number)}
+            done = self._run(guarded(argv, until_s), numbered, job_id, text, max(until_s - begun_s, 0) + GUARD_S)
+        if done.returncode in (OVER, 128 + signal.SIGKILL):
+            self._leadership.expect("slurm")
+            late = TimedOut(f"no answer in {until_s - begun_s:.0f} s", command=" ".join(argv[:2]), job_id=job_id)
+            late.output = done.stderr
+            raise late
+        return done
+
+    def _run(
+        self, argv: Sequence[str], variables: Mapping[str, str], job_id: str, text: str, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
         try:
             done = subprocess.run(
                 argv,
@@ -139,11 +208,11 @@ class SlurmCommandRunner:
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",  # comments hold any bytes
-                timeout=self._timeout_s,
+                timeout=timeout_s,
                 env={**self._environment, **variables},
             )
         except subprocess.TimeoutExpired as error:
-            late = TimedOut(f"no answer in {self._timeout_s:g} s", command=" ".join(argv[:2]), job_id=job_id)
+            late = TimedOut(f"no answer in {timeout_s:g} s", command=" ".join(argv[:2]), job_id=job_id)
             late.output = (error.stderr or b"").decode(errors="replace")  # bytes, whatever the encoding
             self._note(late.output)
             raise late from None

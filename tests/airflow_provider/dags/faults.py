@@ -57,6 +57,12 @@ with DAG("faults_patient", schedule=None, catchup=False, params=PARAMS):
 with DAG("faults_on_worker", schedule=None, catchup=False, params=PARAMS):
     PenstockSubmitOperator(task_id="job", deferrable=False, **COMMON)
 
+with DAG("faults_on_worker_patient", schedule=None, catchup=False, params=PARAMS):
+    PenstockSubmitOperator(task_id="job", deferrable=False, retries=30, **COMMON)
+
+with DAG("faults_rotated", schedule=None, catchup=False, params=PARAMS):
+    PenstockSubmitOperator(task_id="job", penstock_conn_id="penstock_rotated", retries=1, **COMMON)
+
 with DAG("faults_dying", schedule=None, catchup=False, params=PARAMS | {"marker": "/nowhere"}):
     Dying(task_id="job", retries=2, environment={"MARKER": "{{ params.marker }}"}, **COMMON)
 

@@ -201,3 +201,13 @@ def test_nothing_of_a_run_that_is_still_booting_would_be_lost():
     for left, back in ((31.0, True), (30.0, False)):
         state = with_cloud(site(remaining=8 * left, adaptivity="rigid", min_gpus=4), runs=(run,))
         assert (recalls(state, {"t4": 4}, queue_empty=True) != {}) is back
+
+
+@pytest.mark.parametrize(("idle", "back"), [(4, False), (7, False), (8, True)])
+def test_gpus_for_which_a_job_is_on_its_way_back_are_not_given_to_another(idle: int, back: bool):
+    """`first` was recalled in an earlier round and still saves. Its 4 idle GPUs are not a reason to recall `j` too."""
+    base = site("t4:2x4", remaining=8e4, min_gpus=4)
+    first = job("first", min_gpus=4, max_gpus=4, submit_s=100.0)
+    both = snapshot("t4:2x4", [first, *base.jobs], {each: table(**RATES) for each in ("first", "j")}, time_s=1e6)
+    runs = (CloudRun("first", A10G, 1e6 - 2000, 5.0, ending=True), CloudRun("j", A10G, 1e6 - 1000, 5.0))
+    assert set(recalls(with_cloud(both, runs=runs), {"t4": idle}, queue_empty=True)) == ({"j"} if back else set())

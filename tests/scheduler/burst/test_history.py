@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from penstock_scheduler.burst.history import averages, histories
+from penstock_scheduler.burst.history import averages, by_script, histories
 from penstock_scheduler.model.waiting import Averages
 from tests.scheduler.builders import job
 
@@ -37,4 +37,4 @@ def test_jobs_that_say_nothing_of_the_running_time_do_not_count(other: Ended) ->
 def test_a_history_is_of_the_same_user_and_script() -> None:
     past = [Ended(), Ended(end_s=2000.0), Ended(user="bob"), Ended(name="other"), Ended(ended="CANCELLED")]
     mine, another = (replace(job(number, user=user), name="train") for number, user in (("7", "ann"), ("8", "eve")))
-    assert histories([mine, another], past) == {"7": (3600.0, 1000.0)}
+    assert histories([mine, another], by_script(past)) == {"7": (3600.0, 1000.0)}

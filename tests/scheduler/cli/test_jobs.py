@@ -94,4 +94,4 @@ def test_the_remedy_for_a_job_that_ran_out_of_memory_is_shown_everywhere(api):
         assert told in penstock(api, command, "1").output
     assert json.loads(penstock(api, "show", "1", "--json").stdout)["ended_text"] == told
     with httpx.Client(base_url=api.url, headers={"Authorization": f"Bearer {api.tokens['ada']}"}) as http:
-        assert told in http.get("/v1/jobs/1/page").text
+        assert told in http.get("/v1/jobs/1/page", follow_redirects=True).text

@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import httpx
+
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Checkpointed, Report
+from penstock_scheduler.access_messages import TokenOrder
 from penstock_scheduler.client import Client
 from penstock_scheduler.disks import store_check
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.health import HealthSettings, LoopHealth, StepName
 from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.messages import OutputFiles, Role, Submission, TokenOrder
+from penstock_scheduler.messages import OutputFiles, Role, Submission
 from penstock_scheduler.model import ClusterState, Phase
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.plan_gate import Approval
@@ -144,6 +147,13 @@ def penstock_api(config: Path, files: tuple[int, int] | None = None, user: str |
     sys.exit(main(["--config", str(config)]))
 
 
+def toml(value: object) -> str:
+    """A value in TOML; a dictionary is an inline table."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value)
+
+
 class ApiProcess:
     """penstock-api, with the settings of a penstockd."""
 
@@ -162,7 +172,7 @@ class ApiProcess:
         tables = {"api": self.settings, "daemon": {"state_dir": str(self.state)}}
         self.config.write_text(
             "".join(
-                f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+                f"[{name}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
                 for name, table in tables.items()
             )
         )
@@ -211,6 +221,10 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
     checks[0].check()
     # No daemon ticks here, so nothing may count as late on a slow machine.
     vitals = Vitals(HealthSettings(late_s=3600.0), loop, checks, board, lambda: bool(changes["paused"]), lambda: 60.0)
+
+    def hand_over(to):
+        return to or "b"
+
     controls = Controls(
         lambda: changes["policy"],
         set_policy,
@@ -220,6 +234,7 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
         SchedulingRules(BudgetSettings(prices=prices), LimitSettings(), board.store),
         lambda number, by: Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900),
         vitals.health,
+        hand_over,
     )
     return controls, vitals
 
@@ -241,7 +256,11 @@ def serving(
     models = SpecModels(load_families(None), 30.0)
     api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "socket": folder / "api.sock"} | settings)
     if separate:
-        given = {"listen": f"127.0.0.1:{free_ports(1)}", "private_socket": folder / "d.sock", "embedded": False}
+        given = {
+            "listen": settings.get("listen", f"127.0.0.1:{free_ports(1)}"),
+            "private_socket": folder / "d.sock",
+            "embedded": False,
+        }
         api_settings = ApiSettings.model_validate(api_settings.model_dump(exclude_unset=True) | given)
     app = make_app(api_settings, board, controls, models, models.check)
     publisher = Publisher(board, lambda: Chosen.of(controls), lambda: app.state.api.gatekeeper.changes)
@@ -280,6 +299,14 @@ def serving(
         if separate:
             publisher.stop()
         store.close()
+
+
+def log_in(api: Api, token: str) -> dict[str, str]:
+    """Log in, and return the headers that a page in a browser sends afterwards."""
+    answer = httpx.post(f"{api.url}/v1/session", json={"token": token})
+    assert answer.status_code == 201, answer.text
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    return {"Cookie": cookie, "X-CSRF-Token": answer.json()["csrf"]}
 
 
 OBSERVED = {

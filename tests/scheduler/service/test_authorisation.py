@@ -7,8 +7,8 @@ import time
 import httpx
 import pytest
 
-from penstock_scheduler.messages import TokenOrder
-from tests.scheduler.service.api import ME, serving
+from penstock_scheduler.access_messages import TokenOrder
+from tests.scheduler.service.api import ME, log_in, serving
 
 SUBMISSION = {"command": ["true"]}
 REPORT = {
@@ -33,6 +33,7 @@ NOBODY, JOB, ADA, OPERATOR, ADMIN = "nobody", "job 1", "ada", "oz", "boss"
 ROLES = (NOBODY, JOB, ADA, OPERATOR, ADMIN)
 ANYONE = dict.fromkeys(ROLES, 200)
 USERS = {NOBODY: 401, JOB: 403, ADA: 200, OPERATOR: 200, ADMIN: 200}
+WITHOUT_SESSION = USERS | {ADA: 404, OPERATOR: 404, ADMIN: 404}
 OPERATORS = USERS | {ADA: 403}
 ADMINS = OPERATORS | {OPERATOR: 403}
 # (own, other's, no job): ada's own is 1; to operators all are alike
@@ -45,6 +46,12 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("GET", "/v1/health"): (ANYONE, None),
     ("GET", "/v1/ready"): (ANYONE, None),
     ("GET", "/v1/me"): (USERS, None),
+    ("POST", "/v1/session"): (USERS, {}),
+    ("GET", "/v1/session/ways"): (ANYONE, None),
+    ("GET", "/v1/session/oidc"): (dict.fromkeys(ROLES, 404), None),  # there is no identity provider here
+    ("GET", "/v1/session/oidc/callback"): (dict.fromkeys(ROLES, 404), None),
+    ("GET", "/v1/session"): (WITHOUT_SESSION, None),
+    ("DELETE", "/v1/session"): (WITHOUT_SESSION, None),
     ("POST", "/v1/jobs"): (USERS | {ADA: 403, OPERATOR: 403, ADMIN: 403}, SUBMISSION),  # they have no account here
     ("POST", "/v1/jobs/plan"): (USERS, SUBMISSION),
     ("GET", "/v1/owner"): (USERS | dict.fromkeys((ADA, OPERATOR, ADMIN), 422), None),  # this row asks without a name
@@ -75,6 +82,7 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("PUT", "/v1/policy"): (ADMINS, {"name": "sia"}),
     ("POST", "/v1/rounds/{number}/approval"): (ADMINS, None),
     ("PUT", "/v1/pause"): (ADMINS, {"paused": False}),
+    ("POST", "/v1/leader/move"): (ADMINS, {}),
     ("GET", "/v1/drains"): (USERS, None),
     ("POST", "/v1/drains"): (OPERATORS, {"kind": "node", "name": "t4-01"}),
     ("DELETE", "/v1/drains/{kind}/{name}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
@@ -111,8 +119,9 @@ def lines():
     HTTP.close()
 
 
-def ask(api, who: str, method: str, path: str, body: object) -> int:
-    headers = {} if who == NOBODY else {"Authorization": f"Bearer {api.tokens[who]}"}
+def ask(api, who: str, method: str, path: str, body: object, session: dict[str, str] | None = None) -> int:
+    headers = session or ({} if who == NOBODY else {"Authorization": f"Bearer {api.tokens[who]}"})
+    HTTP.cookies.clear()
     with HTTP.stream(method, api.url + path, headers=headers, json=body) as answer:
         if answer.status_code >= 400:
             answer.read()
@@ -144,7 +153,26 @@ def test_each_role_may_call_what_the_table_says(api, endpoint, who):
     for job, code in zip(jobs, codes, strict=True):
         held(api, path, job)
         status = ask(api, who, method, path.replace("{job}", job), body)
-        assert (200 if 200 <= status < 300 else status) == code, (who, job)
+        assert (200 if 200 <= status < 400 else status) == code, (who, job)
+
+
+@pytest.fixture(scope="module")
+def cookies(api) -> dict[str, dict[str, str]]:
+    """Who -> the headers that a browser sends after the log-in."""
+    return {who: log_in(api, api.tokens[who]) for who in (ADA, OPERATOR, ADMIN)}
+
+
+@pytest.mark.parametrize("endpoint", [each for each in TABLE if "session" not in each[1]], ids=" ".join)
+@pytest.mark.parametrize("who", [ADA, OPERATOR, ADMIN])
+def test_a_browser_session_may_call_what_its_token_may(api, cookies, endpoint, who):
+    (method, path), (expected, body) = endpoint, TABLE[endpoint]
+    api.board.observed_s = time.time()
+    path = path.replace("{number}", "1").replace("{token}", "none").replace("{kind}/{name}", "node/none")
+    wanted = expected[who]
+    for job, code in zip(("1", "2", "3"), wanted if isinstance(wanted, tuple) else (wanted,), strict=False):
+        held(api, path, job)
+        status = ask(api, who, method, path.replace("{job}", job), body, cookies[who])
+        assert (200 if 200 <= status < 400 else status) == code, (who, job)
 
 
 @pytest.mark.parametrize("endpoint", [each for each in TABLE if each[0] != "GET"], ids=" ".join)
@@ -159,14 +187,17 @@ def test_every_change_of_state_is_audited(api, endpoint):
         path = path.replace("{token}", token)
     who = "me" if path == "/v1/jobs" else "ada" if "{job}" in path else "boss"
     held(api, path, "1")
+    session = log_in(api, api.tokens[who]) if endpoint == ("DELETE", "/v1/session") else None
     before = len(api.board.store.audit(limit=500))
     asked = path.replace("{job}", "1").replace("{number}", "1").replace("{kind}/{name}", "node/t4-01")
-    assert 200 <= ask(api, who, method, asked, body) < 300
+    assert 200 <= ask(api, who, method, asked, body, session) < 300
     lines = api.board.store.audit(limit=500)
     if path in ("/v1/jobs/plan", "/v1/jobs/renew", "/v1/jobs/{job}/reports"):
         assert len(lines) == before
     else:
         assert len(lines) == before + 1
+        assert lines[0].address == "127.0.0.1"
+        assert lines[0].token == api.tokens[who].split("_")[1]
         assert (lines[0].action, lines[0].user) == (" ".join(endpoint), ME if who == "me" else who)
 
 

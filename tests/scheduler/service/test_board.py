@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -136,3 +137,51 @@ def test_a_job_is_charged_for_what_was_counted_while_the_store_was_away(api, mon
     api.look(BOBS)
     with api.client("ada") as ada:
         assert [line.amount for line in ada.ledger().lines] == [120.0]
+
+
+NEWER = dataclasses.replace(job("1", user="bob", submit_s=2e9), name="other")
+"""A job of somebody else that has the id of ada's job now."""
+
+
+def test_a_job_whose_id_another_job_has_is_kept_under_an_id_of_its_own(api):
+    """It ends where the cluster tells that it has forgotten it, and is charged; the other job begins without a past."""
+    with api.client("ada") as ada, api.client("bob") as bob:
+        ada.report("1", [report(0, body=Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0))])
+        before = ada.job("1")
+        state = api.board.state
+        api.board.take_state(ClusterState(state.nodes, (BOBS,), replaced=frozenset("1")), 999.0, {"1": {"t4": 60.0}})
+        assert (ada.job("1").ended, ada.job("1").gpu_seconds) == ("UNKNOWN", {"t4": 60.0})
+        assert "another job has its id now" in ada.job("1").ended_text
+        api.look(NEWER, BOBS)
+        new = bob.job("1")
+        assert (new.name, new.state, new.submit_s, new.start_s) == ("other", "queued", 2e9, None)
+        assert (new.progress, new.gpu_seconds, new.stopped, new.key) == (None, {}, "", None)
+        assert new.version > before.version
+        assert not bob.history("1").outcomes + bob.history("1").observations + bob.ledger().lines
+        (former,) = (view for view in ada.jobs(user="ada", state=["ended"]))
+        assert former.id.startswith("1@19700101T")
+        assert ada.job(former.id) == former
+        (line,) = ada.ledger().lines
+        assert (line.job, line.amount) == (former.id, 60.0)
+        api.look(NEWER, BOBS)
+        assert bob.job("1").version == new.version
+
+
+def test_a_job_that_was_never_seen_to_end_is_ended_when_another_job_has_its_id(api):
+    """penstockd was away meanwhile."""
+    api.look(NEWER, BOBS)
+    with api.client("ada") as ada, api.client("bob") as bob:
+        (former,) = (view for view in ada.jobs(user="ada", state=["ended"]))
+        assert (former.ended, former.end_s is not None) == ("UNKNOWN", True)
+        assert bob.job("1").name == "other"
+
+
+def test_a_submission_that_gets_the_id_of_a_former_job_is_not_that_job(api):
+    """The former one had a key, and has ended: the new one with another key, or with none, is queued."""
+    api.board.adopt(api.board.job("1").model_copy(update={"key": "night"}))
+    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)})
+    fresh = api.board.job("1").model_copy(update={"state": "queued", "submit_s": 900.0, "key": "day", "end_s": None})
+    api.board.adopt(fresh)
+    with api.client("ada") as ada:
+        assert (ada.job("1").state, ada.job("1").key) == ("queued", "day")
+        assert [view.key for view in ada.jobs(user="ada", state=["ended"])] == ["night"]

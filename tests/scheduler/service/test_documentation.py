@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler import health_messages, history_messages, lease_messages, ledger_messages, messages
+from penstock_scheduler import (
+    access_messages,
+    health_messages,
+    history_messages,
+    lease_messages,
+    ledger_messages,
+    messages,
+)
 from penstock_scheduler.service import app
 from tests.scheduler.service.api import serving
 
@@ -50,5 +57,5 @@ def test_every_error_code_is_on_the_page():
 def test_every_body_on_the_page_is_one():
     named = {name for row in table("Endpoints") for name in re.findall(r"`([A-Z]\w+)`", row[2])}
     assert named
-    modules = (messages, health_messages, history_messages, ledger_messages, lease_messages)
+    modules = (messages, access_messages, health_messages, history_messages, ledger_messages, lease_messages)
     assert [name for name in sorted(named) if not any(hasattr(module, name) for module in modules)] == []

@@ -77,13 +77,13 @@ def test_counters_start_at_zero(scraped):
 
 def test_what_happens_is_counted(tmp_path):
     with serving(tmp_path) as api:
+        submit_s = time.time() - 100
+        api.look(job("7", submit_s=submit_s))
         for restarts in (0, 2):
-            running = job(
-                "2", submit_s=time.time() - 100, phase=Phase.RUNNING, allocation=on("t4", t4_01=2), restarts=restarts
-            )
+            running = job("7", submit_s=submit_s, phase=Phase.RUNNING, allocation=on("t4", t4_01=2), restarts=restarts)
             api.look(running)
         record = api.board.record
-        stops = {"1": Stop(StopCode.DRAIN, "its node is drained"), "2": Stop(StopCode.DRAIN, "its node is drained")}
+        stops = {"1": Stop(StopCode.DRAIN, "its node is drained"), "7": Stop(StopCode.DRAIN, "its node is drained")}
         api.board.take_round(dataclasses.replace(record, plan=dataclasses.replace(record.plan, stops=stops)))
         headers = {"Authorization": f"Bearer {api.tokens['ada']}"}
         lines = [httpx.get(f"{api.url}/v1/metrics", headers=headers).text for _ in range(2)][-1].splitlines()

@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.access_messages import TokenOrder
 from penstock_scheduler.client import ApiError, Client
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.messages import DrainOrder, Submission, TokenOrder
+from penstock_scheduler.messages import DrainOrder, Submission
 from penstock_scheduler.model import JobSpec, Phase, Refusal
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Fate, Unmanaged
@@ -148,7 +149,8 @@ def test_logs_and_unmanaged_jobs_are_asked_of_penstockd(api, tmp_path):
         assert [each.id for each in ada.refused()] == ["7"]
         with pytest.raises(ApiError, match="no job 1"):
             bob.log("1")
-        assert "one" in httpx.get(f"{api.url}/v1/jobs/1/page", auth=("", api.tokens["ada"])).text
+        headers = {"Authorization": f"Bearer {api.tokens['ada']}"}
+        assert "one" in httpx.get(f"{api.url}/v1/jobs/1/page", headers=headers, follow_redirects=True).text
 
 
 def test_reports_are_on_disk_when_they_are_acknowledged(api):

@@ -10,6 +10,7 @@ import pytest
 
 from penstock_scheduler.client import ApiError
 from penstock_scheduler.messages import Owner, OwnerView, Submission
+from penstock_scheduler.store import tables
 from tests.scheduler.service.api import ME, serving
 
 
@@ -106,6 +107,20 @@ def test_another_generation_cancels_the_job_and_starts_after_its_end(api):
                 me.submit(late)
             assert error.value.code == "superseded"
     assert len(api.submitter.jobs) == 3
+
+
+def test_a_try_whose_job_is_forgotten_is_refused_and_another_generation_runs_anew(api):
+    """Its job may have completed: to run it once more without a word would be a guess."""
+    with api.client("me") as me:
+        first = me.submit(owned(1, "g"))
+        end(api, first.id, "COMPLETED")
+        with api.board.store.write() as db:
+            db.execute(tables.jobs.delete())
+        with pytest.raises(ApiError, match=f"history of job {first.id}") as error:
+            me.submit(owned(2, "g"))
+        assert error.value.code == "forgotten"
+        assert me.submit(owned(3, "h")).id != first.id
+    assert len(api.submitter.jobs) == 2
 
 
 def test_an_owner_is_noted_after_the_daemon_died_before_it_could(api):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
-import sqlalchemy as sa
 
 from penstock_scheduler.store import open_store
-from tests.scheduler.databases import REASON, available, postgresql
+from tests.scheduler.databases import REASON, available, new_database, postgresql
 
 
 @pytest.fixture(scope="session")
@@ -19,21 +16,13 @@ def server():
         yield url
 
 
-COUNT = itertools.count()
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def where(request, tmp_path):
     """An empty place for a store: a folder, or a database of the server's."""
     if request.param == "sqlite":
         yield str(tmp_path / "state")
         return
-    url, name = request.getfixturevalue("server"), f"test{next(COUNT)}"
-    engine = sa.create_engine(f"{url}/postgres", isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    yield f"{url}/{name}"
+    yield new_database(request.getfixturevalue("server"))
 
 
 @pytest.fixture

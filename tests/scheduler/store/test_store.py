@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Checkpointed, Observation, Report
+from penstock_scheduler.access_messages import TokenView
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import ConfigError, StoreError
 from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.messages import JobView, TokenView
-from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress
+from penstock_scheduler.messages import JobView, OwnerView
+from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress, Stop, StopCode
 from penstock_scheduler.records import dump_round
 from penstock_scheduler.store import open_store, schema, summarise
 from penstock_scheduler.store.opening import open_engine
@@ -50,12 +51,16 @@ def test_rounds_are_kept_up_to_a_number(store, where):
         store.save_round(numbered(number))
     store.save_round(numbered(3, time_s=2000.0))
     reader = open_store(where)
-    assert reader.round_numbers() == [2, 3]
+    assert reader.round_numbers() == [1, 2, 3], "round 2 is stored as the difference from round 1"
     assert reader.last_round() == numbered(3, time_s=2000.0)
-    assert reader.summaries(None, 10) == [summarise(numbered(3, 2000.0)), summarise(numbered(2))]
-    assert [each.round for each in reader.summaries(3, 10)] == [2]
+    assert reader.summaries(None, 2) == [summarise(numbered(3, 2000.0)), summarise(numbered(2))]
+    assert [each.round for each in reader.summaries(3, 1)] == [2]
+    for number in range(4, 40):
+        store.save_round(numbered(number))
+        assert len(reader.round_numbers()) <= 4, "two, and at most two from which they differ"
     with pytest.raises(StoreError, match="has no round 1; older rounds are deleted"):
         reader.round(1)
+    assert reader.round(38) == numbered(38)
     reader.close()
 
 
@@ -211,6 +216,31 @@ def test_what_is_old_goes_and_the_ledger_stays(store):
     assert len(store.ledger()) == 1
 
 
+def test_owners_and_keys_go_a_while_after_their_jobs_and_never_before(store, monkeypatch):
+    """Kept for a day. The owner of a job whose history has gone stays for another day."""
+    monkeypatch.setattr("time.time", lambda: 20_000.0)
+    store.save_jobs([view("old", state="ended", end_s=100_000.0), view("runs")])
+    jobs = {"old": "old", "runs": "runs", "refused": None}
+    for name, job in jobs.items():
+        store.save_owner("ada", OwnerView(name=name, generation="g", attempt=1, job=job, lease_s=60))
+        store.begin_submission("ada", name, "digest")
+        store.end_submission("ada", name, job)
+    store.begin_submission("ada", "unanswered", "digest")
+    assert [owner.job for _, owner in store.leased_owners()] == ["runs"], "only live jobs have a lease"
+
+    def owners() -> set[str]:
+        return {name for name in jobs if store.owner("ada", name) is not None}
+
+    store.save_round(numbered(100, time_s=106_000.0))
+    assert owners() == set(jobs), "nothing is a day old"
+    store.save_round(numbered(200, time_s=190_000.0))
+    assert owners() == {"old", "runs"}
+    assert (store.submission("ada", "old"), store.submission("ada", "runs")) == (None, "runs")
+    assert store.open_submissions() == []
+    store.save_round(numbered(300, time_s=280_000.0))
+    assert owners() == {"runs"}
+
+
 def test_one_writer_only(store, where):
     with pytest.raises(StoreError, match="in use by another penstockd"):
         open_store(where, writer=True)
@@ -281,6 +311,25 @@ def test_migrations_lead_to_the_tables_of_the_code(store):
     assert ScriptDirectory.from_config(config).get_current_head() == REVISION
 
 
+def test_owners_of_an_older_store_have_their_jobs_and_an_age_after_the_upgrade(where):
+    engine, _, lock = open_engine(where, lock=True)
+    schema.upgrade(engine, "0006")
+    rows = {
+        "a": '{"name":"a","generation":"g","attempt":1,"job":"7"}',
+        "b": '{"name":"b","generation":"g","attempt":1}',
+    }
+    add = sa.text("INSERT INTO owners (user_name, name, view) VALUES ('ada', :name, :view)")
+    with engine.connect().execution_options(penstock_write=True) as db, db.begin():
+        db.execute(add, [{"name": name, "view": view} for name, view in rows.items()])
+    schema.upgrade(engine)
+    with engine.connect() as db:
+        found = db.execute(sa.text("SELECT name, job, noted_s FROM owners ORDER BY name")).all()
+    assert [(row.name, row.job) for row in found] == [("a", "7"), ("b", None)]
+    assert all(row.noted_s > time.time() - 60 for row in found)
+    lock.close()
+    engine.dispose()
+
+
 def test_an_export_has_every_row_and_no_secret(store, where):
     store.save_round(numbered(1))
     store.add_reports([report(0)])
@@ -288,8 +337,8 @@ def test_an_export_has_every_row_and_no_secret(store, where):
     store.add_token(token, "not-to-be-seen")
     done = CliRunner().invoke(make_app(), ["db", "export", where])
     rows = [json.loads(row) for row in done.output.splitlines()]
-    assert [row["table"] for row in rows] == ["reports", "rounds", "tokens"]
-    assert rows[1]["record"]["policy"]["name"] == "sia"
+    assert [row["table"] for row in rows] == ["leadership", "reports", "rounds", "tokens"]
+    assert rows[2]["record"]["policy"]["name"] == "sia"
     assert "not-to-be-seen" not in done.output
 
 
@@ -359,3 +408,33 @@ def test_the_audit_log_is_bounded_and_refusals_push_out_only_refusals(where, mon
     store.save_round(numbered(200, time_s=now_s + 10.1 * 86_400))
     assert store.audit() == []
     store.close()
+
+
+def test_a_job_is_set_aside_with_all_of_its_history(store):
+    """Its outcomes, reports, spans, charges, submission and owner have its new id; those of other jobs stay."""
+    store.begin_submission("ada", "night", "d")
+    store.end_submission("ada", "night", "7")
+    store.begin_submission("ada", "day", "d")
+    store.end_submission("ada", "day", "7")
+    for name, key in (("dag", "night"), ("other-dag", "day")):
+        store.save_owner("ada", OwnerView(name=name, generation="1", attempt=1, job="7", key=key))
+    store.save_jobs([view("7", key="night"), view("17")])
+    for name in ("7", "17"):
+        stop = Stop(StopCode.GAIN, 'it says "job":"7"')
+        store.add_outcomes(1.0, [Outcome(Hold(name, 1), Progress.DONE, "", stop)])
+        store.add_reports([report(0, name)])
+    former = view("7@x", state="ended", end_s=9.0, ended="UNKNOWN", key="night")
+    line = LedgerLine(
+        id=0, key="k", time_s=9.0, account="", user="ada", job="7", kind="gpu-seconds", amount=5.0, text="t4"
+    )
+    store.set_aside("7", former, [line])
+    store.set_aside("7", former, [line])
+    assert store.job("7") is None
+    assert store.job("7@x") == former
+    assert [each.action.job for each in store.outcomes()] == ["7@x", "17"]
+    assert {each.stop.text for each in store.outcomes()} == {'it says "job":"7"'}
+    assert sorted(each.job_id for each in store.reports()) == ["17", "7@x"]
+    assert (store.submission("ada", "night"), store.submission("ada", "day")) == ("7@x", "7")
+    assert (store.owner("ada", "dag").job, store.owner("ada", "other-dag").job) == ("7@x", "7")
+    assert [(each.job, each.amount) for each in store.ledger()] == [("7@x", 5.0)]
+    assert store.ended_unknown(0.0, 10) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_scheduler.drawing.colours import COLOURS
 from penstock_scheduler.messages import NodeView
 from penstock_scheduler.terminal.cells import (
     FREE,
@@ -82,4 +83,4 @@ def test_jobs_have_letters_of_their_own_and_keep_them():
 
 def test_a_job_has_the_same_colour_on_every_screen():
     assert style("4711") == style("4711")
-    assert len({style(str(number)) for number in range(100)}) == 8
+    assert len({style(str(number)) for number in range(300)}) == len(COLOURS)

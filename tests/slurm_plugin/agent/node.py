@@ -26,6 +26,7 @@ from penstock_scheduler.sharing.messages import (
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
+from penstock_slurm.agent.gpu_time import GpuTimes
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import JobGone, Refused
@@ -96,6 +97,7 @@ class Node:
         self.device_cgroups: DeviceCgroups | None = None
         self.plugin: Callable[[], tuple[Lack, str] | None] = lambda: None
         self.links: tuple[tuple[int, ...], ...] = ()
+        self.gpu_times: GpuTimes | None = None
         self.number = 0
         self.spool.mkdir()
         self.agent = self.start()
@@ -115,6 +117,7 @@ class Node:
             plugin=self.plugin,
             device_cgroups=self.device_cgroups,
             links=self.links,
+            gpu_times=self.gpu_times,
         )
         return self.agent
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
-from penstock_profiles.files import write_whole
-from penstock_profiles.node_channel import JobStatus, statuses_dir
 from penstock_scheduler.model import JobId, Limit, Pack
 from penstock_slurm.agent import node_state
 from penstock_slurm.gateway import ControllerAway
 
-from .node import Node, alone, control, steps
+from .node import Node, alone, steps
 
 
 @pytest.mark.parametrize("goes", ["guaranteed", "pack"])
-def test_an_opportunistic_job_that_never_says_anything_stands_still_while_the_guaranteed_job_is_there(
+def test_an_opportunistic_job_that_never_says_anything_is_frozen_beyond_its_share_while_the_guaranteed_job_is_there(
     make_node: Callable[..., Node], goes: str
 ):
-    """It cannot be sent a share, even after a restart of the agent. It continues when the other job ends or moves."""
+    """It cannot be sent a share, so its agent freezes and thaws it, also after a restart. It continues when the other job ends or
+    moves."""
     node = make_node(start_wait_s=0.5, suspend_wait_s=0.3)
     guaranteed = node.job(1, "--step", "0.02")
     node.job(2, "--mute")
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=0.3)
-    node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "containment")
+    node.until(lambda: node.slurm.letter(2) == "T", "freezing")
     for _ in range(2):
         (contained,) = node.agent.status().contained
         assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
@@ -33,87 +31,45 @@ def test_an_opportunistic_job_that_never_says_anything_stands_still_while_the_gu
         node.until(
             lambda: [each.use.answers for each in node.agent.status().jobs] == [True, False], "the answers of both"
         )
+        letters: list[str] = []
+        node.run(1.2, lambda: letters.append(node.slurm.letter(2)))  # noqa: B023 - at once
+        assert letters.count("T") > len(letters) / 2
+        assert node.states() == {"j1": "running", "j2": "running"}
         assert "keep to its share" in node.agent.status().jobs[1].why
-        node.run(1.2)
-        assert node.states() == {"j1": "running", "j2": "suspended"}
-        assert node.agent.status().groups[0].share == 0, "a measurement without the other job gives no share"
+        assert node.slurm.calls == [], "Slurm has no part in it"
         node.start()
     if goes == "guaranteed":
         guaranteed.kill()
         guaranteed.wait()
     else:
         node.order(alone(1, 2), (0, 1), slice_s=0.5)
-    node.until(lambda: node.states()["j2"] == "running", "end of its standing still")
+    node.until(lambda: node.slurm.letter(2) != "T", "end of its standing still")
+    node.run(1.0, lambda: None)
+    assert node.slurm.letter(2) != "T"
 
 
-@pytest.mark.parametrize("misuse", ["tell", "kill"])
-def test_an_opportunistic_job_that_trains_beyond_its_share_is_frozen_or_ended(
-    make_node: Callable[..., Node], misuse: str
-):
+def test_an_opportunistic_job_that_trains_beyond_its_share_is_frozen(make_node: Callable[..., Node]):
     """It reports share 0 in a slice that does not end, and continues to make steps."""
-    node = make_node(misuse_s=1.0, misuse=misuse)
+    node = make_node(misuse_s=1.0)
     node.job(1, "--step", "0.02")
     node.job(2, "--greedy")
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=600.0)
-    node.until(lambda: node.agent.status().contained, "containment")
-    (contained,) = node.agent.status().contained
-    assert (contained.job, contained.killed) == ("j2", misuse == "kill")
-    assert contained.cause == ("lies" if misuse == "kill" else "share")
-    assert "more than its share" in contained.text
-    if misuse == "tell":
-        node.until(lambda: node.states() == {"j1": "running", "j2": "suspended"}, "suspension")
-    assert (("cancel", 2) in node.slurm.calls) == (misuse == "kill")
+    node.until(lambda: node.slurm.letter(2) == "T", "freezing")
+    node.run(1.0, lambda: None)
+    assert node.slurm.letter(2) == "T"
+    assert node.agent.status().contained == (), "its user is told if it happens again"
+    assert ("cancel", 2) not in node.slurm.calls
 
 
-class Opportunistic:
-    """An opportunistic job that reports steps of this many seconds. At share 0, it pauses for this long after each step."""
-
-    def __init__(self, node: Node, step_s: float, pause_s: float) -> None:
-        self._node, self._step_s, self._cycle_s = node, step_s, step_s + pause_s
-        self._begun_s = 0.0
-
-    def tell(self, now_s: float, number: int) -> None:
-        self._begun_s = self._begun_s or now_s
-        made = int((now_s - self._begun_s + self._cycle_s - self._step_s) / self._cycle_s)
-        status = JobStatus(number=number, pid=9, time_s=now_s, steps=made, seconds=made * self._step_s)
-        write_whole(statuses_dir(self._node.run_dir, 2) / "0.json", status.model_dump_json())
-
-
-@pytest.mark.parametrize(
-    ("step_s", "pause_s", "keeps"),
-    [(0.1, 30.0, True), (20.0, 30.0, True), (100.0, 30.0, True), (20.0, 0.0, False), (2.0, 2.0, False)],
-)
-def test_an_opportunistic_job_of_several_processes_that_makes_a_step_now_and_then_is_no_liar(
-    make_node: Callable[..., Node], step_s: float, pause_s: float, keeps: bool
-):
-    """It pauses for at most 30 s. For 20 minutes its share is 0, with steps of any length."""
-    node = make_node(start_wait_s=5.0, misuse="tell", sample_s=60.0)
-    opportunistic, now_s = Opportunistic(node, step_s, pause_s), time.time()
-    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
-    for _ in range(600):
-        now_s += 2.0
-        node.agent.tick(now_s)
-        opportunistic.tell(now_s, control(node, 2).number)
-        if node.agent.status().contained:
-            break
-    assert [each.cause for each in node.agent.status().contained] == ([] if keeps else ["share"])
-
-
-def test_an_opportunistic_job_that_takes_no_new_message_is_frozen_after_a_while(make_node: Callable[..., Node]):
-    """It never reads a control message after the first one. Late files are tolerated: it stands still only after 150 s and two
-    steps."""
-    node = make_node(start_wait_s=120.0, suspend_wait_s=30.0, sample_s=60.0)
-    opportunistic, began_s = Opportunistic(node, 4.0, 0.0), time.time()
-    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=1e4)
-    now_s = began_s
-    while not node.agent.status().contained and now_s < began_s + 1000:
-        now_s += 0.5
-        node.agent.tick(now_s)
-        opportunistic.tell(now_s, 0)
-    assert 150 <= now_s - began_s < 200
-    (contained,) = node.agent.status().contained
-    assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
-    assert "has not taken up its share" in contained.text
+def test_a_job_that_its_agent_has_frozen_goes_on_when_the_order_no_longer_names_it(make_node: Callable[..., Node]):
+    """It is about to be moved, and must be able to save."""
+    node = make_node(start_wait_s=0.5, suspend_wait_s=0.3)
+    node.job(1, "--step", "0.02")
+    node.job(2, "--greedy")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=600.0)
+    node.until(lambda: node.slurm.letter(2) == "T", "freezing")
+    node.order(alone(1), (0,), slice_s=600.0)
+    node.until(lambda: node.slurm.letter(2) != "T", "thawing")
 
 
 @pytest.mark.parametrize("no_answer", ["freeze", "kill"])

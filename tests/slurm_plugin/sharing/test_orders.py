@@ -15,6 +15,7 @@ import pytest
 from penstock_scheduler.cli.doctor import agents_in
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.errors import ClusterAway, ConfigError
+from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.model import Pack, Phase, SharedGpus
 from penstock_scheduler.settings import load_settings
 from penstock_scheduler.sharing.slices import next_packs
@@ -281,7 +282,7 @@ def test_agents_are_refused_where_jobs_cannot_start_without_gpus(tmp_path, monke
     settings.write_text(f'[slurm]\npartitions = ["all"]\nspool_dir = "{tmp_path}"\nagents = true\n')
 
     def stands_in() -> bool:
-        sharing = open_cluster(load_settings(settings), WallClock(), lambda spec: None).agents
+        sharing = open_cluster(load_settings(settings), WallClock(), lambda spec: None, ALONE).agents
         return sharing is not None and sharing.stand_in
 
     with pytest.raises(ConfigError, match=r"no node has one for that.*penstock:no_consume:1"):

@@ -1,5 +1,5 @@
 """The endpoints, by what they are about. docs/user/api.md lists all of them with the role that each needs."""
 
-from penstock_scheduler.service.routers import admin, cluster, events, health, history, jobs, ledger
+from penstock_scheduler.service.routers import admin, cluster, events, health, history, jobs, ledger, sessions
 
-ROUTERS = (health.router, jobs.router, cluster.router, admin.router, ledger.router, history.router, events.router)
+ROUTERS = tuple(each.router for each in (health, jobs, cluster, admin, ledger, history, events, sessions))

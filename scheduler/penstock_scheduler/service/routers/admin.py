@@ -8,19 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
-from penstock_scheduler.messages import (
-    MAX_PAGE,
-    ApprovalView,
-    AuditPage,
-    Drain,
-    Drained,
-    DrainOrder,
-    NewToken,
-    Pause,
-    PolicyView,
-    TokenOrder,
-    TokenView,
-)
+from penstock_scheduler.access_messages import AuditPage, NewToken, TokenOrder, TokenView
+from penstock_scheduler.errors import NoStandby
+from penstock_scheduler.health_messages import LeaderMove
+from penstock_scheduler.messages import MAX_PAGE, ApprovalView, Drain, Drained, DrainOrder, Pause, PolicyView
 from penstock_scheduler.plan_gate import NothingToApprove
 from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -65,6 +56,17 @@ async def put_pause(pause: Pause, call: Admin) -> Pause:
     await asyncio.to_thread(call.api.controls.set_paused, pause.paused)
     await call.audit(allowed=True, text=pause.model_dump_json())
     return pause
+
+
+@router.post("/leader/move", status_code=202)
+async def post_leader_move(order: LeaderMove, call: Admin) -> LeaderMove:
+    """Let another penstockd lead: the one of this name, or any that stands by. Running jobs notice nothing."""
+    try:
+        to = await asyncio.to_thread(call.api.controls.hand_over, order.to)
+    except NoStandby as error:
+        raise Refusal(409, "no-standby", str(error)) from None
+    await call.audit(allowed=True, text=order.model_dump_json())
+    return LeaderMove(to=to)
 
 
 @router.get("/drains")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-
 from fastapi import APIRouter, Header
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from penstock_scheduler.service.api import User
 from penstock_scheduler.service.errors import Refusal
-from penstock_scheduler.service.stream import Position, Stream
+from penstock_scheduler.service.stream import Answer, Position, Stream
 
 router = APIRouter(prefix="/v1")
 
@@ -35,19 +32,4 @@ async def events(
         stream.close()
         places.give_back(user)
 
-    return _Answer(stream.messages(), end)
-
-
-class _Answer(StreamingResponse):
-    """Server-sent events. Calls `end` when they end, also if the client leaves before the first one."""
-
-    def __init__(self, events: AsyncIterator[str], end: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._end = end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._end()
+    return Answer(stream.messages(), end)

@@ -7,8 +7,8 @@ import time
 from fastapi import APIRouter, Request, Response
 
 from penstock_scheduler import __version__
+from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.health_messages import Health
-from penstock_scheduler.messages import Identity
 from penstock_scheduler.service.api import User, api_of
 
 router = APIRouter(prefix="/v1")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import RedirectResponse
 
 from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.messages import (
@@ -27,7 +27,7 @@ from penstock_scheduler.messages import (
     ReportReceipt,
     Submission,
 )
-from penstock_scheduler.service import page, reporting, submitting, views
+from penstock_scheduler.service import reporting, submitting, views
 from penstock_scheduler.service.api import AnyRole, Call, User, storable
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.forwarding import Route
@@ -165,17 +165,11 @@ async def history(job: str, call: User) -> History:
     return await asyncio.to_thread(views.history_view, call.api.store, job)
 
 
-@router.get("/jobs/{job}/page", response_class=HTMLResponse)
-async def get_page(job: str, call: User) -> HTMLResponse:
-    """Show a job as an HTML page."""
-    view = await call.job(job)
-    explanation = await _explain(call, view)
-    events = await history(job, call)
-    tail = None
-    with contextlib.suppress(Refusal):  # the page leaves out an output that may not be read
-        tail = await call.api.daemon.read_log(call, view, "stdout", -page.TAIL_BYTES, page.TAIL_BYTES)
-    text = page.render(view, explanation, events.outcomes, tail, now_s=time.time())
-    return HTMLResponse(text, headers={"Content-Security-Policy": page.POLICY, "Cache-Control": "no-store"})
+@router.get("/jobs/{job}/page", response_class=RedirectResponse, status_code=303)
+async def get_page(job: str, call: User) -> str:
+    """Go to the job's page."""
+    await call.job(job)
+    return f"/jobs/{quote(job, safe='')}"
 
 
 @router.get("/jobs/{job}/log")

@@ -1,12 +1,12 @@
 """A site with a cloud behind it: worked by hand, and properties of the replay."""
 
 import pytest
+from benchmarks.replays.starburst import RigidJob, SiteSpec, figures, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.waiting import Ask, Wait, WaitingPolicy
-from penstock_scheduler.simulator.bursting import RigidJob, SiteSpec, figures, replay
 
 
 def test_one_node_of_four_by_hand():

@@ -1,9 +1,7 @@
-"""A site with a cloud behind it, replayed job by job: rigid jobs on equal nodes, and the waiting policies of
-`model.waiting`.
+"""Starburst's public simulator again: rigid jobs on equal nodes, and the waiting policies of `model.waiting`.
 
-A trace of 80,000 jobs takes seconds, and the whole cost-JCT frontier of a site takes a minute. The order of events is
-exactly that of Starburst's public simulator (docs/decisions/0006 explains why this is not the round loop). At each
-instant:
+It shows that the waiting policies are those of the paper, to the last digit (`benchmarks/starburst.py`). What a site may expect,
+`penstock simulate --cloud` says, which runs the burst manager itself (docs/decisions/0006 explains both). At each instant:
 
 1. jobs that end free their GPUs, and reserved jobs that waited for these ends begin;
 2. jobs whose wait ends now go to the cloud, even if GPUs are freed at this instant;

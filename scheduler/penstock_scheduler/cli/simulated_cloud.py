@@ -1,0 +1,86 @@
+"""`penstock simulate --cloud`: the cloud that stands behind a simulated site, from the command line and a settings file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock_scheduler.burst_manager.settings import BurstSettings
+from penstock_scheduler.cli.options import split
+from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Node
+from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.settings import load_settings
+from penstock_scheduler.simulator.cloud import CloudSpec, cloud_settings
+from penstock_scheduler.simulator.workloads import Workload
+
+OWN = ("usd_per_gpu_h", "gpu_type")
+"""Keys of --cloud that are not of section [cloud]."""
+
+NOT_SIMULATED = ("site", "name", "share")
+"""Keys of section [cloud] without a meaning in a simulation."""
+
+
+def cloud_of(text: str, config: Path | None, workload: Workload, nodes: Sequence[Node]) -> CloudSpec:
+    """The cloud of a simulation.
+
+    Args:
+        text: the value of --cloud: `usd_per_gpu_h=2.5`, and keys of section [cloud].
+        config: a settings file, whose section [cloud] applies where `text` says nothing; None: the daemon's defaults.
+        workload: the jobs.
+        nodes: the site's nodes.
+
+    Raises:
+        ConfigError: a key is unknown, a value wrong, or there is no price.
+    """
+    given = _given(text)
+    price = given.pop("usd_per_gpu_h", None)
+    if price is None:
+        raise ConfigError("--cloud needs the price of a GPU-hour there, such as usd_per_gpu_h=2.5")
+    types = list(dict.fromkeys(node.gpu_type for node in nodes))
+    gpu_type = given.pop("gpu_type", types[0] if len(types) == 1 else None)
+    if gpu_type is None:
+        raise ConfigError(f"--cloud: which GPUs are there? Add gpu_type=TYPE, such as gpu_type={types[0]}")
+    try:
+        usd_per_gpu_h = float(price)
+        if not 0 < usd_per_gpu_h < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"--cloud: usd_per_gpu_h={price} is not a price above 0") from None
+    try:
+        settings = cloud_settings(_of_file(config) | given, workload)
+    except ValidationError as error:
+        raise ConfigError(f"--cloud: {'; '.join(describe_errors(error, BurstSettings))}") from None
+    largest = max(node.gpus for node in nodes)
+    asked = {gpus for job in workload.jobs for gpus in (job.gpus, job.spec.min_gpus) if gpus <= largest}
+    return CloudSpec(settings, gpu_type, usd_per_gpu_h, tuple(sorted(asked | {largest})))
+
+
+def _given(text: str) -> dict[str, Any]:
+    known = [*OWN, *(name for name in BurstSettings.model_fields if name not in (*NOT_SIMULATED, "budget"))]
+    found: dict[str, Any] = {}
+    for part in split(text):
+        name, given, value = part.partition("=")
+        if not given or not value:
+            raise ConfigError(f"--cloud: {part!r} is not NAME=VALUE")
+        if name not in known:
+            raise ConfigError(f"--cloud: unknown {name!r}; use {', '.join(known)}")
+        found[name] = value
+    return found
+
+
+def _of_file(config: Path | None) -> dict[str, Any]:
+    """What section [cloud] of a settings file says."""
+    if config is None:
+        return {}
+    try:
+        section = load_settings(config).section(BurstSettings)
+    except ConfigError as error:
+        if "section [BurstSettings] is missing" in str(error):
+            return {}
+        raise
+    said = section.model_fields_set & BurstSettings.model_fields.keys()
+    return {name: getattr(section, name) for name in sorted(said) if name not in NOT_SIMULATED}

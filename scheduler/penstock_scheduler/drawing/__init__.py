@@ -1,0 +1,1 @@
+"""What pages, reports and the terminal draw alike: the colours of jobs."""

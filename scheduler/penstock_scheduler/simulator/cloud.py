@@ -1,0 +1,431 @@
+"""A cloud in a simulation: the burst manager as the daemon runs it, over a simulated provider, with the simulated cluster's jobs.
+
+Here is what surrounds the manager: instances that boot, the cluster's cloud nodes, a store in memory, and the times at which
+something happens, so that the clock can jump to them. What leaves when, for how much, and what comes back, the manager and the
+policy decide by the same code as in life.
+
+A job that has no `--runtime` counts as if its user had said its recorded duration. Any number of instances can be had. An
+instance works `[cloud] boot_s` after its order, and later by the time that the job's data takes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from penstock_scheduler.burst.choices import leaves_at_once, leaves_s, may_leave
+from penstock_scheduler.burst.ledger import BudgetSettings, Caps
+from penstock_scheduler.burst_manager.facts import LEAVE_S
+from penstock_scheduler.burst_manager.manager import BurstManager
+from penstock_scheduler.burst_manager.places import Places
+from penstock_scheduler.burst_manager.provider import Machine
+from penstock_scheduler.burst_manager.run_store import CloudRunRow
+from penstock_scheduler.burst_manager.runs import BurstRun
+from penstock_scheduler.burst_manager.settings import BurstSettings
+from penstock_scheduler.burst_manager.share import Request, Share
+from penstock_scheduler.burst_manager.simulated import Simulated
+from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.model import ClusterState, JobId, JobSpec, Phase, Placement
+from penstock_scheduler.model.waiting import Averages
+from penstock_scheduler.ports import Clock, CloudNode, Trigger
+from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.simulator.jobs import SimulatedJob
+from penstock_scheduler.simulator.workloads import Workload
+
+SITE = UUID("00000000-0000-4000-8000-000000000000")
+TICK_S = 1.0
+"""Seconds between two ticks while a run takes its steps: the daemon's default."""
+
+ROUND_S = 60.0
+"""Longest time between two rounds while a job is in the cloud, s: the daemon's default. It may come back in any round."""
+
+ROOM = 8
+"""Free cloud nodes of each kind: as many as the largest gang has."""
+
+PARTITION = "cloud"
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSpec:
+    """A cloud behind a simulated site.
+
+    Attributes:
+        settings: section `[cloud]`, as the daemon would have it.
+        gpu_type: GPU type of its instances.
+        usd_per_gpu_h: price of a GPU-hour, US dollars.
+        sizes: GPUs of each kind of instance.
+    """
+
+    settings: BurstSettings
+    gpu_type: str
+    usd_per_gpu_h: float
+    sizes: tuple[int, ...]
+
+    def machines(self) -> Iterator[Machine]:
+        """The kinds of instances."""
+        for gpus in self.sizes:
+            usd_per_h = gpus * self.usd_per_gpu_h
+            yield Machine(f"{gpus}-gpu", "on-demand", self.gpu_type, gpus, gpus, 1, usd_per_h)
+
+
+def averages_of(workload: Workload) -> Averages:
+    """Mean running time and GPUs of a workload's jobs. Jobs without a recorded duration count with an hour."""
+    jobs = workload.jobs
+    hours = sum(1.0 if job.duration_s is None else job.duration_s / 3600 for job in jobs)
+    return Averages(max(len(jobs), 1), hours / max(len(jobs), 1), sum(job.gpus for job in jobs) / max(len(jobs), 1))
+
+
+def cloud_settings(given: Mapping[str, Any], workload: Workload) -> BurstSettings:
+    """Section `[cloud]` of a simulation. What it does not name is the daemon's default, but for the following.
+
+    Every job may leave, the budget has no cap, any number of jobs may be away, and the averages are the workload's.
+    Raises ValidationError.
+    """
+    mean = averages_of(workload)
+    defaults = {
+        "site": SITE,
+        "name": "simulated",
+        "by_default": True,
+        "mean_runtime_h": mean.runtime_h,
+        "mean_gpus": mean.gpus,
+        "max_runs": 1_000_000,
+        "reconcile_s": 3600.0,
+        "budget": BudgetSettings(site=Caps()),
+    }
+    return BurstSettings.model_validate(defaults | dict(given))
+
+
+def spec_in_cloud(spec: JobSpec, wanted: JobSpec, duration_s: float | None) -> JobSpec:
+    """A job spec with what concerns the cloud.
+
+    Args:
+        spec: what the policy is shown.
+        wanted: what the user asked for.
+        duration_s: how long the job takes; None: not known.
+    """
+    said_s = duration_s if wanted.runtime_s is None else wanted.runtime_s
+    return spec.model_copy(
+        update={
+            "runtime_s": said_s,
+            "burst": wanted.burst,
+            "burst_budget_usd": wanted.burst_budget_usd,
+            "data_size_bytes": wanted.data_size_bytes,
+            "checkpoint_every_s": wanted.checkpoint_every_s,
+            "preemptible": wanted.preemptible,
+        }
+    )
+
+
+class MemoryStore:
+    """A `RunStore` in memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[LedgerLine] = []
+        self.ended: list[SimulatedEnd] = []
+        self._keys: set[str] = set()
+        self._open: dict[str, CloudRunRow] = {}
+        self._of_job: dict[JobId, dict[str, CloudRunRow]] = {}
+        self._controls: dict[str, Any] = {}
+
+    def cloud_runs(self, *, job: str | None = None) -> list[CloudRunRow]:
+        """See `RunStore`."""
+        return list(self._open.values() if job is None else self._of_job.get(job, {}).values())
+
+    def save_cloud_run(self, row: CloudRunRow, lines: Sequence[LedgerLine] = ()) -> None:
+        """See `RunStore`."""
+        self._of_job.setdefault(row.job, {})[row.run] = row
+        self._open[row.run] = row
+        if row.ended_s is not None:
+            del self._open[row.run]
+        self.charge(lines)
+
+    def cloud_ledger(self) -> list[LedgerLine]:
+        """See `RunStore`."""
+        return [line for line in self.lines if line.kind in ("committed", "usd")]
+
+    def charge(self, lines: Sequence[LedgerLine]) -> None:
+        """See `RunStore`."""
+        new = [line for line in lines if line.key not in self._keys]
+        self.lines += new
+        self._keys |= {line.key for line in new}
+
+    def control(self, name: str) -> Any:
+        """See `RunStore`."""
+        return self._controls.get(name)
+
+    def set_control(self, name: str, value: Any) -> None:
+        """See `RunStore`."""
+        self._controls[name] = value
+
+    def jobs(self, *, states: Sequence[str] = (), limit: int | None = None) -> Sequence[tuple[int, SimulatedEnd]]:
+        """See `RunStore`."""
+        newest = self.ended if limit is None else self.ended[-limit:]
+        return [(number, job) for number, job in reversed(list(enumerate(newest)))]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEnd:
+    """A job that has ended, as the recorded history has it."""
+
+    user: str
+    name: str
+    start_s: float | None
+    end_s: float | None
+    gpu_seconds: dict[str, float]
+    ended: str = "COMPLETED"
+
+    @classmethod
+    def of(cls, job: SimulatedJob) -> SimulatedEnd:
+        """The record of a job."""
+        seconds: dict[str, float] = {}
+        for run in job.runs:
+            kind = run.placement.gpu_type
+            seconds[kind] = seconds.get(kind, 0.0) + run.gpu_seconds
+        return cls(job.user, job.name, job.runs[0].start_s if job.runs else None, job.finish_s, seconds)
+
+
+class NoShare(Share):
+    """A shared folder that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nonexistent"))
+
+    def say_alive(self) -> None:
+        """See `Share`."""
+
+    def requests(self) -> Iterator[Request]:
+        """See `Share`."""
+        return iter(())
+
+    def notices(self, nodes: Sequence[str]) -> list[str]:
+        """See `Share`."""
+        return []
+
+    def forget_notices(self, nodes: Sequence[str]) -> None:
+        """See `Share`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloudUse:
+    """What a simulation used of the cloud.
+
+    Attributes:
+        usd: US dollars by job.
+        gpu_hours: GPU-hours of instances by job, with the time of their boot.
+        away: jobs that ran there.
+    """
+
+    usd: Mapping[JobId, float]
+    gpu_hours: Mapping[JobId, float]
+    away: frozenset[JobId]
+
+
+@dataclass(slots=True)
+class _Instances:
+    """The cluster's cloud nodes by kind: those that are used, and some that are free."""
+
+    spec: CloudSpec
+    used: dict[str, int] = field(default_factory=dict)
+    """Node -> its GPUs."""
+    free: dict[int, list[str]] = field(default_factory=dict)
+    made: int = 0
+
+    def fill(self) -> None:
+        for gpus in self.spec.sizes:
+            names = self.free.setdefault(gpus, [])
+            while len(names) < ROOM:
+                names.append(f"cloud-{self.made}")
+                self.made += 1
+
+
+class SimulatedCloud:
+    """See the module. It is the cluster's cloud nodes (`ports.CloudNodes`) and has the manager behind `ports.Burst`.
+
+    Args:
+        spec: the cloud.
+        clock: the simulation's clock.
+        seed: for the jitter of pauses.
+        store: where runs and ledger are kept; None: in memory.
+    """
+
+    partition = PARTITION
+
+    def __init__(self, spec: CloudSpec, clock: Clock, seed: int = 0, store: MemoryStore | None = None) -> None:
+        self.spec, self._clock = spec, clock
+        self.store = MemoryStore() if store is None else store
+        self.provider = Simulated(str(SITE), spec.machines(), clock.now_s)
+        self.lose: Callable[[Sequence[str]], None] = lambda nodes: None
+        """What happens to jobs whose nodes have lost their instance. The cluster sets it."""
+        self.held: Callable[[JobId], tuple[Placement, float] | None] = lambda job: None
+        """What a job holds, and when it begins to work there. The cluster sets it."""
+        self._nodes = _Instances(spec)
+        self._nodes.fill()
+        self._next_leave_s = math.inf
+        self._runs_decided: tuple[tuple[str, str], ...] = ()
+        rng = random.Random(seed)  # noqa: S311
+        self.manager = BurstManager(
+            Places([self.provider]), spec.settings, self.store, clock, self, rng, share=NoShare()
+        )
+
+    # --- the cluster's cloud nodes
+
+    def nodes(self) -> tuple[CloudNode, ...]:
+        """See `CloudNodes`. Nodes that runs have, and a few free ones of each kind."""
+        taken = {name: run for run in self.manager.runs for name in run.nodes}
+        for gpus, names in self._nodes.free.items():
+            for name in [name for name in names if name in taken]:
+                names.remove(name)
+                self._nodes.used[name] = gpus
+        for name in [name for name in self._nodes.used if name not in taken]:
+            self._nodes.free[self._nodes.used.pop(name)].append(name)
+        self._nodes.fill()
+        now_s = self._clock.now_s()
+        kinds = [(name, gpus) for gpus, names in self._nodes.free.items() for name in names[:ROOM]]
+        kinds += self._nodes.used.items()
+        return tuple(
+            CloudNode(
+                name,
+                self.spec.gpu_type,
+                gpus,
+                gpus,
+                1,
+                free=name not in taken,
+                up=name in taken and self.works_s(taken[name]) <= now_s,
+            )
+            for name, gpus in kinds
+        )
+
+    def reason(self, job: JobId) -> str:
+        """See `CloudNodes`."""
+        return ""
+
+    def jobs_on_instances(self) -> dict[JobId, tuple[str, ...]]:
+        """See `CloudNodes`: jobs start only where they are sent."""
+        return {}
+
+    def job_of(self, number: str) -> JobId:
+        """See `CloudNodes`."""
+        return number
+
+    def power_down(self, nodes: Sequence[str]) -> None:
+        """See `CloudNodes`."""
+        self.lose(nodes)
+
+    def refuse(self, job: JobId, text: str) -> None:
+        """See `CloudNodes`: nobody sends a job here but the manager."""
+
+    # --- instances, for the simulated cluster
+
+    def run_at(self, placement: Placement) -> BurstRun | None:
+        """The run whose nodes a placement is on; None: they are on site."""
+        node = placement.shares[0].node
+        return next((run for run in self.manager.runs if node in run.nodes), None)
+
+    def works_s(self, run: BurstRun) -> float:
+        """When a run's instances work; infinite: they are not launched."""
+        launched = [slot.launched_s for slot in run.slots]
+        if any(each is None for each in launched):
+            return math.inf
+        return max(each for each in launched if each is not None) + self.spec.settings.boot_s + run.data_s
+
+    def ended(self, job: SimulatedJob) -> None:
+        """A job has ended: the recorded history has it from now on."""
+        self.store.ended.append(SimulatedEnd.of(job))
+
+    # --- time
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Note when the next job may leave."""
+        snapshot = record.snapshot
+        cloud = snapshot.cloud
+        assert cloud is not None, "a site with a cloud has its state in each round"
+        away = {run.job for run in cloud.runs}
+        times_s = [
+            leaves_s(job, snapshot)
+            for job in snapshot.jobs
+            if job.phase is Phase.QUEUED
+            and job.id not in away
+            and may_leave(job, cloud)
+            and not leaves_at_once(job, snapshot)
+        ]
+        star_s = self.spec.settings.t_max_h * 3600 + TICK_S
+        if self.spec.settings.wait == "star-wait":
+            times_s += [run.since_s + star_s for run in cloud.runs if not run.ending and run.job not in cloud.returned]
+        if any(not run.ending for run in cloud.runs):
+            times_s.append(snapshot.time_s + ROUND_S)
+        self._next_leave_s = min((each for each in times_s if each > snapshot.time_s), default=math.inf)
+        self._runs_decided = self._states()
+
+    def round_due(self, now_s: float) -> bool:
+        """Whether a wait is over, or a run has begun or ended, since the last round."""
+        return now_s >= self._next_leave_s or self._states() != self._runs_decided
+
+    def _states(self) -> tuple[tuple[str, str], ...]:
+        return tuple((run.id, run.state) for run in self.manager.runs)
+
+    def next_event_s(self) -> float:
+        """When the cloud needs the next tick; infinite: when something happens on site."""
+        now_s = self._clock.now_s()
+        return min((self._next_step_s(run, now_s) for run in self.manager.runs), default=math.inf)
+
+    @property
+    def next_leave_s(self) -> float:
+        """When the next job may leave, as of the newest round; infinite: none will."""
+        return self._next_leave_s
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is under way there, and nothing will be unless something happens on site."""
+        return not self.manager.runs and self._next_leave_s == math.inf
+
+    def _next_step_s(self, run: BurstRun, now_s: float) -> float:
+        if run.state not in ("booting", "running") or self.manager.is_recalled(run):
+            return now_s + TICK_S
+        expires_s = math.inf if run.expires_s is None else run.expires_s
+        soon_s = expires_s - min(LEAVE_S, run.lifetime_s / 2)
+        held = self.held(run.job)
+        if run.state == "running":
+            return max(soon_s, now_s + TICK_S)
+        if held is None:
+            return now_s + TICK_S
+        return max(min(held[1], soon_s), now_s + TICK_S)
+
+    # --- the end
+
+    def use(self) -> CloudUse:
+        """What it came to. Runs that are still open count with what they have cost so far."""
+        usd: dict[JobId, float] = {}
+        hours: dict[JobId, float] = {}
+        for line in self.store.lines:
+            if line.kind == "usd":
+                usd[line.job] = usd.get(line.job, 0.0) + line.amount
+            if line.kind == "cloud-gpu-seconds":
+                hours[line.job] = hours.get(line.job, 0.0) + line.amount / 3600
+        now_s = self._clock.now_s()
+        for run in self.manager.runs:
+            for slot in run.slots:
+                if slot.launched_s is not None:
+                    seconds = (now_s if slot.ended_s is None else slot.ended_s) - slot.launched_s
+                    usd[run.job] = usd.get(run.job, 0.0) + seconds / 3600 * run.usd_per_h
+                    hours[run.job] = hours.get(run.job, 0.0) + seconds / 3600 * run.offer.gpus / run.offer.nodes
+        return CloudUse(usd, hours, frozenset(hours))
+
+
+class WithWaits:
+    """A trigger for rounds by events: also when a job's wait ends, and when a run begins or ends."""
+
+    def __init__(self, trigger: Trigger, cloud: SimulatedCloud) -> None:
+        self._trigger, self._cloud = trigger, cloud
+
+    def due(self, now_s: float, state: ClusterState) -> bool:
+        """See `Trigger`."""
+        return self._trigger.due(now_s, state) or self._cloud.round_due(now_s)
+
+    def decided(self, now_s: float, state: ClusterState) -> None:
+        """See `Trigger`."""
+        self._trigger.decided(now_s, state)

@@ -1,0 +1,261 @@
+"""Two penstockd on one PostgreSQL beside one Slurm, and what goes wrong there: faults on each, and their witnesses.
+
+Both write to one log, so that the order of its lines is the order of what they did. Slurm's commands are run through a script
+that notes each command that changes something, with the fencing number of the penstockd that runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock_scheduler.client import Client
+from penstock_scheduler.health_messages import LeaderHealth
+from penstock_scheduler.leadership.lease import boot_s
+from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_slurm.loopback.machine import free_ports
+from tests.end_to_end.site import Site
+from tests.scheduler.databases import Server, new_database
+
+LEASE_S = 6.0
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+
+
+class Proxy:
+    """A way to a server on loopback that can be cut: connections neither deliver nor end, and new ones are not answered."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listening = socket.socket()
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listening.bind(("127.0.0.1", 0))
+        self._listening.listen(50)
+        self.port = self._listening.getsockname()[1]
+        self._whole = threading.Event()
+        self._whole.set()
+        self._over = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Deliver nothing from now on."""
+        self._whole.clear()
+
+    def mend(self) -> None:
+        """Deliver again, also what was held back."""
+        self._whole.set()
+
+    def close(self) -> None:
+        """Stop."""
+        self._over = True
+        self._whole.set()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._over:
+            with suppress(OSError):
+                client, _ = self._listening.accept()
+                self._whole.wait()
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._to), timeout=5)
+                except OSError:
+                    client.close()
+                    continue
+                server.settimeout(None)
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                self._whole.wait()
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+class Member:
+    """One of the two: a process of its own, which is started again when it ends, as systemd would."""
+
+    def __init__(
+        self, name: str, site: Site, proxy: Proxy, environment: dict[str, str], *, fake_clock: bool = False
+    ) -> None:
+        self.name, self.site, self.proxy = name, site, proxy
+        self.socket = Path(str(site.api["socket"]))
+        self._clock = site.state / "clock"
+        site.state.mkdir(exist_ok=True)
+        self._environment = dict(os.environ) | environment
+        if fake_clock and FAKETIME is not None:
+            self.set_clock(0)
+            self._environment |= {
+                "LD_PRELOAD": str(FAKETIME),
+                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "DONT_FAKE_MONOTONIC": "1",
+            }
+        self.process: subprocess.Popen[bytes] | None = None
+        self.wanted = False
+        self.starts = 0
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Let its wall clock be ahead of the machine's; its monotonic clocks stay."""
+        self._clock.write_text(f"{ahead_s:+.0f}s\n")
+
+    def start(self) -> None:
+        """Start it unless it runs."""
+        self.wanted = True
+        if self.process is not None and self.process.poll() is None:
+            return
+        self.site.write_settings()
+        self.starts += 1
+        with self.site.log.open("ab") as log:
+            command = [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(self.site.config)]
+            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it, if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """End it for good. Returns the exit status."""
+        self.wanted = False
+        if self.process is None:
+            return 0
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+    def sees(self) -> LeaderHealth | None:
+        """Whom it sees leading; None: it does not answer."""
+        try:
+            with Client(f"unix:{self.socket}", timeout_s=2) as client:
+                return client.ready().leader
+        except Exception:
+            return None
+
+
+class Pair:
+    """Two penstockd, `a` and `b`. `site` submits jobs and reads the store."""
+
+    def __init__(self, slurm: LoopbackCluster, folder: Path, server: Server, **settings: object) -> None:
+        self.slurm, self.folder, self.server = slurm, folder, server
+        database = new_database(server.url).rpartition("/")[2]
+        self.witness = folder / "witness"
+        programs = folder / "programs"
+        programs.mkdir()
+        for name in ("scontrol", "scancel", "sbatch"):
+            script = programs / name
+            note = (
+                f'[ -z "$PENSTOCK_FENCING" ] || echo "$PENSTOCK_FENCING {name} $*" >>{shlex.quote(str(self.witness))}'
+            )
+            script.write_text(f'#!/bin/sh\n{note}\nexec {shutil.which(name)} "$@"\n')
+            script.chmod(0o755)
+        self.members: dict[str, Member] = {}
+        for name in ("a", "b"):
+            proxy = Proxy(server.port)
+            url = f"postgresql+psycopg://penstock@127.0.0.1:{proxy.port}/{database}"
+            site = Site(slurm, folder, store=url, name=name, lease_s=LEASE_S, log_writes=True, **settings)
+            site.config, site.state = folder / f"{name}.toml", folder / f"state-{name}"
+            site.api = {"socket": str(site.state / "api.sock")}
+            environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+            self.members[name] = Member(name, site, proxy, environment)
+        self.site = Site(slurm, folder, store=f"{server.url}/{database}", **settings)
+        self.log = self.site.log
+        self._over = threading.Event()
+        threading.Thread(target=self._supervise, daemon=True).start()
+
+    def _supervise(self) -> None:
+        while not self._over.wait(0.5):
+            for member in self.members.values():
+                if member.wanted and member.process is not None and member.process.poll() is not None:
+                    member.start()
+
+    def start(self) -> None:
+        """Start both, and wait until one leads and the other one stands by."""
+        for member in self.members.values():
+            member.start()
+        wait_for(lambda: self.stands_by() is not None, 120, "a leader and a standby", details=self.site.tail)
+
+    def stop(self) -> dict[str, int]:
+        """End both. Returns their exit statuses."""
+        found = {name: member.stop() for name, member in self.members.items()}
+        self._over.set()
+        for member in self.members.values():
+            member.proxy.close()
+        return found
+
+    def leader(self) -> Member | None:
+        """The one that leads; None: neither, or it does not answer."""
+        for member in self.members.values():
+            if (seen := member.sees()) is not None and seen.here:
+                return member
+        return None
+
+    def stands_by(self) -> Member | None:
+        """The one that stands by while the other one leads, and is known to it."""
+        leader = self.leader()
+        seen = leader.sees() if leader is not None else None
+        if leader is None or seen is None:
+            return None
+        ready = [each.name for each in seen.standbys if each.seen_age_s < 4 and each.name != leader.name]
+        return self.members[ready[0]] if ready else None
+
+    def url(self) -> str:
+        """What PENSTOCK_URL would be."""
+        return ",".join(f"unix:{member.socket}" for member in self.members.values())
+
+    def ticked(self) -> int:
+        """The newest fencing number whose penstockd has begun to lead, by the log."""
+        return max(map(int, re.findall(r"event=started .*?fencing=(\d+)", self.log.read_text())), default=0)
+
+    def takeover_s(self, cause: Callable[[], object], timeout_s: float = 60) -> float:
+        """Seconds from `cause` until another penstockd leads and decides."""
+        before, begun_s = self.ticked(), boot_s()
+        cause()
+        wait_for(lambda: self.ticked() > before, timeout_s, "a takeover", details=self.site.tail, poll_s=0.05)
+        return boot_s() - begun_s
+
+    # --- what must hold
+
+    def assert_one_writer(self) -> None:
+        """No penstockd wrote after a later one had: by the log, and by the commands that Slurm was given."""
+        logged = [int(each) for each in re.findall(r"event=write .*?fencing=(\d+)", self.log.read_text())]
+        assert logged == sorted(logged), f"writes of two leaders: {_turns(logged)}"
+        given = (
+            [int(line.split()[0]) for line in self.witness.read_text().splitlines()] if self.witness.exists() else []
+        )
+        assert given == sorted(given), f"commands of two leaders: {_turns(given)}"
+        assert logged, "something was written"
+
+
+def _turns(numbers: list[int]) -> list[int]:
+    return [each for index, each in enumerate(numbers) if index == 0 or numbers[index - 1] != each]
+
+
+@contextmanager
+def pair(slurm: LoopbackCluster, folder: Path, server: Server, **settings: object) -> Iterator[Pair]:
+    """A pair that is ended whatever happens."""
+    made = Pair(slurm, folder, server, **settings)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+__all__ = ["FAKETIME", "LEASE_S", "Member", "Pair", "Proxy", "free_ports", "pair"]
