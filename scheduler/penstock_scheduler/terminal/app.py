@@ -147,11 +147,15 @@ class TopApp(App[None]):
             self._stop.wait(self._interval_s)
 
     def _show_away(self, text: str) -> None:
+        if not self.is_running:  # the answer came while the screen was closing
+            return
         line = self._part("#away")
         line.update(text)
         line.display = True
 
     def _show(self, picture: Picture) -> None:
+        if not self.is_running:  # the answer came while the screen was closing
+            return
         self._picture = picture
         self._part("#away").display = False
         self._draw()

@@ -106,9 +106,13 @@ class JobScreen(Screen[None]):
             self._stop.wait(self._interval_s)
 
     def _show_error(self, text: str) -> None:
+        if not self.is_running:  # the answer came while the screen was closing
+            return
         self.query_one("#facts", Static).update(Text(text, style="red"))
 
     def _show(self, detail: JobDetail) -> None:
+        if not self.is_running:  # the answer came while the screen was closing
+            return
         facts = Text()
         width = max(map(len, detail.fields), default=0)
         for label, text in detail.fields.items():

@@ -201,6 +201,25 @@ def test_what_was_shown_stays_while_penstockd_does_not_answer(api):
     asyncio.run(run())
 
 
+def test_an_answer_that_comes_while_the_screen_closes_is_dropped(api):
+    async def run() -> None:
+        with api.client("oz") as penstock:
+            source = Daemon(penstock)
+            app = TopApp(source, 0.1)
+            async with app.run_test(size=(80, 24)) as pilot:
+                await until(pilot, lambda: app.table.row_count == 2)
+                await pilot.press("enter")
+                await until(pilot, lambda: isinstance(app.screen, JobScreen))
+                shown = app.screen
+            picture, detail = source.look(), source.detail(shown.job)
+            app._show(picture)
+            app._show_away("No answer")
+            shown._show(detail)
+            shown._show_error("No answer")
+
+    asyncio.run(run())
+
+
 def test_help_tells_keys_and_signs_and_q_ends(api):
     async def steps(app, pilot):
         await pilot.press("question_mark")
