@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ValidationError
-
 from penstock_executor.checkpoint import epoch_folder, newest_epoch
 from penstock_executor.environment import Environment, read_environment
 from penstock_profiles.wire import (
@@ -35,6 +33,7 @@ from penstock_profiles.wire import (
     claimed_epochs,
     control_file,
     inbox_folder,
+    read,
     reports_file,
     reports_folder,
 )
@@ -174,8 +173,8 @@ class Client:
         found = []
         with contextlib.suppress(OSError):
             for line in self._job.read_reports(self.epoch).splitlines():
-                with contextlib.suppress(ValidationError):
-                    found.append(Report.model_validate_json(line).body)
+                with contextlib.suppress(ValueError):
+                    found.append(read(Report, line).body)
         return found
 
     def number_after(self, reported: list[Body]) -> None:
@@ -314,11 +313,11 @@ class _Job:
             status = self._control_file.stat()
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             if stamp != self._stamp:
-                control = ControlMessage.model_validate_json(self._control_file.read_bytes())
+                control = read(ControlMessage, self._control_file.read_bytes())
                 self._control, self._stamp = (control if control.job_id == self.job_id else None), stamp
         except FileNotFoundError:
             self._control, self._stamp = None, None
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             self._complain(error)
         return self._control
 

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from penstock_executor.environment import Environment
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import (
@@ -28,6 +26,7 @@ from penstock_profiles.node_channel import (
     control_path,
     statuses_dir,
 )
+from penstock_profiles.wire import read
 
 log = logging.getLogger(__name__)
 
@@ -206,13 +205,13 @@ class Channel:
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             if stamp == self._stamp:
                 return False
-            control = JobControl.model_validate_json(self._control_path.read_bytes()[:MAX_STATUS_BYTES])
+            control = read(JobControl, self._control_path.read_bytes()[:MAX_STATUS_BYTES])
         except FileNotFoundError:
             # An agent keeps its message in place. It removes it when it lets go of the job.
             if self._stamp is None:
                 return False
             control, stamp = JobControl(number=0), None
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             log.debug("the control message of the node's agent cannot be read: %s", error)
             return False
         if stamp is not None and stamp[0] / 1e9 < self._process_began_s - FORMER_RUN_S:

@@ -23,11 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from penstock_executor.client import Client, connect
 from penstock_executor.environment import Environment, read_environment
-from penstock_profiles.wire import CPU, PROFILE_JOB, BatchTrial, Observation, ProfileRequest, Started
+from penstock_profiles.wire import CPU, PROFILE_JOB, BatchTrial, Observation, ProfileRequest, Started, read
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +113,11 @@ def read_request(environment: Environment) -> ProfileRequest | None:
     if environment.profile is None:
         return None
     try:
-        return ProfileRequest.model_validate_json(environment.profile.read_bytes())
+        return read(ProfileRequest, environment.profile.read_bytes())
     except FileNotFoundError:
         log.warning("profile=%s does not exist, so nothing is profiled; unset PENSTOCK_PROFILE", environment.profile)
         return None
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"request of penstock profile in {environment.profile}: {error}; the command and this job need the same"
             " version of Penstock"

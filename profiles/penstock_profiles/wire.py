@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -31,11 +31,13 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
 VERSION: Literal[1] = 1
-"""Version of the messages. A reader refuses a newer version, with a message."""
+"""Version of the messages. It changes when a reader of the version before would misunderstand a message. A reader
+refuses another version, with a message (`read`)."""
 
 SPOOL_VARIABLE = "PENSTOCK_SPOOL"
 """Environment variable that names the spool folder inside jobs."""
@@ -62,9 +64,39 @@ MAX_REPORT_BYTES = 64 * 1024
 
 class Message(BaseModel):
     """Base of all messages: frozen, with finite numbers, and without unknown fields, so that a typo fails at the
-    sender."""
+    sender. `read` makes a message of what another program has sent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+
+class UnknownVersion(ValueError):
+    """A message is of a version that this program does not read."""
+
+
+def read(model: type[AnyModel], text: bytes | str) -> AnyModel:
+    """A message that another program has sent, from its JSON.
+
+    During an upgrade, the sender may be of another release. Fields that this release does not know are left out: a
+    release adds only fields without which a message means the same to the release before. Otherwise, it gives the
+    message a new version.
+
+    Raises:
+        UnknownVersion: the message has another version.
+        ValueError: the text is no such message.
+    """
+    try:
+        return model.model_validate_json(text, extra="ignore")
+    except ValidationError as error:
+        known = model.model_fields.get("version")
+        if known is not None and any(each["loc"] == ("version",) for each in error.errors(include_url=False)):
+            raise UnknownVersion(
+                f"it is a message of another version than {known.default}, which is all that this release of Penstock "
+                "reads; upgrade the older one of sender and reader (docs: Maintenance, Upgrade without a stop)"
+            ) from None
+        raise
 
 
 class Started(Message):

@@ -23,7 +23,7 @@ import httpx
 from pydantic import BaseModel
 
 from penstock_profiles.profiles import Profile
-from penstock_profiles.wire import Report
+from penstock_profiles.wire import Report, read
 from penstock_scheduler.access_messages import AuditPage, Identity, NewToken, TokenOrder, TokenView
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health_messages import Health, LeaderMove
@@ -329,11 +329,11 @@ class Client:
 
     def refused(self) -> list[RefusedJob]:
         """Jobs that ask for Penstock and cannot be managed, and why: for users their own, for operators all."""
-        return [RefusedJob.model_validate(each) for each in self._json("GET", "/v1/refused")]
+        return [RefusedJob.model_validate(each, extra="ignore") for each in self._json("GET", "/v1/refused")]
 
     def nodes(self) -> list[NodeView]:
         """The nodes."""
-        return [NodeView.model_validate(node) for node in self._json("GET", "/v1/nodes")]
+        return [NodeView.model_validate(node, extra="ignore") for node in self._json("GET", "/v1/nodes")]
 
     def prices(self) -> dict[str, float]:
         """GPU type -> its price in the newest round; empty: the policy has no prices."""
@@ -341,7 +341,7 @@ class Client:
 
     def policies(self) -> list[PolicyView]:
         """The policies, and which one decides."""
-        return [PolicyView.model_validate(policy) for policy in self._json("GET", "/v1/policies")]
+        return [PolicyView.model_validate(policy, extra="ignore") for policy in self._json("GET", "/v1/policies")]
 
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
@@ -357,7 +357,7 @@ class Client:
 
     def drains(self) -> list[Drain]:
         """What is drained for adaptive jobs."""
-        return [Drain.model_validate(each) for each in self._json("GET", "/v1/drains")]
+        return [Drain.model_validate(each, extra="ignore") for each in self._json("GET", "/v1/drains")]
 
     def drain(self, order: DrainOrder) -> Drain:
         """Drain a node, a GPU type or a partition for adaptive jobs. For operators."""
@@ -369,7 +369,7 @@ class Client:
 
     def budgets(self) -> list[BudgetView]:
         """Budgets as of the newest round: for users those of their accounts, for operators all."""
-        return [BudgetView.model_validate(each) for each in self._json("GET", "/v1/budgets")]
+        return [BudgetView.model_validate(each, extra="ignore") for each in self._json("GET", "/v1/budgets")]
 
     def usage(self, by: UsageBy = "user", *, from_s: float | None = None, to_s: float | None = None) -> Usage:
         """What jobs used between two times, s since 1970: for users their own, for operators all. None: the beginning, now.
@@ -402,7 +402,7 @@ class Client:
 
     def tokens(self) -> list[TokenView]:
         """All tokens, without their secrets. For admins."""
-        return [TokenView.model_validate(token) for token in self._json("GET", "/v1/tokens")]
+        return [TokenView.model_validate(token, extra="ignore") for token in self._json("GET", "/v1/tokens")]
 
     def revoke_token(self, token: str) -> TokenView:
         """Revoke the token with this id. For admins."""
@@ -419,7 +419,7 @@ class Client:
     def ready(self) -> Health:
         """Whether the daemon can do its work. Does not raise if it cannot. Of several, the leader answers if there is one."""
         for _ in self._urls:
-            found = Health.model_validate(self._send("GET", "/v1/ready", accept=(503,)).json())
+            found = read(Health, self._send("GET", "/v1/ready", accept=(503,)).content)
             if found.leader is None or found.leader.here or len(self._urls) == 1:
                 break
             self._use_next()
@@ -470,7 +470,7 @@ class Client:
         patience_s: float = 0.0,
     ) -> Answer:
         answer = self._send(method, path, body=body, query=query, again=again, patience_s=patience_s)
-        return model.model_validate_json(answer.content)
+        return read(model, answer.content)
 
     def _json(self, method: str, path: str) -> Any:
         return self._send(method, path, again=True).json()

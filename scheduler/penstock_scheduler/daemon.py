@@ -357,10 +357,10 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         vitals,
     )
     if (kept := store.control("policy")) is not None:
-        site.restore_policy(PolicyChoice.model_validate(kept))
+        site.restore_policy(PolicyChoice.model_validate(kept, extra="ignore"))
     loop.paused = bool(store.control("paused"))
     if loop.gate is not None and (approval := store.control("approval")) is not None:
-        loop.gate.approval = Approval.model_validate(approval)
+        loop.gate.approval = Approval.model_validate(approval, extra="ignore")
     return site
 
 

@@ -69,7 +69,7 @@ def load_round(text: bytes | str, where: str) -> RoundRecord:
     """A round from its JSON. Raises UnreadableRound, which names `where` and what is wrong with it."""
     data = text.encode() if isinstance(text, str) else text
     try:
-        record = _ADAPTER.validate_json(data.replace(b'"usable":', b'"may_start":'))  # format 1
+        record = _ADAPTER.validate_json(data.replace(b'"usable":', b'"may_start":'), extra="ignore")  # format 1
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field_name = ".".join(map(str, first["loc"])) or "the file"

@@ -94,7 +94,7 @@ class SchedulingRules:
         self._store = store
         self._reached = reached
         self._lock = threading.Lock()
-        self._drains = tuple(Drain.model_validate(each) for each in store.control("drains") or ())
+        self._drains = tuple(Drain.model_validate(each, extra="ignore") for each in store.control("drains") or ())
         self._since: dict[str, dict[str, float]] = store.control("budgets") or {}
         self._views: tuple[BudgetView, ...] = ()
 

@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from penstock_profiles.files import open_regular
 from penstock_profiles.wire import (
     MAX_REPORT_BYTES,
@@ -24,8 +22,10 @@ from penstock_profiles.wire import (
     Ended,
     Report,
     Started,
+    UnknownVersion,
     claimed_epochs,
     control_file,
+    read,
     reports_file,
     reports_folder,
 )
@@ -59,6 +59,8 @@ class Spool:
         """The control messages that are known; None: the job has none."""
         self._on_disk: set[str] = set()
         """Names in the folder, of jobs that are not in `_controls`."""
+        self._unknown: set[str] = set()
+        """Jobs whose control message is of an unknown version."""
         self._inbox: Inbox | None = None
         self._offsets: dict[tuple[str, int], int] = {}
         self._partial: dict[tuple[str, int], bytes] = {}
@@ -89,10 +91,13 @@ class Spool:
         found = None
         if self._inbox is None or job_id in self._on_disk:
             try:
-                found = ControlMessage.model_validate_json(control_file(self.folder, job_id).read_bytes())
+                found = read(ControlMessage, control_file(self.folder, job_id).read_bytes())
             except FileNotFoundError:
                 pass
-            except (OSError, ValidationError):
+            except (OSError, ValueError) as error:
+                if isinstance(error, UnknownVersion) and job_id not in self._unknown:
+                    self._unknown.add(job_id)
+                    log.error("control message not read", extra={"job": job_id, "text": str(error)})
                 return None  # it is there, and may be readable the next time
         if self._inbox is not None:
             self._controls[job_id] = found
@@ -176,6 +181,7 @@ class Spool:
 
     def forget(self, keep: set[str], there: Collection[str] = ()) -> None:
         """Forget all jobs but these, except the control messages of those that are still `there`."""
+        self._unknown &= keep
         if self._inbox is not None:
             self._inbox.forget(keep)
             for job_id in self._controls.keys() - keep - {*there}:
@@ -212,7 +218,7 @@ class Spool:
         try:
             if len(line) > MAX_REPORT_BYTES:
                 raise ValueError(f"a line of {len(line)} bytes")
-            report = Report.model_validate_json(line)
+            report = read(Report, line)
             if (report.job_id, report.epoch) != (job_id, epoch):
                 raise ValueError(f"it names job {report.job_id}, epoch {report.epoch}")
         except ValueError as error:

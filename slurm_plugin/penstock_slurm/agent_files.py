@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from penstock_profiles.files import open_regular, write_whole
+from penstock_profiles.wire import read
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.ports import Leadership
@@ -48,9 +47,9 @@ def read_status(spool: Path, node: str) -> NodeStatus | None:
     """What the agent of a node reported last; None: nothing that can be read."""
     found = _read(status_file(spool, node))
     try:
-        return None if found is None else NodeStatus.model_validate_json(found)
-    except ValidationError as error:
-        log.warning("agent status ignored", extra={"node": node, "text": str(error)[:200]})
+        return None if found is None else read(NodeStatus, found)
+    except ValueError as error:
+        log.warning("agent status ignored", extra={"node": node, "text": str(error)[:300]})
         return None
 
 
@@ -83,9 +82,9 @@ class Orders:
             if (found := _read(order_file(self._spool, node))) is None:
                 continue
             try:
-                self._orders[node] = NodeOrder.model_validate_json(found)
-            except ValidationError:
-                log.warning("cannot read the old order to an agent", extra={"node": node})
+                self._orders[node] = read(NodeOrder, found)
+            except ValueError as error:
+                log.warning("cannot read the old order to an agent", extra={"node": node, "text": str(error)[:300]})
             else:
                 self._promise(self._orders[node])
 
@@ -189,8 +188,8 @@ class Events:
         """What the previous daemon has recorded as taken."""
         found = _read(taken_file(self._spool, node))
         try:
-            return None if found is None else Taken.model_validate_json(found)
-        except ValidationError:
+            return None if found is None else read(Taken, found)
+        except ValueError:
             log.warning("cannot read which events of an agent were taken", extra={"node": node})
             return None
 

@@ -83,7 +83,7 @@ class Book:
         self._lines = store.cloud_ledger()
         self._used = Used(entries(self._lines))
         kept = store.control(QUEUE_TIMES) or {}
-        self._queue_times = {job: QueueTime.model_validate(time) for job, time in kept.items()}
+        self._queue_times = {job: QueueTime.model_validate(time, extra="ignore") for job, time in kept.items()}
         self._saved_times: dict[JobId, QueueTime] | None = None
 
     def save(self, run: BurstRun, now_s: float, *lines: LedgerLine) -> None:
@@ -168,7 +168,7 @@ class Book:
 
 def _read(row: CloudRunRow) -> BurstRun | Unreadable:
     try:
-        return BurstRun.model_validate_json(row.record)
+        return BurstRun.model_validate_json(row.record, extra="ignore")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -6,10 +6,16 @@ import json
 
 import typer
 
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.store import open_store
-from penstock_scheduler.store.opening import open_engine
-from penstock_scheduler.store.schema import differences, revision, upgrade
+from penstock_scheduler.store.opening import is_server, open_engine
+from penstock_scheduler.store.schema import (
+    differences,
+    revision,
+    tolerates_upgrade,
+    upgrade,
+    upgrade_beside_others,
+)
 from penstock_scheduler.store.tables import REVISION
 
 db = typer.Typer(no_args_is_help=True, help="Upgrade, check or export the daemon's store. For admins.")
@@ -19,18 +25,25 @@ _STORE = typer.Argument("/var/lib/penstock", help="The daemon's state_dir, or th
 
 @db.command("upgrade")
 def upgrade_(store: str = _STORE) -> None:
-    """Upgrade the store's schema to this version of Penstock. Stop penstockd first.
+    """Upgrade the store's schema to this version of Penstock.
 
-    If the upgrade fails, the store stays as it was.
+    Stop penstockd first. With PostgreSQL, it may run if this version says that it tolerates the upgrade; otherwise this
+    command refuses. If the upgrade fails, the store stays as it was.
     """
-    engine, name, lock = open_engine(store, lock=True)
+    beside = is_server(store) and tolerates_upgrade(store)
+    engine, name, lock = open_engine(store, lock=not beside)
     try:
         with engine.connect() as connection:
             before = revision(connection)
-        upgrade(engine)
+        if before is not None and before > REVISION:
+            raise StoreError(f"{name} has the schema {before}, which is newer than this version's, {REVISION}")
+        if beside:
+            upgrade_beside_others(engine)
+        else:
+            upgrade(engine)
     finally:
-        assert lock is not None
-        lock.close()
+        if lock is not None:
+            lock.close()
         engine.dispose()
     typer.echo(
         f"{name}: " + ("is up to date" if before == REVISION else f"upgraded from schema {before} to {REVISION}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import typer
 
+from penstock_profiles.wire import read
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.health import INCOMPLETE, SILENT
@@ -67,7 +68,7 @@ def agents_in(spool: Path, now_s: float) -> tuple[list[str], list[str]]:
     silent: list[str] = []
     for folder in sorted((spool / "agents").glob("*")):
         try:
-            status = NodeStatus.model_validate_json(status_file(spool, folder.name).read_bytes())
+            status = read(NodeStatus, status_file(spool, folder.name).read_bytes())
             late = now_s - status.time_s >= AWAY_S
         except (OSError, ValueError):
             late = True

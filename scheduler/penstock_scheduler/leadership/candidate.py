@@ -19,7 +19,7 @@ from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.leader_table import LeaderTable
-from penstock_scheduler.store.opening import LOCK_NUMBER, candidate_engine
+from penstock_scheduler.store.opening import candidate_engine
 from penstock_scheduler.store.sql import SqlStore, open_store
 
 log = logging.getLogger(__name__)
@@ -151,10 +151,10 @@ def _create(engine: sa.Engine, name: str) -> None:
             # This connection is idle while another one creates the schema, and other penstockd wait for it meanwhile.
             db.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 0"))
             db.execute(sa.text("SET LOCAL statement_timeout = 0"))
-            db.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_NUMBER + 1)))
+            db.execute(sa.select(sa.func.pg_advisory_xact_lock(schema.CREATE_NUMBER)))
             if schema.revision(db) is None:
                 schema.upgrade(engine)
     except sa.exc.SQLAlchemyError as error:
         raise StoreError(f"{name}: {str(error).splitlines()[0]}; check that the server is up") from error
     with engine.connect() as db:
-        schema.expect_newest(db, name)
+        schema.expect_usable(db, name)

@@ -21,6 +21,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock_profiles.wire import read
 from penstock_scheduler import __version__, open_files
 from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.health_messages import Health
@@ -145,7 +146,7 @@ class OverSocket:
         found = await self._ask(call.identity, "GET", target.encode())
         if found.status_code != 200:
             raise _refusal(found)
-        return LogPart.model_validate_json(found.content)
+        return read(LogPart, found.content)
 
     async def begin_session(self, call: Any, found: Identity, response: Response) -> None:
         """See `Daemon`. penstockd writes the store, and takes the log-in as checked."""
@@ -162,7 +163,7 @@ class OverSocket:
         found = await self._ask(call.identity, "GET", f"/v1/jobs/{quote(job, safe='')}".encode())
         if found.status_code != 200:
             raise _refusal(found)
-        return JobView.model_validate_json(found.content)
+        return read(JobView, found.content)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -171,7 +172,7 @@ class OverSocket:
     async def _ask_health(self) -> Health:
         try:
             found = await self._http.get("/v1/ready", timeout=CONNECT_S)
-            return Health.model_validate_json(found.content)
+            return read(Health, found.content)
         except (httpx.HTTPError, ValueError) as error:
             text = f"penstockd does not answer the API ({error or type(error).__name__}); running jobs keep running"
             return Health(status="not-ready", version=__version__, problems=[text])

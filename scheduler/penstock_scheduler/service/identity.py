@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from starlette.requests import Request
 
+from penstock_profiles.wire import read
 from penstock_scheduler.access_messages import By, Identity, LogIn, NewToken, SessionRow, TokenOrder, TokenView
 from penstock_scheduler.client import munge_payload
 from penstock_scheduler.messages import Role
@@ -332,7 +333,7 @@ def is_private(request: Request) -> bool:
 def _said(identity: str | None) -> Identity:
     """The caller as the API has identified it."""
     try:
-        return Identity.model_validate_json(unquote(identity or ""))
+        return read(Identity, unquote(identity or ""))
     except ValueError:
         raise Refusal(401, "unauthenticated", f"the header {IDENTITY} must say who the caller of the API is") from None
 

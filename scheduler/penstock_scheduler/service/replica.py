@@ -125,16 +125,16 @@ class Replica(Known):
         if found == self._read.get(BEAT):
             return
         self._read[BEAT] = found
-        beat = Beat.model_validate(found)
+        beat = Beat.model_validate(found, extra="ignore")
         self.beat = beat
         if (cluster := self._news(CLUSTER, beat)) is not None:
             known = _CLUSTER.validate_python(cluster)
             self.held = known.held
             self.state = ClusterState(known.nodes, (), refused=known.refused, unknown=known.unknown)
         if (chosen := self._news(CHOSEN, beat)) is not None:
-            self.chosen = Chosen.model_validate(chosen)
+            self.chosen = Chosen.model_validate(chosen, extra="ignore")
         if (newest := self._news(ROUND, beat)) is not None:
-            before, self._round = self._round, Round.model_validate(newest)
+            before, self._round = self._round, Round.model_validate(newest, extra="ignore")
             self._tell_of_rounds(None if before is None else before.number)
         tokens = (beat.pid, beat.started_s, beat.versions.get("tokens"))
         if self._read.get("tokens") != tokens:

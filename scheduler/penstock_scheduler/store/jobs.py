@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.profiles import Profile
+from penstock_profiles.wire import read
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import JobView, OwnerView
 from penstock_scheduler.store import tables as t
@@ -93,7 +94,7 @@ class JobStore(LedgerStore):
         """Let an owner whose newest job was set aside keep it."""
         c = t.owners.c
         for name, text in db.execute(sa.select(c.name, c.view).where(c.user_name == former.user)).all():
-            owner = OwnerView.model_validate_json(text)
+            owner = read(OwnerView, text)
             if owner.job == job and owner.key == former.key:
                 view = owner.model_copy(update={"job": former.id}).model_dump_json(exclude_none=True)
                 where = sa.and_(c.user_name == former.user, c.name == name)
@@ -124,7 +125,7 @@ class JobStore(LedgerStore):
         if after is not None:
             chosen = chosen.where(c.number > after)
         with self.read() as db:
-            return [(row.number, row.changed, JobView.model_validate_json(row.view)) for row in db.execute(chosen)]
+            return [(row.number, row.changed, read(JobView, row.view)) for row in db.execute(chosen)]
 
     def jobs_changed(self, after: int, user: str | None = None, limit: int = 1000) -> list[tuple[int, JobView]]:
         """(number of its newest change, job) of jobs that have changed after this number, in the order of these changes."""
@@ -133,13 +134,13 @@ class JobStore(LedgerStore):
         if user is not None:
             chosen = chosen.where(c.user_name == user)
         with self.read() as db:
-            return [(number, JobView.model_validate_json(view)) for number, view in db.execute(chosen)]
+            return [(number, read(JobView, view)) for number, view in db.execute(chosen)]
 
     def job(self, job: str) -> JobView | None:
         """A job; None: it is not in the store."""
         with self.read() as db:
             row = db.scalar(sa.select(t.jobs.c.view).where(t.jobs.c.job == job))
-        return None if row is None else JobView.model_validate_json(row)
+        return None if row is None else read(JobView, row)
 
     def jobs(
         self,
@@ -162,7 +163,7 @@ class JobStore(LedgerStore):
         if after is not None:
             chosen = chosen.where(c.number < after)
         with self.read() as db:
-            return [(number, JobView.model_validate_json(view)) for number, view in db.execute(chosen)]
+            return [(number, read(JobView, view)) for number, view in db.execute(chosen)]
 
     def ended_unknown(self, since_s: float, limit: int) -> list[JobView]:
         """Jobs that ended since then in a way that is not known, newest first."""
@@ -171,7 +172,7 @@ class JobStore(LedgerStore):
         chosen = chosen.where(~c.job.contains("@"))  # the accounts know only the job that has its id now
         with self.read() as db:
             rows = db.execute(chosen.order_by(c.number.desc()).limit(limit))
-            views = [JobView.model_validate_json(view) for (view,) in rows]
+            views = [read(JobView, view) for (view,) in rows]
         return [view for view in views if view.ended == "UNKNOWN"]  # a user's text may hold these words
 
     def begin_submission(self, user: str, key: str, digest: str) -> tuple[str, str | None]:
@@ -209,7 +210,7 @@ class JobStore(LedgerStore):
         c = t.owners.c
         with self.read() as db:
             view = db.scalar(sa.select(c.view).where(c.user_name == user, c.name == name))
-        return None if view is None else OwnerView.model_validate_json(view)
+        return None if view is None else read(OwnerView, view)
 
     def leased_owners(self) -> list[tuple[str, OwnerView]]:
         """(user, owner) of the owners with a lease whose newest job has not ended."""
@@ -217,7 +218,7 @@ class JobStore(LedgerStore):
         alive = sa.select(t.jobs.c.job).where(t.jobs.c.state != "ended")
         with self.read() as db:
             rows = db.execute(sa.select(c.user_name, c.view).where(c.job.in_(alive))).all()
-        found = [(row.user_name, OwnerView.model_validate_json(row.view)) for row in rows]
+        found = [(row.user_name, read(OwnerView, row.view)) for row in rows]
         return [(user, owner) for user, owner in found if owner.lease_s is not None]
 
     def save_owner(self, user: str, owner: OwnerView) -> None:
@@ -243,7 +244,7 @@ class JobStore(LedgerStore):
         chosen = sa.select(t.models.c.estimator).where(t.models.c.job == job).order_by(t.models.c.id.desc()).limit(1)
         with self.read() as db:
             row = db.scalar(chosen)
-        return None if row is None else _ESTIMATOR.validate_json(row)
+        return None if row is None else _ESTIMATOR.validate_json(row, extra="ignore")
 
     def save_profile(self, user: str, profile: Profile) -> None:
         """Save a profile of a user's job. It replaces an older one of the same name and GPU type."""
@@ -269,4 +270,4 @@ class JobStore(LedgerStore):
         if job_name is not None:
             chosen = chosen.where(t.profiles.c.job_name == job_name)
         with self.read() as db:
-            return [Profile.model_validate_json(row) for row in db.scalars(chosen.order_by(t.profiles.c.gpu_type))]
+            return [read(Profile, row) for row in db.scalars(chosen.order_by(t.profiles.c.gpu_type))]

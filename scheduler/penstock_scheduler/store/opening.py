@@ -17,9 +17,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.store import schema
-
-LOCK_NUMBER = 7_361_672_001
-"""Number of the server's advisory lock. It is arbitrary, and the same in all versions."""
+from penstock_scheduler.store.schema import LOCK_NUMBER
 
 LOCK_WAIT_S = 3
 """How long to wait for the lock: a server may notice late that its holder is gone."""

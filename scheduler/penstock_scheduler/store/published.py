@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
 
+from penstock_profiles.wire import read
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database
 
@@ -75,7 +76,7 @@ class PublishedStore(Database):
         c = t.figures.c
         chosen = sa.select(c.changed, c.job, c.figures).where(c.changed > after).order_by(c.changed)
         with self.read() as db:
-            return [(number, job, Figures.model_validate_json(text)) for number, job, text in db.execute(chosen)]
+            return [(number, job, read(Figures, text)) for number, job, text in db.execute(chosen)]
 
     def jobs_with_figures(self) -> list[str]:
         """The jobs that have figures."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 from sqlalchemy import Connection, Engine
 
-from penstock_profiles.wire import Report
+from penstock_profiles.wire import Report, read
 from penstock_scheduler.messages import RoundSummary
 from penstock_scheduler.model import Action, CloudAction, Outcome, Progress, Stop
 from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round, load_round
@@ -180,7 +180,7 @@ class RoundStore(Database):
         if before is not None:
             chosen = chosen.where(t.rounds.c.round < before)
         with self.read() as db:
-            return [RoundSummary.model_validate_json(row) for row in db.scalars(chosen)]
+            return [read(RoundSummary, row) for row in db.scalars(chosen)]
 
     def add_outcomes(self, time_s: float, outcomes: Sequence[Outcome]) -> None:
         """Append to the history of actions."""
@@ -202,14 +202,14 @@ class RoundStore(Database):
         """The history of actions, oldest first; of one job or of all."""
         where = sa.true() if job is None else t.outcomes.c.job == job
         for row in self._rows(t.outcomes.c.id, t.outcomes.c.line, where):
-            yield OutcomeLine.model_validate_json(row)
+            yield read(OutcomeLine, row)
 
     def newest_stop(self, job: str, since_s: float) -> Stop | None:
         """Why a run of the job was stopped last, of the stops since then; None: nothing that Penstock did stopped it."""
         c = t.outcomes.c
         chosen = sa.select(c.line).where(c.job == job, c.time_s >= since_s).order_by(c.id.desc())
         with self.read() as db:
-            lines = map(OutcomeLine.model_validate_json, db.scalars(chosen).all())
+            lines = [read(OutcomeLine, line) for line in db.scalars(chosen)]
         return next((line.stop for line in lines if line.stop is not None), None)
 
     def add_reports(self, reports: Sequence[Report]) -> list[bool]:
@@ -243,7 +243,7 @@ class RoundStore(Database):
         """The history of reports in the order of their arrival; of one job or of all."""
         where = sa.true() if job is None else t.reports.c.job == job
         for row in self._rows(t.reports.c.id, t.reports.c.report, where):
-            yield Report.model_validate_json(row)
+            yield read(Report, row)
 
     def observations(self, job: str, newest: int) -> list[Report]:
         """The newest measurements of a job, oldest first."""
@@ -269,7 +269,7 @@ class RoundStore(Database):
             .limit(newest)
         )
         with self.read() as db:
-            return [Report.model_validate_json(row) for row in reversed(list(db.scalars(chosen)))]
+            return [read(Report, row) for row in reversed(list(db.scalars(chosen)))]
 
     def newest_epoch(self, job: str) -> int | None:
         """The highest epoch that has reported."""

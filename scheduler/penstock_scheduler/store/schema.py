@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sqlite3
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import alembic.command
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -16,14 +18,26 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
+from penstock_scheduler import __version__
 from penstock_scheduler.errors import ConfigError, StoreError
-from penstock_scheduler.store.tables import REVISION, metadata
+from penstock_scheduler.store.tables import COMPATIBLE_FROM, REVISION, compatibility, metadata
+
+log = logging.getLogger(__name__)
 
 FILE = "penstock.db"
 """Name of the SQLite file in the daemon's state_dir."""
 
 BUSY_S = 10.0
 """How long to wait for a locked SQLite file."""
+
+LOCK_NUMBER = 7_361_672_001
+"""Number of the server's advisory lock on using the database. It is arbitrary, and the same in all versions."""
+
+CREATE_NUMBER = LOCK_NUMBER + 1
+"""Number of the server's advisory lock on creating or upgrading the schema."""
+
+DDL_WAIT_S = 3.0
+"""How long an upgrade beside a running penstockd waits for a table."""
 
 NETWORK = {
     "connect_timeout": 3,
@@ -89,6 +103,19 @@ def bound_transactions(engine: Engine, timeout_s: float) -> None:
         connection.commit()
 
 
+def tolerates_upgrade(where: str) -> bool:
+    """Whether penstockd may use a server's database while it is upgraded: its version tolerates all missing migrations."""
+    engine = server_engine(where)
+    try:
+        with engine.connect() as connection:
+            found = revision(connection)
+    except SQLAlchemyError as error:
+        raise StoreError(f"{engine.url!r}: {str(error).splitlines()[0]}; check that the server is up") from error
+    finally:
+        engine.dispose()
+    return found is not None and found >= COMPATIBLE_FROM
+
+
 def revision(connection: Connection) -> str | None:
     """The schema's revision; None: the database is empty."""
     return MigrationContext.configure(connection).get_current_revision()
@@ -98,14 +125,42 @@ def upgrade(engine: Engine, to: str = "head") -> None:
     """Run the missing migrations in one transaction. Raises StoreError; then the database is unchanged."""
     try:
         with engine.connect().execution_options(penstock_write=True) as connection, connection.begin():
-            config = Config()
-            config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-            config.attributes["connection"] = connection
-            alembic.command.upgrade(config, to)
+            migrate(connection, to)
     except SQLAlchemyError as error:
         raise StoreError(
             f"{engine.url!r}: the schema cannot be brought to {to}: {error}; nothing was changed"
         ) from error
+
+
+def upgrade_beside_others(engine: Engine) -> None:
+    """The same while other penstockd use the database, for migrations that they tolerate.
+
+    Raises:
+        StoreError: as `upgrade`; also if a table was in use for too long.
+    """
+    try:
+        with engine.connect() as connection, connection.begin():
+            # A change to a table waits for the transactions that use it, and those that come later wait for the change.
+            connection.execute(sa.text(f"SET LOCAL lock_timeout = '{DDL_WAIT_S:.0f}s'"))
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(CREATE_NUMBER)))
+            migrate(connection)
+    except SQLAlchemyError as error:
+        cause = str(error).splitlines()[0]
+        raise StoreError(
+            f"{engine.url!r}: the schema cannot be upgraded beside a running penstockd: {cause}; nothing was changed. "
+            "Try again, or stop all penstockd first"
+        ) from error
+
+
+def migrate(connection: Connection, to: str = "head") -> None:
+    """Run the missing migrations in the connection's transaction, and note which versions can use the store from now on."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    alembic.command.upgrade(config, to)
+    if revision(connection) == REVISION:
+        connection.execute(compatibility.delete())
+        connection.execute(compatibility.insert(), {"from_revision": COMPATIBLE_FROM, "version": __version__})
 
 
 def differences(engine: Engine) -> list[Any]:
@@ -114,12 +169,28 @@ def differences(engine: Engine) -> list[Any]:
         return list(compare_metadata(MigrationContext.configure(connection), metadata))
 
 
-def expect_newest(connection: Connection, where: str) -> None:
-    """Raises StoreError unless the schema is the newest."""
+def expect_usable(connection: Connection, where: str) -> None:
+    """Raises StoreError unless this version can use the store: its schema is this version's, or a newer one that allows it."""
     found = revision(connection)
     if found is None:
         raise StoreError(f"{where} holds no store yet; start penstockd, or give its state_dir")
     if found < REVISION:
         raise StoreError(f"{where} has the schema {found}, this version needs {REVISION}; run penstock db upgrade")
-    if found > REVISION:
-        raise StoreError(f"{where} has the schema {found}, newer than {REVISION}; upgrade penstock")
+    if found == REVISION:
+        return
+    known = _compatibility(connection)
+    if known is None or known[0] > REVISION:
+        theirs = "a newer version of Penstock" if known is None else f"Penstock {known[1]}"
+        raise StoreError(
+            f"{where} has the schema {found} of {theirs}, and this version, {__version__}, can use no schema newer than "
+            f"{REVISION} of it; upgrade Penstock here, or restore a backup from before the upgrade (penstock db restore)"
+        )
+    log.info("the store's schema is newer, and allows this version", extra={"schema": found, "mine": REVISION})
+
+
+def _compatibility(connection: Connection) -> tuple[str, str] | None:
+    """(oldest schema whose versions can use the store, the version that upgraded it); None: it does not say."""
+    if not sa.inspect(connection).has_table(compatibility.name):
+        return None
+    row = connection.execute(sa.select(compatibility.c.from_revision, compatibility.c.version)).one_or_none()
+    return None if row is None else (row[0], row[1])

@@ -65,7 +65,7 @@ def open_store(
         if found is None and writer:
             schema.upgrade(engine)
         with store.read() as db:
-            schema.expect_newest(db, name)
+            schema.expect_usable(db, name)
         if leadership is not None:
             store.leadership = leadership
         elif writer and store.file is not None:

@@ -22,8 +22,13 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0010"
+REVISION = "0011"
 """The newest migration."""
+
+COMPATIBLE_FROM = "0011"
+"""The oldest schema whose versions of Penstock can use a store with the schema `REVISION`, and may run while it is upgraded.
+It is raised to `REVISION` by a migration that takes something away, and by a document that older versions cannot read.
+docs/developer/release.md has the rule."""
 
 metadata = MetaData()
 
@@ -313,4 +318,13 @@ standbys = Table(
     Column("round", BigInteger, comment="the round that it has loaded"),
     Column("since_s", Float(53), nullable=False, comment="by the database's clock"),
     Column("seen_s", Float(53), nullable=False, comment="by the database's clock"),
+)
+
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column(
+        "from_revision", _NAME, primary_key=True, comment="the oldest schema whose versions can use the store; one row"
+    ),
+    Column("version", _NAME, nullable=False, comment="the version of Penstock that brought the schema here"),
 )

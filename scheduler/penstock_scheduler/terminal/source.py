@@ -39,7 +39,7 @@ class Daemon:
         """A job, why it has what it has, what Penstock did with it, and the end of its output."""
         found = self._penstock.explain(job)
         history = self._penstock.history(job)
-        bodies = [Report.model_validate(each).body for each in history.observations]
+        bodies = [Report.model_validate(each, extra="ignore").body for each in history.observations]
         events = []
         for each in history.outcomes[-EVENTS:]:
             where = f"{each.allocation.gpus} {each.allocation.gpu_type}" if each.allocation else ""

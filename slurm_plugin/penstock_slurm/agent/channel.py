@@ -14,8 +14,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from penstock_profiles.files import open_regular, write_whole
 from penstock_profiles.node_channel import (
     MAX_RANKS,
@@ -30,6 +28,7 @@ from penstock_profiles.node_channel import (
     mps_file,
     statuses_dir,
 )
+from penstock_profiles.wire import read
 
 log = logging.getLogger(__name__)
 
@@ -141,8 +140,8 @@ class Channels:
             if known is not None and known[0] == stamp:
                 return known[1]
             try:
-                status = JobStatus.model_validate_json(file.read(MAX_STATUS_BYTES))
-            except ValidationError as error:
+                status = read(JobStatus, file.read(MAX_STATUS_BYTES))
+            except ValueError as error:
                 log.debug("status ignored", extra={"text": f"{path}: {error}"})
                 return None
         self._statuses[path] = stamp, status

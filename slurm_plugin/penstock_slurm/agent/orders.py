@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from penstock_profiles.files import open_regular
+from penstock_profiles.wire import read
 from penstock_scheduler.sharing.messages import MAX_BYTES, NodeOrder, OrderedJob, order_file
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.freezer import Freezer
@@ -61,7 +62,7 @@ class Orders:
             if stamp == self._stamp or about.st_size > MAX_BYTES:
                 return None
             try:
-                order = NodeOrder.model_validate_json(file.read(MAX_BYTES))
+                order = read(NodeOrder, file.read(MAX_BYTES))
                 if order.node != self._state.node:
                     raise ValueError(f"is for {order.node}")
             except ValueError as error:

@@ -145,7 +145,7 @@ def load(path: Path, boot: str) -> SavedState:
     """The state in the file. It is empty if the file is missing, cannot be read (which is logged) or is of another
     boot."""
     try:
-        found = SavedState.model_validate_json(path.read_bytes())
+        found = SavedState.model_validate_json(path.read_bytes(), extra="ignore")
         if found.boot == boot:
             return found
     except FileNotFoundError:

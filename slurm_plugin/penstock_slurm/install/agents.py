@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from penstock_profiles.files import open_regular
 from penstock_profiles.nvml import OF_PROGRAMS
+from penstock_profiles.wire import read
 from penstock_scheduler import __version__
 from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
 from penstock_slurm import abilities
@@ -102,10 +101,10 @@ def read_status(spool: Path, node: str, now_s: float) -> AgentFinding:
     """What a node's agent reports in the spool."""
     try:
         with open_regular(status_file(spool, node)) as file:
-            status = NodeStatus.model_validate_json(file.read(MAX_BYTES))
+            status = read(NodeStatus, file.read(MAX_BYTES))
     except OSError:
         return AgentFinding("none")
-    except ValidationError:
+    except ValueError:
         return AgentFinding("unreadable")
     age_s = now_s - status.time_s
     fresh = {(each.device, each.xid) for each in status.xids if now_s - each.time_s < ERRORS_S}
