@@ -1,8 +1,8 @@
 """What Slurm's states of nodes and partitions mean for jobs, as tables. `docs/admin/node-states.md` prints them.
 
 Two facts of a node are kept apart: whether new work may start there, and whether the work that is there is asked to leave. Only
-an admin's drain asks it to leave. A node that does not respond, has not registered yet or boots takes no new work, and what runs
-there stays. A node that is DOWN is left to Slurm, which ends its jobs.
+an admin's drain asks it to leave. A node that Slurm drains by itself, does not respond, has not registered yet or boots takes no
+new work, and what runs there stays. A node that is DOWN is left to Slurm, which ends its jobs.
 """
 
 from __future__ import annotations
@@ -88,6 +88,33 @@ BOOTS = frozenset({"POWERING_UP"})
 OWN_DRAIN = frozenset({"INVAL", "INVALID_REG"})
 """States with which Slurm drains a node by itself. That is no request to leave."""
 
+OWN_REASONS = (
+    "batch job complete failure",
+    "Bad core count",
+    "CoreSpec differ",
+    "Could not unpack gres data",
+    "Duplicate jobid",
+    "Epilog error",
+    "Failed to parse dynamic_conf nodeline",
+    "Failed to set topology",
+    "gres/",
+    "Invalid GRES",
+    "Job env setup error",
+    "Kill task failed",
+    "Low CPUs",
+    "Low RealMemory",
+    "Low socket*core*thread count",
+    "Low TmpDisk",
+    "Prolog error",
+    "Prolog/Epilog failure",
+    "Reported active features",
+    "RestrictedCoresPerGPU",
+    "SlurmdSpoolDir is full",
+    "switch_g_job_postfini failed",
+)
+"""How the reasons begin with which Slurm 22.05 to 26.05 drains a node by itself, for a fault. That is no request to leave: in
+plain Slurm the jobs there go on to their end. An admin's drain always has a reason of the admin's own."""
+
 PARTITION_STATES: Mapping[str, Meaning] = {
     "UP": Meaning("open", may_start=True),
     "DOWN": Meaning("jobs wait in it and do not start"),
@@ -112,8 +139,8 @@ class NodeFacts:
     """Why nothing starts there, for people; empty: work may start."""
 
 
-def node_facts(state: Iterable[str]) -> NodeFacts:
-    """The facts of a node with this state, such as {"IDLE", "DRAIN"}."""
+def node_facts(state: Iterable[str], reason: str = "") -> NodeFacts:
+    """The facts of a node with this state, such as {"IDLE", "DRAIN"}, and the reason that Slurm shows for it."""
     words = sorted(state)
     unknown = tuple(word for word in words if word not in NODE_STATES)
     known = [NODE_STATES[word] for word in words if word in NODE_STATES]
@@ -122,7 +149,7 @@ def node_facts(state: Iterable[str]) -> NodeFacts:
         closed.append(f"Penstock does not know the state {'+'.join(unknown)}, and starts nothing there")
     return NodeFacts(
         may_start=not closed,
-        leave=any(each.leave for each in known) and OWN_DRAIN.isdisjoint(words),
+        leave=any(each.leave for each in known) and OWN_DRAIN.isdisjoint(words) and not reason.startswith(OWN_REASONS),
         silent=any(each.silent for each in known) and BOOTS.isdisjoint(words),
         unknown=unknown,
         why="; ".join(dict.fromkeys(closed)),

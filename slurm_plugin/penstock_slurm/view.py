@@ -386,7 +386,7 @@ def silent_nodes(nodes: Iterable[SlurmNode]) -> frozenset[str]:
 
 def leave_request(node: SlurmNode) -> LeaveRequest | None:
     """An admin's drain, with the reason that was given; None: nobody asks the jobs there to leave."""
-    return LeaveRequest(LeaveCause.DRAIN, node.reason) if node_facts(node.state).leave else None
+    return LeaveRequest(LeaveCause.DRAIN, node.reason) if node_facts(node.state, node.reason).leave else None
 
 
 def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[str]) -> tuple[Partition, ...]:

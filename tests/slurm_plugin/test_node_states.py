@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from penstock_slurm.abilities import RELEASES
-from penstock_slurm.node_states import NODE_STATES, PARTITION_STATES, node_facts, partition_facts
+from penstock_slurm.node_states import NODE_STATES, OWN_REASONS, PARTITION_STATES, node_facts, partition_facts
 
 OPEN = {
     *("IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"),
@@ -85,6 +85,49 @@ def test_states_that_slurm_shows_together(state, leave, silent):
     facts = node_facts(state.split("+"))
     assert not facts.may_start
     assert (facts.leave, facts.silent) == (leave, silent)
+
+
+# Each as Slurm 22.05 to 26.05 writes it.
+BY_SLURM = (
+    "batch job complete failure",
+    "Bad core count",
+    "CoreSpec differ",
+    "Could not unpack gres data",
+    "Duplicate jobid",
+    "Epilog error",
+    "Failed to parse dynamic_conf nodeline",
+    "Failed to set topology 'default:s1'",
+    "gres/gpu count reported lower than configured (3 < 4)",
+    "Invalid GRES Links value (0,1) on node n01: i=2 >= link_len=2.",
+    "Job env setup error",
+    "Kill task failed",
+    "Kill task failed (JobId=12 StepId=batch)",
+    "Low CPUs",
+    "Low RealMemory (reported:1000 < 100.00% of configured:2000)",
+    "Low socket*core*thread count, Low CPUs",
+    "Low TmpDisk",
+    "Prolog error",
+    "Prolog/Epilog failure",
+    "Reported active features (a) are not a superset of currently active changeable features (b)",
+    "RestrictedCoresPerGPU=2 but no gpus on node n01",
+    "SlurmdSpoolDir is full",
+    "switch_g_job_postfini failed",
+)
+
+
+@pytest.mark.parametrize("reason", BY_SLURM)
+def test_a_drain_by_slurm_for_a_fault_asks_nobody_to_leave(reason):
+    facts = node_facts({"MIXED", "DRAIN"}, reason)
+    assert (facts.may_start, facts.leave) == (False, False)
+
+
+@pytest.mark.parametrize("reason", ["a fan", "", "NHC: the prolog hangs", "Reboot ASAP", "Not responding", "low CPUs"])
+def test_a_drain_by_an_admin_asks_the_jobs_to_leave(reason):
+    assert node_facts({"MIXED", "DRAIN"}, reason).leave
+
+
+def test_each_reason_of_slurm_has_been_seen():
+    assert all(any(text.startswith(begin) for text in BY_SLURM) for begin in OWN_REASONS)
 
 
 def test_a_word_that_nobody_has_heard_of_closes_this_node_and_says_so():
