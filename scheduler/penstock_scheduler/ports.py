@@ -339,11 +339,13 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Unmanaged:
-    """A job of the cluster that Penstock does not manage."""
+    """A job of the cluster that Penstock does not manage, or has not looked at yet."""
 
     user: str
     text: str
     """What it is, as a sentence without its subject, such as `is a plain job: ...`."""
+    later: bool = False
+    """Whether the next look at the cluster will find it."""
 
 
 class Submitter(Protocol):

@@ -37,6 +37,7 @@ from penstock_slurm.gateway.commands import OVER, guarded
 from penstock_slurm.holds import ADMIN, HoldFiles, foreign_hold
 from penstock_slurm.output_files import resolved
 from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.view import job_spec
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ KEY = "penstock_key"
 """Key in a comment's JSON object: the idempotency key."""
 
 _FIELD = re.compile(
-    r"(?:^| )(ExitCode|StdOut|StdErr|UserId|JobId|JobName|JobState|BatchHost|EndTime|ArrayJobId|ArrayTaskId)="
+    r"(?:^| )(ExitCode|StdOut|StdErr|UserId|JobId|JobName|BatchHost|ArrayJobId|ArrayTaskId)="
     r"(.*?)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)"
 )
 """A field of `scontrol -o show job`. Users choose names and paths, which may look like other fields: nothing that protects one
@@ -185,21 +186,41 @@ class SlurmSubmitter:
         return Fate(job.state, self._exit_code(job.id), job.end_s, text)
 
     def unmanaged(self, job: JobId) -> Unmanaged | None:
-        """See `ports.Submitter`: one call of scontrol."""
-        told = self._told(job)
-        if not told:
+        """See `ports.Submitter`: one call of squeue."""
+        try:
+            records = self._gateway.records(job)
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+        if not records:
             return None
-        user = told.get("UserId", "").partition("(")[0]
-        array, element = told.get("ArrayJobId", ""), told.get("ArrayTaskId", "")
-        if array and job == array:
-            text = f"is an array: ask for its elements, such as {array}_{element.split(',')[0].split('-')[0]}"
-            return Unmanaged(user, f"{text}; `scancel {array}` cancels them all")
-        if array and element.isdigit() and job != f"{array}_{element}":
-            return Unmanaged(user, f"is element {element} of array {array}: ask for {array}_{element}")
-        if told.get("JobState") in ENDED:
-            return Unmanaged(user, f"has ended ({told['JobState']}) and was not managed by Penstock")
-        text = "has no job spec, so it is a plain job, which Penstock leaves to Slurm"
-        return Unmanaged(user, f"{text}; `scontrol show job {job}` shows it")
+        record = next((each for each in records if each.id == job), None)
+        if record is not None:
+            return self._own_record(record)
+        (first, *_), user = records, records[0].user
+        if job == str(first.array_job_id):
+            text = f"is an array: ask for its elements, such as {first.id}; `scancel {job}` cancels them all"
+        else:
+            text = f"is element {first.array_task_id} of array {first.array_job_id}: ask for {first.id}"
+        return Unmanaged(user, text)
+
+    def _own_record(self, record: SlurmJob) -> Unmanaged:
+        """What a job is that the round loop has not shown."""
+        try:
+            has_spec = job_spec(record) is not None
+        except BadJobSpec:
+            has_spec = True
+        shows = f"`scontrol show job {record.id}` shows it"
+        if not has_spec and record.state in ENDED:
+            text = f"has ended ({record.state}) and was not managed by Penstock"
+        elif not has_spec:
+            text = f"has no job spec, so it is a plain job, which Penstock leaves to Slurm; {shows}"
+        elif not {*record.partition} & {*self._settings.partitions, self._settings.cloud_partition}:
+            text = f"is in partition {','.join(record.partition)}, which Penstock does not manage; {shows}"
+        elif record.state in ENDED:
+            text = f"ended ({record.state}) before Penstock had looked at it; {shows}"
+        else:
+            return Unmanaged(record.user, "has a job spec, and penstockd has not looked at it yet", later=True)
+        return Unmanaged(record.user, text)
 
     def output(self, job: JobId, user: str) -> OutputFiles | None:
         """See `ports.Submitter`: one call of scontrol."""

@@ -132,7 +132,8 @@ def sort_jobs(
                 )
             check(spec)
         except BadJobSpec as error:
-            found.refused.append(Refusal(job.id, job.name, job.user, str(error)))
+            runs = False if job.state in WAITING else True if job.state in HOLDING else None
+            found.refused.append(Refusal(job.id, job.name, job.user, str(error), runs))
             continue
         found.managed[job.id] = job, spec
     return found

@@ -39,7 +39,9 @@ def test_a_job_leaves_a_node_that_an_admin_drains_and_stays_on_one_that_slurm_dr
     for _ in range(4):
         number = site.wait_round(after=number)
     now = site.job(job)
-    assert (now.state, now.restarts, now.start_s, now.nodes) == ("RUNNING", 0, before.start_s, before.nodes), site.tail()
+    assert (now.state, now.restarts, now.start_s, now.nodes) == ("RUNNING", 0, before.start_s, before.nodes), (
+        site.tail()
+    )
     assert {line.action.kind for line in open_store(site.state).outcomes()} == {"start"}
     site.slurm.command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=a fan")
     wait_for(lambda: site.job(job).state == "RUNNING" and site.job(job).nodes != (node,), 120, "the job to leave")

@@ -109,7 +109,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "GPU-hours": _gpu_hours(view),
             "reason": view.reason,
             "last stop": view.stopped,
-            "waits": f"it {view.note}" if view.note else "",
+            "note": f"it {view.note}" if view.note else "",
             "suspended": _suspended(view),
             "key": view.key or "",
         }

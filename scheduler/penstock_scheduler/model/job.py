@@ -201,3 +201,5 @@ class Refusal:
     name: str
     user: str
     text: str
+    runs: bool | None = None
+    """Whether it runs, as a job of the cluster alone; None: not known."""

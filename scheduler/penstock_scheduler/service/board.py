@@ -252,11 +252,16 @@ class Board(Known):
         """Live jobs that are not managed any more, for example because somebody overwrote their AdminComment."""
         found = []
         for each in refused:
-            view = self._live.get(each.job)
-            if view is not None and view.note != each.text:
-                found.append(
-                    view.model_copy(update={"version": view.version + 1, "reason": "refused", "note": each.text})
-                )
+            view, note = self._live.get(each.job), f"is not managed any more: {each.text}"
+            if view is None:
+                continue
+            seen: dict[str, object] = {"reason": "refused", "note": note}
+            if each.runs is not None:
+                seen["state"] = "running" if each.runs else "queued"
+            if each.runs is False:
+                seen["allocation"] = None
+            if any(getattr(view, name) != value for name, value in seen.items()):
+                found.append(view.model_copy(update=seen | {"version": view.version + 1}))
         return found
 
     def _view(self, job: Job, before: JobView | None, now_s: float, code: str = "", note: str = "") -> JobView:

@@ -115,5 +115,8 @@ class InProcess:
         if self._board.submitter is not None:
             found = await asyncio.to_thread(self._board.submitter.unmanaged, job)
             if found is not None and call.may_see(found.user):
-                raise Refusal(404, "not-managed", f"job {job[:50]} {found.text}")
+                text = f"job {job[:50]} {found.text}"
+                if found.later:
+                    raise Refusal(503, "not-ready", f"{text}; ask again in a moment", retry_after_s=1)
+                raise Refusal(404, "not-managed", text)
         raise no_such_job(job[:50])

@@ -119,16 +119,30 @@ class CliGateway:
         it could write it into a comment and forge jobs. It must not start with a digit, because the field's size comes before it.
         It stays the same for SEPARATOR_S, so that records that have not changed are recognised by their text.
         """
+        states = ("-t", "all") if finished else ()
+        return self._listed(self._job_reader, *states)
+
+    def records(self, job_id: str) -> tuple[SlurmJob, ...]:
+        """The records of this id, also of jobs that have ended and are not yet purged; empty: slurmctld has none.
+
+        An array's id has those of all its elements. The number of an element has the element's, which has another id.
+        """
+        try:
+            expect_id(job_id)
+            return self._listed(JobReader(), "-t", "all", "-j", job_id)
+        except JobGone:
+            return ()
+
+    def _listed(self, reader: JobReader, *options: str) -> tuple[SlurmJob, ...]:
         if time.monotonic() >= self._separator_until_s:
             self._separator, self._separator_until_s = f"~{secrets.token_hex(8)}", time.monotonic() + SEPARATOR_S
         separator = self._separator
-        states = ("-t", "all") if finished else ()
 
         def ask(release: Release) -> tuple[SlurmJob, ...]:
             variables = {"SQUEUE_FORMAT2": squeue_format(separator, release), "SLURM_TIME_FORMAT": "%s"}
             asked_s = time.time()
-            text = self._commands.read("squeue", "-a", "-h", "-r", "--local", *states, variables=variables)
-            return self._job_reader.read(text, separator, release, asked_s)
+            text = self._commands.read("squeue", "-a", "-h", "-r", "--local", *options, variables=variables)
+            return reader.read(text, separator, release, asked_s)
 
         return self._records("squeue", ask)
 

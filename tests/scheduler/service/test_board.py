@@ -185,3 +185,18 @@ def test_a_submission_that_gets_the_id_of_a_former_job_is_not_that_job(api):
     with api.client("ada") as ada:
         assert (ada.job("1").state, ada.job("1").key) == ("queued", "day")
         assert [view.key for view in ada.jobs(user="ada", state=["ended"])] == ["night"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "state", "holds"), [(True, "running", True), (False, "queued", False), (None, "running", True)]
+)
+def test_a_job_that_is_not_managed_any_more_is_shown_as_it_is(api, runs, state, holds):
+    refused = Refusal("1", "j", "ada", "its comment no longer has the job spec", runs)
+    api.board.take_state(ClusterState(api.board.state.nodes, (BOBS,), (refused,)), 78.0)
+    with api.client("ada") as ada:
+        view = ada.job("1")
+        assert (view.state, view.allocation is not None, view.reason) == (state, holds, "refused")
+        assert view.note == "is not managed any more: its comment no longer has the job spec"
+        version = view.version
+        api.board.take_state(ClusterState(api.board.state.nodes, (BOBS,), (refused,)), 79.0)
+        assert ada.job("1").version == version, "nothing has changed"
