@@ -67,7 +67,8 @@ def serve(
         rules=SchedulingRules(BudgetSettings(), LimitSettings(), store),
         approve=lambda number, by: Approval(round=number, jobs=frozenset(), by=by, until_s=0.0),
         health=lambda now_s: Health(status="ok", version=""),
-        hand_over=str,
+        may_lead=str,
+        hand_over=lambda to: None,
     )
     settings = ApiSettings.model_validate(api_settings(folder) | {"embedded": not separate})
     app = make_app(settings, board, controls, models, models.check)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.leadership.candidate import StandingBy, candidate
 from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.leadership.leaving import Leaving
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
@@ -37,7 +39,7 @@ from penstock_scheduler.notices import NoticeSettings, Notifier
 from penstock_scheduler.one_thread import one_blas_thread
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior
 from penstock_scheduler.plan_gate import Approval, SafetySettings
-from penstock_scheduler.plugins import open_cloud, open_cluster
+from penstock_scheduler.plugins import load_cloud, open_cloud, open_cluster
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Clock, ClusterParts, Leadership, ModelSource, Store
@@ -97,6 +99,10 @@ class _Signals:
         self.stop = False
         self._reload = False
         self._clock = clock
+        self._woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        # Python's own handlers run between two instructions of the main thread. A solver may keep it for 20 s.
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGHUP, self._on_hangup)
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, self._on_stop)
@@ -105,6 +111,16 @@ class _Signals:
         """Whether to reload the settings now."""
         wanted, self._reload = self._reload, False
         return wanted
+
+    def hurry(self) -> None:
+        """Let the loop see at once that it should end."""
+        self._clock.wake()
+        self._waker.send(b"\0")
+
+    def wait(self) -> None:
+        """Wait until the daemon should end, in a thread of its own."""
+        while self._woken.recv(1)[0] == signal.SIGHUP:
+            pass
 
     def _on_stop(self, number: int, frame: object) -> None:
         self.stop = True
@@ -129,6 +145,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
         waiting = StandingBy(daemon.store, candidate(daemon, settings.section(ApiSettings)))
         from penstock_scheduler.service.standing_by import stand_by  # needs the extra `service`
 
+        _prepare(settings, clock)
         lease = stand_by(waiting, settings, lambda: signals.stop)
         if lease is None:
             log.info("stopped", extra={"why": "asked to"})
@@ -149,9 +166,11 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
 
     1. Open the API if it is enabled.
     2. Tick. After each tick: sign of life to systemd, notices, reload.
-    3. Give the lead up, and close in the opposite order.
+    3. Give the lead up, and close in the opposite order. If others may lead, this does not wait for a long observation or
+       decision: whatever comes of that is not written any more.
     """
     settings, store, handover = site.settings, site.store, site.handover
+    handover.hurry = signals.hurry
     api = settings.section(ApiSettings)
     service, publisher = make_service(site) if api.enabled else (None, None)
     if publisher is not None:
@@ -159,6 +178,15 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
     if service is not None:
         service.start()
     site.vitals.start()
+
+    def leave() -> None:
+        store.leadership.close(handover.successor)
+        if service is not None:
+            service.stop()
+
+    leaving = Leaving(site.loop.health, leave)
+    if store.leadership.fenced:
+        leaving.start(signals.wait)
 
     def on_tick() -> None:
         sd_notify("WATCHDOG=1")
@@ -185,9 +213,7 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
     sd_notify("READY=1")
     site.loop.run(lambda: signals.stop or handover.wanted or bool(store.leadership.lost), on_tick)
     sd_notify("STOPPING=1" if signals.stop else "STATUS=hands over")
-    store.leadership.close(handover.successor)
-    if service is not None:
-        service.stop()
+    leaving.now()
     if publisher is not None:
         publisher.stop()
     site.vitals.stop()
@@ -198,6 +224,16 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
         return 0
     log.info("stopped", extra={"why": store.leadership.lost or "handed over; the next start stands by"})
     return STANDS_BY
+
+
+def _prepare(settings: Settings, clock: Clock) -> None:
+    """Load what a leader needs, and check the settings, so that a takeover is quick and does not fail. Raises ConfigError."""
+    daemon = settings.section(DaemonSettings)
+    parts, _, _ = _open(settings, clock)
+    make_decider(settings.policy, parts.agents)
+    read_prior(daemon.pairs)
+    if daemon.cloud is not None:
+        load_cloud(daemon.cloud)
 
 
 def _check(settings: Settings) -> int:
@@ -384,6 +420,7 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
         site.rules,
         site.approve,
         site.vitals.health,
+        site.may_lead,
         site.hand_over,
     )
 

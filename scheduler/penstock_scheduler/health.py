@@ -139,6 +139,11 @@ class LoopHealth:
         with self._lock:
             return tuple(self._records.values())
 
+    @property
+    def under_way(self) -> StepName | None:
+        """The step that is going on; None: none is."""
+        return next((step.name for step in self.steps() if step.began_s is not None), None)
+
     def _note(self, name: StepName, **changed: object) -> None:
         with self._lock:
             self._records[name] = replace(self._records[name], **changed)  # type: ignore[arg-type]

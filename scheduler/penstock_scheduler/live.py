@@ -52,6 +52,8 @@ class Handover:
     wanted: bool = False
     successor: str = ""
     """Which one; empty: any."""
+    hurry: Callable[[], None] = lambda: None
+    """Called when it is wanted, so that the loop does not wait for its next tick."""
 
 
 @dataclass
@@ -124,11 +126,8 @@ class LiveScheduler:
             self.loop.gate.approval = approval
         return approval
 
-    def hand_over(self, successor: str) -> str:
-        """Let another penstockd lead after the present tick: the one of this name; empty: any that stands by.
-
-        Returns:
-            Those that may lead next, for people.
+    def may_lead(self, successor: str) -> str:
+        """Who may lead next if `successor` is asked for, for people. Empty: any that stands by.
 
         Raises:
             NoStandby: nobody could take over, or nobody of that name.
@@ -141,8 +140,12 @@ class LiveScheduler:
             raise NoStandby(f"{successor} does not stand by; these do: {', '.join(there) or 'none'}")
         if not there:
             raise NoStandby("no other penstockd stands by; start one first")
-        self.handover.successor, self.handover.wanted = successor, True
         return successor or ", ".join(there)
+
+    def hand_over(self, successor: str) -> None:
+        """Let another penstockd lead after the present tick: the one of this name; empty: any that stands by."""
+        self.handover.successor, self.handover.wanted = successor, True
+        self.handover.hurry()
 
     def set_paused(self, paused: bool) -> None:
         """Stop or resume deciding rounds, also after a restart."""

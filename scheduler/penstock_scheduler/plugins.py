@@ -28,13 +28,18 @@ def open_cluster(
 
 def open_cloud(name: str, settings: Settings, clock: Clock, store: Store, nodes: CloudNodes | None) -> Burst:
     """The installed cloud of this name, for the cluster's cloud nodes. Raises ConfigError."""
-    found = _installed(CLOUDS, "cloud", name)
+    found = load_cloud(name)
     if nodes is None:
         raise ConfigError(
             "[daemon] cloud: the cluster has no nodes for it; name their partition in [slurm] cloud_partition"
         )
     cloud: Burst = found(settings, clock, store, nodes)
     return cloud
+
+
+def load_cloud(name: str) -> Callable[..., Any]:
+    """What opens the installed cloud of this name. Raises ConfigError."""
+    return _installed(CLOUDS, "cloud", name)
 
 
 def _installed(group: str, key: str, name: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@
 2. `store.leader_table`: the database's side: take a term, confirm it, release it, stand by.
 3. `lease`: what a leader asks right before each write.
 4. `candidate`: how a penstockd becomes the leader.
+5. `leaving`: how it gives the lead up.
 
 docs/decisions/0021-one-leader.md has the argument. The port is `ports.Leadership`.
 """

@@ -111,6 +111,7 @@ class Lease:
         self._writes = threading.Condition()
         self._under_way = 0
         self._closed = threading.Event()
+        self._given_up = False
 
     def start(self) -> None:
         """Confirm the term again and again, in a thread of its own."""
@@ -163,7 +164,7 @@ class Lease:
         self._closed.set()
         with self._writes:
             done = self._writes.wait_for(lambda: self._under_way == 0, DRAIN_S)
-        if self.lost:
+        if self.lost or self._given_up:
             return
         if not done:
             log.warning(
@@ -172,6 +173,7 @@ class Lease:
             return
         try:
             self._table.release(self.number, successor)
+            self._given_up = True
             log.info("term given up", extra={"fencing": self.number, "successor": successor})
         except StoreError as error:
             log.warning("term not given up", extra={"text": f"{error}; a standby waits for the lease"})

@@ -67,8 +67,10 @@ class Controls:
     """Approve the stops of a refused round, in the name of a user. Raises PenstockError."""
     health: Callable[[float], Health]
     """The daemon's health at a time, in seconds since 1970."""
-    hand_over: Callable[[str], str]
-    """Let another penstockd lead, of this name or any. Returns its name, or who may. Raises ConfigError."""
+    may_lead: Callable[[str], str]
+    """Who may lead next, by name, if this one or anybody (empty) is asked for. Raises NoStandby."""
+    hand_over: Callable[[str], None]
+    """Let another penstockd lead, of this name or any, from now on."""
 
 
 @dataclass(frozen=True)

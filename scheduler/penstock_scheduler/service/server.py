@@ -78,6 +78,7 @@ class Service:
         gc.collect()
         gc.freeze()  # objects of imported modules live until the end; leave them out of full collections
         gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)
+        self._make_servers()  # before `stop` may look for them
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(*besides)), name="api", daemon=True)
         self._thread.start()
 
@@ -90,9 +91,7 @@ class Service:
         if self._own:
             self._path.unlink(missing_ok=True)
 
-    async def _serve(self, *besides: Coroutine[Any, Any, None]) -> None:
-        self._known.serve_on(asyncio.get_running_loop())
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "api"))
+    def _make_servers(self) -> None:
         places = Places(connections(self._settings.max_connections, open_files.limit()))
         for _, tls in self._sockets:
             config = uvicorn.Config(
@@ -108,6 +107,10 @@ class Service:
                 ssl_keyfile=str(self._settings.tls_key) if tls else None,
             )
             self._servers.append(LimitedServer(config, places, self._note_refused, self._peers))
+
+    async def _serve(self, *besides: Coroutine[Any, Any, None]) -> None:
+        self._known.serve_on(asyncio.get_running_loop())
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "api"))
         pairs = zip(self._servers, self._sockets, strict=True)
         api = self._app.state.api
         leases = [] if api.leases is None else [api.leases.run(partial(submitting.cancel_unowned, api))]

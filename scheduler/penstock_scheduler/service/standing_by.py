@@ -16,7 +16,6 @@ from penstock_scheduler.health_messages import Health
 from penstock_scheduler.leadership.candidate import StandingBy
 from penstock_scheduler.leadership.lease import Lease
 from penstock_scheduler.logs import sd_notify
-from penstock_scheduler.policies import make_policy
 from penstock_scheduler.service import leading
 from penstock_scheduler.service.server import Service
 from penstock_scheduler.service.settings import ApiSettings
@@ -34,7 +33,10 @@ LEADER_HEADER = "Penstock-Leader"
 
 def stand_by(waiting: StandingBy, settings: Settings, stop: Callable[[], bool]) -> Lease | None:
     """Stand by until this penstockd leads, and answer the API meanwhile. None: `stop()` came before. Raises ConfigError."""
-    make_policy(settings.policy)  # imports its solver
+    # What a leader needs is loaded now: it takes a second.
+    import penstock_scheduler.service.app
+    import penstock_scheduler.service.publisher  # noqa: F401
+
     api = settings.section(ApiSettings)
     service = None
     if api.enabled:

@@ -222,7 +222,7 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
     # No daemon ticks here, so nothing may count as late on a slow machine.
     vitals = Vitals(HealthSettings(late_s=3600.0), loop, checks, board, lambda: bool(changes["paused"]), lambda: 60.0)
 
-    def hand_over(to):
+    def may_lead(to):
         return to or "b"
 
     controls = Controls(
@@ -234,7 +234,8 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
         SchedulingRules(BudgetSettings(prices=prices), LimitSettings(), board.store),
         lambda number, by: Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900),
         vitals.health,
-        hand_over,
+        may_lead,
+        lambda to: changes.update(moved_after=board.store.audit(limit=1)[0].action),
     )
     return controls, vitals
 

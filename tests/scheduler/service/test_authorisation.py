@@ -201,6 +201,12 @@ def test_every_change_of_state_is_audited(api, endpoint):
         assert (lines[0].action, lines[0].user) == (" ".join(endpoint), ME if who == "me" else who)
 
 
+def test_a_handover_is_audited_before_it_begins(api):
+    """Nothing can be written afterwards."""
+    assert 200 <= ask(api, "boss", "POST", "/v1/leader/move", {}) < 300
+    assert api.changes["moved_after"] == "POST /v1/leader/move"
+
+
 def test_users_submit_as_themselves_and_lists_hide_the_jobs_of_others(api):
     assert ask(api, "me", "POST", "/v1/jobs", SUBMISSION) == 201
     with api.client("ada") as ada, api.client("oz") as oz:

@@ -6,11 +6,14 @@ import os
 import re
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fastapi import FastAPI
 
 from penstock_scheduler.client import Client
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.service.server import Service
 from penstock_scheduler.service.settings import ApiSettings
 from tests.scheduler.service.api import ME, serving
 
@@ -65,3 +68,14 @@ def test_a_file_that_is_no_socket_is_never_deleted(tmp_path):
     with pytest.raises(ConfigError, match="is not a socket"), serving(tmp_path / "api", socket=path):
         pass
     assert path.read_text() == "years of work"
+
+
+def test_a_service_that_has_hardly_started_stops_at_once(tmp_path):
+    """As that of a penstockd that takes over in the moment in which it starts."""
+    known = SimpleNamespace(serve_on=lambda loop: None, counters={})
+    app = FastAPI()
+    app.state.api = SimpleNamespace(leases=None)
+    service = Service(ApiSettings(socket=tmp_path / "api.sock"), app, known)
+    service.start()
+    service.stop()
+    assert not service.serves

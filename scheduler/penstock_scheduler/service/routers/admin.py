@@ -62,10 +62,11 @@ async def put_pause(pause: Pause, call: Admin) -> Pause:
 async def post_leader_move(order: LeaderMove, call: Admin) -> LeaderMove:
     """Let another penstockd lead: the one of this name, or any that stands by. Running jobs notice nothing."""
     try:
-        to = await asyncio.to_thread(call.api.controls.hand_over, order.to)
+        to = await asyncio.to_thread(call.api.controls.may_lead, order.to)
     except NoStandby as error:
         raise Refusal(409, "no-standby", str(error)) from None
-    await call.audit(allowed=True, text=order.model_dump_json())
+    await call.audit(allowed=True, text=order.model_dump_json())  # before, because nothing can be written afterwards
+    await asyncio.to_thread(call.api.controls.hand_over, order.to)
     return LeaderMove(to=to)
 
 
