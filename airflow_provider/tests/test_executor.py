@@ -36,6 +36,10 @@ def key(number):
     return TaskInstanceKey("executor", "task", number, 1, -1)
 
 
+def jobs_of(executor):
+    return {key: each.job_id for key, each in executor.watched.items()}
+
+
 def executor_with(python, monkeypatch, folder):
     pytest.importorskip("airflow.sdk", reason="executors were others before Airflow 3")
     module = import_module("airflow_provider_penstock.executors.penstock")
@@ -56,15 +60,15 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
     executor._process_workloads(tasks[:1])  # it is queued again before its job has ended
     again = executor_with(str(python), monkeypatch, folder)
     again._process_workloads(tasks)  # as after a scheduler that was killed before it could say so
-    assert again.jobs == executor.jobs
+    assert jobs_of(again) == jobs_of(executor)
     gate.touch()
     assert executor.running == {key("good-1"), key("bad-1")}
     assert {state for state, _ in executor.event_buffer.values()} == {"running"}
-    jobs = dict(executor.jobs)
+    jobs = jobs_of(executor)
 
     def ended():
         executor.sync()
-        return not executor.jobs
+        return not executor.watched
 
     until(ended)
     events = executor.get_event_buffer()
@@ -83,13 +87,13 @@ def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, mo
     monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
     task = Workload("long-1")
     executor._process_workloads([task])
-    job_id = executor.jobs[key("long-1")]
+    job_id = executor.watched[key("long-1")].job_id
     after = executor_with("python3", monkeypatch, folder)
     never = Workload("never-submitted")
     assert after.try_adopt_task_instances([task.ti, never.ti]) == [never.ti]
-    assert after.jobs == {key("long-1"): job_id}
+    assert jobs_of(after) == {key("long-1"): job_id}
     after.sync()
-    assert after.jobs
+    assert after.watched
     after.revoke_task(ti=task.ti)
     after.revoke_task(ti=never.ti)
     assert not after.running
@@ -101,13 +105,13 @@ def test_a_task_that_is_queued_again_after_it_was_revoked_has_another_job(folder
     monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
     task = Workload("revoked-1")
     executor._process_workloads([task])
-    first = executor.jobs[key("revoked-1")]
+    first = executor.watched[key("revoked-1")].job_id
     with monkeypatch.context() as cut:
         cut.setattr(httpx.Client, "request", away)
         executor.revoke_task(ti=task.ti)  # it cannot be cancelled now
     assert hook.job(first)["state"] != "ended"
     executor._process_workloads([task])
-    second = executor.jobs[key("revoked-1")]
+    second = executor.watched[key("revoked-1")].job_id
     assert second != first
     until(lambda: hook.job(first)["ended"] == "CANCELLED")
     executor.revoke_task(ti=task.ti)
@@ -130,7 +134,7 @@ def test_an_executor_asks_a_penstockd_that_does_not_answer_once(folder, monkeypa
     monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: away(asked.append(1)))
     tasks = [TaskInstance(f"adopted-{number}") for number in range(20)]
     assert executor.try_adopt_task_instances(tasks) == []
-    assert executor.jobs == {ti.key: "" for ti in tasks}
+    assert jobs_of(executor) == {ti.key: "" for ti in tasks}
     assert len(asked) == 1
 
 
@@ -173,10 +177,38 @@ def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch
         assert list(executor.queued_tasks) == [key("away-1")]
         assert executor.try_adopt_task_instances([task.ti]) == []
         executor.sync()
-        assert executor.jobs == {key("away-1"): ""}
+        assert jobs_of(executor) == {key("away-1"): ""}
     executor.sync()
     assert executor.get_event_buffer()[key("away-1")] == ("failed", "penstockd knows no job of this task")
     task.ti.executor_config = {"penstock": {"spec": {"min_gpus": 4, "max_gpus": 2}}}
     executor._process_workloads([task])
     assert "max_gpus=2 is less than min_gpus=4" in executor.get_event_buffer()[key("away-1")][1]
     assert not executor.queued_tasks
+
+
+def test_each_task_has_its_jobs_by_its_own_connection_and_one_that_is_away_delays_no_other(
+    folder, monkeypatch, hook, until
+):
+    executor = executor_with("sleep 300 #", monkeypatch, folder)
+    monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
+    good = json.loads(os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"])
+    monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_AWAY", json.dumps(good | {"host": "127.0.0.2"}))
+    tasks = {conn_id: Workload(f"own-{conn_id}") for conn_id in ("penstock_away", "penstock_wrong", "penstock_other")}
+    for conn_id, task in tasks.items():
+        task.ti.executor_config = {"penstock": {"conn_id": conn_id}}
+    executor._process_workloads([*tasks.values(), *tasks.values()])
+    assert jobs_of(executor).keys() == {tasks["penstock_other"].ti.key}
+    assert "401" in executor.get_event_buffer()[tasks["penstock_wrong"].ti.key][1]
+    assert executor.try_adopt_task_instances([tasks["penstock_away"].ti]) == []
+    executor.sync()
+    assert set(jobs_of(executor)) == {tasks["penstock_away"].ti.key, tasks["penstock_other"].ti.key}
+    page = executor.get_task_log(tasks["penstock_other"].ti, 1)[0][0].rpartition(" ")[2]
+    assert page.startswith("https://penstock.example.org/v1/jobs/")
+    job_id = executor.watched[tasks["penstock_other"].ti.key].job_id
+    hook.cancel(job_id)
+
+    def failed():
+        executor.sync()
+        return tasks["penstock_other"].ti.key not in executor.watched
+
+    until(failed)

@@ -144,6 +144,29 @@ def test_a_failed_job_fails_the_task_with_its_last_lines_and_a_retry_is_a_new_jo
     assert len(set(messages)) == 2
 
 
+def test_a_retry_starts_no_job_in_place_of_one_that_somebody_cancelled_and_one_after_a_timeout_does(
+    folder, instance, hook, until
+):
+    """The first tries were lost before they heard of the end, for example with their workers."""
+
+    def job_of(name, number):
+        operator = submit(name, folder, wait_for_completion=False)
+        operator.execute(context(instance(name, try_number=number)))
+        return operator
+
+    stopped = job_of("stopped-by-somebody", 1).job_id
+    hook.cancel(stopped)
+    until(lambda: hook.job(stopped)["ended"] == "CANCELLED")
+    with pytest.raises(AirflowFailException, match=f"job {stopped}, the job of an earlier try, was cancelled"):
+        job_of("stopped-by-somebody", 2)
+    overdue = job_of("stopped-by-itself", 1)
+    overdue.on_kill()
+    until(lambda: hook.job(overdue.job_id)["ended"] == "CANCELLED")
+    again = job_of("stopped-by-itself", 2).job_id
+    assert again != overdue.job_id
+    hook.cancel(again)
+
+
 @pytest.mark.parametrize("codes", [3, (2, 3)])
 def test_a_job_may_skip_its_task_by_its_exit_code(folder, instance, codes):
     task = f"skips-{codes}".translate(str.maketrans("(, )", "____"))

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import re
 import sys
 from datetime import UTC, datetime, timedelta
@@ -8,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import airflow
+import httpx
 import jsonschema
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
-from helpers import context, submit
+from helpers import away, context, first_event, submit
 from packaging import version
 
 import airflow_provider_penstock
@@ -21,6 +23,7 @@ from airflow_provider_penstock.hooks.penstock import PenstockHook
 from airflow_provider_penstock.notifications.penstock import PenstockCancelNotifier
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 from airflow_provider_penstock.retries import retry_policy
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
 
 def test_provider_info_is_valid_and_what_it_names_is_there():
@@ -44,6 +47,30 @@ def test_a_connection_says_for_whom_it_is_taken_and_a_wrong_token_is_told():
     good, sentence = PenstockHook("penstock_wrong").test_connection()
     assert not good
     assert "401" in sentence
+
+
+def test_a_request_is_repeated_for_as_long_as_another_penstockd_needs_to_take_over(hook, monkeypatch):
+    """A restart takes some seconds, and a takeover 15 s."""
+    now_s, real = [0.0], httpx.Client.request
+    monkeypatch.setattr("airflow_provider_penstock.hooks.penstock.time.sleep", lambda s: now_s.append(now_s[-1] + s))
+    monkeypatch.setattr(httpx.Client, "request", lambda *a, **k: real(*a, **k) if now_s[-1] > 25 else away())
+    assert hook.ask("GET", "/v1/me")["role"]
+    now_s.clear()
+    now_s.append(0.0)
+    assert not hook.test_connection()[0]
+    assert now_s[-1] < 5, "a person waits for the answer"
+
+
+def test_of_several_hosts_the_one_that_leads_is_asked(folder, instance, monkeypatch):
+    given = json.loads(os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"])
+    monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_TWO", json.dumps(given | {"host": "127.0.0.2, 127.0.0.1"}))
+    monkeypatch.setattr("airflow_provider_penstock.hooks.penstock._unanswered_s", {})
+    hook = PenstockHook("penstock_two")
+    assert hook.ask("GET", "/v1/me")["role"]
+    assert "//127.0.0.1:" in hook.base_url, "the next request begins with it"
+    monkeypatch.setattr("airflow_provider_penstock.hooks.penstock._unanswered_s", {})
+    event = first_event(PenstockJobTrigger("penstock_two", "999999", 0.2))
+    assert "no job 999999" in event["error"], "the triggerer has asked the one that answers"
 
 
 def test_a_command_says_what_to_change_before_the_first_task_runs(monkeypatch, capsys):
@@ -105,7 +132,7 @@ def test_the_settings_of_the_executor_are_airflows_and_have_their_defaults():
 
 def test_tls_is_spoken_and_a_certificate_that_nobody_vouches_for_is_refused(monkeypatch):
     assert PenstockHook().base_url.startswith("https:")
-    monkeypatch.setattr("airflow_provider_penstock.hooks.penstock.RETRY_PAUSES_S", ())
+    monkeypatch.setattr("airflow_provider_penstock.hooks.penstock.TEST_PAUSES_S", ())
     good, sentence = PenstockHook("penstock_stranger").test_connection()
     assert not good
     assert "certificate" in sentence

@@ -267,7 +267,7 @@ def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_
 
     async def read():
         shown = []
-        async with await connect("penstock_default") as client:
+        async with connect("penstock_default") as client:
             for _ in range(10):
                 await trigger.show_output(client)
                 shown.append(trigger.shown)

@@ -230,9 +230,14 @@ class Client:
         """Renew the leases of own jobs; the jobs that have one."""
         return self._ask(Renewed, "POST", "/v1/jobs/renew", body=Renewal(jobs=jobs), again=True).jobs
 
-    def cancel(self, job: str) -> JobView:
-        """Ask Slurm to end a job. A job that has ended stays as it is."""
-        return self._ask(JobView, "POST", f"/v1/jobs/{job}/cancel", again=True)
+    def cancel(self, job: str, *, for_owner: bool = False) -> JobView:
+        """Ask Slurm to end a job. A job that has ended stays as it is.
+
+        Args:
+            for_owner: whether the job's owner itself gives it up, so that its next try submits another one.
+        """
+        query = {"for_owner": "true"} if for_owner else None
+        return self._ask(JobView, "POST", f"/v1/jobs/{job}/cancel", query=query, again=True)
 
     def hold(self, job: str) -> JobView:
         """Keep a job from being started until it is released. A running job continues."""

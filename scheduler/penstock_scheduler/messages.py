@@ -84,6 +84,8 @@ class OwnerView(Owner):
     key: Key | None = None
     former: str | None = None
     """The job that the newest one replaces."""
+    given_up: bool = False
+    """Whether the newest job was cancelled for the owner itself, so that its next try submits another one."""
 
 
 class Submission(Body):

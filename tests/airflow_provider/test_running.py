@@ -287,6 +287,9 @@ def test_a_task_runs_in_a_job_of_the_executor_and_outlives_the_scheduler(
         details=lambda: airflow.story("on_gpu", run),
     )
     job_id = airflow.task("on_gpu", run, "where")["id"]
+    (job,) = [job.id for job in site.gateway.jobs() if "airflow:executor" in job.comment]
+    links = {name: url.partition("/v1/")[2] for name, url in airflow.links("on_gpu", run, "where").items()}
+    assert links == {"Penstock job": f"jobs/{job}/page", "Why it has these GPUs": f"jobs/{job}/page#explain"}
     airflow.kill("scheduler")
     airflow.start("scheduler")
     time.sleep(30)  # longer than the new scheduler waits before the old one counts as dead

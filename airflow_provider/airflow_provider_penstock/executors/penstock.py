@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_provider_penstock.cli import check
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
-from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, read
+from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, did_not_answer, read
 
 SECTION = "penstock_executor"
 TIMEOUT_S = 5.0
@@ -33,6 +34,87 @@ END_OF_WORKLOAD
 """The workload is in a file, because its token would be visible in the list of processes."""
 
 
+PATH = f"{__name__}.PenstockExecutor"
+"""As Airflow's settings name the executor."""
+
+
+def connection_of(executor_config: Any) -> str:
+    """The connection for a task's jobs: `conn_id` of `executor_config["penstock"]`, else that of the settings."""
+    given = executor_config.get("penstock") if isinstance(executor_config, dict) else None
+    conn_id = given.get("conn_id") if isinstance(given, dict) else None
+    return str(conn_id or conf.get(SECTION, "conn_id", fallback=PenstockHook.default_conn_name))
+
+
+class Line:
+    """The executor's line to the penstockd of one connection: an HTTP client that stays open."""
+
+    def __init__(self, conn_id: str) -> None:
+        self.hook = PenstockHook(conn_id)
+        self._client: httpx.Client | None = None
+
+    def ask(self, method: str, path: str, **request: Any) -> Any:
+        """Send a request once; twice if penstockd does not know the token any more. The next heartbeat tries again."""
+        was_open = self._client is not None
+        try:
+            return self._send(method, path, **request)
+        except PenstockRefused as refused:
+            if refused.code != UNAUTHENTICATED or not was_open:
+                raise
+            self._close()
+            return self._send(method, path, **request)
+        except (httpx.TransportError, PenstockAway):
+            if self._client is not None:
+                did_not_answer(self._client)
+            self._close()  # the connection may have another address by now
+            raise
+
+    def _send(self, method: str, path: str, **request: Any) -> Any:
+        if self._client is None:
+            # Another thread reads the connection: the scheduler asks while it holds a session of its database, Airflow keeps one
+            # session for each thread, and reading a connection closes the session of the thread that reads.
+            with ThreadPoolExecutor(1) as thread:
+                self._client = thread.submit(self.hook.get_conn).result()
+        return read(self._client.request(method, path, timeout=TIMEOUT_S, **request))
+
+    def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def newest(self, stem: str) -> tuple[Job | None, int]:
+        """The newest job of a task's try and its number; None and 0 if there is none."""
+        newest, number = None, 0
+        while jobs := self.ask("GET", "/v1/jobs", params={"key": f"{stem}:{number + 1}"})["jobs"]:
+            newest, number = jobs[0], number + 1
+        return newest, number
+
+    def open(self) -> set[str]:
+        """The ids of the jobs that have not ended."""
+        found: set[str] = set()
+        query: dict[str, Any] = {"state": list(OPEN), "limit": 500}
+        while True:
+            page = self.ask("GET", "/v1/jobs", params=query)
+            found |= {job["id"] for job in page["jobs"]}
+            if page["next"] is None:
+                return found
+            query["after"] = page["next"]
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job."""
+        self.ask("POST", f"/v1/jobs/{job_id}/cancel")
+
+
+@dataclass
+class Watched:
+    """A task that was handed to Slurm."""
+
+    line: Line
+    stem: str
+    """The common part of the keys of its jobs."""
+    job_id: str
+    """Empty while it is unknown, because penstockd did not answer."""
+
+
 class PenstockExecutor(BaseExecutor):
     """Runs a task with `executor="PenstockExecutor"` as a Slurm job, described by `executor_config={"penstock": {...}}`.
 
@@ -43,14 +125,12 @@ class PenstockExecutor(BaseExecutor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._hook = PenstockHook(conf.get(SECTION, "conn_id", fallback=PenstockHook.default_conn_name))
-        self._client: httpx.Client | None = None
+        self._lines: dict[str, Line] = {}
+        """By connection."""
         self._poll_s = conf.getfloat(SECTION, "poll_interval_s", fallback=2.0)
         self._polled_s = float("-inf")
-        self.jobs: dict[Any, str] = {}
-        """Key of a running task -> its job's id; empty while the id is unknown because penstockd did not answer."""
-        self.keys: dict[Any, str] = {}
-        """Key of a running task -> the common part of its jobs' keys."""
+        self.watched: dict[Any, Watched] = {}
+        """By the keys of running tasks."""
         self.revoked: set[str] = set()
         """Ids of jobs that must end, although their task may be queued again with the same id."""
 
@@ -62,9 +142,12 @@ class PenstockExecutor(BaseExecutor):
 
     def _process_workloads(self, workloads: Sequence[Any]) -> None:
         """Submit each workload. Those that penstockd does not accept now stay queued for the next heartbeat."""
+        away = set()  # each is asked only once, because the scheduler waits meanwhile
         for workload in workloads:
-            key = workload.ti.key
-            if key in self.jobs:  # it was deferred or rescheduled, and its last job has not ended yet
+            key, line = workload.ti.key, self._line(workload.ti)
+            if (
+                key in self.watched or line in away
+            ):  # it was deferred or rescheduled, and its last job has not ended yet
                 continue
             try:
                 job = self._submit(workload)
@@ -74,24 +157,30 @@ class PenstockExecutor(BaseExecutor):
                 continue
             except Exception as error:
                 self.log.warning("penstockd does not answer (%s): %s stays queued", error, key)
-                return
+                away.add(line)
+                continue
             self.queued_tasks.pop(key, None)
-            self._watch(key, job_key(workload.ti.id), job["id"])
+            self._watch(workload.ti, job["id"])
             self.running_state(key, job["id"])
 
     def _submit(self, workload: Any) -> Job:
-        stem = job_key(workload.ti.id)
-        newest, number = self._newest(stem)
+        stem, line = job_key(workload.ti.id), self._line(workload.ti)
+        newest, number = line.newest(stem)
         if newest is not None and newest["state"] != "ended":
             if newest["id"] not in self.revoked:
                 return newest
-            self._cancel(newest["id"])  # again, because penstockd may not have answered
-        return dict(self._ask("POST", "/v1/jobs", json=self.submission(workload) | {"key": f"{stem}:{number + 1}"}))
+            line.cancel(newest["id"])  # again, because penstockd may not have answered
+        return dict(line.ask("POST", "/v1/jobs", json=self.submission(workload) | {"key": f"{stem}:{number + 1}"}))
+
+    def _line(self, ti: Any) -> Line:
+        conn_id = connection_of(ti.executor_config)
+        return self._lines.setdefault(conn_id, Line(conn_id))
 
     def submission(self, workload: Any) -> dict[str, Any]:
         """The body for the API, without its key."""
         ti = workload.ti
         given = dict((ti.executor_config or {}).get("penstock", {}))
+        given.pop("conn_id", None)
         python = conf.get(SECTION, "python", fallback="python3")
         script = SCRIPT.format(workload=workload.model_dump_json(), python=shlex.quote(python))
         server = conf.get("core", "execution_api_server_url", fallback="")
@@ -110,61 +199,72 @@ class PenstockExecutor(BaseExecutor):
 
     def sync(self) -> None:
         """Check every `poll_interval_s` which jobs have ended."""
-        if not self.jobs or time.monotonic() - self._polled_s < self._poll_s:
+        if not self.watched or time.monotonic() - self._polled_s < self._poll_s:
             return
         self._polled_s = time.monotonic()
-        try:
-            for key in [key for key, job_id in self.jobs.items() if not job_id]:
-                job, _ = self._newest(self.keys[key])
+        for line in {id(each.line): each.line for each in self.watched.values()}.values():
+            try:
+                self._sync(line)
+            except Exception as error:
+                self.log.warning("penstockd does not answer (%s); asking again at the next heartbeat", error)
+
+    def _sync(self, line: Line) -> None:
+        ours = {key: each for key, each in self.watched.items() if each.line is line}
+        for key, each in list(ours.items()):
+            if not each.job_id:
+                job, _ = line.newest(each.stem)
                 if job is None:
                     self._end(key, None)
+                    del ours[key]
                 else:
-                    self.jobs[key] = job["id"]
-            still_open = self._open() if self.jobs else set()
-            for key in [key for key, job_id in self.jobs.items() if job_id not in still_open]:
-                try:
-                    job = self._ask("GET", f"/v1/jobs/{self.jobs[key]}")
-                except PenstockRefused:
-                    self._end(key, None)
-                    continue
-                if job["state"] == "ended":
-                    self._end(key, job)
-        except Exception as error:
-            self.log.warning("penstockd does not answer (%s); asking again at the next heartbeat", error)
+                    each.job_id = job["id"]
+        still_open = line.open() if ours else set()
+        for key, each in ours.items():
+            if each.job_id in still_open:
+                continue
+            try:
+                job = line.ask("GET", f"/v1/jobs/{each.job_id}")
+            except PenstockRefused:
+                self._end(key, None)
+                continue
+            if job["state"] == "ended":
+                self._end(key, job)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Adopt the jobs of a scheduler that has ended. Returns the tasks without a job.
 
         If penstockd does not answer, the jobs are unknown, and `sync` fails a task whose job it does not find later: that is
-        better than a second run beside the first. penstockd is asked only once, because the scheduler waits meanwhile.
+        better than a second run beside the first. A penstockd is asked only once, because the scheduler waits meanwhile.
         """
-        lost, away = [], False
+        lost: list[Any] = []
+        away: set[Line] = set()
         for ti in tis:
-            key, job_id = job_key(ti.id), ""
-            if not away:
+            job_id, line = "", self._line(ti)
+            if line not in away:
                 try:
-                    job, _ = self._newest(key)
+                    job, _ = line.newest(job_key(ti.id))
                 except Exception as error:
                     self.log.warning(
                         "penstockd does not answer (%s): the jobs of running tasks are looked up later", error
                     )
-                    away = True
+                    away.add(line)
                 else:
                     if job is None or job["state"] == "ended":
                         lost.append(ti)
                         continue
                     job_id = job["id"]
-            self._watch(ti.key, key, job_id)
+            self._watch(ti, job_id)
         return lost
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """The job's output, which is the task's log while it runs."""
         try:
-            job, _ = self._newest(job_key(ti.id))
+            line = self._line(ti)
+            job, _ = line.newest(job_key(ti.id))
             if job is None:
                 return ["penstockd has no job of this try"], []
-            head = f"output of job {job['id']}, {self._hook.job_url(job['id'])}/page"
-            return [head], ["\n".join(self._hook.log_lines(job["id"]))]
+            head = f"output of job {job['id']}, {line.hook.job_url(job['id'])}/page"
+            return [head], ["\n".join(line.hook.log_lines(job["id"]))]
         except Exception as error:
             return [f"penstockd has no output of this task: {error}"], []
 
@@ -172,16 +272,16 @@ class PenstockExecutor(BaseExecutor):
         """Cancel a task's job, if it has one."""
         self.queued_tasks.pop(ti.key, None)
         self.running.discard(ti.key)
-        self.keys.pop(ti.key, None)
-        job_id = self.jobs.pop(ti.key, "")
+        known, line = self.watched.pop(ti.key, None), self._line(ti)
         try:
+            job_id = known.job_id if known else ""
             if not job_id:
-                job, _ = self._newest(job_key(ti.id))
+                job, _ = line.newest(job_key(ti.id))
                 if job is None:
                     return
                 job_id = job["id"]
             self.revoked.add(job_id)
-            self._cancel(job_id)
+            line.cancel(job_id)
         except Exception as error:
             self.log.warning("the job of %s could not be cancelled: %s", ti.key, error)
 
@@ -191,65 +291,18 @@ class PenstockExecutor(BaseExecutor):
     def terminate(self) -> None:
         """Do nothing: the next scheduler adopts running jobs."""
 
-    def _watch(self, key: Any, own: str, job_id: str) -> None:
-        self.running.add(key)
-        self.jobs[key], self.keys[key] = job_id, own
+    def _watch(self, ti: Any, job_id: str) -> None:
+        self.running.add(ti.key)
+        self.watched[ti.key] = Watched(self._line(ti), job_key(ti.id), job_id)
 
     def _end(self, key: Any, job: Job | None) -> None:
-        del self.jobs[key], self.keys[key]
+        del self.watched[key]
         if job is None:
             self.fail(key, "penstockd knows no job of this task")
         elif job["ended"] == "COMPLETED":
             self.success(key)
         else:
             self.fail(key, f"job {job['id']} has ended as {job['ended']}, exit code {job['exit_code']}")
-
-    def _cancel(self, job_id: str) -> None:
-        self._ask("POST", f"/v1/jobs/{job_id}/cancel")
-
-    def _newest(self, stem: str) -> tuple[Job | None, int]:
-        """The newest job of a task's try and its number; None and 0 if there is none."""
-        newest, number = None, 0
-        while jobs := self._ask("GET", "/v1/jobs", params={"key": f"{stem}:{number + 1}"})["jobs"]:
-            newest, number = jobs[0], number + 1
-        return newest, number
-
-    def _open(self) -> set[str]:
-        found: set[str] = set()
-        query: dict[str, Any] = {"state": list(OPEN), "limit": 500}
-        while True:
-            page = self._ask("GET", "/v1/jobs", params=query)
-            found |= {job["id"] for job in page["jobs"]}
-            if page["next"] is None:
-                return found
-            query["after"] = page["next"]
-
-    def _ask(self, method: str, path: str, **request: Any) -> Any:
-        """Send a request once; twice if penstockd does not know the token any more. The next heartbeat tries again."""
-        was_open = self._client is not None
-        try:
-            return self._send(method, path, **request)
-        except PenstockRefused as refused:
-            if refused.code != UNAUTHENTICATED or not was_open:
-                raise
-            self._close()
-            return self._send(method, path, **request)
-        except (httpx.TransportError, PenstockAway):
-            self._close()  # the connection may have another address by now
-            raise
-
-    def _send(self, method: str, path: str, **request: Any) -> Any:
-        if self._client is None:
-            # Another thread reads the connection: the scheduler asks while it holds a session of its database, Airflow keeps one
-            # session for each thread, and reading a connection closes the session of the thread that reads.
-            with ThreadPoolExecutor(1) as thread:
-                self._client = thread.submit(self._hook.get_conn).result()
-        return read(self._client.request(method, path, timeout=TIMEOUT_S, **request))
-
-    def _close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
 
 
 def job_key(task_instance_id: Any) -> str:

@@ -14,7 +14,10 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
 
-RETRY_PAUSES_S = (0.5, 2.0, 5.0)
+RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 12.0)
+"""Pauses between the tries of a request: together 39.5 s, in which penstockd restarts, or another one takes over (15 s)."""
+TEST_PAUSES_S = (0.5, 2.0)
+"""The same for `test_connection`, for which a person waits."""
 BILL_PAUSES_S = (2.0, 3.0, 5.0, 10.0, 20.0, 20.0)
 MAX_LOG_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
@@ -108,7 +111,7 @@ class PenstockHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Whether penstockd accepts the token and the connection names this Airflow, in a sentence too."""
         try:
-            identity, deployment = self.ask("GET", "/v1/me"), self.deployment
+            identity, deployment = self.ask("GET", "/v1/me", pauses_s=TEST_PAUSES_S), self.deployment
         except (PenstockAway, PenstockRefused) as error:
             return False, str(error)
         return (
@@ -116,18 +119,32 @@ class PenstockHook(BaseHook):
             f"penstockd accepts the token as {identity['user']} ({identity['role']}); this Airflow is {deployment}",
         )
 
-    def ask(self, method: str, path: str, *, patience_s: float = 0.0, **request: Any) -> Any:
-        """The answer's JSON. Repeats a request that is not answered: all requests of this class are safe to repeat."""
-        with self.get_conn() as client:
-            timeout_s = client.timeout.read
-            request["timeout"] = None if timeout_s is None else timeout_s + patience_s
-            for pause_s in (*RETRY_PAUSES_S, None):
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        patience_s: float = 0.0,
+        pauses_s: Sequence[float] | None = None,
+        **request: Any,
+    ) -> Any:
+        """The answer's JSON. Repeats a request that is not answered: all requests of this class are safe to repeat.
+
+        Args:
+            patience_s: how much longer than other requests this one may take.
+            pauses_s: between the tries; by default `RETRY_PAUSES_S`.
+        """
+        for pause_s in (*(RETRY_PAUSES_S if pauses_s is None else pauses_s), None):
+            with self.get_conn() as client:
+                timeout_s = client.timeout.read
+                request["timeout"] = None if timeout_s is None else timeout_s + patience_s
                 try:
                     return read(client.request(method, path, **request))
                 except (httpx.TransportError, PenstockAway) as error:
+                    did_not_answer(client)
                     if pause_s is None:
                         raise PenstockAway(f"penstockd at {client.base_url}: {error}") from None
-                    time.sleep(pause_s)
+            time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
     def submit(self, submission: dict[str, Any]) -> Job:
@@ -154,9 +171,13 @@ class PenstockHook(BaseHook):
         """A job."""
         return dict(self.ask("GET", f"/v1/jobs/{job_id}"))
 
-    def cancel(self, job_id: str) -> Job:
-        """Cancel a job. May be repeated."""
-        return dict(self.ask("POST", f"/v1/jobs/{job_id}/cancel"))
+    def cancel(self, job_id: str, *, for_owner: bool = False) -> Job:
+        """Cancel a job. May be repeated.
+
+        Args:
+            for_owner: whether the job's own task gives it up, so that its next try may submit another job.
+        """
+        return dict(self.ask("POST", f"/v1/jobs/{job_id}/cancel", params={"for_owner": for_owner}))
 
     def renew(self, job_id: str) -> None:
         """Renew the lease of a job, if it has one."""
@@ -249,6 +270,15 @@ def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
+_unanswered_s: dict[str, float] = {}
+"""URL of a penstockd -> when it last did not answer, or stood by; on a monotonic clock."""
+
+
+def did_not_answer(client: httpx.Client | httpx.AsyncClient) -> None:
+    """Note that this client's penstockd does not answer or does not lead: the next client asks another one, if there is one."""
+    _unanswered_s[str(client.base_url).rstrip("/")] = time.monotonic()
+
+
 def client_options(connection: Any) -> dict[str, Any]:
     """Arguments for an HTTP client, sync or async, from an Airflow connection. Raises ValueError without a host."""
     if not connection.host:
@@ -257,8 +287,10 @@ def client_options(connection: Any) -> dict[str, Any]:
     tls = extra.get("tls") is not False
     scheme = "https" if tls else "http"
     port = f":{connection.port}" if connection.port else ""
+    urls = [f"{scheme}://{host.strip()}{port}" for host in connection.host.split(",")]
     return {
-        "base_url": f"{scheme}://{connection.host}{port}",
+        # Of several penstockd only one leads: the one that has not failed to answer, or did so longest ago.
+        "base_url": min(urls, key=lambda url: _unanswered_s.get(url, 0.0)),
         "headers": {"Authorization": f"Bearer {connection.password}"} if connection.password else {},
         # Without TLS False: reading the system's certificates takes a tenth of a second, in which the triggerer stands still.
         "verify": ssl.create_default_context(cafile=extra.get("ca_file") or None) if tls else False,

@@ -9,7 +9,8 @@ import json
 import logging
 import zlib
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,15 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from asgiref.sync import sync_to_async
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
-from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, client_options, read, summary
+from airflow_provider_penstock.hooks.penstock import (
+    OPEN,
+    Job,
+    PenstockHook,
+    client_options,
+    did_not_answer,
+    read,
+    summary,
+)
 
 try:
     from airflow.triggers.base import BaseEventTrigger
@@ -50,8 +59,36 @@ LOGS_PER_S = 5.0
 """Requests for jobs' output per second and connection. For each of them penstockd asks Slurm for the output's path."""
 
 
+@dataclass(eq=False)
+class Waiting:
+    """A trigger that waits for a job."""
+
+    trigger: PenstockJobTrigger
+    end: asyncio.Future[Job]
+    context: Context = field(default_factory=copy_context)
+    """With it, what the poller logs for the trigger is in the log of the trigger's task."""
+    job: Job | None = None
+    """The latest view."""
+    read_s: float = float("-inf")
+    """When the job's output was last read."""
+    reading: asyncio.Task[None] | None = None
+    """A request for the job's output."""
+
+    def take(self, job: Job) -> None:
+        """Take in a view of the job, and log what has changed."""
+        if self.job is None or describe(job) != describe(self.job):
+            self.context.run(self.trigger.log.info, "%s", describe(job))
+        self.job = job
+
+    def wants_output(self, now_s: float) -> bool:
+        """Whether the output of a running job is to be read again."""
+        interval_s = self.trigger.log_interval_s
+        runs = self.job is not None and self.job["state"] in ("running", "stopping")
+        return runs and interval_s > 0 and now_s - self.read_s >= interval_s and not self.end.done()
+
+
 class Poller:
-    """Follows the jobs of a connection through penstockd's event stream.
+    """Follows the jobs of a connection through penstockd's event stream, for all triggers that wait on the connection.
 
     It also reads the list of all open jobs, and jobs that are not in it by id: whenever a task begins to wait, every `RECHECK_S`
     in case an event was lost, and every `poll_interval_s` while there is no stream.
@@ -60,12 +97,9 @@ class Poller:
     def __init__(self, conn_id: str, poll_interval_s: float) -> None:
         self.conn_id = conn_id
         self.poll_interval_s = poll_interval_s
-        self.seen: dict[str, Job] = {}
-        """The latest view of each job that a task waits for."""
         self.client: httpx.AsyncClient | None = None
         """The client while the poller runs."""
-        self._waiting: dict[str, set[asyncio.Future[Job]]] = {}
-        self._leased: set[str] = set()
+        self._waiting: dict[str, set[Waiting]] = {}
         self._renew_at_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._ask = asyncio.Event()
@@ -74,35 +108,37 @@ class Poller:
         self._is_known = False
         """Whether penstockd has accepted the connection's token."""
 
-    async def ended(self, job_id: str, *, leased: bool = False) -> Job:
-        """Wait until a job has ended, and return it. Renews its lease meanwhile, if it has one.
+    async def ended(self, trigger: PenstockJobTrigger) -> Job:
+        """Wait until a trigger's job has ended, and return it. Meanwhile logs changes and output, and renews the job's lease.
 
         Raises:
             PenstockRefused: the API does not know the job.
         """
-        future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(job_id, set()).add(future)
-        if leased:
-            self._leased.add(job_id)
+        waiting = Waiting(trigger, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(trigger.job_id, set()).add(waiting)
+        if trigger.leased:
             self._renew_at_s = 0.0
         self._ask.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._poll())
         try:
-            return await future
+            return await waiting.end
         finally:
-            waiting = self._waiting.get(job_id, set())
-            waiting.discard(future)
-            if not waiting:
-                self._waiting.pop(job_id, None)
-                self._leased.discard(job_id)
-                self.seen.pop(job_id, None)
+            if waiting.reading is not None:
+                waiting.reading.cancel()
+            those = self._waiting.get(trigger.job_id, set())
+            those.discard(waiting)
+            if not those:
+                self._waiting.pop(trigger.job_id, None)
 
     async def _poll(self) -> None:
         while self._waiting:
             try:
-                async with await connect(self.conn_id) as self.client:
-                    listener = asyncio.create_task(self._listen(self.client))
+                async with connect(self.conn_id) as self.client:
+                    beside = [
+                        asyncio.create_task(each)
+                        for each in (self._listen(self.client), self._show_outputs(self.client))
+                    ]
                     try:
                         while self._waiting:
                             self._ask.clear()
@@ -114,7 +150,8 @@ class Poller:
                                 with contextlib.suppress(TimeoutError):
                                     await asyncio.wait_for(self._ask.wait(), RECHECK_S)
                     finally:
-                        listener.cancel()
+                        for each in beside:
+                            each.cancel()
             except (httpx.TransportError, PenstockAway) as error:
                 log.warning("penstockd does not answer (%s); the task keeps waiting", error)
                 await asyncio.sleep(self.poll_interval_s)
@@ -135,9 +172,9 @@ class Poller:
     async def _renew(self, client: httpx.AsyncClient) -> None:
         """Renew the leases of the jobs that tasks wait for."""
         now_s = asyncio.get_running_loop().time()
-        if not self._leased or now_s < self._renew_at_s:
+        leased = sorted(job for job, those in self._waiting.items() if any(each.trigger.leased for each in those))
+        if not leased or now_s < self._renew_at_s:
             return
-        leased = sorted(self._leased)
         try:
             for first in range(0, len(leased), MAX_RENEWED):
                 read(await client.post("/v1/jobs/renew", json={"jobs": leased[first : first + MAX_RENEWED]}))
@@ -169,22 +206,31 @@ class Poller:
             await asyncio.sleep(RECHECK_S)
 
     def _receive(self, job: Job) -> None:
-        if job["id"] not in self._waiting:
-            return
         if job["state"] == "ended":
             self._resolve(job["id"], job)
-        else:
-            self.seen[job["id"]] = job
+            return
+        for each in self._waiting.get(job["id"], ()):
+            each.take(job)
 
-    @property
-    def log_round_s(self) -> float:
-        """Seconds in which each waiting job's output is requested once."""
-        return len(self._waiting) / LOGS_PER_S
+    async def _show_outputs(self, client: httpx.AsyncClient) -> None:
+        """Let triggers show their jobs' output, one after the other, `LOGS_PER_S` a second at most."""
+        now_s = asyncio.get_running_loop().time
+        while True:
+            due = [each for those in self._waiting.values() for each in those if each.wants_output(now_s())]
+            for each in sorted(due, key=lambda each: each.read_s):
+                if not each.wants_output(now_s()):
+                    continue  # it has ended meanwhile
+                each.read_s = now_s()
+                each.reading = asyncio.create_task(each.trigger.show_output(client), context=each.context)
+                await asyncio.wait([each.reading])
+                await asyncio.sleep(1 / LOGS_PER_S)
+            await asyncio.sleep(self.poll_interval_s)
 
     async def _read_all(self, client: httpx.AsyncClient) -> None:
         watched = set(self._waiting)
         async for page in pages(client, {"state": list(OPEN)}):
-            self.seen |= {job["id"]: job for job in page if job["id"] in watched}
+            for job in page:
+                self._receive(job)
             watched -= {job["id"] for job in page}
             if not watched:
                 break
@@ -203,13 +249,13 @@ class Poller:
                 self._resolve(job_id, job)
 
     def _resolve(self, job_id: str, result: Job | Exception) -> None:
-        for future in self._waiting.pop(job_id, set()):
-            if future.done():
+        for each in self._waiting.pop(job_id, set()):
+            if each.end.done():
                 continue
             if isinstance(result, Exception):
-                future.set_exception(result)
+                each.end.set_exception(result)
             else:
-                future.set_result(result)
+                each.end.set_result(result)
 
 
 _pollers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Poller]] = WeakKeyDictionary()
@@ -221,11 +267,17 @@ def poller(conn_id: str, poll_interval_s: float) -> Poller:
     return own.setdefault((conn_id, poll_interval_s), Poller(conn_id, poll_interval_s))
 
 
-async def connect(conn_id: str) -> httpx.AsyncClient:
-    """A client for a connection, to be used with `async with`."""
+@contextlib.asynccontextmanager
+async def connect(conn_id: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client for a connection. If penstockd does not answer, the next client asks another one, if there is one."""
     connection = await get_async_connection(conn_id)
     # In a thread: reading the certificates of TLS takes a tenth of a second, in which all triggers would stand still.
-    return httpx.AsyncClient(**await asyncio.to_thread(client_options, connection))
+    async with httpx.AsyncClient(**await asyncio.to_thread(client_options, connection)) as client:
+        try:
+            yield client
+        except (httpx.TransportError, PenstockAway):
+            did_not_answer(client)
+            raise
 
 
 async def pages(client: httpx.AsyncClient, query: dict[str, Any]) -> AsyncIterator[list[Job]]:
@@ -243,12 +295,12 @@ _cancelling: set[asyncio.Task[None]] = set()
 
 
 async def cancel(conn_id: str, job_id: str) -> None:
-    """Cancel a job. Repeats the request while penstockd is away or does not know the token."""
+    """Cancel a job for its own task. Repeats the request while penstockd is away or does not know the token."""
     pause_s = 1.0
     while True:
         try:
-            async with await connect(conn_id) as client:
-                read(await client.post(f"/v1/jobs/{job_id}/cancel"))
+            async with connect(conn_id) as client:
+                read(await client.post(f"/v1/jobs/{job_id}/cancel", params={"for_owner": True}))
             return
         except (httpx.TransportError, PenstockAway, PenstockRefused) as error:
             if isinstance(error, PenstockRefused) and error.code != UNAUTHENTICATED:
@@ -324,13 +376,10 @@ class PenstockJobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the job's end."""
-        ours = poller(self.penstock_conn_id, self.poll_interval_s)
-        progress = asyncio.create_task(self._log_progress(ours))
         settled = asyncio.create_task(asyncio.sleep(SETTLE_S))
         try:
-            job = await ours.ended(self.job_id, leased=self.leased)
+            job = await poller(self.penstock_conn_id, self.poll_interval_s).ended(self)
             await settled
-            progress.cancel()  # `_ending` shows the rest
             ending = await self._ending() if self.ends_task and job["ended"] == "COMPLETED" else None
         except asyncio.CancelledError:
             if not HAS_ON_KILL and await self._is_stopped():
@@ -341,7 +390,6 @@ class PenstockJobTrigger(BaseTrigger):
         else:
             yield ending or TriggerEvent({"job_id": self.job_id, "shown": self.shown})
         finally:
-            progress.cancel()
             settled.cancel()
 
     async def _ending(self) -> TriggerEvent | None:
@@ -393,32 +441,8 @@ class PenstockJobTrigger(BaseTrigger):
             return False
         return state != "deferred"
 
-    async def _log_progress(self, ours: Poller) -> None:
-        """Log the job's changes, and its new output every `log_interval_s`.
-
-        If many tasks wait, the output is read less often. The first readings are spread over a round, so that not all tasks read
-        at once after a restart of the triggerer.
-        """
-        now_s = asyncio.get_running_loop().time
-        logged, since_s, has_read = "", now_s(), False
-        place = zlib.crc32(self.job_id.encode()) / 2**32  # of the first reading in a round
-        while True:
-            job = ours.seen.get(self.job_id)
-            if job is not None:
-                news = describe(job)
-                if news != logged:
-                    self.log.info("%s", news)
-                    logged = news
-                wait_s = max(self.log_interval_s, ours.log_round_s) if has_read else ours.log_round_s * place
-                if self.log_interval_s and now_s() - since_s >= wait_s and job["state"] in ("running", "stopping"):
-                    since_s, has_read = now_s(), True
-                    await self.show_output(ours.client)
-            await asyncio.sleep(self.poll_interval_s)
-
-    async def show_output(self, client: httpx.AsyncClient | None) -> None:
+    async def show_output(self, client: httpx.AsyncClient) -> None:
         """Log the output from byte `shown` on."""
-        if client is None or client.is_closed:
-            return
         try:
             query = {"offset": self.shown}
             part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
@@ -516,7 +540,7 @@ class PenstockJobEventTrigger(BaseEventTrigger):
         noted = seen = await self._noted()
         while True:
             try:
-                async with await connect(self.penstock_conn_id) as client:
+                async with connect(self.penstock_conn_id) as client:
                     seen, ended = await look(client, seen)
                 for job in ended:
                     if self._wanted(job):

@@ -114,8 +114,6 @@ class Api:
         """(user, key) of the submissions in progress."""
         self.owning: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """(user, owner) of the submissions in progress."""
-        self.cancelled: set[str] = set()
-        """Jobs that were cancelled and may not have ended yet: no try of their owner takes them up."""
         self.leases = None if here is None else Leases(here.board)
         self.writer = ReportWriter(known.store)
         self.epochs: dict[str, int] = {}

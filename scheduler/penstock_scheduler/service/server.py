@@ -113,7 +113,7 @@ class Service:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "api"))
         pairs = zip(self._servers, self._sockets, strict=True)
         api = self._app.state.api
-        leases = [] if api.leases is None else [api.leases.run(partial(submitting.cancel_unowned, api))]
+        leases = [] if api.leases is None else [api.leases.run(partial(submitting.give_up, api))]
         tasks = [asyncio.create_task(each) for each in (*besides, *leases)]
         try:
             await asyncio.gather(*(server.serve(sockets=[listening]) for server, (listening, _) in pairs))

@@ -44,7 +44,7 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
     """The owner's job of this generation, or a new one, which waits until a job of another generation is cancelled and has ended.
 
     Raises:
-        Refusal: 409, a later try has submitted before, or the job's history is deleted.
+        Refusal: 409, a later try has submitted before, somebody has cancelled the job, or its history is deleted.
     """
     api, user = call.api, call.identity.user
     async with api.owning.setdefault((user, owner.name), asyncio.Lock()):
@@ -63,7 +63,15 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
                     "it completed; clear the task, or submit with another generation, to run it anew"
                 )
                 raise Refusal(409, "forgotten", text)
-            if view is not None and same and (view.ended == "COMPLETED" or _goes_on(api, view)):
+            if view is not None and same and view.ended == "CANCELLED" and not newest.given_up:
+                why = f": it {view.ended_text}" if view.ended_text else ""
+                text = (
+                    f"{_the_job(newest)}, the job of an earlier try, was cancelled{why}; a try of the same generation does not "
+                    "start again what somebody stopped. Clear the task, or submit with another generation, to run it anew"
+                )
+                raise Refusal(409, "cancelled", text)
+            goes_on = view is not None and view.state != "ended" and not newest.given_up
+            if view is not None and same and (view.ended == "COMPLETED" or goes_on):
                 await _own(call, OwnerView(**owner.model_dump(), job=view.id, key=newest.key))
                 return view, False
             if view is not None and view.state != "ended":
@@ -97,10 +105,6 @@ async def _job_of(call: Call, order: Submission, newest: OwnerView, *, same: boo
     return (None if newest.former is None else await asyncio.to_thread(api.board.job, newest.former)), False
 
 
-def _goes_on(api: Api, view: JobView) -> bool:
-    return view.state != "ended" and view.id not in api.cancelled
-
-
 def _the_job(newest: OwnerView) -> str:
     return "the job" if newest.job is None else f"job {newest.job}"
 
@@ -112,16 +116,23 @@ async def _own(call: Call, owner: OwnerView) -> None:
 
 
 async def cancel(api: Api, job: str) -> None:
-    """Cancel a job, of which no try of its owner makes use any more."""
+    """Cancel a job. If it has an owner, later tries of the same generation submit no other job in its place."""
     await ask_cluster(api.submitter.cancel, job)
-    api.cancelled = {each for each in api.cancelled if api.board.live_job(each) is not None} | {job}
 
 
-async def cancel_unowned(api: Api, job: str, owner: tuple[str, str], over: Callable[[], bool]) -> bool:
-    """Cancel the job of an owner (user, name) whose lease is `over`. Returns False if a try has taken the job up meanwhile."""
+async def give_up(api: Api, job: str, owner: tuple[str, str], over: Callable[[], bool] = lambda: True) -> bool:
+    """Cancel a job for its owner (user, name), whose next try then submits another one.
+
+    Returns:
+        Whether the job is cancelled. It is not if it is not `over`, which is asked under the lock of the owner's submissions.
+    """
     async with api.owning.setdefault(owner, asyncio.Lock()):
         if not over():
             return False
+        # Noted before the request: if penstockd stops in between, no later try takes for somebody's what the owner did.
+        newest = await asyncio.to_thread(api.store.owner, *owner)
+        if newest is not None and newest.job == job:
+            await asyncio.to_thread(api.store.save_owner, owner[0], newest.model_copy(update={"given_up": True}))
         await cancel(api, job)
         return True
 

@@ -98,7 +98,7 @@ class JobStore(LedgerStore):
             if owner.job == job and owner.key == former.key:
                 view = owner.model_copy(update={"job": former.id}).model_dump_json(exclude_none=True)
                 where = sa.and_(c.user_name == former.user, c.name == name)
-                db.execute(t.owners.update().where(where).values(view=view))
+                db.execute(t.owners.update().where(where).values(view=view, job=former.id))
 
     def newest_job_change(self) -> int:
         """The number of the newest change of any job; 0: there was none."""
@@ -211,6 +211,13 @@ class JobStore(LedgerStore):
         with self.read() as db:
             view = db.scalar(sa.select(c.view).where(c.user_name == user, c.name == name))
         return None if view is None else read(OwnerView, view)
+
+    def owner_of(self, job: str) -> tuple[str, str] | None:
+        """(user, name) of the owner whose newest job this is; None: there is none."""
+        c = t.owners.c
+        with self.read() as db:
+            row = db.execute(sa.select(c.user_name, c.name).where(c.job == job)).first()
+        return None if row is None else (row.user_name, row.name)
 
     def leased_owners(self) -> list[tuple[str, OwnerView]]:
         """(user, owner) of the owners with a lease whose newest job has not ended."""

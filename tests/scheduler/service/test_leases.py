@@ -59,7 +59,7 @@ def test_a_job_that_a_try_takes_up_while_its_lease_runs_out_is_not_cancelled(api
 
     async def take_up() -> bool:
         async with service.owning.setdefault((ME, "o"), asyncio.Lock()):
-            ending = asyncio.create_task(submitting.cancel_unowned(service, "1", (ME, "o"), lambda: out[0]))
+            ending = asyncio.create_task(submitting.give_up(service, "1", (ME, "o"), lambda: out[0]))
             await asyncio.sleep(0)
             out[0] = False
         return await ending

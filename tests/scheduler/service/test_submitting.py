@@ -162,15 +162,51 @@ def test_a_try_that_was_noted_and_never_submitted_leaves_the_former_job_in_place
         assert api.submitter.jobs[found.id][1].dependency == f"afterany:{former}"
 
 
-def test_a_try_does_not_take_up_a_job_that_was_cancelled_and_has_not_ended_yet(api):
+@contextlib.contextmanager
+def after_a_cancel(folder, *, restart: bool, for_owner: bool):
+    """The job of a first try was cancelled, and has not ended; penstockd may have been restarted since."""
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(serving(folder))
+        with api.client("me") as me:
+            first = me.submit(owned(1, "g")).id
+            me.cancel(first, for_owner=for_owner)
+        if restart:
+            stack.close()
+            jobs = api.submitter.jobs
+            api = stack.enter_context(serving(folder))
+            api.submitter.jobs.update(jobs)
+        yield api, first
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_try_does_not_take_up_a_job_that_its_owner_gave_up_and_that_has_not_ended_yet(tmp_path, restart):
     """As after `execution_timeout`: the job saves its state, and Airflow tries the task again meanwhile."""
-    with api.client("me") as me:
-        first = me.submit(owned(1, "g"))
-        me.cancel(first.id)
+    with after_a_cancel(tmp_path, restart=restart, for_owner=True) as (api, first), api.client("me") as me:
         second = me.submit(owned(2, "g"))
-        assert second.id != first.id
-        assert api.submitter.jobs[second.id][1].dependency == f"afterany:{first.id}"
+        assert second.id != first
+        assert api.submitter.jobs[second.id][1].dependency == f"afterany:{first}"
         assert me.submit(owned(3, "g")).id == second.id
+        assert not me.owner(owned(3, "g").owner.name).given_up, "that was the first job"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_job_that_its_owner_gave_up_is_followed_by_another(tmp_path, restart):
+    with after_a_cancel(tmp_path, restart=restart, for_owner=True) as (api, first), api.client("me") as me:
+        end(api, first, "CANCELLED")
+        assert me.submit(owned(2, "g")).id != first
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_try_submits_no_job_in_place_of_one_that_somebody_cancelled(tmp_path, restart):
+    """The try that waited for it was lost, for example with its worker, so that this one is the first to hear of the cancel."""
+    with after_a_cancel(tmp_path, restart=restart, for_owner=False) as (api, first), api.client("me") as me:
+        assert me.submit(owned(2, "g")).id == first, "it waits for the end, which it then shows"
+        end(api, first, "CANCELLED")
+        with pytest.raises(ApiError, match=f"job {first}, the job of an earlier try, was cancelled") as error:
+            me.submit(owned(3, "g"))
+        assert error.value.code == "cancelled"
+        assert me.submit(owned(4, "h")).id != first, "the task was cleared"
+        assert len(api.submitter.jobs) == 2
 
 
 def test_concurrent_tries_of_an_owner_are_one_job(api):

@@ -436,5 +436,6 @@ def test_a_job_is_set_aside_with_all_of_its_history(store):
     assert sorted(each.job_id for each in store.reports()) == ["17", "7@x"]
     assert (store.submission("ada", "night"), store.submission("ada", "day")) == ("7@x", "7")
     assert (store.owner("ada", "dag").job, store.owner("ada", "other-dag").job) == ("7@x", "7")
+    assert (store.owner_of("7@x"), store.owner_of("7")) == (("ada", "dag"), ("ada", "other-dag"))
     assert [(each.job, each.amount) for each in store.ledger()] == [("7@x", 5.0)]
     assert store.ended_unknown(0.0, 10) == []

@@ -117,12 +117,20 @@ async def renew(order: Renewal, call: User) -> Renewed:
 
 
 @router.post("/jobs/{job}/cancel")
-async def cancel(job: str, call: User) -> JobView:
-    """End a job. A job that has ended stays as it is."""
+async def cancel(job: str, call: User, for_owner: bool = False) -> JobView:
+    """End a job. A job that has ended stays as it is.
+
+    With `for_owner`, the job's owner itself gives it up, and its next try submits another one. Without, no later try of the same
+    generation does.
+    """
     view = await call.job(job)
     if view.state != "ended":
         await call.audit(allowed=True)
-        await submitting.cancel(call.api, job)
+        owner = await asyncio.to_thread(call.api.store.owner_of, job) if for_owner else None
+        if owner is None:
+            await submitting.cancel(call.api, job)
+        else:
+            await submitting.give_up(call.api, job, owner)
     return view
 
 
