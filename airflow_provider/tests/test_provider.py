@@ -61,6 +61,25 @@ def test_a_request_is_repeated_for_as_long_as_another_penstockd_needs_to_take_ov
     assert now_s[-1] < 5, "a person waits for the answer"
 
 
+def test_a_worker_that_read_a_token_just_before_it_was_replaced_reads_it_again(hook, monkeypatch):
+    good, reads, real = os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"], [], PenstockHook.get_conn
+
+    def rotated(self):
+        reads.append(1)
+        monkeypatch.setenv(
+            "AIRFLOW_CONN_PENSTOCK_TURNED", os.environ["AIRFLOW_CONN_PENSTOCK_WRONG"] if len(reads) == 1 else good
+        )
+        return real(self)
+
+    monkeypatch.setattr(PenstockHook, "get_conn", rotated)
+    assert PenstockHook("penstock_turned").ask("GET", "/v1/me")["role"]
+    assert len(reads) == 2
+    reads.clear()
+    with pytest.raises(PenstockRefused, match="401"):
+        PenstockHook("penstock_wrong").ask("GET", "/v1/me")
+    assert len(reads) == 2, "a wrong token is wrong"
+
+
 def test_of_several_hosts_the_one_that_leads_is_asked(folder, instance, monkeypatch):
     given = json.loads(os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"])
     monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_TWO", json.dumps(given | {"host": "127.0.0.2, 127.0.0.1"}))

@@ -95,7 +95,6 @@ class Storm:
         with Client(f"unix:{self.site.state / 'api.sock'}") as admin:
             new = admin.create_token(TokenOrder(user=admin.me().user))
             self.airflow.connect("penstock_default", self.connection | {"password": new.token})
-            time.sleep(1)  # who has just read the former one
             admin.revoke_token(self.token)
         self.token = new.view.id
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused
+from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 12.0)
 """Pauses between the tries of a request: together 39.5 s, in which penstockd restarts, or another one takes over (15 s)."""
@@ -130,10 +130,13 @@ class PenstockHook(BaseHook):
     ) -> Any:
         """The answer's JSON. Repeats a request that is not answered: all requests of this class are safe to repeat.
 
+        If penstockd does not know the token, the connection is read once more: the token may have been replaced a moment ago.
+
         Args:
             patience_s: how much longer than other requests this one may take.
             pauses_s: between the tries; by default `RETRY_PAUSES_S`.
         """
+        knows_token = True
         for pause_s in (*(RETRY_PAUSES_S if pauses_s is None else pauses_s), None):
             with self.get_conn() as client:
                 timeout_s = client.timeout.read
@@ -144,6 +147,10 @@ class PenstockHook(BaseHook):
                     did_not_answer(client)
                     if pause_s is None:
                         raise PenstockAway(f"penstockd at {client.base_url}: {error}") from None
+                except PenstockRefused as refused:
+                    if refused.code != UNAUTHENTICATED or not knows_token or pause_s is None:
+                        raise
+                    knows_token = False
             time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
