@@ -12,6 +12,7 @@ from penstock_scheduler.forecast import ask, with_job
 from penstock_scheduler.forecast import describe as describe_forecast
 from penstock_scheduler.health_messages import REFUSED
 from penstock_scheduler.history_messages import AllocationSpan
+from penstock_scheduler.ledger_messages import Usage, UsageBy
 from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.messages import (
     MAX_PAGE,
@@ -43,6 +44,7 @@ from penstock_scheduler.service.port import Daemon
 from penstock_scheduler.shares import ShareUse
 from penstock_scheduler.store import SqlStore, summarise
 from penstock_scheduler.units import duration
+from penstock_scheduler.usage import add_up, between
 
 OBSERVATIONS = 200
 """Newest observations of a job that its history shows."""
@@ -117,6 +119,18 @@ def warnings(board: Board) -> list[str]:
 def _some(kind: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:NAMES_SHOWN])
     return f"{kind} {shown}" + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
+
+
+def usage(
+    board: Known, prices: Mapping[str, float], by: UsageBy, from_s: float, to_s: float, user: str | None
+) -> Usage:
+    """What jobs used between two times, in s since 1970; with `user`, that user's jobs alone."""
+    now_s, store = time.time(), board.store
+    rows = store.used(by, from_s, to_s, user)
+    live = [board.shown(view) for view in board.live() if user is None or view.user == user]
+    spans = store.spans_of([view.id for view in live])
+    used = [between(view, spans.get(view.id, ()), from_s, to_s, now_s) for view in live]
+    return Usage(by=by, from_s=from_s, to_s=to_s, prices=dict(prices), lines=add_up(by, rows, used, prices))
 
 
 def cluster_view(board: Known, daemon: Daemon) -> ClusterView:

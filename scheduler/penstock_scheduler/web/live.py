@@ -19,7 +19,7 @@ from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.service.api import Api
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.known import Event
-from penstock_scheduler.web import world
+from penstock_scheduler.web import site, world
 from penstock_scheduler.web.fragments import Fragments, change
 from penstock_scheduler.web.job import Reader
 from penstock_scheduler.web.world import World
@@ -75,6 +75,8 @@ class Live:
         self.viewers = 0
         self.jobs = Reader()
         """Reads the pages of jobs."""
+        self.site = site.Reader()
+        """Reads the page of the site."""
         api.known.listeners.add(self._listen)
 
     def _listen(self, event: Event) -> None:

@@ -13,10 +13,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from penstock_scheduler.messages import MAX_PAGE, JobView
 from penstock_scheduler.service import sessions
-from penstock_scheduler.service.api import Api, Call, User
+from penstock_scheduler.service.api import Api, Call, Operator, User
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.stream import Answer
-from penstock_scheduler.web import cluster, job, problems, queue
+from penstock_scheduler.web import cluster, job, problems, queue, site
 from penstock_scheduler.web.fragments import Fragments
 from penstock_scheduler.web.live import Live, Page
 from penstock_scheduler.web.render import HEADERS, block, render, static
@@ -91,7 +91,8 @@ def _csrf(call: Call) -> str:
 
 
 def _pages(call: Call) -> list[tuple[str, str]]:
-    return [("Cluster", "/cluster"), ("Queue", "/queue")]
+    pages = [("Cluster", "/cluster"), ("Queue", "/queue")]
+    return [*pages, ("Site", "/site")] if call.sees_all else pages
 
 
 @router.get("/")
@@ -208,3 +209,22 @@ async def get_job_live(name: str, call: User) -> Answer:
     """What changes there."""
     await call.job(name)
     return stream(call, _job(call, name))
+
+
+def _site(call: Call) -> Page:
+    async def read(world: World) -> site.Facts:
+        return await live_of(call.api).site.read(call.api)
+
+    return Page(site.TEMPLATE, lambda world, facts: site.fragments(call, world, facts), read)
+
+
+@router.get("/site")
+async def get_site(call: Operator) -> HTMLResponse:
+    """The site: figures over time, rounds, accounts, budgets, the cloud, drains, the audit log."""
+    return await answer(call, _site(call))
+
+
+@router.get("/site/live")
+async def get_site_live(call: Operator) -> Answer:
+    """What changes there."""
+    return stream(call, _site(call))

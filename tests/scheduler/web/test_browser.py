@@ -209,6 +209,29 @@ def test_a_restart_of_the_api_leaves_no_gap_and_nothing_twice(tmp_path, page):
         again.stop()
 
 
+def test_an_admin_drains_a_node_pauses_the_rounds_and_chooses_the_policy(site, page):
+    page.on("dialog", lambda dialog: dialog.accept())
+    log_in(site, page, "boss", "/site")
+    mark(page)
+    form = page.locator("form[data-send='POST /v1/drains']").first
+    form.get_by_label("Node").select_option("t4-01")
+    form.get_by_label("Why").fill("a <b>fan</b>")
+    form.get_by_role("button", name="Drain").click()
+    page.locator("#drains").get_by_text("a <b>fan</b>").wait_for()
+    assert [drain.name for drain in site.api.client("boss").drains()] == ["t4-01"]
+    page.get_by_role("button", name="End the drain").click()
+    page.get_by_text("Nothing is drained by Penstock").wait_for()
+    page.get_by_role("button", name="Pause the rounds").click()
+    page.get_by_text("An admin has paused the rounds").wait_for()
+    assert site.api.changes["paused"] is True
+    page.get_by_role("button", name="Resume the rounds").click()
+    page.get_by_role("button", name="Pause the rounds").wait_for()
+    page.get_by_label("Policy").select_option("las")
+    page.get_by_role("button", name="Choose").click()
+    page.get_by_text("las decides").wait_for()
+    assert is_marked(page)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_violation(site, page, scheme):
     page.emulate_media(color_scheme=scheme)
@@ -223,6 +246,7 @@ def test_axe_finds_no_serious_violation(site, page, scheme):
         "/queue",
         "/queue?state=running",
         f"/jobs/{running}",
+        "/site",
     ):
         page.goto(site.api.url + path)
         page.wait_for_timeout(300)

@@ -148,6 +148,7 @@ def test_markup_from_outside_is_text_everywhere(hostile):
     site.look()
     for path in (
         *PAGES,
+        "/site",
         "/jobs/66",
         "/jobs/68",
         "/queue?user=" + EVIL,

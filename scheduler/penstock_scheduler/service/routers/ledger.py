@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query
 from penstock_profiles.profiles import Profile
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import MAX_PAGE, ProfileList
+from penstock_scheduler.service import views
 from penstock_scheduler.service.api import User, storable
 from penstock_scheduler.service.forwarding import Route
-from penstock_scheduler.usage import add_up, between
 
 router = APIRouter(prefix="/v1", route_class=Route)
 
@@ -41,16 +41,9 @@ def get_usage(
     to_s: Annotated[float | None, Query(alias="to", ge=0, le=2**53, allow_inf_nan=False)] = None,
 ) -> Usage:
     """Show what jobs used between two times, in s since 1970, and what it cost. By default, users see their own jobs."""
-    now_s = time.time()
-    end_s = now_s if to_s is None else to_s
-    board, store = call.api.known, call.api.store
     user = None if call.may_see_of("usage", "") else call.identity.user
-    rows = store.used(by, from_s, end_s, user)
-    live = [board.shown(view) for view in board.live() if user is None or view.user == user]
-    spans = store.spans_of([view.id for view in live])
-    used = [between(view, spans.get(view.id, ()), from_s, end_s, now_s) for view in live]
-    prices = call.api.daemon.chosen.prices
-    return Usage(by=by, from_s=from_s, to_s=end_s, prices=prices, lines=add_up(by, rows, used, prices))
+    end_s = time.time() if to_s is None else to_s
+    return views.usage(call.api.known, call.api.daemon.chosen.prices, by, from_s, end_s, user)
 
 
 @router.get("/budgets")

@@ -88,6 +88,34 @@ document.addEventListener("htmx:afterRequest", (event) => {
   if (done && event.detail.successful) say(done, false);
 });
 
+// Orders with a body, which htmx does not send as JSON: <form data-send="POST /v1/drains"> sends its fields, a button its data-body.
+function token() {
+  try { return JSON.parse(document.body.getAttribute("hx-headers") || "{}"); } catch { return {}; }
+}
+
+async function send(element, body) {
+  const { send: order, ask, done } = element.dataset;
+  if (ask && !confirm(ask.replaceAll("{name}", body.name ?? ""))) return;
+  const [method, path] = order.split(" ");
+  try {
+    const answer = await fetch(path, { method, headers: { "Content-Type": "application/json", ...token() }, body: JSON.stringify(body) });
+    if (answer.ok) { say(done, false); return; }
+    let text = `the server answered ${answer.status}`;
+    try { text = (await answer.json()).error.message; } catch { /* not ours */ }
+    say(text);
+  } catch { say("The server does not answer. Nothing was done, or it is safe to repeat."); }
+}
+
+document.addEventListener("submit", (event) => {
+  if (!event.target.dataset.send) return;
+  event.preventDefault();
+  send(event.target, { ...JSON.parse(event.target.dataset.body || "{}"), ...Object.fromEntries(new FormData(event.target)) });
+});
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("button[data-send]");
+  if (button) send(button, JSON.parse(button.dataset.body || "{}"));
+});
+
 // The map --------------------------------------------------------------------------------------------------------------------
 
 const tip = byId("tip");
@@ -147,7 +175,7 @@ if (slider) {
     const number = ++asked;
     past = minutes > 0;
     byId("map").classList.toggle("past", past);
-    const when = new Date(Date.now() - minutes * 60000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit" });
+    const when = new Date(Date.now() - minutes * 60000).toLocaleString("en-GB", { weekday: "short", hour: "2-digit", minute: "2-digit" });
     byId("ago-text").textContent = past ? `${when}: Penstock's jobs as they were; the state of nodes is not shown` : "now";
     if (!past) { readAgain(); return; }
     const query = new URLSearchParams(location.search);
@@ -184,6 +212,15 @@ function data(id) {
   return element ? JSON.parse(element.dataset.json) : null;
 }
 
+// Times of an axis: the time of the day, and the date at midnight and where only days are shown.
+function timeLabel(at, step) {
+  const when = new Date(at * 1000);
+  if (step >= 86400 || (when.getHours() === 0 && when.getMinutes() === 0 && when.getSeconds() === 0)) {
+    return when.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  }
+  return when.toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" });
+}
+
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
@@ -218,8 +255,8 @@ class Chart {
     this.plot = new uPlot({
       width: this.figure.clientWidth, height: 190,
       scales: { y: { range: (self, least, most) => [Math.min(0, least), (most || 1) * 1.05] } },
-      axes: [axis, { ...axis, size: 62, values: (self, ticks) => ticks.map((tick) => this.say(tick)) }],
-      series: [{ value: (self, at) => (at === null ? "" : new Date(at * 1000).toLocaleTimeString()) },
+      axes: [{ ...axis, values: (self, ticks, at, space, step) => ticks.map((tick) => timeLabel(tick, step)) }, { ...axis, size: 62, values: (self, ticks) => ticks.map((tick) => this.say(tick)) }],
+      series: [{ value: (self, at) => (at === null ? "" : new Date(at * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })) },
         ...names.map((name, at) => ({ label: name, stroke: LINES[at % LINES.length], width: 2, dash: at % 2 ? [6, 4] : [], points: { show: columns[0].length < 3 }, value: (self, value) => (value === null ? "–" : `${this.say(value)} ${this.figure.dataset.unit}`) }))],
       cursor: { y: false },
     }, columns, this.figure);
@@ -277,7 +314,7 @@ function answerWhat() {
   const now = present && (lines[present[0]] || []).find((each) => each[0] === present[1]);
   const parts = [`${count} ${type.value}${nodes > 1 ? ` on ${nodes} nodes` : ""}: ${+goodput.toPrecision(3)} samples/s`];
   if (now && now[2] > 0) parts.push(`${(goodput / now[2]).toFixed(2)} times the present speed`);
-  if (left !== null && goodput > 0) parts.push(`the rest takes ${length(left / goodput)}, until ${new Date(Date.now() + 1000 * left / goodput).toLocaleString([], { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })}`);
+  if (left !== null && goodput > 0) parts.push(`the rest takes ${length(left / goodput)}, until ${new Date(Date.now() + 1000 * left / goodput).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })}`);
   if (left !== null && goodput > 0) parts.push(`${+(count * left / goodput / 3600).toPrecision(3)} GPU-hours`);
   if (price !== null) parts.push(`price ${+price.toPrecision(3)}`);
   byId("what-text").textContent = parts.join("; ");
