@@ -24,6 +24,7 @@ from penstock_scheduler.burst.choices import check_cloud
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.disks import spool_check, store_check
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.estimates import Order
 from penstock_scheduler.health import HealthSettings
 from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.leadership.candidate import StandingBy, candidate
@@ -48,6 +49,7 @@ from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.allocations import AllocationLog
 from penstock_scheduler.service.board import Board, ObservedCluster
+from penstock_scheduler.service.estimator import Estimator
 from penstock_scheduler.service.reconciling import Reconciler
 from penstock_scheduler.service.samples import Sampler
 from penstock_scheduler.service.settings import ApiSettings
@@ -178,6 +180,9 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
     if service is not None:
         service.start()
     site.vitals.start()
+    estimator = _estimator(site)
+    if estimator is not None:
+        estimator.start()
 
     def leave() -> None:
         store.leadership.close(handover.successor)
@@ -214,6 +219,8 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
     site.loop.run(lambda: signals.stop or handover.wanted or bool(store.leadership.lost), on_tick)
     sd_notify("STOPPING=1" if signals.stop else "STATUS=hands over")
     leaving.now()
+    if estimator is not None:
+        estimator.stop()
     if publisher is not None:
         publisher.stop()
     site.vitals.stop()
@@ -234,6 +241,21 @@ def _prepare(settings: Settings, clock: Clock) -> None:
     read_prior(daemon.pairs)
     if daemon.cloud is not None:
         load_cloud(daemon.cloud)
+
+
+def _estimator(site: LiveScheduler) -> Estimator | None:
+    """What estimates when jobs start and end; None: the settings want none, or there is no API that would show it."""
+    daemon = site.settings.section(DaemonSettings)
+    if daemon.estimate_cores == 0 or not site.settings.section(ApiSettings).enabled:
+        return None
+    order = Order(
+        store=str(daemon.store or daemon.state_dir.absolute()),
+        cores=daemon.estimate_cores,
+        every_s=daemon.round_s,
+        restart_cost_s=daemon.restart_cost_s,
+        families=None if daemon.families is None else daemon.families.absolute(),
+    )
+    return Estimator(order, site.board)
 
 
 def _check(settings: Settings) -> int:

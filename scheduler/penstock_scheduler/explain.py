@@ -1,8 +1,8 @@
 """Why a job has what it has, from the record of a round: for `penstock explain`, the API and the job's page.
 
 Everything here is read off the round, or found by deciding the same round again with another job spec. So what a job "would
-get" is what the policy would have given it. Nothing is guessed that nobody can know, such as which jobs will be submitted: a job
-has an estimated start only if the policy gave one. What only the policy knows, it says itself (`ports.Explainer`).
+get" is what the policy would have given it. What nobody can know, such as which jobs will be submitted, is said as a range with a
+probability (`estimates`). What only the policy knows, it says itself (`ports.Explainer`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from penstock_scheduler.burst.forecast import Forecast, forecast
 from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.estimate_messages import JobEstimate, estimate_lines
 from penstock_scheduler.free_gpus import open_nodes
 from penstock_scheduler.model import (
     Adaptivity,
@@ -178,8 +179,13 @@ def _reason(plan: Plan, job: Job) -> Reason:
     return Reason(ReasonCode.WAITING_CAPACITY, "the round's plan does not mention it", common.smallest_need(job))
 
 
-def words(explanation: Explanation, *, now_s: float) -> list[str]:
-    """The explanation in sentences, the answer first. `now_s`: s since 1970."""
+def words(explanation: Explanation, *, now_s: float, estimate: JobEstimate | None = None) -> list[str]:
+    """The explanation in sentences, the answer first.
+
+    Args:
+        now_s: s since 1970.
+        estimate: when the job is expected to start and end; None: this has not been estimated.
+    """
     said = explanation
     lines = [_headline(said)]
     if said.stop is not None:
@@ -187,8 +193,10 @@ def words(explanation: Explanation, *, now_s: float) -> list[str]:
     if said.reason.code in (ReasonCode.BURST, ReasonCode.RECALLED):
         return lines
     if said.assignment is None:
-        lines += _waiting_words(said, now_s)
+        lines += _waiting_words(said, now_s, estimate)
     else:
+        if estimate is not None:
+            lines += estimate_lines(estimate, said.job.phase.value, now_s)
         if said.saves or not said.job.movable:
             cost = f"A restart costs it about {duration(said.restart_cost_s)} of training"
             lines.append(f"{cost}; so far {_moved(said.job.restarts)}.")
@@ -227,7 +235,7 @@ def _headline(said: Explanation) -> str:
     return f"Job {job.id} {state}. Round {said.round}: {reason.text}."
 
 
-def _waiting_words(said: Explanation, now_s: float) -> list[str]:
+def _waiting_words(said: Explanation, now_s: float, estimate: JobEstimate | None) -> list[str]:
     lines = []
     for use in said.uses:
         allocated = f"{use.allocated} {_are(use.allocated)} allocated to other jobs"
@@ -236,10 +244,12 @@ def _waiting_words(said: Explanation, now_s: float) -> list[str]:
         lines.append(f"Of {use.gpus} {use.gpu_type} GPUs that it may use, {allocated}{others}, {free}.")
     start_s = said.reason.estimated_start_s
     never = said.reason.code is ReasonCode.NEVER_FITS
-    if start_s is not None:
+    if estimate is not None and not never:
+        lines += estimate_lines(estimate, "queued", now_s)
+    elif start_s is not None:
         lines.append(f"It is expected to start in {duration(max(start_s - now_s, 0.0))}.")
     elif not never:
-        lines.append("Its start time is not known, because it depends on the jobs that others submit.")
+        lines.append("Its start time is not known, because nothing has estimated it yet.")
     lines += _holder_words(said.holders, now_s) if not never else []
     if said.cloud is not None:
         lines.append(said.cloud.words(now_s))
@@ -338,6 +348,12 @@ def _remedies(record: RoundRecord, policy: Policy, job: Job, most: int) -> tuple
         found += [remedy for remedy in [helps(f"any node (no {shortened(str(job.nodes))})", {}, None)] if remedy]
     if not found and len(singly) < most and together:
         found = [remedy for remedy in [helps(" and ".join(singly), together)] if remedy]
+    if found and len(found) < most and job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED):
+        # Not every program can change its number of GPUs: a smaller request with a fixed number may start as well.
+        gpus = max(remedy.gets.gpus for remedy in found)
+        if gpus < job.spec.min_gpus:
+            fixed = helps(f"--min-gpus={gpus} --max-gpus={gpus}", {"min_gpus": gpus, "max_gpus": gpus})
+            found += [] if fixed is None else [fixed]
     return tuple(found)
 
 

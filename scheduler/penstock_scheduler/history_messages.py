@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from penstock_scheduler.estimate_messages import JobEstimate
 from penstock_scheduler.messages import Body
 
 
@@ -75,6 +76,9 @@ class QueueEntry(Body):
     needs: str = ""
     """The fewest GPUs that it needs, in words; empty: not known."""
     estimated_start_s: float | None = None
+    """When the policy plans to start it, if nothing changes; None: the policy plans no starts."""
+    estimate: JobEstimate | None = None
+    """When it is expected to start and end; None: this has not been estimated yet."""
 
 
 class Queue(Body):

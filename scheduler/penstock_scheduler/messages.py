@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from penstock_scheduler.estimate_messages import JobEstimate
 from penstock_scheduler.model import JobSpec, Suspension
 from penstock_scheduler.policy_choice import PolicyChoice
 
@@ -205,6 +206,8 @@ class JobView(Body):
     """The newest result that the job reported."""
     output: OutputFiles | None = None
     """Where the job writes its output, from its start on; None: it has not started, or has no output files."""
+    estimate: JobEstimate | None = None
+    """When it is expected to start and end; None: this has not been estimated yet, or it has ended."""
 
 
 class JobPage(Body):

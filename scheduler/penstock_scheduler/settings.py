@@ -89,6 +89,13 @@ class DaemonSettings(BaseModel):
         default=7.0, description="Days for which samples are kept as they were taken; later there is one for each hour."
     )
     keep_hourly_days: PositiveFloat = Field(default=365.0, description="Days for which hourly samples are kept.")
+    estimate_cores: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="Share of one core that a process of its own may take, at the lowest priority, to estimate when jobs start "
+        "and end. 0: nothing is estimated.",
+    )
     restart_cost_s: PositiveFloat = Field(
         default=30.0, description="Seconds of training that a restart costs a job whose job spec has no restart_cost_s."
     )

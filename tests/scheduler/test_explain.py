@@ -127,7 +127,10 @@ def test_a_rigid_job_is_told_what_adapting_would_give():
     ]
     said = explain(decided(snapshot("t4:1x4", jobs, {"1": FAST, "2": FAST})), "2")
     assert said is not None
-    assert [(r.change, r.gets.gpus) for r in said.remedies] == [("--adaptive=strong-scaling --min-gpus=1", 1)]
+    assert [(r.change, r.gets.gpus) for r in said.remedies] == [
+        ("--adaptive=strong-scaling --min-gpus=1", 1),
+        ("--min-gpus=1 --max-gpus=1", 1),
+    ]
 
 
 def test_a_job_that_never_fits_gets_no_promise():

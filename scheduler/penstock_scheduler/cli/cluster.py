@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_refused, print_table
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.estimate_messages import start_cell
 from penstock_scheduler.ledger_messages import CORRECTED, BudgetView, LedgerLine
 from penstock_scheduler.messages import ClusterView, JobView, RefusedJob, RoundSummary, RoundView, Submission
 from penstock_scheduler.model import JobSpec
@@ -54,11 +55,12 @@ def queue(as_json: bool = JSON) -> None:
             view.name,
             view.user,
             duration(max(now_s - view.submit_s, 0.0)),
+            start_cell(view.estimate, now_s) or "not known",
             reasons.get(view.id, "no round has considered the job yet"),
         )
         for view in waiting
     ]
-    print_table(("JOB", "NAME", "USER", "WAITED", "REASON"), rows, "No jobs are waiting.")
+    print_table(("JOB", "NAME", "USER", "WAITED", "STARTS IN (80 %)", "REASON"), rows, "No jobs are waiting.")
     print_refused(refused)
 
 

@@ -21,6 +21,7 @@ from penstock_scheduler.cli.ask import (
     print_table,
 )
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.estimate_messages import end_cell, estimate_lines, start_cell
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
 from penstock_scheduler.messages import MAX_PAGE, AllocationView, JobView, RefusedJob
@@ -75,11 +76,23 @@ def list_(
     if as_json:
         print_json(found)
         return
+    now_s = time.time()
     rows = [
-        (view.id, view.name, view.user, _state(view), asks_for(view.spec), _holds(view), _progress(view), view.reason)
+        (
+            view.id,
+            view.name,
+            view.user,
+            _state(view),
+            asks_for(view.spec),
+            _holds(view),
+            _progress(view),
+            start_cell(view.estimate, now_s) if view.state == "queued" else "",
+            end_cell(view.estimate, now_s),
+            view.reason,
+        )
         for view in found
     ]
-    columns = ("JOB", "NAME", "USER", "STATE", "ASKS FOR", "GPUS", "PROGRESS", "REASON")
+    columns = ("JOB", "NAME", "USER", "STATE", "ASKS FOR", "GPUS", "PROGRESS", "STARTS IN", "ENDS IN", "REASON")
     print_table(columns, rows, "No jobs found.")
     print_refused(refused)
 
@@ -105,6 +118,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "ended": local_time(view.end_s) if view.state == "ended" else "",
             "progress": _progress(view),
             "result": _result(view),
+            "expected": _expected(view),
             "restarts": str(view.restarts),
             "GPU-hours": _gpu_hours(view),
             "reason": view.reason,
@@ -114,6 +128,13 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "key": view.key or "",
         }
     )
+
+
+def _expected(view: JobView) -> str:
+    """When a job is expected to start and end; empty: it has ended, or nothing has been estimated."""
+    if view.state == "ended" or view.estimate is None:
+        return ""
+    return " ".join(estimate_lines(view.estimate, view.state, time.time()))
 
 
 def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:

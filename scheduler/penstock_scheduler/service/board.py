@@ -6,7 +6,7 @@ for a change.
 
 A job's view has two parts. Its state, allocation, reason and so on make a new version whenever they change. Its *live figures*,
 progress and GPU-seconds, change all the time and make no version. The store has them as of the newest
-version; `Board.shown` puts in those of the newest tick, so that all answers show the same.
+version; `Board.figures_of` puts in those of the newest tick, so that all answers show the same.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Board(Known):
         """Live job -> its newest progress and total, as far as jobs have reported them."""
         return {job: found for job, found in list(self._progress.items()) if job in self._live}
 
-    def shown(self, view: JobView) -> JobView:
+    def figures_of(self, view: JobView) -> JobView:
         """See `Known`."""
         if view.state == "ended":
             return view
@@ -316,7 +316,7 @@ class Board(Known):
         if before is not None and fields == before:
             return before
         # The live figures make no new version by themselves; they follow with the next one.
-        return self.shown(fields.model_copy(update={"version": fields.version + 1}))
+        return self.figures_of(fields.model_copy(update={"version": fields.version + 1}))
 
     def _own_stop(self, job: str) -> Stop | None:
         """Why a job's run was stopped without a round, since the newest round."""
@@ -363,7 +363,7 @@ class Board(Known):
             fate = known.get(job) or fates.get(job, FORGOTTEN)
             if fate is None:
                 continue  # the job exists, but no round may manage it now
-            before, ending = self.shown(self._live[job]), self.endings.pop(job, "")
+            before, ending = self.figures_of(self._live[job]), self.endings.pop(job, "")
             stop = self._own_stop(job)
             views.append(
                 before.model_copy(

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock_scheduler.estimate_messages import Estimates
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import ClusterState, Refusal
 from penstock_scheduler.records import RoundRecord
@@ -54,6 +55,8 @@ class Known(abc.ABC):
         """When the cluster was last observed, s since 1970."""
         self.held: dict[str, int] = {}
         """Node -> GPUs that Penstock's jobs hold there."""
+        self.estimates: Estimates | None = None
+        """When the jobs of a recent round start and end; None: not estimated yet."""
         self.listeners: set[Listener] = set()
         self._live: dict[str, JobView] = {}
         self._waiting: dict[str, asyncio.Event] = {}
@@ -76,8 +79,16 @@ class Known(abc.ABC):
         """The number of the newest round, and GPU type -> its price there; None: there was no round."""
 
     @abc.abstractmethod
-    def shown(self, view: JobView) -> JobView:
+    def figures_of(self, view: JobView) -> JobView:
         """A job with its live figures as of the newest tick. A job that has ended keeps those of its end."""
+
+    def shown(self, view: JobView) -> JobView:
+        """A job with its live figures and, unless it has ended, its newest estimate."""
+        found = self.figures_of(view)
+        estimates = self.estimates
+        if view.state == "ended" or estimates is None:
+            return found
+        return found.model_copy(update={"estimate": estimates.of(view.id, view.submit_s)})
 
     def job(self, job: str) -> JobView | None:
         """A job, live or ended; None: there is none. Raises StoreError."""

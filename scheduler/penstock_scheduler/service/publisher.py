@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from penstock_scheduler import __version__
 from penstock_scheduler.errors import StoreError
+from penstock_scheduler.estimate_messages import Estimates
 from penstock_scheduler.model import Node, Refusal, UnknownValue
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.port import Chosen
@@ -26,7 +27,7 @@ from penstock_scheduler.store.published import Figures
 
 log = logging.getLogger(__name__)
 
-BEAT, CLUSTER, CHOSEN, ROUND = "beat", "cluster", "chosen", "round"
+BEAT, CLUSTER, CHOSEN, ROUND, ESTIMATES = "beat", "cluster", "chosen", "round", "estimates"
 """Names under which it is published."""
 
 BEAT_S = 1.0
@@ -91,6 +92,7 @@ class Publisher:
         self._said: dict[str, Any] = {}
         self._versions: dict[str, int] = {}
         self._figures: dict[str, Figures] = {}
+        self._estimates: Estimates | None = None
         self._counted: tuple[float, Mapping[str, Mapping[str, float]]] | None = None
         self._old = set(board.store.jobs_with_figures())
         """Jobs whose figures an earlier penstockd has published."""
@@ -143,6 +145,8 @@ class Publisher:
             said[CLUSTER] = _CLUSTER.dump_python(known, mode="json")
         if (newest := board.round) is not None:
             said[ROUND] = Round(number=newest[0], prices=newest[1]).model_dump(mode="json")
+        if (estimates := board.estimates) is not None and estimates is not self._estimates:
+            said[ESTIMATES] = estimates.model_dump(mode="json")
         values = {name: value for name, value in said.items() if value != self._said.get(name)}
         versions = self._versions | {name: self._versions.get(name, 0) + 1 for name in values}
         counted = board.counted
@@ -158,7 +162,7 @@ class Publisher:
             stopped=self._stopping,
         )
         board.store.publish(values | {BEAT: beat.model_dump(mode="json")}, figures, ended)
-        self._said, self._versions = said, versions
+        self._said, self._versions, self._estimates = said, versions, estimates
         self._figures = {job: each for job, each in (self._figures | figures).items() if job not in ended}
         self._old -= ended
         self._counted = counted

@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from penstock_scheduler.errors import PenstockError, StoreError
+from penstock_scheduler.estimate_messages import Estimates
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import ClusterState
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.service.known import Event, Known
 from penstock_scheduler.service.port import Chosen
-from penstock_scheduler.service.publisher import BEAT, CHOSEN, CLUSTER, ROUND, Beat, Cluster, Round
+from penstock_scheduler.service.publisher import BEAT, CHOSEN, CLUSTER, ESTIMATES, ROUND, Beat, Cluster, Round
 from penstock_scheduler.store import SqlStore
 from penstock_scheduler.store.published import Figures
 
@@ -81,7 +82,7 @@ class Replica(Known):
                 self._record = newest.number, self.store.round(newest.number)
             return self._record[1]
 
-    def shown(self, view: JobView) -> JobView:
+    def figures_of(self, view: JobView) -> JobView:
         """See `Known`."""
         figures = self._figures.get(view.id)
         if view.state == "ended" or figures is None:
@@ -136,6 +137,8 @@ class Replica(Known):
         if (newest := self._news(ROUND, beat)) is not None:
             before, self._round = self._round, Round.model_validate(newest, extra="ignore")
             self._tell_of_rounds(None if before is None else before.number)
+        if (estimates := self._news(ESTIMATES, beat)) is not None:
+            self.estimates = Estimates.model_validate(estimates)
         tokens = (beat.pid, beat.started_s, beat.versions.get("tokens"))
         if self._read.get("tokens") != tokens:
             self._read["tokens"] = tokens

@@ -252,7 +252,7 @@ def _explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationV
         decided_s=found.decided_s,
         code=found.reason.code.value,
         text=found.reason.text,
-        lines=[*words(found, now_s=time.time()), *describe_result(view)],
+        lines=[*words(found, now_s=time.time(), estimate=view.estimate), *describe_result(view)],
         needs=found.reason.needs,
         estimated_start_s=found.reason.estimated_start_s,
         goodput=found.assignment.goodput if found.assignment else None,

@@ -245,6 +245,7 @@ def simulate_policy(
     pairs: Pairs | None = None,
     memory: SimulatedMemory | None = None,
     cloud: CloudSpec | None = None,
+    on_record: Callable[[RoundRecord], None] | None = None,
 ) -> Simulation:
     """Simulate a policy until all jobs have ended, or the remaining jobs can never run. Ctrl-C keeps what was simulated
     so far.
@@ -260,6 +261,7 @@ def simulate_policy(
         pairs: what is known of pairs at the start; None: nothing.
         memory: what earlier jobs have shown, to which this simulation's jobs add; None: nothing is remembered.
         cloud: a cloud to which jobs may leave, run by the daemon's own burst manager; None: there is none.
+        on_record: called with each round. Then policies always see the whole queue.
 
     Raises:
         ConfigError: the policy is unknown, or a setting is invalid.
@@ -277,7 +279,9 @@ def simulate_policy(
         clock,
         scenario.disturbances,
         moves_are_free=driving.moves_are_free,
-        front=FRONT if front_only(policy) and driving.round_s is None and agents is None and away is None else 0,
+        front=FRONT
+        if front_only(policy) and driving.round_s is None and agents is None and away is None and on_record is None
+        else 0,
         agents=agents,
         cloud=away,
     )
@@ -296,6 +300,8 @@ def simulate_policy(
 
     def on_round(record: RoundRecord) -> None:
         simulation.rounds += 1
+        if on_record is not None:
+            on_record(record)
         if away is not None:
             away.on_round(record)
         waiting = record.plan.waiting.values()

@@ -49,10 +49,10 @@ class WaitStore(Database):
 
 
 def _row(entry: QueueEntry) -> dict[str, Any]:
-    return entry.model_dump(exclude={"user", "position"}) | {"user_name": entry.user, "to_s": None}
+    return entry.model_dump(exclude={"user", "position", "estimate"}) | {"user_name": entry.user, "to_s": None}
 
 
 def _entry(row: Any) -> QueueEntry:
     values = named(row)
     del values["to_s"]
-    return QueueEntry.model_construct(position=None, **values)
+    return QueueEntry.model_construct(position=None, estimate=None, **values)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from penstock_scheduler.estimate_messages import in_words
 from penstock_scheduler.messages import NodeView, RefusedJob
 from penstock_scheduler.model import Adaptivity, Job, JobSpec, Phase
 
@@ -149,11 +150,19 @@ def _line(view: JobView, why: str, *, placed: bool) -> Line:
         where.gpus if where else 0,
         where.gpu_type if where else "",
         dict(where.nodes) if where else {},
-        view.note or why or "no round has considered it yet",
+        view.note or _with_start(view, why) or "no round has considered it yet",
         view.submit_s,
         placed=placed,
         progress=min(view.progress / view.total, 1.0) if view.progress is not None and view.total else None,
     )
+
+
+def _with_start(view: JobView, why: str) -> str:
+    """Why a job waits, with its expected start."""
+    found = view.estimate
+    if view.state != "queued" or not why or found is None or found.start is None:
+        return why
+    return f"{why}; it is expected to start {in_words(found.start, found.probability, time.time())}"
 
 
 def recorded(record: RoundRecord) -> Picture:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.estimate_messages import estimate_lines
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.terminal.picture import Picture, Watcher, asks_for
 from penstock_scheduler.terminal.screens import JobDetail
@@ -82,6 +84,9 @@ def _fields(view: JobView) -> dict[str, str]:
         "GPUs": f"{where.gpus} {where.gpu_type} on {', '.join(where.nodes)}" if where else "-",
         "waited": duration(view.start_s - view.submit_s) if view.start_s is not None else "",
         "progress": done,
+        "expected": " ".join(estimate_lines(view.estimate, view.state, time.time()))
+        if view.estimate is not None and view.state != "ended"
+        else "",
         "restarts": str(view.restarts),
         "last stop": view.stopped,
         "GPU-hours": ", ".join(f"{amount / 3600:.2f} {name}" for name, amount in sorted(view.gpu_seconds.items())),

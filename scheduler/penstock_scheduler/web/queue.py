@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
+from penstock_scheduler.estimate_messages import JobEstimate, TimeRange
 from penstock_scheduler.history_messages import AllocationSpan, QueueEntry
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.service.api import Call
@@ -59,8 +60,10 @@ class Row:
     text: str = ""
     needs: str = ""
     since_s: float | None = None
-    start_s: float | None = None
-    """Estimated."""
+    start: TimeRange | None = None
+    """Estimated, with a probability of 80 %; None: not known."""
+    unknown: str = ""
+    """Why the start is not known; empty: it is, or nothing was estimated."""
     progress: float | None = None
     busy: float | None = None
     idle: bool = False
@@ -111,8 +114,8 @@ def _rows(call: Call, world: World, state: State) -> list[Row]:
     """The rows that the viewer may see. Of refused jobs, only their users and operators see that there are any."""
     if world not in _pairs:
         _pairs[world] = {
-            "waiting": [_entry(entry) for entry in world.queue if entry.code != "refused"],
-            "refused": [_entry(entry) for entry in world.queue if entry.code == "refused"],
+            "waiting": [_entry(entry, _estimate(world, entry)) for entry in world.queue if entry.code != "refused"],
+            "refused": [_entry(entry, None) for entry in world.queue if entry.code == "refused"],
             "running": sorted((_span(world, span) for span in world.spans), key=_newest, reverse=True),
         }
     pairs, me = _pairs[world][state], call.identity.user
@@ -127,7 +130,11 @@ def _newest(pair: _Pair) -> tuple[float, str]:
     return pair.full.since_s or 0.0, pair.full.job
 
 
-def _entry(entry: QueueEntry) -> _Pair:
+def _estimate(world: World, entry: QueueEntry) -> JobEstimate | None:
+    return None if world.estimates is None else world.estimates.of(entry.job, entry.submit_s)
+
+
+def _entry(entry: QueueEntry, estimate: JobEstimate | None) -> _Pair:
     full = Row(
         job=entry.job,
         name=entry.name,
@@ -140,9 +147,10 @@ def _entry(entry: QueueEntry) -> _Pair:
         text=entry.text,
         needs=entry.needs,
         since_s=entry.submit_s,
-        start_s=entry.estimated_start_s,
+        start=None if estimate is None else estimate.start,
+        unknown="" if estimate is None or estimate.start is not None else estimate.unknown,
     )
-    return _Pair(entry.user, full, replace(full, own=False, text="", needs=""))
+    return _Pair(entry.user, full, replace(full, own=False, text="", needs="", unknown=""))
 
 
 def _span(world: World, span: AllocationSpan) -> _Pair:

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from penstock_scheduler.drawing.colours import COLOURS, index
+from penstock_scheduler.estimate_messages import TimeRange
 from penstock_scheduler.units import clock, duration
 
 POLICY = (
@@ -66,6 +67,13 @@ def moment(time_s: float | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(iso, text)
 
 
+def between(times: TimeRange) -> Markup:
+    """A range of times."""
+    if times.to_s is None:
+        return Markup("{} or later").format(moment(times.from_s))
+    return Markup("{} to {}").format(moment(times.from_s), moment(times.to_s))
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """A number with sensible digits, and thousands apart."""
     if value is None:
@@ -88,7 +96,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(moment=moment, number=number, share=share, duration=duration, colour=index)
+    made.filters.update(moment=moment, between=between, number=number, share=share, duration=duration, colour=index)
     made.globals.update(static=address)
     return made
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock_scheduler.estimate_messages import Estimates
 from penstock_scheduler.history_messages import AllocationSpan, QueueEntry
 from penstock_scheduler.messages import ClusterView, JobView, NodeView
 from penstock_scheduler.service import views
@@ -37,6 +38,8 @@ class World:
     busy: Mapping[str, float]
     """Job -> mean utilisation of its GPUs, in [0, 1], of jobs that report it."""
     cluster: ClusterView
+    estimates: Estimates | None = None
+    """None: nothing has been estimated yet."""
 
 
 def read(api: Api, number: int, busy: Mapping[str, float] | None = None) -> World:
@@ -62,4 +65,5 @@ def read(api: Api, number: int, busy: Mapping[str, float] | None = None) -> Worl
         jobs=jobs,
         busy=busy,
         cluster=views.cluster_view(known, api.daemon),
+        estimates=known.estimates,
     )

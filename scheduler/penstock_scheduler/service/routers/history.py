@@ -114,8 +114,14 @@ def get_queue(
         and all(value is None or getattr(entry, field) == value for field, value in wanted.items())
         and call.may_see_of("jobs", entry.user)
     ]
-    page = [entry if call.may_see(entry.user) else _outside(entry) for _, entry in shown[:limit]]
+    page = [_estimated(call, entry if call.may_see(entry.user) else _outside(entry)) for _, entry in shown[:limit]]
     return Queue(entries=page, waiting=len(entries), next=shown[limit - 1][0] if len(shown) > limit else None)
+
+
+def _estimated(call: Call, entry: QueueEntry) -> QueueEntry:
+    estimates = call.api.known.estimates
+    found = None if estimates is None else estimates.of(entry.job, entry.submit_s)
+    return entry if found is None else entry.model_copy(update={"estimate": found})
 
 
 def _outside(entry: QueueEntry) -> QueueEntry:

@@ -1,0 +1,112 @@
+"""What earlier jobs tell about those to come: how long jobs run, and when they are submitted.
+
+A length is counted in *seconds at full size*: the GPU-seconds of a job over the most GPUs of its job spec. So a job that ran on
+fewer GPUs than it could have had compares with one that had them all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock_scheduler.model import Job
+
+ENOUGH = 12
+"""Earlier jobs that ran for longer than a job has until now, so that its length is drawn from theirs alone."""
+
+FEWEST = 20
+"""Jobs that must have ended before lengths are drawn at all."""
+
+NEWEST = 20_000
+"""Earlier jobs that are looked at."""
+
+NEW_S = 1800.0
+"""Of a job that has run for longer than all earlier ones: it needs more than another x with the probability
+(a + NEW_S) / (a + NEW_S + x) after a seconds, as `policies.sia.remaining` has it for jobs without a past."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastJob:
+    """A job that was submitted, and what it took."""
+
+    job: Job
+    gpu_seconds: float
+    end_s: float | None
+    """When it ended, s since 1970; None: it has not, and `gpu_seconds` is what it had until now."""
+
+    @property
+    def length_s(self) -> float:
+        """Seconds at full size."""
+        return self.gpu_seconds / self.job.spec.max_gpus
+
+
+class Past:
+    """The earlier jobs of a site.
+
+    Args:
+        jobs: in any order.
+        now_s: s since 1970.
+    """
+
+    def __init__(self, jobs: Iterable[PastJob], now_s: float) -> None:
+        newest = sorted(jobs, key=lambda past: past.job.submit_s)[-NEWEST:]
+        self.now_s = now_s
+        self.submitted = newest
+        """All, the oldest first."""
+        lengths: dict[tuple[object, ...], list[float]] = {}
+        self.ended = 0
+        for past in newest:
+            if past.end_s is not None and past.gpu_seconds > 0:
+                self.ended += 1
+                for group in _groups(past.job):
+                    lengths.setdefault(group, []).append(past.length_s)
+        self._lengths = {group: sorted(each) for group, each in lengths.items()}
+
+    def within(self, partitions: tuple[str, ...]) -> Past:
+        """The same jobs, of which those of unknown partition may run in any of these."""
+        anywhere = [
+            past if past.job.partitions else replace(past, job=replace(past.job, partitions=partitions))
+            for past in self.submitted
+        ]
+        return Past(anywhere, self.now_s)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough jobs have ended to say how long jobs run."""
+        return self.ended >= FEWEST
+
+    def like(self, job: Job, age_s: float) -> Sequence[float]:
+        """Lengths of the earlier jobs most like this one that ran for longer than it has, in seconds at full size, ascending.
+
+        Those of its user with its name if there are enough, or else those of its user, of its size, or all.
+        """
+        found: Sequence[float] = ()
+        for group in _groups(job):
+            known = self._lengths.get(group, [])
+            found = known[bisect_right(known, age_s) :]
+            if len(found) >= ENOUGH:
+                break
+        return found
+
+    def length_s(self, job: Job, age_s: float, draw: np.random.Generator) -> float:
+        """A length that the job may turn out to have, > `age_s`, in seconds at full size."""
+        found = self.like(job, age_s)
+        if found and draw.random() < len(found) / (len(found) + 1):
+            return found[int(draw.integers(len(found)))]
+        chance = draw.random()
+        beyond_s = (age_s + NEW_S) * chance / (1 - chance)
+        return max(age_s, found[-1] if found else 0.0) + beyond_s
+
+
+def _groups(job: Job) -> tuple[tuple[object, ...], ...]:
+    size = job.spec.max_gpus
+    return (
+        ("name", job.user, job.account, job.name, size),
+        ("user", job.user, job.account, size),
+        ("user", job.user, job.account),
+        ("size", size),
+        ("all",),
+    )
