@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from pydantic import BaseModel
 
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report, read
-from penstock_scheduler.access_messages import AuditPage, Identity, NewToken, TokenOrder, TokenView
+from penstock_scheduler.access_messages import AuditLine, AuditPage, Identity, NewToken, TokenOrder, TokenView
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.health_messages import Health, LeaderMove
 from penstock_scheduler.history_messages import (
@@ -38,6 +37,7 @@ from penstock_scheduler.history_messages import (
 from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import (
+    MAX_PAGE,
     ApprovalView,
     ClusterView,
     Drain,
@@ -60,6 +60,7 @@ from penstock_scheduler.messages import (
     RoundView,
     Submission,
 )
+from penstock_scheduler.munge import credential
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.settings import DEFAULT_SOCKET
 
@@ -413,9 +414,38 @@ class Client:
         """Revoke the token with this id. For admins."""
         return self._ask(TokenView, "DELETE", f"/v1/tokens/{token}")
 
-    def audit(self, *, before: int | None = None) -> AuditPage:
-        """A page of the audit log, newest first. For operators."""
-        return self._ask(AuditPage, "GET", "/v1/audit", query={"before": before}, again=True)
+    def audit(
+        self,
+        *,
+        from_s: float | None = None,
+        to_s: float | None = None,
+        user: str | None = None,
+        action: str | None = None,
+        job: str | None = None,
+        refused: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[AuditLine]:
+        """The audit log, newest first; fetches page by page. For operators.
+
+        Args:
+            from_s: the first time that counts, s since 1970.
+            to_s: the first time that does not count any more.
+            user: only what this user did.
+            action: only actions that contain this text, in upper or lower case.
+            job: only what was done with this job.
+            refused: only what was refused.
+            limit: most lines; None: all.
+        """
+        query: dict[str, Any] = {"from": from_s, "to": to_s, "user": user, "action": action, "job": job}
+        query |= {"refused": refused or None, "before": None}
+        left = limit
+        while left is None or left > 0:
+            query["limit"] = MAX_PAGE if left is None else min(left, MAX_PAGE)
+            page = self._ask(AuditPage, "GET", "/v1/audit", query=query, again=True)
+            yield from page.lines
+            if page.next is None:
+                return
+            query["before"], left = page.next, None if left is None else left - len(page.lines)
 
     def ledger(self, *, before: int | None = None) -> LedgerPage:
         """A page of the budget ledger, newest first. Users see their own entries."""
@@ -538,24 +568,7 @@ class Client:
             return {"Authorization": f"Bearer {self._token}"}
         if self._local:
             return {}
-        at = [f"--socket={self._munge_socket}"] if self._munge_socket else []
-        try:
-            made = subprocess.run(
-                ["munge", *at, "-s", munge_payload(method, path)],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise PenstockError(
-                f"{TOKEN_VARIABLE} has no token, and munge cannot be run ({error}); ask an admin for a token"
-            ) from None
-        if made.returncode != 0:
-            raise PenstockError(
-                f"{TOKEN_VARIABLE} has no token, and munge failed: {made.stderr.strip()}; ask an admin for a token"
-            )
-        return {"Authorization": f"MUNGE {made.stdout.strip()}"}
+        return {"Authorization": f"MUNGE {credential(method, path, self._munge_socket)}"}
 
     def _away(self, error: Exception) -> DaemonAway:
         return DaemonAway(
@@ -578,11 +591,6 @@ def _trusting(authority: Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(authority))
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"{authority}: {error}; set {AUTHORITY_VARIABLE} to a PEM file of certificates") from None
-
-
-def munge_payload(method: str, path: str) -> str:
-    """The payload of a MUNGE credential, which is valid only for this request."""
-    return f"penstock {method} {path}"
 
 
 def _error(answer: httpx.Response) -> ApiError:

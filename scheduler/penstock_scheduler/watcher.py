@@ -124,7 +124,7 @@ class Watcher:
         """Note each stop in the audit log, and tell admins when the plan gate begins or ceases to refuse plans."""
         number, refused = record.snapshot.round, record.gate.refused
         for job, stop in record.plan.stops.items():
-            self._note("stop", job, f"round {number}: {stop.code.value}: {stop.text}", allowed=True)
+            self._note("stop", f"jobs/{job}", f"round {number}: {stop.code.value}: {stop.text}", allowed=True)
         if refused and not self._told_of_refusal:
             why = "; ".join(refused)
             self._note("refuse plan", str(number), why, allowed=False)
@@ -139,7 +139,7 @@ class Watcher:
     def stopped(self, stops: Mapping[JobId, Stop]) -> None:
         """Note stops that no round decided in the audit log."""
         for job, stop in stops.items():
-            self._note("stop", job, f"without a round: {stop.code.value}: {stop.text}", allowed=True)
+            self._note("stop", f"jobs/{job}", f"without a round: {stop.code.value}: {stop.text}", allowed=True)
 
     def _note(self, action: str, target: str, text: str, *, allowed: bool) -> None:
         try:

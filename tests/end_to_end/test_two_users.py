@@ -162,7 +162,7 @@ def test_users_are_apart(site: Site) -> None:
         assert bens != anns
         wait_for(lambda: told.exists() and told.read_text(), 120, "the job to have its answer", details=site.tail)
         assert told.read_text() == "404 404"
-        denied = [line for line in root.audit().lines if not line.allowed and line.user == BEN]
+        denied = [line for line in root.audit() if not line.allowed and line.user == BEN]
         wanted = ("POST /v1/jobs/{job}/reports", f"jobs/{anns}/reports")
         assert [(line.action, line.target) for line in denied].count(wanted) == 3, "one by hand, two by the job"
         assert ("POST /v1/jobs/{job}/cancel", f"jobs/{anns}/cancel") in [(line.action, line.target) for line in denied]

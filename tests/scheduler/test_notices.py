@@ -343,7 +343,7 @@ def test_a_site_tells_of_a_refused_plan_once_notes_every_stop_and_takes_an_appro
     told = next(body for body in hook.bodies if body["kind"] == "plan-refused")
     assert "penstock plan --approve 2" in told["text"]
     noted = [(line.action, line.target, line.allowed) for line in site.store.audit()]
-    assert noted == [("stop", "7", True), ("refuse plan", "2", False)]
+    assert noted == [("stop", "jobs/7", True), ("refuse plan", "2", False)]
 
 
 def observed(utilisation: float) -> Report:

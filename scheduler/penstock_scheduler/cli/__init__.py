@@ -34,6 +34,7 @@ OWN = {
     **{name: f"cluster:{name}" for name in ("queue", "nodes", "rounds", "plan", "budget")},
     "top": "top:top",
     **{name: f"admin:{name}" for name in ("pause", "resume", "drain", "policy", "token")},
+    "audit": "audit:audit",
     "leader": "leader:leader",
     "doctor": "doctor:doctor",
     "config": "config:config",
@@ -58,6 +59,7 @@ PANELS = {
     "Cluster": ("queue", "nodes", "rounds", "plan", "top", "budget"),
     "Administration": (
         "doctor",
+        "audit",
         "leader",
         "pause",
         "resume",

@@ -8,14 +8,11 @@ import typer
 
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
 from penstock_scheduler.cli.options import numbers
+from penstock_scheduler.cli.times import FROM, TO, span_s
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.ledger_messages import USAGE_BY, Usage, UsageLine
-from penstock_scheduler.usage import since_1970, to_frame
+from penstock_scheduler.usage import to_frame
 
-FROM = typer.Option(
-    None, "--from", metavar="TIME", help="The first time that counts, such as 2026-11-01; by default the beginning."
-)
-TO = typer.Option(None, "--to", metavar="TIME", help="The first time that does not count any more; by default now.")
 BY = typer.Option("user", "--by", help=f"What to add up by: {', '.join(USAGE_BY)}.")
 
 
@@ -71,17 +68,8 @@ def cost(
 def _usage(from_: str | None, to: str | None, by: str) -> Usage:
     if by not in USAGE_BY:
         raise ConfigError(f"--by={by!r}: choose one of {', '.join(USAGE_BY)}")
-    begin_s, end_s = _time_s("--from", from_), _time_s("--to", to)
-    if begin_s is not None and end_s is not None and begin_s >= end_s:
-        raise ConfigError(f"--from={from_} is not before --to={to}")
+    begin_s, end_s = span_s(from_, to)
     return ask(lambda penstock: penstock.usage(by, from_s=begin_s, to_s=end_s))
-
-
-def _time_s(option: str, text: str | None) -> float | None:
-    try:
-        return since_1970(text)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{option}={text}: give a date or a time, such as 2026-11-01 or 2026-11-01T12:30") from None
 
 
 def _of_job(job: str, from_: str | None, to: str | None) -> Usage:

@@ -211,14 +211,14 @@ class Call:
         private = self.api.settings.private_data
         return may_see(what, user, self.identity.user, sees_all=self.sees_all, private=private)
 
-    async def audit(self, *, allowed: bool, text: str = "") -> None:
-        """Add the request to the audit log."""
+    async def audit(self, *, allowed: bool, text: str = "", target: str | None = None) -> None:
+        """Add the request to the audit log. `target`: what it was about; None: its path says so."""
         await asyncio.to_thread(
             self.api.store.note,
             self.identity.user,
             self.identity.role,
             f"{self.request.method} {self.request.scope['route'].path}",
-            self.request.url.path.removeprefix("/v1/"),
+            self.request.url.path.removeprefix("/v1/") if target is None else target,
             allowed=allowed,
             text=text,
             address=self.identity.address,

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from starlette.requests import Request
 
 from penstock_profiles.wire import read
+from penstock_scheduler import munge
 from penstock_scheduler.access_messages import By, Identity, LogIn, NewToken, SessionRow, TokenOrder, TokenView
-from penstock_scheduler.client import munge_payload
 from penstock_scheduler.messages import Role
 from penstock_scheduler.service import sessions
 from penstock_scheduler.service.digests import Digests, digest, new_secret
@@ -180,9 +180,9 @@ class Gatekeeper:
         if kind.lower() == "bearer":
             return await self._by_token(proof.strip())
         if kind.upper() == "MUNGE" and self._settings.munge:
-            return await self._by_munge(proof.strip(), munge_payload(request.method, request.url.path))
-        munge = " or MUNGE CREDENTIAL" if self._settings.munge else ""
-        raise Refusal(401, "unauthenticated", f"the header Authorization must be Bearer TOKEN{munge}")
+            return await self._by_munge(proof.strip(), munge.payload(request.method, request.url.path))
+        also = " or MUNGE CREDENTIAL" if self._settings.munge else ""
+        raise Refusal(401, "unauthenticated", f"the header Authorization must be Bearer TOKEN{also}")
 
     def new_token(self, order: TokenOrder) -> NewToken:
         """Create a token. The store keeps a digest of its secret."""

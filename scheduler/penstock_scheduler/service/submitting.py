@@ -75,7 +75,9 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
                 await _own(call, OwnerView(**owner.model_dump(), job=view.id, key=newest.key))
                 return view, False
             if view is not None and view.state != "ended":
-                await call.audit(allowed=True, text=f"{view.id} is cancelled for a later try of its owner")
+                await call.audit(
+                    allowed=True, text="is cancelled for a later try of its owner", target=f"jobs/{view.id}"
+                )
                 await cancel(api, view.id)
                 api.board.endings[view.id] = (
                     f"was cancelled because its owner {owner.name} submitted a job in its place"
@@ -159,7 +161,7 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
                 raise
             await asyncio.to_thread(api.store.end_submission, identity.user, order.key, job)
         api.submitting.pop((identity.user, order.key), None)
-    await call.audit(allowed=True, text=job)
+    await call.audit(allowed=True, target=f"jobs/{job}")
     return await _first_view(call, job, order, new=True), True
 
 
@@ -182,7 +184,7 @@ async def _known(call: Call, order: Submission, key: str) -> str | None:
         # No request was answered, but a daemon that died in between may have submitted the job.
         job = await asyncio.to_thread(api.submitter.find, user, key)
         if job is not None:
-            await call.audit(allowed=True, text=f"{job}, submitted before")
+            await call.audit(allowed=True, text="was submitted before", target=f"jobs/{job}")
             await asyncio.to_thread(api.store.end_submission, user, key, job)
     return job
 

@@ -43,11 +43,47 @@ class AdminStore(Database):
         with self.write() as db:
             db.execute(t.audit.insert(), row)
 
-    def audit(self, *, before: int | None = None, limit: int = 100) -> list[AuditLine]:
-        """The audit log, newest first."""
-        chosen = sa.select(t.audit).order_by(t.audit.c.id.desc()).limit(limit)
+    def audit(
+        self,
+        *,
+        before: int | None = None,
+        limit: int = 100,
+        from_s: float | None = None,
+        to_s: float | None = None,
+        user: str | None = None,
+        action: str | None = None,
+        job: str | None = None,
+        refused: bool = False,
+    ) -> list[AuditLine]:
+        """The audit log, newest first.
+
+        Args:
+            before: only lines with smaller ids.
+            limit: most lines.
+            from_s: the first time that counts, s since 1970.
+            to_s: the first time that does not count any more.
+            user: only what this user did.
+            action: only actions that contain this text, in upper or lower case.
+            job: only what was done with this job.
+            refused: only what was refused.
+        """
+        c = t.audit.c
+        chosen = sa.select(t.audit).order_by(c.id.desc()).limit(limit)
         if before is not None:
-            chosen = chosen.where(t.audit.c.id < before)
+            chosen = chosen.where(c.id < before)
+        if from_s is not None:
+            chosen = chosen.where(c.time_s >= from_s)
+        if to_s is not None:
+            chosen = chosen.where(c.time_s < to_s)
+        if user is not None:
+            chosen = chosen.where(c.user_name == user)
+        if action is not None:
+            chosen = chosen.where(c.action.icontains(action, autoescape=True))
+        if job is not None:
+            of_job = f"jobs/{job}"
+            chosen = chosen.where(sa.or_(c.target == of_job, c.target.startswith(f"{of_job}/", autoescape=True)))
+        if refused:
+            chosen = chosen.where(c.allowed.is_(False))
         with self.read() as db:
             return [AuditLine.model_validate(named(row)) for row in db.execute(chosen)]
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from penstock_scheduler.store import tables
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving
 
@@ -61,3 +62,48 @@ def test_a_token_is_made_used_and_revoked(api):
     assert penstock(api, "list", who="new").exit_code == 0
     penstock(api, "token", "revoke", made["view"]["id"])
     assert penstock(api, "list", who="new").exit_code != 0
+
+
+def test_an_operator_asks_who_did_what(api):
+    """By time, user, action and job; `1` is no part of the id of job 10."""
+    told = penstock(api, "cancel", "1", who="ada")
+    assert told.exit_code == 0, told.output
+    penstock(api, "hold", "2", who="oz")
+    penstock(api, "drain", "node", "t4-01", who="ada")
+    api.board.store.note("bob", "user", "POST /v1/jobs/{job}/cancel", "jobs/10/cancel", allowed=True)
+    api.board.store.note("ada", "user", "lease", "jobs/1", allowed=True, text="was cancelled")
+    api.board.store.note("", "admin", "stop", "jobs/1", allowed=True, text="without a round: gain")
+
+    def lines(*words: str) -> list[tuple[str, str]]:
+        found = penstock(api, "audit", "--json", *words, who="oz")
+        assert found.exit_code == 0, found.output
+        return [(line["user"], line["target"]) for line in json.loads(found.stdout)]
+
+    assert lines("--job", "1") == [("", "jobs/1"), ("ada", "jobs/1"), ("ada", "jobs/1/cancel")]
+    assert lines("--job", "_") == lines("--job", "%") == lines("--job", "a\x00") == []
+    assert lines("--user", "oz") == [("oz", "jobs/2/hold")]
+    assert lines("--action", "CANCEL") == [("bob", "jobs/10/cancel"), ("ada", "jobs/1/cancel")]
+    assert lines("--refused") == [("ada", "drains")]
+    assert lines("--from", "2001-01-01", "--user", "oz") == lines("--user", "oz")
+    assert lines("--to", "2001-01-01") == lines("--from", "2999-01-01") == []
+    assert lines("--limit", "2") == [("", "jobs/1"), ("ada", "jobs/1")]
+    with api.client("oz") as oz:
+        everything = list(oz.audit())
+        assert list(oz.audit(limit=501)) == everything
+        assert [line.id for line in everything] == sorted((line.id for line in everything), reverse=True)
+    table = " ".join(penstock(api, "audit", "--job", "1", who="oz").output.split())
+    assert "penstockd - stop jobs/1: without a round: gain" in table
+    assert f"ada (user) 127.0.0.1 token {api.tokens['ada'].split('_')[1][:3]}" in table
+    assert "REFUSED: POST drains" in " ".join(penstock(api, "audit", "--refused").output.split())
+    refused = penstock(api, "audit", who="ada")
+    assert refused.exit_code != 0
+    assert "needs the role operator" in str(refused.exception)
+
+
+def test_the_audit_log_is_read_page_by_page(api):
+    line = {"time_s": 1.0, "user_name": "ada", "role": "user", "action": "lease", "allowed": True, "text": ""}
+    with api.board.store.write() as db:
+        db.execute(tables.audit.insert(), [line | {"target": f"jobs/{number}"} for number in range(1100)])
+    with api.client("oz") as oz:
+        assert [line.target for line in oz.audit(action="lease")] == [f"jobs/{n}" for n in range(1099, -1, -1)]
+        assert len(list(oz.audit(limit=700))) == 700

@@ -209,6 +209,7 @@ def test_a_handover_is_audited_before_it_begins(api):
 
 def test_users_submit_as_themselves_and_lists_hide_the_jobs_of_others(api):
     assert ask(api, "me", "POST", "/v1/jobs", SUBMISSION) == 201
+    assert api.board.store.audit()[0].target == f"jobs/{list(api.submitter.jobs)[-1]}", "the audit log names the job"
     with api.client("ada") as ada, api.client("oz") as oz:
         assert {job.user for job in ada.jobs()} == {"ada"}
         assert list(ada.jobs(user="bob")) == []

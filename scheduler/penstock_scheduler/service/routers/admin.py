@@ -15,10 +15,13 @@ from penstock_scheduler.messages import MAX_PAGE, ApprovalView, Drain, Drained, 
 from penstock_scheduler.plan_gate import NothingToApprove
 from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.service.api import Admin, Operator, User
+from penstock_scheduler.service.api import Admin, Operator, User, storable
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.forwarding import Route
+from penstock_scheduler.service.routers.history import From, To
 from penstock_scheduler.service.views import drainable
+
+Filter = Annotated[str | None, Query(max_length=255)]
 
 router = APIRouter(prefix="/v1", route_class=Route)
 
@@ -108,11 +111,21 @@ def get_settings(call: Admin) -> dict[str, Any]:
 @router.get("/audit")
 def get_audit(
     call: Operator,
+    from_: From = None,
+    to: To = None,
+    user: Filter = None,
+    action: Filter = None,
+    job: Filter = None,
+    refused: bool = False,
     before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
 ) -> AuditPage:
-    """Show the audit log, newest first."""
-    lines = call.api.store.audit(before=before, limit=limit)
+    """Show the audit log, newest first. `action` may be a part of the action; `refused`: only what was refused."""
+    if not all(map(storable, (user, action, job))):
+        return AuditPage(lines=[])
+    lines = call.api.store.audit(
+        before=before, limit=limit, from_s=from_, to_s=to, user=user, action=action, job=job, refused=refused
+    )
     return AuditPage(lines=lines, next=lines[-1].id if len(lines) == limit else None)
 
 
