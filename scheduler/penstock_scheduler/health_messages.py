@@ -57,7 +57,7 @@ class DiskHealth(Body):
 
 
 class FilesHealth(Body):
-    """The daemon's open files: each connection of a client takes one."""
+    """The open files of a process: each connection of a client takes one."""
 
     open: int
     limit: int
@@ -124,6 +124,8 @@ class Health(Body):
     steps: list[StepHealth] = Field(default_factory=list)
     disks: list[DiskHealth] = Field(default_factory=list)
     files: FilesHealth | None = None
+    api_files: FilesHealth | None = None
+    """Of penstock-api, if it is a process of its own and answers this."""
     leader: LeaderHealth | None = None
     counters: dict[str, int] = Field(default_factory=dict)
     """Requests, accepted reports, refused reports and so on, since the daemon started."""

@@ -22,17 +22,20 @@ class OpenFiles:
 
     open: int
     limit: int
+    program: str
 
     @property
     def warning(self) -> str:
         """That the limit is low, or will be reached, with the remedy; empty: neither."""
         if self.limit < LOW:
             return (
-                f"penstockd may open only {self.limit:,} files, so few clients are served at once; set LimitNOFILE={WANTED} in "
-                "its unit"
+                f"{self.program} may open only {self.limit:,} files, so few clients are served at once; set "
+                f"LimitNOFILE={WANTED} in its unit"
             )
         if self.open > MUCH * self.limit:
-            return f"penstockd has {self.open:,} of {self.limit:,} files open; look for clients with many connections"
+            return (
+                f"{self.program} has {self.open:,} of {self.limit:,} files open; look for clients with many connections"
+            )
         return ""
 
 
@@ -56,9 +59,9 @@ def limit() -> int:
     return WANTED if soft == resource.RLIM_INFINITY else soft
 
 
-def count() -> OpenFiles:
-    """Count this process's open files."""
-    return OpenFiles(open=sum(1 for _ in Path("/proc/self/fd").iterdir()), limit=limit())
+def count(program: str) -> OpenFiles:
+    """Count this process's open files. `program` is its name, for people."""
+    return OpenFiles(sum(1 for _ in Path("/proc/self/fd").iterdir()), limit(), program)
 
 
 def as_found() -> tuple[str, ...]:

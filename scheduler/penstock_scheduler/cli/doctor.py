@@ -90,9 +90,11 @@ def _daemon() -> Iterator[Check]:
         yield step.step, not step.problem, _step(step, health.report_age_s)
     for disk in health.disks:
         yield disk.what, WARNING if disk.warning and not disk.problem else not disk.problem, _disk(disk)
-    if (files := health.files) is not None:
-        yield "open files", WARNING if files.warning else True, files.warning or f"{files.open:,} of {files.limit:,}"
-    told = {disk.warning for disk in health.disks} | {files.warning if files is not None else ""}
+    told = {disk.warning for disk in health.disks}
+    for what, files in (("open files", health.files), ("penstock-api's files", health.api_files)):
+        if files is not None:
+            told.add(files.warning)
+            yield what, WARNING if files.warning else True, files.warning or f"{files.open:,} of {files.limit:,}"
     for warning in health.warnings:
         if warning not in told:
             yield _about(warning), WARNING, warning

@@ -28,6 +28,7 @@ from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import ModelSource, Submitter
 from penstock_scheduler.report_quota import ReportQuota
 from penstock_scheduler.rules import SchedulingRules
+from penstock_scheduler.service.addresses import host_of
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.guard import Bucket
@@ -154,7 +155,7 @@ class Api:
     async def identify(self, request: Request) -> None:
         """Identify the caller for `admit`. Raises Refusal if there is no caller, or the caller sends too many requests."""
         identity = await self.gatekeeper.identify(request)
-        if not is_private(request) and (pause_s := self.requests.take(identity.user or identity.address)) > 0:
+        if not is_private(request) and (pause_s := self.requests.take(identity.user or host_of(identity.address))) > 0:
             limit = f"{self.settings.requests_per_s:g} requests per second"
             raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
         self.known.counters["requests"] += 1

@@ -27,6 +27,7 @@ from penstock_scheduler.service.forwarding import SayWhetherSilent
 from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.limits import LimitBodies
 from penstock_scheduler.service.port import Daemon, InProcess
+from penstock_scheduler.service.report_batches import TakeBatches
 from penstock_scheduler.service.routers import ROUTERS
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import NoSuchRow
@@ -64,7 +65,9 @@ def make_app(
 ) -> FastAPI:
     """The API over the board of the same process. See `Parts` for the arguments."""
     parts = Parts(board, controls, models, check_spec, learn)
-    return _app(Api(settings, board, InProcess(board, controls), parts))
+    app = _app(Api(settings, board, InProcess(board, controls), parts))
+    app.add_middleware(TakeBatches, problem=_answer_to)
+    return app
 
 
 def make_reading_app(settings: ApiSettings, known: Known, daemon: Daemon) -> FastAPI:
@@ -112,7 +115,7 @@ class IdentifyFirst:
             try:
                 await api_of(request).identify(request)
             except PenstockError as error:
-                answer = await (_refused if isinstance(error, Refusal) else _failed)(request, error)
+                answer = await _answer_to(request, error)
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -139,6 +142,13 @@ class TimeRequests:
             await self._app(scope, receive, send)
         finally:
             self._counts.request(scope["method"], time.monotonic() - begin_s)
+
+
+async def _answer_to(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed, whatever the error."""
+    if isinstance(error, PenstockError):
+        return await (_refused if isinstance(error, Refusal) else _failed)(request, error)
+    return await (_bad_body if isinstance(error, RequestValidationError) else _unforeseen)(request, error)
 
 
 def _problem(status: int, code: str, message: str, retry_after_s: float | None = None) -> JSONResponse:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import quote
@@ -24,9 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock_profiles.wire import read
 from penstock_scheduler import __version__, open_files
 from penstock_scheduler.access_messages import Identity
-from penstock_scheduler.health_messages import Health
+from penstock_scheduler.health_messages import FilesHealth, Health
 from penstock_scheduler.messages import JobView, LogPart
-from penstock_scheduler.service import sessions
+from penstock_scheduler.service import report_batches, sessions
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.identity import IDENTITY
 from penstock_scheduler.service.limits import Places
@@ -49,6 +50,8 @@ HEALTH_S = 1.0
 
 _PASSED = ("content-type", "retry-after", "content-security-policy", "cache-control", "penstock-leader", "set-cookie")
 """Headers of penstockd's answer that its client gets."""
+
+_JSON = {"Content-Type": "application/json"}
 
 _READS_OF_DAEMON = frozenset({"/v1/settings"})
 """Endpoints that read what only penstockd has."""
@@ -106,6 +109,7 @@ class OverSocket:
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             trust_env=False,
         )
+        self._reports = report_batches.ReportSender(self._ask_batch, self._ask_alone)
         self._health: tuple[float, Health] | None = None
         self._asking = asyncio.Lock()
 
@@ -126,6 +130,10 @@ class OverSocket:
         target = request.scope.get("raw_path") or quote(request.url.path).encode()
         if request.scope["query_string"]:
             target += b"?" + request.scope["query_string"]
+        if (report := report_batches.forwarded(request, body)) is not None:
+            with self._place(identity):
+                answer = await self._reports.send(report)
+            return Response(answer.body, answer.status, answer.headers, "application/json")
         headers = {"Content-Type": given} if (given := request.headers.get("content-type")) else {}
         found = await self._ask(identity, request.method, target, body, headers)
         if request.method != "GET" and not request.url.path.endswith("/reports"):
@@ -150,7 +158,7 @@ class OverSocket:
 
     async def begin_session(self, call: Any, found: Identity, response: Response) -> None:
         """See `Daemon`. penstockd writes the store, and takes the log-in as checked."""
-        answer = await self._ask(found, "POST", sessions.PATH.encode(), b"{}", {"Content-Type": "application/json"})
+        answer = await self._ask(found, "POST", sessions.PATH.encode(), b"{}", _JSON)
         if answer.status_code != 201:
             raise _refusal(answer)
         response.headers.append("set-cookie", answer.headers["set-cookie"])
@@ -172,28 +180,46 @@ class OverSocket:
     async def _ask_health(self) -> Health:
         try:
             found = await self._http.get("/v1/ready", timeout=CONNECT_S)
-            return read(Health, found.content)
+            health = read(Health, found.content)
         except (httpx.HTTPError, ValueError) as error:
             text = f"penstockd does not answer the API ({error or type(error).__name__}); running jobs keep running"
-            return Health(status="not-ready", version=__version__, problems=[text])
+            health = Health(status="not-ready", version=__version__, problems=[text])
+        mine = open_files.count("penstock-api")
+        files = FilesHealth(open=mine.open, limit=mine.limit, warning=mine.warning)
+        warnings = [*health.warnings, *filter(None, [mine.warning])]
+        return health.model_copy(update={"api_files": files, "warnings": warnings})
 
     async def _ask(
         self, identity: Identity, method: str, target: bytes, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> httpx.Response:
         """penstockd's answer, whatever it is. Raises Refusal if there is none."""
+        with self._place(identity):
+            async with self._turns:
+                return await self._request(
+                    method, target, body, {IDENTITY: quote(identity.model_dump_json())} | (headers or {})
+                )
+
+    @contextmanager
+    def _place(self, identity: Identity) -> Iterator[None]:
+        """Hold one of the places for requests to penstockd. Raises Refusal 503 if there is none for this caller."""
         client = identity.user or identity.address
         if not self._places.take(client):
             held = self._places.held(client)
             text = f"penstockd works on {held} of your requests already, and others need the rest; wait and try again"
             raise Refusal(503, "busy", text, retry_after_s=2)
         try:
-            async with self._turns:
-                return await self._http.request(
-                    method,
-                    httpx.URL(scheme="http", host="penstock", raw_path=target),
-                    content=body,
-                    headers={IDENTITY: quote(identity.model_dump_json())} | (headers or {}),
-                )
+            yield
+        finally:
+            self._places.give_back(client)
+
+    async def _request(self, method: str, target: bytes, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        try:
+            return await self._http.request(
+                method,
+                httpx.URL(scheme="http", host="penstock", raw_path=target),
+                content=body,
+                headers=headers,
+            )
         except (httpx.ConnectError, httpx.ConnectTimeout):
             text = "penstockd does not run or does not answer; nothing was done, and running jobs keep running"
             raise Refusal(503, "daemon-away", text, retry_after_s=5) from None
@@ -203,8 +229,14 @@ class OverSocket:
                 "out before you repeat it"
             )
             raise Refusal(504, "daemon-away", text, retry_after_s=5) from None
-        finally:
-            self._places.give_back(client)
+
+    async def _ask_batch(self, body: bytes) -> httpx.Response:
+        return await self._request("POST", report_batches.PATH.encode(), body, _JSON)
+
+    async def _ask_alone(self, report: report_batches.Forwarded) -> httpx.Response:
+        headers = {IDENTITY: quote(report.identity.model_dump_json())} | _JSON
+        target = f"/v1/jobs/{quote(report.job, safe='')}/reports".encode()
+        return await self._request("POST", target, report.body.encode(), headers)
 
 
 def _refusal(answer: httpx.Response) -> Refusal:

@@ -20,6 +20,7 @@ from penstock_scheduler import munge
 from penstock_scheduler.access_messages import By, Identity, LogIn, NewToken, SessionRow, TokenOrder, TokenView
 from penstock_scheduler.messages import Role
 from penstock_scheduler.service import sessions
+from penstock_scheduler.service.addresses import client_address, host_of
 from penstock_scheduler.service.digests import Digests, digest, new_secret
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.guard import Bucket
@@ -88,7 +89,8 @@ class Gatekeeper:
         """
         if is_private(request):
             return _said(request.headers.get(IDENTITY))
-        address = request.client.host if request.client else ""
+        peer = request.client.host if request.client else ""
+        address = client_address(peer, request.headers.getlist("x-forwarded-for"), self._settings.trusted_proxies)
         return (await self._identify(request, address)).model_copy(update={"address": address})
 
     async def _identify(self, request: Request, address: str) -> Identity:
@@ -163,7 +165,8 @@ class Gatekeeper:
             cheap: whether to look in any case. A token costs nothing to check, so failed logins of others at the same address,
                 such as a login node, never keep a valid one out. A MUNGE credential costs a process.
         """
-        if not cheap and (pause_s := self._failed.pause_s(where)) > 0:
+        host = host_of(where)
+        if not cheap and (pause_s := self._failed.pause_s(host)) > 0:
             found.close()
             raise _too_many_failed(where, pause_s)
         try:
@@ -171,7 +174,7 @@ class Gatekeeper:
         except Refusal as refusal:
             if refusal.status != 401:
                 raise
-            if (pause_s := self._failed.take(where)) > 0:
+            if (pause_s := self._failed.take(host)) > 0:
                 raise _too_many_failed(where, pause_s) from None
             log.info("login failed", extra={"address": where, "text": str(refusal)[:200]})
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import json
 import logging
 import socket
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock_scheduler.messages import MAX_BODY_BYTES
+from penstock_scheduler.service.addresses import host_of
 
 log = logging.getLogger(__name__)
 
@@ -94,15 +94,11 @@ def peer_uid(connection: Any) -> int | None:
 
 
 def client_of(connection: socket.socket) -> str:
-    """The client that a connection counts for: a user on the Unix socket, else an address. An IPv6 host has a whole /64."""
+    """The client that a connection counts for: a user on the Unix socket, else a host."""
     uid = peer_uid(connection)
     if uid is not None:
         return f"uid {uid}"
-    host = str(connection.getpeername()[0]).partition("%")[0]
-    address = ipaddress.ip_address(host)
-    if address.version == 6 and address.ipv4_mapped is None:
-        return str(ipaddress.ip_network((int(address), 64), strict=False))
-    return host
+    return host_of(str(connection.getpeername()[0]))
 
 
 class LimitedProtocol(H11Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, PositiveFloat, PositiveInt, model_validator
 
 from penstock_scheduler.service.visibility import PrivateData
 
@@ -69,6 +69,11 @@ class ApiSettings(BaseModel):
     tls: bool = Field(default=True, description="Whether TLS is required to listen on any address but loopback.")
     tls_certificate: Path | None = Field(default=None, description="PEM file with the certificate and its chain.")
     tls_key: Path | None = Field(default=None, description="PEM file with the certificate's key.")
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = Field(
+        default=(),
+        description="Addresses and networks of the site's own reverse proxies: of their requests, the address in the header "
+        "X-Forwarded-For counts. Nobody else's header is believed.",
+    )
     behind_tls: bool = Field(
         default=False,
         description="Whether browsers reach the API only through a proxy with TLS: then cookies are sent over TLS alone.",

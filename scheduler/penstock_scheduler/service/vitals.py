@@ -66,7 +66,7 @@ class Vitals:
         """Whether the daemon can do its work, and what is known about that."""
         board, settings = self.board, self.settings
         disks = [disk.record for disk in self.disks]
-        files = open_files.count()
+        files = open_files.count("penstockd")
         report_s, reporting = board.newest_report
         found = Findings(
             now_s=now_s,

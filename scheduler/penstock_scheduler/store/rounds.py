@@ -285,7 +285,13 @@ class RoundStore(Database):
         for table in (t.reports, t.outcomes, t.models, t.allocations, t.waits, t.samples):
             db.execute(table.delete().where(table.c.job.in_(gone)))
         db.execute(t.jobs.delete().where(t.jobs.c.end_s < before_s))
-        for table, written_s in ((t.owners, t.owners.c.noted_s), (t.submissions, t.submissions.c.created_s)):
+        # Jobs that were only ever refused have spans of waiting, and are in no other table.
+        written = (
+            (t.owners, t.owners.c.noted_s),
+            (t.submissions, t.submissions.c.created_s),
+            (t.waits, t.waits.c.to_s),
+        )
+        for table, written_s in written:
             kept = sa.exists().where(t.jobs.c.job == table.c.job)
             db.execute(table.delete().where(written_s < before_s, ~kept))
         c = t.audit.c

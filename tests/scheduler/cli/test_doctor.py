@@ -10,6 +10,7 @@ import pytest
 
 from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.sharing.messages import NodeStatus, status_file
+from penstock_slurm.loopback import wait_for
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving
 
@@ -57,3 +58,20 @@ def test_doctor_warns_of_a_low_limit_on_open_files(api, monkeypatch):
     assert "only 1,024 files" in found["open files"]["text"]
     assert "LimitNOFILE=65536" in found["open files"]["text"]
     assert found["penstockd"]["ok"], "it works"
+    assert "penstock-api's files" not in found, "penstockd serves the API itself"
+
+
+def test_doctor_warns_of_a_low_limit_of_penstock_api(tmp_path):
+    """Also while penstockd does not answer."""
+    with serving(tmp_path, separate=True) as api:
+        api.process.stop()
+        api.process.files = 256, 1024
+        api.process.start()
+        found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
+        assert (found["open files"]["ok"], found["penstock-api's files"]["ok"]) == (True, False)
+        assert "penstock-api may open only 1,024 files" in found["penstock-api's files"]["text"]
+        assert sum("1,024 files" in line["text"] for line in found.values()) == 1
+        api.service.stop()
+        with api.client("ada") as ada:
+            wait_for(lambda: ada.ready().status == "not-ready", 20, "penstockd to be missed")
+            assert ada.ready().api_files.limit == 1024

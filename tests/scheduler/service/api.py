@@ -131,9 +131,15 @@ ADAS = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4",
 BOBS = job("2", user="bob", max_gpus=2)
 
 
-def penstock_api(config: Path, files: tuple[int, int] | None = None, user: str | None = None) -> None:
+def penstock_api(
+    config: Path, files: tuple[int, int] | None = None, user: str | None = None, deadline_s: float | None = None
+) -> None:
     """What `penstock-api --config CONFIG` does, in a process of its own; its log is beside the settings."""
+    from penstock_scheduler.service import limits
     from penstock_scheduler.service.process import main
+
+    if deadline_s is not None:
+        limits.HEAD_S = limits.BODY_S = deadline_s
 
     if user is not None:
         account = pwd.getpwnam(user)
@@ -157,7 +163,7 @@ def toml(value: object) -> str:
 class ApiProcess:
     """penstock-api, with the settings of a penstockd."""
 
-    def __init__(self, folder: Path, settings: dict[str, object], state: Path, name: str = "api") -> None:
+    def __init__(self, folder: Path, settings: dict[str, object], state: Path | str, name: str = "api") -> None:
         self.config = folder / f"{name}.toml"
         self.settings = {"embedded": False} | settings
         self.state = state
@@ -165,11 +171,14 @@ class ApiProcess:
         """Its limits on open files, soft and hard; None: those of the tests."""
         self.user: str | None = None
         """The user that it runs as; None: that of the tests."""
+        self.deadline_s: float | None = None
+        """Of headers, bodies and handshakes; None: the program's own."""
         self.process: BaseProcess | None = None
 
     def start(self) -> None:
         """Start it, and wait until it serves."""
-        tables = {"api": self.settings, "daemon": {"state_dir": str(self.state)}}
+        where = "state_dir" if isinstance(self.state, Path) else "store"
+        tables = {"api": self.settings, "daemon": {where: str(self.state)}}
         self.config.write_text(
             "".join(
                 f"[{name}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
@@ -177,7 +186,7 @@ class ApiProcess:
             )
         )
         before = self._started()
-        self.process = FORKING.Process(target=penstock_api, args=(self.config, self.files, self.user))
+        self.process = FORKING.Process(target=penstock_api, args=(self.config, self.files, self.user, self.deadline_s))
         self.process.start()
         wait_for(lambda: self._started() > before, 120, "penstock-api to start", details=lambda: self.log)
 
@@ -242,14 +251,21 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
 
 @contextmanager
 def serving(
-    folder: Path, prices: dict[str, float] | None = None, *, separate: bool = False, **settings: object
+    folder: Path,
+    prices: dict[str, float] | None = None,
+    *,
+    separate: bool = False,
+    at: str | None = None,
+    **settings: object,
 ) -> Iterator[Api]:
     """Job 1 is ada's and runs, job 2 is bob's and waits; ada, bob, oz (operator) and root have tokens.
 
     Args:
         separate: whether a penstock-api serves, to which this process is penstockd.
+        at: URL of the store; None: a file.
     """
-    store = open_store(folder / "state", writer=True)
+    where = at or folder / "state"
+    store = open_store(where, writer=True)
     submitter = MadeUp(folder)
     board = Board(store, submitter)
     changes: dict[str, object] = {"paused": False, "policy": make_policy("sia")[1]}
@@ -270,7 +286,7 @@ def serving(
         publisher.start()
     service = Service(api_settings, app, board, private=separate)
     service.start()
-    process = ApiProcess(folder, api_settings.model_dump(mode="json", exclude_unset=True), folder / "state")
+    process = ApiProcess(folder, api_settings.model_dump(mode="json", exclude_unset=True), where)
     if separate:
         let_read(store, api_settings)
         process.user = api_settings.user

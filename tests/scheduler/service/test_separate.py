@@ -30,7 +30,8 @@ from tests.folders import public_folder
 from tests.forking import FORKING
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, BOBS, ME, ApiProcess, penstock_api, serving
-from tests.scheduler.service.test_limits import many_files
+from tests.scheduler.service.flooded import HEAD_S
+from tests.scheduler.service.test_limits import closed, many_files, send_until_closed
 
 
 @pytest.fixture
@@ -151,6 +152,36 @@ def test_logs_and_unmanaged_jobs_are_asked_of_penstockd(api, tmp_path):
             bob.log("1")
         headers = {"Authorization": f"Bearer {api.tokens['ada']}"}
         assert "one" in httpx.get(f"{api.url}/v1/jobs/1/page", headers=headers, follow_redirects=True).text
+
+
+def test_slow_and_silent_clients_of_penstock_api_are_ended(tmp_path, certificate):
+    """Headers and bodies that drip, and a TLS connection that says nothing. No body is read before the caller is known."""
+    with serving(tmp_path, separate=True) as api, ExitStack() as stack:
+        api.process.stop()
+        api.process.deadline_s = HEAD_S
+        api.process.start()
+        unix, (host, _, port) = api.socket[5:], api.url.removeprefix("http://").rpartition(":")
+        slow = []
+        for head in (
+            b"GET /v1/me HTTP/1.1\r\n",
+            b"POST /v1/jobs/plan HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n",
+        ):
+            slow.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
+            slow[-1].connect(unix)
+            slow[-1].sendall(head)
+        stranger = stack.enter_context(socket.create_connection((host, int(port))))
+        stranger.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n")
+        stranger.settimeout(20)
+        assert b"401 Unauthorized" in stranger.recv(4096)
+        for line in slow:
+            send_until_closed(line, b"a")
+            assert b"408 Request Timeout" in closed(line)
+        api.process.stop()
+        made, key = certificate
+        api.process.settings |= {"tls_certificate": str(made), "tls_key": str(key)}
+        api.process.start()
+        silent = stack.enter_context(socket.create_connection((host, int(port))))
+        assert closed(silent) == b""
 
 
 def test_reports_are_on_disk_when_they_are_acknowledged(api):

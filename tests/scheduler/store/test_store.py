@@ -20,11 +20,12 @@ from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler.access_messages import TokenView
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import ConfigError, StoreError
+from penstock_scheduler.history_messages import QueueEntry
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import JobView, OwnerView
 from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress, Stop, StopCode
 from penstock_scheduler.records import dump_round
-from penstock_scheduler.store import open_store, schema, summarise
+from penstock_scheduler.store import open_store, schema, summarise, tables
 from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.tables import REVISION
 from tests.scheduler.test_replay import record as decide_record
@@ -407,6 +408,28 @@ def test_the_audit_log_is_bounded_and_refusals_push_out_only_refusals(where, mon
     ]  # fmt: skip
     store.save_round(numbered(200, time_s=now_s + 10.1 * 86_400))
     assert store.audit() == []
+    store.close()
+
+
+def test_waits_of_jobs_that_were_only_ever_refused_go_after_the_same_time(where):
+    """Job 7 was refused and is gone; job 8 is still refused; job 9 is managed, and its history is kept whole."""
+    store = open_store(where, writer=True, keep_days=10)
+
+    def refused(job: str, since_s: float) -> QueueEntry:
+        return QueueEntry(position=None, job=job, name="n", user="ada", submit_s=1.0, since_s=since_s, code="refused")
+
+    store.save_jobs([view("9")])
+    store.save_waits([refused("7", 1.0), refused("8", 1.0), refused("8", 5.0), refused("9", 1.0)], {})
+    store.save_waits([], {("7", 1.0): 2.0, ("8", 1.0): 5.0, ("9", 1.0): 2.0})
+
+    def there() -> list[tuple[str, float]]:
+        with store.read() as db:
+            return sorted((row.job, row.since_s) for row in db.execute(tables.waits.select()))
+
+    store.save_round(numbered(100, time_s=9 * 86_400.0))
+    assert there() == [("7", 1.0), ("8", 1.0), ("8", 5.0), ("9", 1.0)]
+    store.save_round(numbered(200, time_s=10.1 * 86_400))
+    assert there() == [("8", 5.0), ("9", 1.0)]
     store.close()
 
 
