@@ -425,16 +425,9 @@ class Client:
         refused: bool = False,
         limit: int | None = None,
     ) -> Iterator[AuditLine]:
-        """The audit log, newest first; fetches page by page. For operators.
+        """The audit log, newest first, page by page. For operators. The options of `penstock audit` explain the arguments.
 
-        Args:
-            from_s: the first time that counts, s since 1970.
-            to_s: the first time that does not count any more.
-            user: only what this user did.
-            action: only actions that contain this text, in upper or lower case.
-            job: only what was done with this job.
-            refused: only what was refused.
-            limit: most lines; None: all.
+        Times are s since 1970. `limit`: most lines; None: all.
         """
         query: dict[str, Any] = {"from": from_s, "to": to_s, "user": user, "action": action, "job": job}
         query |= {"refused": refused or None, "before": None}

@@ -71,7 +71,7 @@ def configure_logging(log_format: str, *, writes: bool = False) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     if writes:
         logging.getLogger("penstock_scheduler.leadership").setLevel(logging.DEBUG)
-    for verbose in ("uvicorn", "alembic", "asyncio"):
+    for verbose in ("uvicorn", "alembic", "asyncio", "httpx"):
         logging.getLogger(verbose).setLevel(logging.WARNING)
 
 

@@ -54,6 +54,7 @@ def test_reports_that_come_together_go_to_penstockd_together(api, monkeypatch):
     assert sorted(each.sequence for each in api.board.store.reports("1")) == list(range(40))
     assert max(sizes) > 1
     assert sum(sizes) == 44, "and the one that is no text goes alone"
+    assert "HTTP" not in api.process.log, "what clients send makes no lines"
     line = api.board.store.audit()[0]
     assert (line.action, line.target, line.allowed) == ("POST /v1/jobs/{job}/reports", "jobs/1/reports", False)
     assert (line.user, line.address) == ("bob", "127.0.0.1")
