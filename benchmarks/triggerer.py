@@ -1,12 +1,13 @@
 """A thousand tasks that wait in one triggerer of a real Airflow.
 
-    PENSTOCK_AIRFLOW_PYTHON=.venv-airflow/bin/python python -m benchmarks.triggerer [--tasks 1000] [--seconds 60]
+    PENSTOCK_AIRFLOW_PYTHON=.venv-airflow/bin/python python -m benchmarks.triggerer [--tasks 1000] [--seconds 60] [--sleepers]
 
 Airflow's API, scheduler, dag-processor and triggerer are real, and so is penstockd's service, with its real store and HTTP. The
 cluster behind it is simulated. The tasks belong to one mapped task. The benchmark itself writes them to Airflow's database as
 deferred, because a worker takes seconds of processor time to defer each. After `--seconds` of waiting, a tenth of the jobs end
 at once. The benchmark measures how long it takes until Airflow's database has the last of their tasks as scheduled again. The
-last line is JSON: CPU in shares of a core, memory in MiB, requests to penstockd a second, seconds.
+last line is JSON: CPU in shares of a core, memory in MiB, requests to penstockd a second, seconds. With `--sleepers`, the
+triggers only sleep: what Airflow's triggerer takes by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +42,22 @@ with DAG("waiting", schedule=None, catchup=False):
     PenstockWaitOperator.partial(task_id="wait", pool="nobody").expand(job_id=[str(10_000 + n) for n in range({tasks})])
 """
 
+SLEEPER = """
+import asyncio
+from airflow.triggers.base import BaseTrigger
+
+class Sleeper(BaseTrigger):
+    def serialize(self):
+        return "sleeper.Sleeper", {}
+
+    async def run(self):
+        self.log.info("sleeps")
+        await asyncio.Event().wait()
+        yield
+"""
+
 DEFER = """
+import sys
 from datetime import UTC, datetime
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.trigger import Trigger
@@ -50,7 +66,11 @@ from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
 with create_session() as session:
     for ti in session.query(TaskInstance).filter(TaskInstance.dag_id == "waiting", TaskInstance.map_index >= 0):
-        trigger = Trigger.from_object(PenstockJobTrigger("penstock_default", str(10_000 + ti.map_index), 2.0, False, 30.0))
+        made = PenstockJobTrigger("penstock_default", str(10_000 + ti.map_index), 2.0, False, 30.0)
+        if "--sleepers" in sys.argv:
+            from sleeper import Sleeper
+            made = Sleeper()
+        trigger = Trigger.from_object(made)
         session.add(trigger)
         session.flush()
         ti.state, ti.trigger_id, ti.next_method, ti.start_date = "deferred", trigger.id, "execute_complete", datetime.now(UTC)
@@ -138,27 +158,36 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--direct", action="store_true", help="the triggers alone, without a triggerer")
+    parser.add_argument("--sleepers", action="store_true", help="triggers that only sleep")
     given = parser.parse_args()
     python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON", ".venv-airflow/bin/python")
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service") as api:
-        way = direct if given.direct else measure
-        print(json.dumps(way(Path(folder), python, api, given.tasks, given.seconds)))
+        if given.direct:
+            found = direct(Path(folder), python, api, given.tasks, given.seconds)
+        else:
+            found = measure(Path(folder), python, api, given.tasks, given.seconds, sleepers=given.sleepers)
+        print(json.dumps(found))
 
 
-def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
+def measure(
+    folder: Path, python: str, api: Api, tasks: int, seconds: float, *, sleepers: bool = False
+) -> dict[str, object]:
     jobs = running(folder, tasks)
     api.look(*jobs)
     (folder / "waiting.py").write_text(DAG.replace("{tasks}", str(tasks)))
     settings = {"TRIGGERER__CAPACITY": str(tasks + 10), "CORE__MAX_MAP_LENGTH": str(tasks)}
     connections = {"penstock_default": connection_to(api)}
-    with Deployment(python, folder / "airflow", connections, [folder / "waiting.py"], **settings) as airflow:
+    (folder / "sleeper.py").write_text(SLEEPER)
+    files = [folder / "waiting.py", folder / "sleeper.py"]
+    with Deployment(python, folder / "airflow", connections, files, **settings) as airflow:
         airflow.ask("POST", "/pools", json={"name": "nobody", "slots": 0})
         airflow.trigger("waiting")
         database = folder / "airflow/airflow.db"
         say(f"waiting for the scheduler to make {tasks} tasks")
         wait_for(lambda: count(database, "scheduled") == tasks, 600, "all tasks", poll_s=2.0, details=airflow.tail)
         airflow.kill("dag-processor", "scheduler", "triggerer")
-        subprocess.run([python, "-c", DEFER], env=airflow.environment, check=True, cwd=folder)
+        words = [python, "-c", DEFER, *(["--sleepers"] if sleepers else [])]
+        subprocess.run(words, env=airflow.environment, check=True, cwd=folder)
         airflow.start("triggerer")
         say("waiting for the triggerer to run them all")
         before, began_s = requests(api), time.monotonic()
@@ -178,6 +207,8 @@ def measure(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> 
             "triggerer_mib": round(sum(map(memory_mib, runner))),
             "requests_per_s": round((requests(api) - asked) / passed_s, 2),
         }
+        if sleepers:
+            return found | {"load": os.getloadavg()[0]}
         ending = jobs[: tasks // 10]
         api.look(*jobs[tasks // 10 :], finished={each.id: Fate("COMPLETED", 0, time.time(), "") for each in ending})
         ended_s = time.time()

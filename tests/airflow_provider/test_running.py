@@ -115,6 +115,27 @@ def test_a_task_submitted_while_the_network_is_cut_has_one_job_afterwards(
     wait_ended(airflow, site, "faults_patient", run, "COMPLETED")
 
 
+def test_a_penstockd_that_is_away_for_as_long_as_a_takeover_costs_no_try(
+    airflow: Deployment, site: Site, gate: Gate
+) -> None:
+    """Once while the worker submits the job, and once while the worker takes its result."""
+    site.kill()
+    run = airflow.trigger("faults", **gate.conf)
+    airflow.wait_task("faults", run, "job", "running")
+    time.sleep(20)
+    site.start()
+    airflow.wait_task("faults", run, "job", "deferred")
+    running(airflow, site, "faults", run)
+    gate.open()
+    wait_ended(airflow, site, "faults", run, "COMPLETED")
+    site.kill()
+    time.sleep(20)
+    site.start()
+    airflow.wait("faults", run)
+    assert airflow.task("faults", run, "job")["try_number"] == 1
+    wait_ended(airflow, site, "faults", run, "COMPLETED")
+
+
 @pytest.mark.parametrize(("dag", "waits"), [("faults", "deferred"), ("faults_on_worker", "running")])
 def test_a_task_that_is_marked_failed_cancels_its_job_and_a_cleared_one_has_another(
     airflow: Deployment, site: Site, gate: Gate, dag: str, waits: str
