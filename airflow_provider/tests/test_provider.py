@@ -187,9 +187,38 @@ def test_the_example_dags_run(example, folder, hook):
         assert hook.log_lines(train.xcom_pull(task_ids="train", key="job_id")) == [
             "trained for 7 epochs in example_penstock"
         ]
+        if is_newest():
+            links_are_those_of_the_executors_job(train)
     else:
         best = next(ti for ti in run.get_task_instances() if ti.task_id == "best")
         assert best.xcom_pull(task_ids="best") == {"learning_rate": 0.1, "loss": 0.0}
+
+
+def links_are_those_of_the_executors_job(ti):
+    """The task as if PenstockExecutor had run it in job 7. The scheduler stores the id that the executor tells it."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.plugins_manager import get_global_operator_extra_links
+    from airflow.utils.session import create_session
+    from sqlalchemy import update
+
+    def links():
+        found = {link.name: link.get_link(None, ti_key=ti.key) for link in get_global_operator_extra_links()}
+        return [found["Penstock job"], found["Why it has these GPUs"]]
+
+    def ran(**values):
+        with create_session() as session:
+            session.execute(update(TaskInstance).where(TaskInstance.id == ti.id).values(**values))
+        return links()
+
+    assert ran(external_executor_id="7") == ["", ""], "another executor ran it"
+    page = f"{PenstockHook().base_url}/v1/jobs/7/page"
+    assert ran(executor="PenstockExecutor") == [page, f"{page}#explain"]
+    page = "https://penstock.example.org/v1/jobs/7/page"
+    assert ran(executor_config={"penstock": {"conn_id": "penstock_other"}}) == [page, f"{page}#explain"]
+    assert ran(executor_config={"penstock": {"conn_id": "not_there"}}) == ["", ""], (
+        "the page of the task is shown anyway"
+    )
+    assert ran(executor="NoSuchExecutor") == ["", ""]
 
 
 def is_newest():
