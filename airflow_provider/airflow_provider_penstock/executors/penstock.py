@@ -145,9 +145,9 @@ class PenstockExecutor(BaseExecutor):
         away = set()  # each is asked only once, because the scheduler waits meanwhile
         for workload in workloads:
             key, line = workload.ti.key, self._line(workload.ti)
-            if (
-                key in self.watched or line in away
-            ):  # it was deferred or rescheduled, and its last job has not ended yet
+            if key in self.watched:  # it was deferred or rescheduled, and its last job has not ended yet
+                continue
+            if line in away:
                 continue
             try:
                 job = self._submit(workload)
@@ -224,7 +224,9 @@ class PenstockExecutor(BaseExecutor):
                 continue
             try:
                 job = line.ask("GET", f"/v1/jobs/{each.job_id}")
-            except PenstockRefused:
+            except PenstockRefused as refused:
+                if refused.code != "no-such-job":
+                    raise
                 self._end(key, None)
                 continue
             if job["state"] == "ended":
