@@ -15,6 +15,11 @@ class Period:
         self._seconds = seconds
         self._next_s = float("-inf")
 
+    @property
+    def next_s(self) -> float:
+        """When the next round is due, s since 1970; minus infinity: at once."""
+        return self._next_s
+
     def due(self, now_s: float, state: ClusterState) -> bool:
         """Whether the period is over, or the clock was set back by more than a period."""
         return not self._next_s - self._seconds <= now_s < self._next_s

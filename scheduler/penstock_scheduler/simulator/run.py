@@ -291,12 +291,13 @@ def simulate_policy(
     if models is None:
         specs = SpecModels(scenario.families, RESTART_COST_S, scenario.gpus)
         models = LearnedModels(cluster.jobs, restart_costs_s, specs, memory)
-    trigger: Trigger = OnEvent() if driving.round_s is None else Period(driving.round_s)
+    pace = OnEvent() if driving.round_s is None else Period(driving.round_s)
+    trigger: Trigger = pace
     tick_s = math.inf if driving.round_s is None else driving.round_s
     if driving.round_s is None:
         clock.next_event_s = cluster.next_event_s
     if away is not None:
-        trigger = _events_with_cloud(cluster, clock, away, trigger, by_events=driving.round_s is None)
+        trigger = _events_with_cloud(cluster, clock, away, pace)
 
     def on_round(record: RoundRecord) -> None:
         simulation.rounds += 1
@@ -347,13 +348,13 @@ def simulate_policy(
 
 
 def _events_with_cloud(
-    cluster: SimulatedCluster, clock: SimulatedClock, away: SimulatedCloud, trigger: Trigger, *, by_events: bool
+    cluster: SimulatedCluster, clock: SimulatedClock, away: SimulatedCloud, trigger: OnEvent | Period
 ) -> Trigger:
-    """Let the clock stop at what happens on site or in the cloud. Returns the trigger of rounds."""
-    if by_events:
+    """Let the clock stop at rounds, and at what happens on site or in the cloud. Returns the trigger of rounds."""
+    if isinstance(trigger, OnEvent):
         clock.next_event_s = lambda: min(cluster.next_event_s(), away.next_event_s(), away.next_leave_s)
         return WithWaits(trigger, away)
-    clock.next_event_s = lambda: min(cluster.next_event_s(), away.next_event_s())
+    clock.next_event_s = lambda: min(cluster.next_event_s(), away.next_event_s(), trigger.next_s)
     return trigger
 
 
