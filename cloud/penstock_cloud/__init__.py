@@ -40,7 +40,7 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
     import threading
 
     from penstock_cloud import staging
-    from penstock_cloud.catalogue import Kept, file_of
+    from penstock_cloud.catalogue import Fetcher, Kept, file_of
     from penstock_cloud.command import Client, Command
     from penstock_cloud.detached_runs import DetachedRuns
     from penstock_cloud.ec2 import Ec2, connect
@@ -58,8 +58,10 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
 
     def region(name: str) -> Ec2:
         own = section.in_region(name)
-        kept = Kept(file_of(state_dir, own.region, home=section.region), own.region)
-        return Ec2(Yielding(connect(own), lock, store.leadership), own, kept.now)
+        fetcher = Yielding(Fetcher(own), lock, store.leadership)
+        file = file_of(state_dir, own.region, home=section.region)
+        kept = Kept(file, own.region, fetcher, section.refresh_h * 3600)
+        return Ec2(Yielding(connect(own), lock, store.leadership), own, kept.now, kept)
 
     def earlier_region(name: str) -> Provider:
         try:

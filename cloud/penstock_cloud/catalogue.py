@@ -1,8 +1,9 @@
 """GPU instance types of EC2 and their prices: a dated table that comes with Penstock, and what EC2 reports.
 
-A refresh asks `DescribeInstanceTypes`, the pricing API and the spot price history. Its result is kept in a file, so that a
-daemon that starts while EC2 does not answer still knows the prices. Before the first refresh, only on-demand prices of one
-region are known. Spot prices change within hours, so no table contains them.
+penstockd refreshes what it knows by itself, in the cloud's thread. A refresh asks `DescribeInstanceTypes`, the pricing API and
+the spot price history. Its result is kept in a file, so that a daemon that starts while EC2 does not answer still knows the
+prices. Before the first refresh, only on-demand prices of one region are known. Spot prices change within hours, so no table
+contains them. Each price has the time at which it was true, and a refused refresh changes neither the price nor its time.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import csv
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
+from penstock_cloud.failures import understood
+from penstock_cloud.settings import CloudSettings
 from penstock_profiles.files import save_whole
-from penstock_profiles.gpus import Gpus, UnknownGpuError
+from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
+from penstock_scheduler.burst_manager.provider import LaunchFailed
 from penstock_scheduler.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -36,6 +41,9 @@ WHOLE = 0.75
 SPOT = "Linux/UNIX"
 """The operating system that spot prices are asked for."""
 
+AGAIN_S = 600.0
+"""How long after a refresh that failed the next one is tried."""
+
 
 class InstanceType(BaseModel):
     """An instance type, and its on-demand price in US dollars per hour; None: not known."""
@@ -49,8 +57,12 @@ class InstanceType(BaseModel):
     vcpus: PositiveInt
     memory_mib: PositiveInt
     usd_per_h: PositiveFloat | None = None
+    priced_at: datetime | None = None
+    """When the on-demand price was true; None: as of the catalogue."""
     spot_usd_per_h: dict[str, NonNegativeFloat] = {}
     """Zone -> latest spot price, US dollars per hour."""
+    spot_at: datetime | None = None
+    """When the spot prices were true; None: as of the catalogue."""
 
 
 class Catalogue(BaseModel):
@@ -62,23 +74,31 @@ class Catalogue(BaseModel):
     at: date
     """When EC2 described the types, or the date of the shipped table."""
     priced_at: date | None = None
-    """When the on-demand prices were true, if not at `at`."""
+    """When the prices of types without a time of their own were true, if not at `at`."""
     types: dict[str, InstanceType]
 
-    @property
-    def prices_as_of(self) -> date:
-        """When the on-demand prices were true."""
-        return self.priced_at or self.at
+    def as_of(self, instance_type: str, market: str) -> datetime:
+        """When the price of a known type on a market was true."""
+        known = self.types[instance_type]
+        own = known.priced_at if market == "on-demand" else known.spot_at
+        return own or datetime.combine(self.priced_at or self.at, time(), UTC)
 
-    def expired(self, today: date, days: float) -> str | None:
-        """Why the on-demand prices may not be used any more, with the remedy; None: they may."""
-        age = (today - self.prices_as_of).days
-        if age <= days:
-            return None
-        return (
-            f"on-demand prices are as of {self.prices_as_of}, {age} days ago, and [cloud] price_days={days:g}; run "
-            "`penstock cloud refresh`, and daily from then on"
-        )
+    def is_fresh(self, instance_type: str, market: str, now_s: float, settings: CloudSettings) -> bool:
+        """Whether the price of a known type on a market may be used."""
+        days = settings.price_days if market == "on-demand" else settings.spot_price_days
+        return now_s - self.as_of(instance_type, market).timestamp() <= days * 86400
+
+    def expired(self, now_s: float, settings: CloudSettings) -> str:
+        """Which known prices of the settings' types may not be used any more, as a sentence; empty: all may."""
+        stale: dict[tuple[str, date], list[str]] = {}
+        for market in settings.markets:
+            for name in settings.instance_types:
+                known = self.types.get(name)
+                priced = known and (known.usd_per_h if market == "on-demand" else known.spot_usd_per_h)
+                if priced and not self.is_fresh(name, market, now_s, settings):
+                    stale.setdefault((market, self.as_of(name, market).date()), []).append(name)
+        told = [f"{market} prices of {', '.join(names)} are as of {at}" for (market, at), names in stale.items()]
+        return f"in {self.region}, {'; '.join(told)}: too old to be used" if told else ""
 
     def usd_per_h(self, instance_type: str, market: str, zones: Iterable[str]) -> float | None:
         """Highest price on a market (`on-demand` or `spot`) in these zones, since an order may be served in any of them."""
@@ -125,46 +145,99 @@ def save(catalogue: Catalogue, file: Path) -> None:
     save_whole(file, catalogue.model_dump_json(indent=1))
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a refresh has found.
+
+    Attributes:
+        catalogue: what is known now.
+        refused: the prices that were refused, each as a sentence. They are as they were before.
+    """
+
+    catalogue: Catalogue
+    refused: tuple[str, ...] = ()
+
+
 def fetch(
-    session: Any, region: str, names: Sequence[str], gpus: Gpus, *, now: datetime, endpoint: str | None = None
-) -> Catalogue:
+    session: Any,
+    region: str,
+    names: Sequence[str],
+    gpus: Gpus,
+    *,
+    now: datetime,
+    known: Catalogue | None = None,
+    endpoint: str | None = None,
+) -> Fetched:
     """Fetch the types `names` from EC2, with a few calls to each of three APIs.
 
-    Without permission to read prices, those of the shipped table are used, with the table's date.
+    Without permission to read prices, those that are known stay, with the time at which they were true.
 
     Args:
+        known: what was known before; None: nothing.
         endpoint: EC2's; the price list has its own.
 
     Raises:
         ClientError, BotoCoreError: EC2 does not describe its instance types.
     """
+    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    ec2 = session.client("ec2", region_name=region, endpoint_url=endpoint)
+    # The thread that ends instances waits meanwhile.
+    quick = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
+    ec2 = session.client("ec2", region_name=region, endpoint_url=endpoint, config=quick)
     types: dict[str, InstanceType] = {}
     wanted = [{"Name": "instance-type", "Values": list(names)}]  # EC2 ignores unknown names
     for page in ec2.get_paginator("describe_instance_types").paginate(Filters=wanted):
         for found in page["InstanceTypes"]:
-            if (known := _instance_type(found, gpus)) is not None:
-                types[known.instance_type] = known
-    spot: dict[str, dict[str, float]] = {}
-    today = now.astimezone(UTC).date()
-    priced_at = today
+            if (described := _instance_type(found, gpus)) is not None:
+                types[described.instance_type] = described
+    refused = []
+    before = {} if known is None or known.region != region else known.types
     try:
-        on_demand = _on_demand(session.client("pricing", region_name=PRICING_REGION), region, types)
-    except (BotoCoreError, ClientError):
-        table = shipped()
-        priced_at = table.at
-        on_demand = {name: kept.usd_per_h for name, kept in table.types.items()} if table.region == region else {}
+        on_demand = _on_demand(session.client("pricing", region_name=PRICING_REGION, config=quick), region, types)
+        demand = {name: {"usd_per_h": on_demand.get(name), "priced_at": now} for name in types}
+    except (BotoCoreError, ClientError) as error:
+        refused.append(f"on-demand prices of {region} were refused: {understood(error)}")
+        kept = {name: known.as_of(name, "on-demand") for name in before} if known is not None else {}
+        demand = {name: {"usd_per_h": old.usd_per_h, "priced_at": kept[name]} for name, old in before.items()}
     try:
-        spot = _spot(ec2, types, now)
-    except (BotoCoreError, ClientError):
-        spot = {}
-    priced = {
-        name: known.model_copy(update={"usd_per_h": on_demand.get(name), "spot_usd_per_h": spot.get(name, {})})
-        for name, known in types.items()
-    }
-    return Catalogue(region=region, at=today, priced_at=priced_at, types=priced)
+        prices = _spot(ec2, types, now)
+        spot = {name: {"spot_usd_per_h": prices.get(name, {}), "spot_at": now} for name in types}
+    except (BotoCoreError, ClientError) as error:
+        refused.append(f"spot prices of {region} were refused: {understood(error)}")
+        kept = {name: known.as_of(name, "spot") for name in before} if known is not None else {}
+        spot = {name: {"spot_usd_per_h": old.spot_usd_per_h, "spot_at": kept[name]} for name, old in before.items()}
+    priced = {name: each.model_copy(update=demand.get(name, {}) | spot.get(name, {})) for name, each in types.items()}
+    return Fetched(Catalogue(region=region, at=now.astimezone(UTC).date(), types=priced), tuple(refused))
+
+
+class Fetcher:
+    """Fetches the catalogue of one region. It is a client of the cloud, so its calls may be wrapped in `Yielding`."""
+
+    def __init__(self, settings: CloudSettings) -> None:
+        self._settings = settings
+        self._session: Any = None
+
+    def get_catalogue(self, known: Catalogue | None, now_s: float) -> Fetched:
+        """See `fetch`. Raises LaunchFailed."""
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        settings = self._settings
+        try:
+            if self._session is None:
+                self._session = boto3.session.Session(region_name=settings.region)
+            return fetch(
+                self._session,
+                settings.region,
+                settings.instance_types,
+                load_gpus(),
+                now=datetime.fromtimestamp(now_s, UTC),
+                known=known,
+                endpoint=settings.endpoint,
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise understood(error) from error
 
 
 def _instance_type(found: Mapping[str, Any], gpus: Gpus) -> InstanceType | None:
@@ -213,7 +286,7 @@ def _on_demand(pricing: Any, region: str, types: Iterable[str]) -> dict[str, flo
         filters.append({"Type": "TERM_MATCH", "Field": "instanceType", "Value": name})
         answer = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters)
         found = [
-            float(dimension["pricePerUnit"]["USD"])
+            float(dimension["pricePerUnit"].get("USD", 0.0))
             for product in answer["PriceList"]
             for term in json.loads(product)["terms"].get("OnDemand", {}).values()
             for dimension in term["priceDimensions"].values()
@@ -239,23 +312,54 @@ def _spot(ec2: Any, types: Iterable[str], now: datetime) -> dict[str, dict[str, 
 
 
 class Kept:
-    """The catalogue of a region, read again whenever its file has changed."""
+    """The catalogue of a region, read again whenever its file has changed.
 
-    def __init__(self, file: Path, region: str) -> None:
+    Args:
+        fetcher: `Fetcher`, or one that releases a lock during its calls; None: nothing is fetched here.
+        every_s: seconds between two refreshes.
+    """
+
+    def __init__(self, file: Path, region: str, fetcher: Any = None, every_s: float = 0.0) -> None:
         self._file, self._region = file, region
+        self._fetcher, self._every_s, self._again_s = fetcher, every_s, 0.0
         self._stamp: float | None = None
         self._catalogue = load(file, region)
+        self.trouble = ""
+        """Why the newest refresh failed, wholly or in part; empty: it did not."""
 
     def now(self) -> Catalogue | None:
         """The current catalogue. If the file has been damaged since, the last readable one."""
-        try:
-            stamp = self._file.stat().st_mtime
-        except OSError:
-            return self._catalogue
-        if stamp != self._stamp:
+        stamp = self._changed_s()
+        if stamp is not None and stamp != self._stamp:
             self._stamp = stamp
             try:
                 self._catalogue = load(self._file, self._region)
             except ConfigError as error:
                 log.warning("catalogue", extra={"text": str(error)})
         return self._catalogue
+
+    def refresh(self, now_s: float) -> None:
+        """Fetch the catalogue if it is due: `every_s` after its file was written, and soon after a failure."""
+        due_s = max((self._changed_s() or 0.0) + self._every_s, self._again_s)
+        if self._fetcher is None or self._every_s <= 0 or now_s < due_s:
+            return
+        self._again_s = now_s + AGAIN_S
+        try:
+            fetched = self._fetcher.get_catalogue(self.now(), now_s)
+        except LaunchFailed as error:
+            self.trouble = f"EC2 does not describe its types in {self._region}: {error}"
+        else:
+            self.trouble = "; ".join(fetched.refused)
+            try:
+                save(fetched.catalogue, self._file)
+            except OSError as error:
+                self.trouble = f"{self._file} cannot be written: {error}"
+        if self.trouble:
+            log.warning("prices were not refreshed", extra={"region": self._region, "text": self.trouble})
+
+    def _changed_s(self) -> float | None:
+        """When the file was written, s since 1970; None: there is none."""
+        try:
+            return self._file.stat().st_mtime
+        except OSError:
+            return None

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 import typer
 
@@ -17,6 +19,9 @@ from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst_manager.provider import LaunchFailed, Provider
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
+
+if TYPE_CHECKING:
+    from penstock_cloud.ec2 import Ec2
 
 app = typer.Typer(no_args_is_help=True, help="Clouds: prices, checks, and what runs there.")
 
@@ -40,25 +45,23 @@ def _commands(settings: Settings) -> list[Command]:
 
 @app.command()
 def refresh(config: Path = CONFIG) -> None:
-    """Fetch instance types and today's prices. penstockd reads them by itself. Run it daily, and hourly for spot."""
-    from penstock_cloud.catalogue import fetch, file_of, save
-    from penstock_profiles.gpus import load_gpus
+    """Fetch instance types and prices now. penstockd does the same every `[cloud] refresh_h` hours."""
+    from penstock_cloud.catalogue import Fetcher, file_of, load, save
 
     settings = load_settings(config)
     home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
     for section in _regions(settings):
-        import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        session = boto3.session.Session(region_name=section.region)
-        names, now = section.instance_types, datetime.now(UTC)
+        file = file_of(state_dir, section.region, home=home.region)
         try:
-            found = fetch(session, section.region, names, load_gpus(), now=now, endpoint=section.endpoint)
-        except (BotoCoreError, ClientError) as error:
+            fetched = Fetcher(section).get_catalogue(load(file, section.region), datetime.now(UTC).timestamp())
+        except LaunchFailed as error:
             raise ConfigError(
                 f"EC2 does not answer in {section.region}: {error}; run `penstock cloud doctor`"
             ) from None
-        save(found, file_of(state_dir, section.region, home=home.region))
+        found = fetched.catalogue
+        save(found, file)
+        for text in fetched.refused:
+            typer.echo(f"{text}; those that were known before stay, with their age: see `penstock cloud types`")
         priced = sum(each.usd_per_h is not None for each in found.types.values())
         spot = sum(bool(each.spot_usd_per_h) for each in found.types.values())
         what = f"{len(found.types)} types with GPUs in {found.region}"
@@ -78,15 +81,16 @@ def types(config: Path = CONFIG) -> None:
         catalogue = load(file_of(state_dir, section.region, home=home.region), section.region)
         if catalogue is None:
             raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
-        typer.echo(f"prices of {catalogue.region}, as of {catalogue.prices_as_of}, US dollars an hour")
+        typer.echo(f"prices of {catalogue.region}, US dollars an hour, and when they were true")
         for name in section.instance_types:
             if (known := catalogue.types.get(name)) is None:
                 typer.echo(f"{name:16} not known in this region")
                 continue
             spot = min(known.spot_usd_per_h.values(), default=None)
             price = "?" if known.usd_per_h is None else f"{known.usd_per_h:.4f}"
-            more = f"  spot {spot:.4f}" if spot else ""
-            typer.echo(f"{name:16} {known.gpus} {known.gpu_type:10} {price:>9}{more}")
+            price += f"  {catalogue.as_of(name, 'on-demand'):%Y-%m-%d}"
+            more = f"  spot {spot:.4f}  {catalogue.as_of(name, 'spot'):%Y-%m-%d %H:%M}" if spot else ""
+            typer.echo(f"{name:16} {known.gpus} {known.gpu_type:10} {price:>21}{more}")
     for place in _commands(settings):
         now_s = datetime.now(UTC).timestamp()
         try:
@@ -101,7 +105,11 @@ def types(config: Path = CONFIG) -> None:
 
 
 @app.command()
-def doctor(config: Path = CONFIG) -> None:
+def doctor(
+    config: Path = CONFIG,
+    live: bool = typer.Option(False, "--live", help="Also launch a few instances for a minute, which costs money."),
+    yes: bool = typer.Option(False, "--yes", help="With --live: do not ask before the launch."),
+) -> None:
     """Check everything that a launch needs. Exit status 1 if a check fails."""
 
     settings: Settings = load_settings(config)
@@ -111,16 +119,64 @@ def doctor(config: Path = CONFIG) -> None:
         if home.regions:
             typer.echo(f"in {section.region}:")
         for finding in _examined(settings, home, section):
-            wrong += not finding.ok
-            typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.check}: {finding.text}")
-            if finding.remedy:
-                typer.echo(f"     -> {finding.remedy}")
+            wrong += _tell(finding)
     for place in _commands(settings):
         why = place.check()
         wrong += bool(why)
         typer.echo(f"FAIL {place.name}: {why}" if why else f"ok   {place.name}: its command answers")
+    if live and not wrong:
+        wrong += _live(settings, yes=yes)
+    elif live:
+        typer.echo("nothing is launched while a check fails")
     if wrong:
         raise typer.Exit(1)
+
+
+def _live(settings: Settings, *, yes: bool) -> int:
+    """Launch in each place, once the admin has seen the cost and agreed. Returns the number of failed checks."""
+    from penstock_cloud.live import check_live, cost
+
+    now = datetime.now(UTC)
+    places: list[Provider] = [*_with_prices(settings), *_commands(settings)]
+    try:
+        costs = [cost(place, now.timestamp()) for place in places]
+    except LaunchFailed as error:
+        raise ConfigError(f"{error}; run `penstock cloud refresh`") from None
+    for place, each in zip(places, costs, strict=True):
+        lines = ", ".join(machine.line for machine in each.machines)
+        typer.echo(
+            f"{place.name}: 3 instances of each of {lines}: about ${each.expected_usd:.2f}, and at most "
+            f"${each.most_usd:.2f}, after which they have ended themselves"
+        )
+    if not yes and not typer.confirm("Launch them now?"):
+        typer.echo("nothing was launched")
+        return 0
+    wrong = 0
+    for place, each in zip(places, costs, strict=True):
+        for finding in check_live(place, each.machines, lambda: datetime.now(UTC).timestamp()):
+            wrong += _tell(finding, f"{place.name}: ")
+    return wrong
+
+
+def _tell(finding: Finding, where: str = "") -> bool:
+    """Print a finding. Returns whether it is a failure."""
+    typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {where}{finding.check}: {finding.text}")
+    if finding.remedy:
+        typer.echo(f"     -> {finding.remedy}")
+    return not finding.ok
+
+
+def _with_prices(settings: Settings) -> list[Ec2]:
+    """The regions of EC2, with what is known of their prices."""
+    from penstock_cloud.catalogue import Kept, file_of
+    from penstock_cloud.ec2 import Ec2, connect
+
+    home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
+    found = []
+    for section in _regions(settings):
+        kept = Kept(file_of(state_dir, section.region, home=home.region), section.region)
+        found.append(Ec2(connect(section), section, kept.now))
+    return found
 
 
 def _examined(settings: Settings, home: CloudSettings, section: CloudSettings) -> Iterator[Finding]:
@@ -158,11 +214,9 @@ def policy(config: Path = CONFIG) -> None:
 @app.command("list")
 def list_(config: Path = CONFIG) -> None:
     """List the site's instances as their clouds report them, also those without a run."""
-    from penstock_cloud.ec2 import Ec2, connect
-
     settings = load_settings(config)
-    places: list[Provider] = [Ec2(connect(section), section) for section in _regions(settings)]
-    for place in (*places, *_commands(settings)):
+    places: list[Provider] = [*_with_prices(settings), *_commands(settings)]
+    for place in places:
         try:
             found = place.list()
         except LaunchFailed as error:
@@ -172,6 +226,51 @@ def list_(config: Path = CONFIG) -> None:
         for each in found:
             run, node = each.tags.get("run"), each.tags.get("node")
             typer.echo(f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} run {run}  node {node}")
+
+
+@app.command()
+def adopt(
+    other: str = typer.Argument(help="The other identity: the UUID in the instances' tag penstock:site."),
+    config: Path = CONFIG,
+    yes: bool = typer.Option(False, "--yes", help="Do not ask."),
+) -> None:
+    """Take over the EC2 instances of another or an earlier site identity, so that penstockd ends and charges them.
+
+    penstockd goes on with an instance whose run is open in its store. It ends every other one within a minute or two, and
+    charges it from its launch. Never adopt the instances of a site that is alive.
+    """
+    settings = load_settings(config)
+    home = settings.section(CloudSettings)
+    try:
+        theirs = UUID(other)
+    except ValueError:
+        raise ConfigError(f"{other} is no UUID; see the tag penstock:site of the instances") from None
+    if theirs == home.site:
+        raise ConfigError(f"{other} is this site's own identity; `penstock cloud list` shows its instances")
+    places = [(place, place.of_site(str(theirs))) for place in _with_prices(settings)]
+    found = [each for _, listed in places for each in listed]
+    for each in found:
+        launched = datetime.fromtimestamp(each.launched_s, UTC)
+        run, price = each.tags.get("run"), each.tags.get("usd_per_h", "?")
+        typer.echo(
+            f"{each.id}  {each.instance_type:14} {each.zone:12} since {launched:%Y-%m-%d %H:%M} UTC  ${price}/h  run {run}"
+        )
+    if not found:
+        typer.echo(f"no instance with penstock:site={theirs} runs")
+        return
+    if not yes and not typer.confirm(f"Adopt {len(found)} instances? Those without an open run here are ended"):
+        typer.echo("nothing was adopted")
+        return
+    for place, listed in places:
+        for each in listed:
+            try:
+                place.adopt(each.id)
+            except LaunchFailed as error:
+                raise ConfigError(
+                    f"{each.id} in {place.name} was not adopted: {error}; run the command with credentials that may do "
+                    "ec2:CreateTags on it, since penstockd's own may not touch what belongs to others"
+                ) from None
+            typer.echo(f"{each.id} is adopted")
 
 
 @app.command()

@@ -172,6 +172,9 @@ class Command:
             f"{self._price_days:g}; let its command answer 'offers' with newer ones"
         )
 
+    def refresh(self, now_s: float) -> None:
+        """See `Provider`: `offers` asks for prices."""
+
     def check(self) -> str:
         """See `Provider`."""
         try:

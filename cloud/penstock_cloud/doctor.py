@@ -254,17 +254,18 @@ def _groups(settings: CloudSettings, ec2: Any) -> Finding:
 def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> Iterator[Finding]:
     if catalogue is None:
         text = f"no instance types are known in {settings.region}"
-        yield Finding("prices", text, "run `penstock cloud refresh`, and daily from then on")
+        yield Finding("prices", text, "run `penstock cloud refresh`")
         return
     unpriced = [name for name in settings.instance_types if catalogue.usd_per_h(name, "on-demand", ()) is None]
     if unpriced:
         remedy = "take them out of [cloud] instance_types, or run `penstock cloud refresh`"
         yield Finding("prices", f"no price is known for {', '.join(unpriced)}", remedy)
-    elif (old := catalogue.expired(datetime.now(UTC).date(), settings.price_days)) is not None:
-        remedy = "run `penstock cloud refresh` with permission to read prices (pricing:GetProducts), daily"
-        yield Finding("prices", old.split(";")[0], remedy)
+    elif old := catalogue.expired(datetime.now(UTC).timestamp(), settings):
+        remedy = "run `penstock cloud refresh` with permission to read prices (pricing:GetProducts)"
+        yield Finding("prices", old, remedy)
     else:
-        yield Finding("prices", f"as of {catalogue.prices_as_of}")
+        oldest = min(catalogue.as_of(name, "on-demand") for name in settings.instance_types)
+        yield Finding("prices", f"as of {oldest:%Y-%m-%d} or later")
     try:
         pages = _ask(ec2.describe_instance_type_offerings, LocationType="region")["InstanceTypeOfferings"]
     except LaunchFailed as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock_cloud.catalogue import Catalogue
+from penstock_cloud.catalogue import Catalogue, Kept
 from penstock_cloud.failures import refusal, understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.user_data import user_data
@@ -88,18 +88,23 @@ class Ec2:
         ec2: boto3's client.
         settings: the settings as they are in this region.
         catalogue: returns the current catalogue of instance types; None: no catalogue describes this region.
+        kept: refreshes what `catalogue` returns; None: nobody does.
 
     Attributes:
         name: the region that the client speaks to.
     """
 
     def __init__(
-        self, ec2: Any, settings: CloudSettings, catalogue: Callable[[], Catalogue | None] = lambda: None
+        self,
+        ec2: Any,
+        settings: CloudSettings,
+        catalogue: Callable[[], Catalogue | None] = lambda: None,
+        kept: Kept | None = None,
     ) -> None:
         self._ec2 = ec2
         self.name = str(ec2.meta.region_name)
         self._settings = settings
-        self._catalogue = catalogue
+        self._catalogue, self._kept = catalogue, kept
         self._template: str | None = None
         self._zones: dict[str, str] = {}
 
@@ -115,7 +120,7 @@ class Ec2:
             kind = catalogue.types.get(name)
             for market in settings.markets:
                 price = catalogue.usd_per_h(name, market, zones)
-                if kind is not None and price is not None and price > 0:
+                if kind is not None and price and catalogue.is_fresh(name, market, now_s, settings):
                     extras = settings.extras_usd_per_h
                     found.append(
                         Machine(
@@ -135,9 +140,17 @@ class Ec2:
         """See `Provider`."""
         catalogue = self._catalogue()
         if catalogue is None:
-            return f"no instance types are known in {self.name}; run `penstock cloud refresh`"
-        today = datetime.fromtimestamp(now_s, UTC).date()
-        return catalogue.expired(today, self._settings.price_days) or ""
+            why = f"no instance types are known in {self.name}"
+        elif not (why := catalogue.expired(now_s, self._settings)):
+            return ""
+        if self._kept is not None and self._kept.trouble:
+            why += f" ({self._kept.trouble})"
+        return f"{why}; run `penstock cloud doctor`, then `penstock cloud refresh`"
+
+    def refresh(self, now_s: float) -> None:
+        """See `Provider`."""
+        if self._kept is not None:
+            self._kept.refresh(now_s)
 
     def check(self) -> str:
         """See `Provider`. `penstock cloud doctor` checks more."""
@@ -435,6 +448,15 @@ class Ec2:
         if run is not None:
             filters.append({"Name": f"tag:{TAG}run", "Values": [run]})
         return self._described(filters)
+
+    def of_site(self, site: str) -> Listed:
+        """Another site's instances that have not ended. Only an admin's explicit command asks for them."""
+        found = self._described([{"Name": f"tag:{TAG}site", "Values": [site]}])
+        return [each for each in found if not each.gone]
+
+    def adopt(self, id_: str) -> None:
+        """Make an instance this site's, by its tag."""
+        self._ask("create_tags", Resources=[id_], Tags=_tags(self._mine()))
 
     def known(self, ids: Collection[str]) -> Listed:
         """Those of these instances that EC2 lists, whatever tags they have by now. Oldest first."""

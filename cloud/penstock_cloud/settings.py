@@ -62,8 +62,13 @@ class CloudSettings(BurstSettings):
     )
     price_days: PositiveFloat = Field(
         default=31.0,
-        description="Age in days beyond which on-demand prices are not used, so that nothing is offered until "
-        "`penstock cloud refresh` has fetched new ones.",
+        description="Age in days beyond which an on-demand price is not used, so that its type is not offered.",
+    )
+    spot_price_days: PositiveFloat = Field(default=1.0, description="The same for spot prices.")
+    refresh_h: NonNegativeFloat = Field(
+        default=6.0,
+        description="Hours after which penstockd fetches types and prices again; 0: it fetches none, and "
+        "`penstock cloud refresh` does.",
     )
     tags: dict[str, str] = Field(
         default={}, description="Further tags of the instances, for example for the site's bills."

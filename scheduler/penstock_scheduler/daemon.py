@@ -198,6 +198,7 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
         try:
             site.watcher.check(site.loop.failing_s, site.loop.failure)
             site.watcher.check_cloud(site.loop.cloud_protected)
+            site.watcher.check_cloud_troubles(site.loop.cloud_troubles)
             site.watcher.check_cloud_stops(site.loop.cloud_stops)
             for disk in site.vitals.disk_states(clock.now_s()):
                 site.watcher.check_disk(*disk)

@@ -37,6 +37,7 @@ Kind = Literal[
     "protected",
     "plan-refused",
     "cloud-stop",
+    "cloud-trouble",
 ]
 
 MOST_WAITING = 10_000

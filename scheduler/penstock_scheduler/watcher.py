@@ -37,6 +37,7 @@ class Watcher:
         self.node_events = node_events
         self._told_of_failing = self._told_of_refusal = False
         self._cloud_protected = ""
+        self._cloud_troubles: tuple[str, ...] = ()
         """Why the cloud launches nothing, as last told."""
         self._cloud_stops: set[tuple[str, float]] = set()
         """Job and order of the stops in the cloud that were told and still go on."""
@@ -83,6 +84,18 @@ class Watcher:
             else "Protected mode has ended."
         )
         self._notifier.tell(Notice("protected", subject, text, facts={"cloud": protected}))
+
+    def check_cloud_troubles(self, troubles: tuple[str, ...]) -> None:
+        """Tell what an admin must put right in the cloud, such as prices that are too old to be used, once for each.
+
+        Args:
+            troubles: all that there is now, each as a sentence with its remedy.
+        """
+        for trouble in troubles:
+            if trouble not in self._cloud_troubles:
+                text = f"{trouble[0].upper()}{trouble[1:]}."
+                self._notifier.tell(Notice("cloud-trouble", "the cloud needs an admin", text))
+        self._cloud_troubles = troubles
 
     def check_cloud_stops(self, stopped: Sequence[CloudRun]) -> None:
         """Tell each user whose job the cloud has stopped, once for each stop.

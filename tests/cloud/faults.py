@@ -193,6 +193,9 @@ class Ec2:
     def answer(self, path: str, headers: dict[str, str], body: bytes) -> Answer | None:
         if "AWSPriceListService" in headers.get("X-Amz-Target", ""):
             return self._price(json.loads(body))
+        if "GetServiceQuota" in headers.get("X-Amz-Target", ""):  # moto has no quotas of EC2
+            told = json.dumps({"Quota": {"Value": 64.0, "QuotaCode": json.loads(body)["QuotaCode"]}})
+            return Answer(200, told.encode(), {"Content-Type": "application/x-amz-json-1.1"})
         asked = {key: values[0] for key, values in parse_qs(body.decode()).items()}
         action = asked.get("Action", "")
         self.calls.append((action, asked))

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import boto3
 import pytest
 
-from penstock_cloud.catalogue import Catalogue, Kept, fetch, gpu_type_of, load, save, shipped
+from penstock_cloud.catalogue import Catalogue, Fetched, Fetcher, Kept, fetch, gpu_type_of, load, save, shipped
+from penstock_cloud.ec2 import Ec2 as Region
+from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.errors import ConfigError
-from tests.cloud.faults import KEYS, Ec2
+from penstock_scheduler.store import SqlStore
+from tests.cloud.faults import KEYS, Ec2, Fault
+from tests.cloud.other_cloud import OtherSite
 
 TYPES = ("g5.xlarge", "g4dn.xlarge", "g6.xlarge", "g6f.large", "p3dn.24xlarge", "g9.none")
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -31,7 +36,8 @@ def test_the_shipped_table_is_dated_and_whole() -> None:
 def test_what_ec2_says_replaces_the_table(ec2: Ec2, tmp_path: Path) -> None:
     ec2.on_demand = {"g5.xlarge": 1.1, "g4dn.xlarge": 0.5}
     ec2.spot = {("g5.xlarge", "us-east-1a"): 0.4, ("g5.xlarge", "us-east-1b"): 0.3}
-    found = fetch(boto3.session.Session(**KEYS), "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
+    session = boto3.session.Session(**KEYS)
+    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url).catalogue
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.1
     assert found.usd_per_h("g5.xlarge", "spot", ("us-east-1a", "us-east-1b")) == 0.4, (
         "the order may be served in the more expensive zone"
@@ -46,18 +52,82 @@ def test_what_ec2_says_replaces_the_table(ec2: Ec2, tmp_path: Path) -> None:
     assert kept.now() == found
 
 
-def test_without_the_right_to_ask_for_prices_the_table_stands_in(ec2: Ec2) -> None:
+def test_a_refused_refresh_changes_neither_prices_nor_the_time_at_which_they_were_true(ec2: Ec2) -> None:
     session = boto3.session.Session(**KEYS)
-    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
-    assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006
-    elsewhere = fetch(session, "eu-west-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
+
+    def refreshed(known: Catalogue | None, now: datetime, region: str = "us-east-1") -> Fetched:
+        return fetch(session, region, TYPES, load_gpus(), now=now, known=known, endpoint=ec2.url)
+
+    first = refreshed(shipped(), NOW)
+    assert first.catalogue.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006
+    assert first.catalogue.at == NOW.date()
+    assert f"{first.catalogue.as_of('g5.xlarge', 'on-demand'):%Y-%m-%d}" == "2025-06-30"
+    assert "on-demand prices of us-east-1 were refused: AccessDeniedException" in first.refused[0]
+    elsewhere = refreshed(shipped(), NOW, "eu-west-1").catalogue
     assert elsewhere.usd_per_h("g5.xlarge", "on-demand", ()) is None, "prices of one region do not hold for another"
-    assert (found.at, found.prices_as_of) == (NOW.date(), shipped().at), "the table's prices have the table's date"
-    assert "as of 2025-06-30" in (found.expired(NOW.date(), 31.0) or "")
-    assert found.expired(date(2025, 7, 31), 31.0) is None
     ec2.on_demand = {"g5.xlarge": 1.1}
-    asked = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
-    assert asked.prices_as_of == NOW.date()
+    second = refreshed(first.catalogue, NOW)
+    assert (second.refused, second.catalogue.as_of("g5.xlarge", "on-demand")) == ((), NOW)
+    ec2.on_demand = {}
+    third = refreshed(second.catalogue, NOW + timedelta(days=40))
+    assert third.catalogue.usd_per_h("g5.xlarge", "on-demand", ()) == 1.1, "not the table's"
+    assert third.catalogue.as_of("g5.xlarge", "on-demand") == NOW
+
+
+def test_a_site_whose_prices_are_too_old_fetches_new_ones_by_itself(
+    ec2: Ec2, cloud_settings: Callable[..., CloudSettings], store: SqlStore, tmp_path: Path
+) -> None:
+    ec2.on_demand = {"g5.xlarge": 1.1}
+    settings = cloud_settings(price_days=31.0)
+    kept = Kept(tmp_path / "c.json", "us-east-1", Fetcher(settings), 3600.0)
+    client = ec2.through = ec2.through or connect(settings)
+    state = OtherSite(settings, store, Region(client, settings, kept.now, kept)).tick()
+    assert {(offer.id, offer.usd_per_h) for offer in state.offers if offer.nodes == 1} == {("g5.xlarge", 1.1)}
+    assert not state.troubles
+
+
+def test_each_price_expires_by_its_own_age(cloud_settings: Callable[..., CloudSettings]) -> None:
+    settings, now_s = cloud_settings(price_days=31.0, markets=("on-demand", "spot")), NOW.timestamp()
+    known = shipped()
+    new = {"priced_at": NOW, "spot_usd_per_h": {"us-east-1a": 0.4}, "spot_at": NOW - timedelta(days=2)}
+    both = known.model_copy(
+        update={"types": known.types | {"g5.xlarge": known.types["g5.xlarge"].model_copy(update=new)}}
+    )
+    assert both.is_fresh("g5.xlarge", "on-demand", now_s, settings)
+    assert not both.is_fresh("g5.xlarge", "spot", now_s, settings)
+    assert not both.is_fresh("g4dn.xlarge", "on-demand", now_s, settings)
+    assert both.expired(now_s, settings) == (
+        "in us-east-1, on-demand prices of g4dn.xlarge are as of 2025-06-30; "
+        "spot prices of g5.xlarge are as of 2026-11-19: too old to be used"
+    )
+
+
+def test_prices_are_fetched_when_they_are_due_and_a_failure_is_told(
+    ec2: Ec2, cloud_settings: Callable[..., CloudSettings], tmp_path: Path
+) -> None:
+    file, now_s = tmp_path / "c.json", time.time()
+    kept = Kept(file, "us-east-1", Fetcher(cloud_settings()), 6 * 3600.0)
+
+    def asked() -> int:
+        return sum(action == "DescribeInstanceTypes" for action, _ in ec2.calls)
+
+    kept.refresh(now_s)
+    assert "on-demand prices of us-east-1 were refused" in kept.trouble
+    assert file.exists(), "types are known all the same"
+    ec2.on_demand = {"g5.xlarge": 1.1}
+    kept.refresh(now_s + 3600)
+    assert asked() == 1, "nothing is due"
+    kept.refresh(now_s + 6.1 * 3600)
+    assert (asked(), kept.trouble) == (2, "")
+    known = kept.now()
+    assert known is not None
+    assert known.usd_per_h("g5.xlarge", "on-demand", ()) == 1.1
+    ec2.faults.append(Fault("DescribeInstanceTypes", "error", "UnauthorizedOperation", times=9))
+    kept.refresh(now_s + 13 * 3600)
+    kept.refresh(now_s + 13 * 3600 + 60)
+    assert asked() == 3, "a refresh that failed is not repeated at once"
+    assert "does not describe its types" in kept.trouble
+    assert kept.now() == known
 
 
 def test_the_endpoint_of_ec2_is_no_price_list(ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +135,8 @@ def test_the_endpoint_of_ec2_is_no_price_list(ec2: Ec2, monkeypatch: pytest.Monk
     ec2.on_demand = {"g5.xlarge": 1.1}
     monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    found = fetch(boto3.session.Session(**KEYS), "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url)
+    session = boto3.session.Session(**KEYS)
+    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, known=shipped(), endpoint=ec2.url).catalogue
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006, "the shipped table's"
 
 

@@ -106,7 +106,8 @@ def test_nothing_is_offered_at_prices_that_are_too_old(
 ) -> None:
     state = CloudSite(cloud_settings(price_days=31.0), store, ec2, ec2.through).tick()
     assert state.offers == ()
-    assert "prices are as of 2025-06-30" in " ".join(state.closed)
+    assert "prices of g5.xlarge, g4dn.xlarge are as of 2025-06-30" in " ".join(state.closed)
+    assert state.troubles, "an admin is told"
     assert "penstock cloud refresh" in " ".join(state.closed)
 
 

@@ -308,6 +308,17 @@ def test_a_site_sends_a_notice_when_the_cloud_stops_launching_and_when_it_launch
     assert "penstock cloud resume" in texts[0]
 
 
+def test_an_admin_is_told_once_of_what_the_cloud_needs(servers, site):
+    _, hook = servers
+    old = "in us-east-1, on-demand prices of g5.xlarge are as of 2025-06-30: too old to be used"
+    for troubles in ((), (old,), (old, "another"), (), (old,)):
+        site.watcher.check_cloud_troubles(troubles)
+    wait_for(lambda: kinds(hook).count("cloud-trouble") >= 3, 120, "the notices arrive")
+    site.notifier.stop()
+    texts = [body["text"] for body in hook.bodies if body["kind"] == "cloud-trouble"]
+    assert texts == [f"I{old[1:]}.", "Another.", f"I{old[1:]}."]
+
+
 def test_the_user_of_a_job_that_is_stopped_in_the_cloud_is_told_once(servers, site):
     _, hook = servers
     run = CloudRun("7", Offer("vm", "t4", 1, 1, 1.0), 100.0, 5.0, user="ann", stopped="the $5.00 are spent")

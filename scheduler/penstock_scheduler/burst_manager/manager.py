@@ -215,7 +215,10 @@ class BurstManager:
             words=dict(self._words),
             protected=self._instances.protected or "",
             closed=self._closed(now_s),
-            troubles=tuple(bad.trouble for bad in self._book.unreadable.values()),
+            troubles=(
+                *(bad.trouble for bad in self._book.unreadable.values()),
+                *filter(None, [self._offers.stale(now_s)]),
+            ),
         )
 
     def _closed(self, now_s: float) -> tuple[str, ...]:
@@ -229,7 +232,13 @@ class BurstManager:
                 f"{names} have lost the tag penstock:site, so they are found only by their runs; set the tag again"
             )
         thread = "" if self._worker is None else self._worker.trouble
-        told += [*self._offers.troubles(now_s), self._instances.away, self._guests.trouble, thread]
+        told += [
+            self._offers.stale(now_s),
+            *self._offers.troubles(),
+            self._instances.away,
+            self._guests.trouble,
+            thread,
+        ]
         return tuple(text for text in told if text)
 
     def _budgets(self, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:

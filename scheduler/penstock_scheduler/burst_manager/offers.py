@@ -90,7 +90,8 @@ class Offers:
         self.none()
         self._refused = {}
         for place in usable:
-            if left < 1 or place.prices(now_s):
+            place.refresh(now_s)
+            if left < 1:
                 continue
             try:
                 machines = place.offers(now_s)
@@ -115,6 +116,10 @@ class Offers:
                 )
                 self.by_id[name] = Offered(offer, place, machine)
 
-    def troubles(self, now_s: float) -> list[str]:
-        """Why places offer nothing, as sentences."""
-        return [why for place in self._places.all if (why := place.prices(now_s))] + list(self._refused.values())
+    def stale(self, now_s: float) -> str:
+        """Which prices are too old to be used; empty: none."""
+        return "; ".join(why for place in self._places.all if (why := place.prices(now_s)))
+
+    def troubles(self) -> list[str]:
+        """Why places do not say what can be ordered, as sentences."""
+        return list(self._refused.values())

@@ -154,7 +154,11 @@ class Provider(Protocol):
         ...
 
     def prices(self, now_s: float) -> str:
-        """Why the known prices may not be used any more, with the remedy; empty: they may. Asks nobody."""
+        """Which known prices are too old to be used, with the remedy; empty: none. `offers` leaves them out. Asks nobody."""
+        ...
+
+    def refresh(self, now_s: float) -> None:
+        """Fetch prices anew where that is due. Does not raise: what fails is in `prices` once the known ones are too old."""
         ...
 
     def launch_gang(self, order: Order) -> Mapping[str, str]:

@@ -75,6 +75,9 @@ class Simulated:
         """See `Provider`: simulated prices are always true."""
         return ""
 
+    def refresh(self, now_s: float) -> None:
+        """See `Provider`."""
+
     def check(self) -> str:
         """See `Provider`."""
         return ""
