@@ -292,12 +292,10 @@ def simulate_policy(
         specs = SpecModels(scenario.families, RESTART_COST_S, scenario.gpus)
         models = LearnedModels(cluster.jobs, restart_costs_s, specs, memory)
     pace = OnEvent() if driving.round_s is None else Period(driving.round_s)
-    trigger: Trigger = pace
     tick_s = math.inf if driving.round_s is None else driving.round_s
     if driving.round_s is None:
         clock.next_event_s = cluster.next_event_s
-    if away is not None:
-        trigger = _events_with_cloud(cluster, clock, away, pace)
+    trigger = pace if away is None else _events_with_cloud(cluster, clock, away, pace)
 
     def on_round(record: RoundRecord) -> None:
         simulation.rounds += 1
