@@ -217,9 +217,13 @@ class Instances:
                 guest=guest,
                 until_s=run.ordered_s + run.lifetime_s,
             )
-            launched = {node: (id_, now_s) for node, id_ in place.launch_gang(order).items()}
+            # An earlier attempt may have launched them as early as this. The provider's own time replaces it once it is seen.
+            since_s = run.ordered_s if recover else now_s
+            launched = {node: (id_, since_s) for node, id_ in place.launch_gang(order).items()}
         slots = tuple(
-            slot.model_copy(update={"instance": launched[slot.node][0], "launched_s": launched[slot.node][1]})
+            slot
+            if slot.instance == launched[slot.node][0]
+            else slot.model_copy(update={"instance": launched[slot.node][0], "launched_s": launched[slot.node][1]})
             for slot in run.slots
         )
         log.info(
