@@ -49,3 +49,28 @@ def test_a_job_that_somebody_holds_stays_held_until_it_is_released(
     site.wait_states("RUNNING", first, second, third)
     assert site.job(bystander).restarts == 0
     assert site.states(bystander) == {bystander: "RUNNING"}
+
+
+def test_a_hold_of_penstocks_that_reaches_a_running_job_is_taken_back(
+    loopback: LoopbackCluster, make_site: Callable[..., Site]
+) -> None:
+    """penstockd dies when Slurm has started a job that it was about to hold. Requeued later, the job starts again."""
+    site = make_site(loopback, round_s=1.0, tick_s=0.2)
+    job = site.submit(600)
+    site.start()
+    wait_for(lambda: site.starts(job), 120, "a first report", details=site.tail)
+    site.kill()
+    spool = Spool(site.spool)
+    control = spool.control(job)
+    assert control is not None
+    spool.tell(control.model_copy(update={"holding": 0}), 0)
+    site.slurm.command("scontrol", "uhold", job)
+    assert (site.job(job).state, site.job(job).reason, site.job(job).priority) == ("RUNNING", "JobHeldUser", 0)
+    site.start()
+    wait_for(lambda: site.job(job).priority > 0, 60, "the hold to be taken back", details=site.tail)
+    assert site.job(job).reason != "JobHeldUser"
+    pause(ROUNDS)
+    assert (site.job(job).state, site.job(job).restarts) == ("RUNNING", 0)
+    (node,) = site.job(job).nodes
+    site.slurm.command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=a fan")
+    wait_for(lambda: len(site.starts(job)) == 2, 120, "its second run", details=site.tail)
