@@ -6,7 +6,9 @@ All random choices come from one seed. `storm.log` lists the actions, one line o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import random
 import time
 from collections import Counter
@@ -14,12 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_profiles.wire import Started
 from penstock_scheduler.model import Phase
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.store import open_store
 from penstock_slurm.gateway.base import ENDED, SlurmJob
+from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.loopback import LoopbackError, wait_for
 from tests.end_to_end.site import RATES, Site
+from tests.end_to_end.storm_reasons import Facts, Reasons, Run, history_without_a_round, unexplained, wrong_reasons
 
 NODES = "t4:8x4,rtx:4x4,a100:4x4"
 """16 nodes, 64 GPUs."""
@@ -46,15 +51,15 @@ class Storm:
 
     def __post_init__(self) -> None:
         self.log = self.site.folder / "storm.log"
+        self.stops: Counter[str] = Counter()
+        """Code -> stops that Penstock decided; known after `stops_without_a_reason`."""
         self.submitted: list[str] = []
         self.trainers: list[str] = []
         self.checked = 0
         self._chance = random.Random(self.seed)
         self._later: list[tuple[float, str, Callable[[], object]]] = []
         self._attained: dict[str, float] = {}
-        self._requeued: Counter[str] = Counter()
-        self._kills_s: list[float] = []
-        self.slurmctld_kills = 0
+        self.facts = Facts()
         self._controller_up = self._munge_up = self._takes_jobs = True
         self._begun_s = time.monotonic()
 
@@ -132,8 +137,8 @@ class Storm:
         running = [job.id for job in self._slurm_jobs() if job.state == "RUNNING"]
         if running:
             job = self._chance.choice(running)
-            if self._command("scontrol", "requeue", job):
-                self._requeued[job] += 1
+            self.facts.requeued.setdefault(job, []).append(time.time())  # it may be carried out without an answer
+            self._command("scontrol", "requeue", job)
 
     def _partition_down(self) -> None:
         state = self._chance.choice(["DOWN", "INACTIVE"])
@@ -148,16 +153,20 @@ class Storm:
 
     def _drain(self) -> None:
         node = self._chance.choice(self.site.slurm.nodes).name
+        self.facts.drained.setdefault(node, []).append((time.time(), math.inf))
         self._command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=storm")
         self._in(3, 8, f"resume {node}", lambda: self._resume(node))
 
     def _resume(self, node: str) -> None:
-        self._command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        if self._command("scontrol", "update", f"NodeName={node}", "State=RESUME"):
+            spans = self.facts.drained.get(node, [])
+            self.facts.drained[node] = [(begin_s, min(end_s, time.time())) for begin_s, end_s in spans]
 
     def _kill_slurmd(self) -> None:
         node = self._chance.choice(self.site.slurm.nodes).name
         with contextlib.suppress(LoopbackError, KeyError):
             self._say("kill slurmd", node=node)
+            self.facts.slurmd_killed.setdefault(node, []).append(time.time())
             self.site.slurm.kill_slurmd(node)
         # Some nodes return before Slurm has given them up, some after.
         self._in(2, 25, f"start slurmd {node}", lambda: self.site.slurm.start_slurmd(node))
@@ -171,7 +180,7 @@ class Storm:
     def _kill_slurmctld(self) -> None:
         self._say("kill slurmctld")
         self._controller_up = False
-        self.slurmctld_kills += 1
+        self.facts.slurmctld_killed.append(time.time())
         self.site.slurm.kill_slurmctld()
         self._in(1, 4, "start slurmctld", self._start_slurmctld)
 
@@ -181,7 +190,6 @@ class Storm:
 
     def _kill_penstockd(self) -> None:
         self._say("kill penstockd")
-        self._kills_s.append(time.time())
         self.site.kill()
         self.site.start(wait=False)
 
@@ -299,7 +307,7 @@ class Storm:
         self.check_rounds()
 
         def rows() -> list[list[str]]:
-            fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End"
+            fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End,NodeList"
             text = self.site.slurm.command(
                 "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-1days", "-o", fields
             ).stdout
@@ -320,37 +328,59 @@ class Storm:
         theirs = sum(float(row[2]) * _gpus(row[3]) for row in account if row[0] in self.submitted)
         return sum(self._attained.values()), theirs
 
-    def bare_stops(self) -> list[str]:
-        """Stops by Penstock for which its history has no reason."""
-        history = open_store(self.site.state).outcomes()
-        return [
+    def stops_without_a_reason(self, path: Path | None = None) -> list[str]:
+        """Stops by Penstock without a reason, or with one that is not what happened, and ends of runs that nothing explains.
+
+        Args:
+            path: the file that `gpu_seconds` wrote; None: Slurm's accounts are not to be trusted, so only the trainers tell.
+        """
+        store = open_store(self.site.state)
+        records = {number: store.round(number) for number in store.round_numbers()}
+        history = list(store.outcomes())
+        bare = [
             f"{line.time_s}: {line.action}: {line.text}"
             for line in history
             if ", leaves its GPUs" in line.text and line.stop is None
         ]
+        given = [
+            (line.time_s, line.action.job, line.action.round, line.stop) for line in history if line.stop is not None
+        ]
+        wrong = [text for record in records.values() for text in wrong_reasons(record, self.facts)]
+        wrong += history_without_a_round(given, records)
+        own = [(time_s, job) for time_s, job, _, _ in given]
+        runs = [run for job in self.trainers for run in self._runs_of(job)]
+        runs += self._accounted(path) if path is not None else []
+        self.stops = Counter(stop.code.value for record in records.values() for stop in record.plan.stops.values())
+        self._say("reasons", stops=self.stops, runs=len(runs), bare=len(bare), wrong=len(wrong))
+        return [*bare, *wrong, *unexplained(runs, Reasons([*records.values()], own), self.facts)]
 
-    def stops_without_a_reason(self, path: Path) -> list[str]:
-        """Stopped runs that neither the storm nor a recorded reason explains, from the file that `gpu_seconds` wrote.
+    def _runs_of(self, trainer: str) -> list[Run]:
+        """The trainer's runs but the last one, as it reported them."""
+        started: dict[int, tuple[float, frozenset[str]]] = {}
+        seen_s: dict[int, float] = {}
+        for report in self.site.reports(trainer):
+            if isinstance(report.body, Started):
+                started[report.epoch] = report.time_s, frozenset(report.body.gpu_ids)
+            seen_s[report.epoch] = max(seen_s.get(report.epoch, 0.0), report.time_s)
+        epochs = sorted(started)
+        return [
+            Run(trainer, started[epoch][1], started[epoch][0], seen_s[epoch], started[later][0])
+            for epoch, later in itertools.pairwise(epochs)
+        ]
 
-        A daemon that is killed right after it has stopped a run has not recorded the stop, so runs that ended within 5 s of a
-        kill do not count.
-        """
-        bare = self.bare_stops()
-        history = list(open_store(self.site.state).outcomes())
-        asked = [line for line in history if ", leaves its GPUs" in line.text]
-        # A slurmctld that ends may have carried out a command without an answer.
-        unsure = [line for line in history if line.stop is not None and line.text.startswith("will be tried again")]
-        explained = self._requeued + Counter(line.action.job for line in (*asked, *unsure))
+    def _accounted(self, path: Path) -> list[Run]:
+        """The runs that were neither completed nor cancelled, by the file that `gpu_seconds` wrote."""
+        runs = []
         for line in path.read_text().splitlines():
-            job, state, _, _, _, end = line.split("|")
-            if job not in self.submitted or state != "REQUEUED":
-                continue
-            end_s = time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
-            if explained[job] > 0:
-                explained[job] -= 1
-            elif not any(abs(end_s - kill_s) < 5 for kill_s in self._kills_s):
-                bare.append(f"job {job} was requeued at {end}")
-        return bare
+            job, state, _, _, start, end, nodes = line.split("|")
+            if (
+                job in self.submitted
+                and state.split()[0] not in ("COMPLETED", "CANCELLED")
+                and "Unknown" not in (start, end)
+            ):
+                start_s, end_s = (time.mktime(time.strptime(each, "%Y-%m-%dT%H:%M:%S")) for each in (start, end))
+                runs.append(Run(job, frozenset(expand(nodes)), start_s, end_s, end_s + 1.0))
+        return runs
 
     def by_job(self, path: Path) -> dict[str, tuple[float, float]]:
         """GPU-seconds by job, Penstock's and Slurm's, from the file that `gpu_seconds` wrote."""
