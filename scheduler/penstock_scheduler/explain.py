@@ -21,6 +21,7 @@ from penstock_scheduler.model import (
     Adaptivity,
     Assignment,
     Configuration,
+    GpuBudget,
     Job,
     JobId,
     JobSpec,
@@ -159,7 +160,11 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         tuple(remarks(policy, snapshot, plan, job)) if assignment is not None else (),
         (
             *(str(limit) for limit in snapshot.limits if limit.covers(job)),
-            *(str(budget) for budget in snapshot.budgets if budget.covers(job.account)),
+            *(
+                _under(budget, job, saves=snapshot.facts[job_id].saves)
+                for budget in snapshot.budgets
+                if budget.covers(job.account)
+            ),
         ),
         _holders(record, job) if waits else (),
         _remedies(record, policy, job, remedies) if waits and remedies > 0 else (),
@@ -377,6 +382,16 @@ def _with(snapshot: Snapshot, changed: Job) -> Snapshot:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
+
+
+def _under(budget: GpuBudget, job: Job, *, saves: bool) -> str:
+    """A budget, and what it means for the job if it runs and the hard limit is reached."""
+    if not budget.over_hard or job.running_on is None:
+        return str(budget)
+    leaves = budget.stops and job.movable and not saves
+    return f"{budget}; it gets no more GPUs" + (
+        ", and once it has saved, it leaves those it has and waits" if leaves else ""
+    )
 
 
 def _unsaved(job: Job, now_s: float) -> str:

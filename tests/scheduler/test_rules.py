@@ -164,7 +164,13 @@ def test_what_runs_leaves_only_when_the_grace_is_over_and_never_if_it_may_not_be
 def test_no_budget_or_limit_stops_a_job_that_would_lose_all_its_work(policy, rule, saves):
     state = seen(running("1", account="maths"))
     facts = {name: dataclasses.replace(each, saves=saves) for name, each in state.facts.items()}
-    plan = make_policy(policy)[0].decide(dataclasses.replace(state, facts=facts, **rule))
+    state = dataclasses.replace(state, facts=facts, **rule)
+    made, choice = make_policy(policy)
+    plan = made.decide(state)
+    said = explain(RoundRecord(state, choice, plan), "1", remedies=0)
+    assert said is not None
+    warned = "3.0 of 3 (hard) GPU-hours used this month; it gets no more GPUs, and once it has saved, it leaves those"
+    assert (warned in " ".join(words(said, now_s=NOW_S))) == ("budgets" in rule and not saves)
     if saves:  # a queue stops no running job to keep to a limit
         assert plan.stops["1"].code is StopCode.LIMIT if policy == "sia" or "budgets" in rule else not plan.stops
     else:
