@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.client import Client
+from penstock_scheduler.daemon import main as penstockd
 from penstock_scheduler.store import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import Site
@@ -50,14 +52,26 @@ def test_no_step_of_maintenance_stops_a_running_job(make_site: Callable[..., Sit
     site.slurm.start_slurmctld()
     wait_ready(site)
     undisturbed("slurmctld restarted")
-    # Upgrade or restart of Penstock.
+    # Upgrade of Penstock: the version stays the same here.
     site.stop()
     undisturbed("penstockd stopped")
+    copy = tmp_path / "copy"
+    shutil.copytree(site.state, copy, symlinks=True)
+    penstock(site, "db", "upgrade", str(site.state))
+    assert penstockd(["--config", str(site.config), "--check"]) == 0
     site.start()
     wait_ready(site)
+    penstock(site, "doctor")
     with Client(f"unix:{site.state / 'api.sock'}") as client:
         assert client.cluster().paused, "a pause outlives a restart"
     undisturbed("penstockd started")
+    # Back to the former version, with the copy of the store.
+    site.stop()
+    shutil.rmtree(site.state)
+    copy.rename(site.state)
+    site.start()
+    wait_ready(site)
+    undisturbed("the copy of the store is used")
     # Moving the state directory.
     site.stop()
     before = open_store(site.state).round_numbers()
