@@ -45,6 +45,8 @@ class Told:
         self.listed: list[SlurmJob] = []
         self.ended: list[SlurmJob] = []
         self.asked = 0
+        self.words: dict[str, set[str]] = {}
+        """Node -> its state, if it is not idle."""
         self.known: dict[str, bool | Exception] = {}
         """Job -> whether Slurm has it, or the error, for a question about this job alone."""
         self.checked: list[str] = []
@@ -68,7 +70,7 @@ class Told:
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         return tuple(
-            SlurmNode(node, {"t4": 4}, {}, frozenset({"IDLE"}), (name,), 16, 0, 64_000, 0)
+            SlurmNode(node, {"t4": 4}, {}, frozenset(self.words.get(node, {"IDLE"})), (name,), 16, 0, 64_000, 0)
             for name, node in (("gpu", "n0"), ("debug", "n1"))
         )
 
@@ -116,6 +118,26 @@ def told() -> Told:
 def cluster(told: Told, tmp_path: Path) -> SlurmCluster:
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
     return SlurmCluster(told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["NOT_RESPONDING", "UNKNOWN", "DOWN"])
+def test_no_job_is_stopped_on_a_node_that_cannot_be_asked(
+    told: Told, cluster: SlurmCluster, tmp_path: Path, word: str
+) -> None:
+    """Neither by a command nor by a request to save. When the node answers, the stop goes on."""
+    told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9, start_s=10.0)]
+    told.words = {"n0": {"MIXED", word}}
+    cluster.observe()
+    (outcome,) = cluster.apply([Hold("7", 1)])
+    assert (outcome.progress, outcome.text) == (
+        Progress.UNDER_WAY,
+        "waits until its nodes respond, or Slurm gives them up",
+    )
+    assert (told.written, Spool(tmp_path / "spool").control("7")) == ([], None)
+    told.words = {}
+    cluster.observe()
+    cluster.apply([Hold("7", 1)])
+    assert [each.kind for each in told.written] == ["requeue_hold"]
 
 
 def partitions_of(cluster: SlurmCluster) -> Iterable[str]:

@@ -492,3 +492,8 @@ def test_fuzzed_flags_through_sbatch(flags: FlagSite) -> None:
             raise AssertionError(f"{about}: {error}") from None
         assert parse_spec(flags.job(done.stdout.strip()).admin_comment) == expected, about
     assert accepted > 10
+
+
+def test_memory_for_each_gpu_is_refused_by_sbatch_itself(flags: FlagSite) -> None:
+    """An adaptive job requests no GPUs of its own. docs/user/flags.md says to give --mem."""
+    assert "did not request any GPU" in flags.refusal(*ADAPTIVE, "--mem-per-gpu=1000")
