@@ -38,6 +38,7 @@ from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.service import process
 from penstock_scheduler.service.app import Controls, make_app
 from penstock_scheduler.service.board import Board
+from penstock_scheduler.service.leading import leading
 from penstock_scheduler.service.port import Chosen
 from penstock_scheduler.service.publisher import Publisher
 from penstock_scheduler.service.server import Service
@@ -67,6 +68,7 @@ def serve(
         rules=SchedulingRules(BudgetSettings(), LimitSettings(), store),
         approve=lambda number, by: Approval(round=number, jobs=frozenset(), by=by, until_s=0.0),
         health=lambda now_s: Health(status="ok", version=""),
+        leader=lambda: leading(store.leadership, None),
         may_lead=str,
         hand_over=lambda to: None,
     )

@@ -443,6 +443,7 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
         site.rules,
         site.approve,
         site.vitals.health,
+        site.vitals.leader,
         site.may_lead,
         site.hand_over,
     )

@@ -65,6 +65,10 @@ class FilesHealth(Body):
     """That the limit is low, or will be reached; empty: neither."""
 
 
+STANDBY = "the standby "
+"""How the warning of a standby begins that has not been heard of."""
+
+
 class StandbyHealth(Body):
     """A penstockd that stands by."""
 

@@ -12,9 +12,11 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +30,6 @@ from tests.end_to_end.site import Site
 from tests.scheduler.databases import Server, new_database
 
 LEASE_S = 6.0
-FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
 
 class Proxy:
@@ -44,6 +45,9 @@ class Proxy:
         self._whole = threading.Event()
         self._whole.set()
         self._over = False
+        self.delay_s = 0.0
+        """By how much each piece of data is late."""
+        self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
@@ -53,6 +57,12 @@ class Proxy:
     def mend(self) -> None:
         """Deliver again, also what was held back."""
         self._whole.set()
+
+    def drop(self) -> None:
+        """End all connections; new ones are served."""
+        for each in (*self._open,):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Stop."""
@@ -75,10 +85,13 @@ class Proxy:
                     threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
 
     def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        self._open.add(source)
         with suppress(OSError):
             while data := source.recv(65536):
                 self._whole.wait()
+                time.sleep(self.delay_s)
                 sink.sendall(data)
+        self._open.discard(source)
         for each in (source, sink):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -87,30 +100,24 @@ class Proxy:
 class Member:
     """One of the two: a process of its own, which is started again when it ends, as systemd would."""
 
-    def __init__(
-        self, name: str, site: Site, proxy: Proxy, environment: dict[str, str], *, fake_clock: bool = False
-    ) -> None:
+    def __init__(self, name: str, site: Site, proxy: Proxy, environment: dict[str, str], clock: Path | None) -> None:
         self.name, self.site, self.proxy = name, site, proxy
         self.socket = Path(str(site.api["socket"]))
         self._clock = site.state / "clock"
         site.state.mkdir(exist_ok=True)
         self._environment = dict(os.environ) | environment
-        if fake_clock and FAKETIME is not None:
+        if clock is not None:
+            self._clock.touch()
             self.set_clock(0)
-            self._environment |= {
-                "LD_PRELOAD": str(FAKETIME),
-                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
-                "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "DONT_FAKE_MONOTONIC": "1",
-            }
+            self._environment |= {"LD_PRELOAD": str(clock), "PENSTOCK_TEST_CLOCK": str(self._clock)}
         self.process: subprocess.Popen[bytes] | None = None
         self.wanted = False
         self.starts = 0
 
     def set_clock(self, ahead_s: float) -> None:
         """Let its wall clock be ahead of the machine's; its monotonic clocks stay."""
-        self._clock.write_text(f"{ahead_s:+.0f}s\n")
+        with self._clock.open("r+b") as file:
+            file.write(struct.pack("d", ahead_s))
 
     def start(self) -> None:
         """Start it unless it runs."""
@@ -153,7 +160,12 @@ class Member:
 class Pair:
     """Two penstockd, `a` and `b`. `site` submits jobs and reads the store."""
 
-    def __init__(self, slurm: LoopbackCluster, folder: Path, server: Server, **settings: object) -> None:
+    def __init__(
+        self, slurm: LoopbackCluster, folder: Path, server: Server, *, clocks: bool = False, **settings: object
+    ) -> None:
+        settings = {"lease_s": LEASE_S, "log_writes": True} | settings
+        clock = _build_clock(folder) if clocks else None
+        self.lease_s = float(str(settings["lease_s"]))
         self.slurm, self.folder, self.server = slurm, folder, server
         database = new_database(server.url).rpartition("/")[2]
         self.witness = folder / "witness"
@@ -170,11 +182,11 @@ class Pair:
         for name in ("a", "b"):
             proxy = Proxy(server.port)
             url = f"postgresql+psycopg://penstock@127.0.0.1:{proxy.port}/{database}"
-            site = Site(slurm, folder, store=url, name=name, lease_s=LEASE_S, log_writes=True, **settings)
+            site = Site(slurm, folder, store=url, name=name, **settings)
             site.config, site.state = folder / f"{name}.toml", folder / f"state-{name}"
             site.api = {"socket": str(site.state / "api.sock")}
             environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
-            self.members[name] = Member(name, site, proxy, environment)
+            self.members[name] = Member(name, site, proxy, environment, clock)
         self.site = Site(slurm, folder, store=f"{server.url}/{database}", **settings)
         self.log = self.site.log
         self._over = threading.Event()
@@ -244,18 +256,28 @@ class Pair:
         assert logged, "something was written"
 
 
+def _build_clock(folder: Path) -> Path:
+    """The library that gives a process a wall clock of its own."""
+    library = folder / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", f"-o{library}", source, "-ldl"], check=True)
+    return library
+
+
 def _turns(numbers: list[int]) -> list[int]:
     return [each for index, each in enumerate(numbers) if index == 0 or numbers[index - 1] != each]
 
 
 @contextmanager
-def pair(slurm: LoopbackCluster, folder: Path, server: Server, **settings: object) -> Iterator[Pair]:
-    """A pair that is ended whatever happens."""
-    made = Pair(slurm, folder, server, **settings)
+def pair(
+    slurm: LoopbackCluster, folder: Path, server: Server, *, clocks: bool = False, **settings: object
+) -> Iterator[Pair]:
+    """A pair that is ended whatever happens. `clocks`: whether each has a wall clock that can be set; needs gcc."""
+    made = Pair(slurm, folder, server, clocks=clocks, **settings)
     try:
         yield made
     finally:
         made.stop()
 
 
-__all__ = ["FAKETIME", "LEASE_S", "Member", "Pair", "Proxy", "free_ports", "pair"]
+__all__ = ["LEASE_S", "Member", "Pair", "Proxy", "free_ports", "pair"]

@@ -15,7 +15,7 @@ from penstock_profiles.wire import read
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.health import INCOMPLETE, SILENT
-from penstock_scheduler.health_messages import REFUSED, DiskHealth, LeaderHealth, StepHealth
+from penstock_scheduler.health_messages import REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
 from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
 from penstock_scheduler.units import data_size, duration
 
@@ -85,7 +85,8 @@ def _daemon() -> Iterator[Check]:
     text = "; ".join(health.problems) or f"version {health.version}, round {health.round}"
     yield "penstockd", health.status == "ok", text
     if (leader := health.leader) is not None:
-        yield "leader", True, _leader(leader)
+        away = [each for each in health.warnings if each.startswith(STANDBY)]
+        yield "leader", WARNING if away else True, "; ".join([_leader(leader), *away])
     for step in health.steps:
         yield step.step, not step.problem, _step(step, health.report_age_s)
     for disk in health.disks:
@@ -96,7 +97,7 @@ def _daemon() -> Iterator[Check]:
             told.add(files.warning)
             yield what, WARNING if files.warning else True, files.warning or f"{files.open:,} of {files.limit:,}"
     for warning in health.warnings:
-        if warning not in told:
+        if warning not in told and not warning.startswith(STANDBY):
             yield _about(warning), WARNING, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
 

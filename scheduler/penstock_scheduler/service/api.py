@@ -20,7 +20,7 @@ from fastapi import Depends, Request
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.access_messages import Caller, Identity
-from penstock_scheduler.health_messages import Health
+from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.plan_gate import Approval
@@ -68,6 +68,8 @@ class Controls:
     """Approve the stops of a refused round, in the name of a user. Raises PenstockError."""
     health: Callable[[float], Health]
     """The daemon's health at a time, in seconds since 1970."""
+    leader: Callable[[], LeaderHealth]
+    """Which of several penstockd leads."""
     may_lead: Callable[[str], str]
     """Who may lead next, by name, if this one or anybody (empty) is asked for. Raises NoStandby."""
     hand_over: Callable[[str], None]

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock_profiles.wire import read
 from penstock_scheduler import __version__, open_files
 from penstock_scheduler.access_messages import Identity
-from penstock_scheduler.health_messages import FilesHealth, Health
+from penstock_scheduler.health_messages import FilesHealth, Health, LeaderHealth
 from penstock_scheduler.messages import JobView, LogPart
 from penstock_scheduler.service import report_batches, sessions
 from penstock_scheduler.service.errors import Refusal, no_such_job
@@ -47,6 +47,8 @@ IDLE_S = 2.0
 """How long a connection without requests is kept: less than penstockd keeps it, which would end one that is being used."""
 HEALTH_S = 1.0
 """How long penstockd's health is remembered: everybody may ask for it."""
+LEADER_S = 10.0
+"""How long what it said of the leader is shown."""
 
 _PASSED = ("content-type", "retry-after", "content-security-policy", "cache-control", "penstock-leader", "set-cookie")
 """Headers of penstockd's answer that its client gets."""
@@ -117,6 +119,13 @@ class OverSocket:
     def silent_since_s(self) -> float | None:
         """See `Daemon`."""
         return self._published.silent_since_s
+
+    @property
+    def leader(self) -> LeaderHealth | None:
+        """See `Daemon`. Not known if nobody has asked for `health` lately."""
+        if self._health is None or time.monotonic() - self._health[0] > LEADER_S:
+            return None
+        return self._health[1].leader
 
     @property
     def chosen(self) -> Chosen:

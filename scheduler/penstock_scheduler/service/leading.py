@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from penstock_scheduler import __version__
-from penstock_scheduler.health_messages import LeaderHealth, StandbyHealth
+from penstock_scheduler.health_messages import STANDBY, LeaderHealth, StandbyHealth
 from penstock_scheduler.leadership.lease import Lease
 from penstock_scheduler.leadership.sight import Leader, Standby
 from penstock_scheduler.ports import Leadership
@@ -57,7 +57,7 @@ def standing_by(leader: Leader | None, standbys: Sequence[Standby], round_: int 
 def warnings(found: LeaderHealth) -> list[str]:
     """What an admin should look at."""
     return [
-        f"the standby {each.name} has not been heard of for {each.seen_age_s:.0f} s; look whether its penstockd runs"
+        f"{STANDBY}{each.name} has not been heard of for {each.seen_age_s:.0f} s; look whether its penstockd runs"
         for each in found.standbys
         if each.seen_age_s > LATE_S
     ]

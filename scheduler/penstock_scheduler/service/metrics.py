@@ -107,6 +107,13 @@ def of_api(events: Counter[str], counts: Counts, *, up: bool) -> bytes:
     return generate_latest(registry)
 
 
+def of_standby(health: Health, now_s: float) -> bytes:
+    """The metrics of a penstockd that stands by: who leads, and which stand by."""
+    registry = CollectorRegistry()
+    registry.register(_Fixed(_leader(health.leader, now_s)))
+    return generate_latest(registry)
+
+
 def _cloud(record: RoundRecord | None, committed_usd: float | None) -> list[Metric]:
     cloud = None if record is None else record.snapshot.cloud
     protected: _Values = {} if cloud is None else {(): 1.0 if cloud.protected else 0.0}
@@ -217,6 +224,7 @@ def _unknown(unknown: Sequence[UnknownValue]) -> Metric:
 def _leader(leader: LeaderHealth | None, now_s: float) -> list[Metric]:
     if leader is None:
         return []
+    since: _Values = {} if leader.since_age_s is None else {(): now_s - leader.since_age_s}
     confirmed: _Values = {} if leader.lease_age_s is None else {(): now_s - leader.lease_age_s}
     lags: _Values = {(each.name,): float(each.lag) for each in leader.standbys if each.lag is not None}
     seen: _Values = {(each.name,): now_s - each.seen_age_s for each in leader.standbys}
@@ -225,6 +233,7 @@ def _leader(leader: LeaderHealth | None, now_s: float) -> list[Metric]:
         _gauge(
             "leader_fencing_number", "Number of the present term. It grows with each takeover.", {(): leader.number}
         ),
+        _gauge("leader_since_timestamp_seconds", "When the leader took the lead.", since),
         _gauge("leader_confirmed_timestamp_seconds", "When the leader last confirmed that it leads.", confirmed),
         _gauge("standby_seen_timestamp_seconds", "When a standby was last heard of.", seen, ("standby",)),
         _gauge("standby_lag_rounds", "Rounds that a standby has not read yet.", lags, ("standby",)),

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock_scheduler.access_messages import Identity
-from penstock_scheduler.health_messages import Health
+from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.ledger_messages import BudgetView
 from penstock_scheduler.messages import Drain, JobView, LogPart
 from penstock_scheduler.policy_choice import PolicyChoice
@@ -57,6 +57,11 @@ class Daemon(Protocol):
         ...
 
     @property
+    def leader(self) -> LeaderHealth | None:
+        """Which of several penstockd leads, as far as this process knows. It asks nobody, so it answers at once."""
+        ...
+
+    @property
     def chosen(self) -> Chosen:
         """What admins have chosen."""
         ...
@@ -89,6 +94,11 @@ class InProcess:
 
     def __init__(self, board: Board, controls: Controls) -> None:
         self._board, self._controls = board, controls
+
+    @property
+    def leader(self) -> LeaderHealth | None:
+        """See `Daemon`."""
+        return self._controls.leader()
 
     @property
     def chosen(self) -> Chosen:

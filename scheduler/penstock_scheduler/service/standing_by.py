@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 
 from penstock_scheduler import __version__
 from penstock_scheduler.health_messages import Health
 from penstock_scheduler.leadership.candidate import StandingBy
 from penstock_scheduler.leadership.lease import Lease
 from penstock_scheduler.logs import sd_notify
-from penstock_scheduler.service import leading
+from penstock_scheduler.service import leading, metrics
 from penstock_scheduler.service.server import Service
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import Settings
+from penstock_scheduler.web.problems import is_page, page_instead
 
 if TYPE_CHECKING:
     from penstock_scheduler.service.known import Known
@@ -84,7 +86,11 @@ def standby_app(waiting: StandingBy) -> FastAPI:
 
     @app.get("/v1/health")
     def get_health() -> Health:
-        return Health(status="ok", version=__version__)
+        return Health(status="ok", version=__version__, leader=health(waiting).leader)
+
+    @app.get("/v1/metrics")
+    def get_metrics() -> Response:
+        return Response(metrics.of_standby(health(waiting), time.time()), media_type=metrics.CONTENT_TYPE)
 
     @app.get("/v1/ready")
     def get_ready(response: Response) -> Health:
@@ -93,9 +99,13 @@ def standby_app(waiting: StandingBy) -> FastAPI:
         return health(waiting)
 
     @app.api_route("/{path:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
-    def refuse(path: str, request: Request) -> JSONResponse:
-        del path, request
+    def refuse(path: str, request: Request) -> Response:
+        del path
+        if is_page(request) and waiting.leader is not None and waiting.leader.address.startswith("http"):
+            return RedirectResponse(waiting.leader.address + request.url.path, 307, {"Cache-Control": "no-store"})
         text = f"this penstockd {health(waiting).problems[0]}; nothing was done. Ask the leader, or list both in PENSTOCK_URL"
+        if is_page(request):
+            return page_instead(request, 503, text)
         return JSONResponse({"error": {"code": NOT_LEADER, "message": text}}, 503, headers())
 
     return app

@@ -17,7 +17,7 @@ from penstock_scheduler.health import (
     step_problem,
     warnings,
 )
-from penstock_scheduler.health_messages import DiskHealth, FilesHealth, Health, StepHealth
+from penstock_scheduler.health_messages import DiskHealth, FilesHealth, Health, LeaderHealth, StepHealth
 from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.ports import Leadership
 from penstock_scheduler.service import leading, views
@@ -62,6 +62,11 @@ class Vitals:
             (each.what, disk_problem(each, now_s, self.settings), disk_warning(each, self.settings)) for each in records
         ]
 
+    def leader(self) -> LeaderHealth:
+        """Which of several penstockd leads, and which stand by."""
+        record = self.board.record
+        return leading.leading(self.leadership, record.snapshot.round if record else None)
+
     def health(self, now_s: float) -> Health:
         """Whether the daemon can do its work, and what is known about that."""
         board, settings = self.board, self.settings
@@ -82,7 +87,7 @@ class Vitals:
             cloud_troubles=self.cloud_troubles(),
         )
         wrong = problems(found, settings)
-        leader = leading.leading(self.leadership, board.record.snapshot.round if board.record else None)
+        leader = self.leader()
         if self.leadership.lost:
             wrong = [f"it leads no longer: {self.leadership.lost}", *wrong]
         return Health(

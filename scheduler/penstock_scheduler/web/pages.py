@@ -15,6 +15,7 @@ from penstock_scheduler.messages import MAX_PAGE, JobView
 from penstock_scheduler.service import sessions
 from penstock_scheduler.service.api import Api, Call, Operator, User
 from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.leading import LATE_S
 from penstock_scheduler.service.stream import Answer
 from penstock_scheduler.web import cluster, job, problems, queue, site
 from penstock_scheduler.web.fragments import Fragments
@@ -80,8 +81,14 @@ def _with_status(draw: Callable[[World, Any], Any]) -> Callable[[World, Any], An
 
 
 def status(world: World) -> str:
-    """What every page says first if it is so: penstockd is silent, or rounds are paused."""
-    return block("status.html", "status", cluster=world.cluster)
+    """What every page says first if it is so: penstockd is silent, rounds are paused, or one of several penstockd leads."""
+    leader = None if world.leader is None or world.leader.alone else world.leader
+    since_s = None if leader is None or leader.since_age_s is None else world.time_s - leader.since_age_s
+    # Whole seconds, rounded up, so that the line seldom changes.
+    lease_s = None if leader is None or leader.lease_age_s is None else math.ceil(max(leader.lease_age_s, 0.1))
+    return block(
+        "status.html", "status", cluster=world.cluster, leader=leader, since_s=since_s, lease_s=lease_s, late_s=LATE_S
+    )
 
 
 def _csrf(call: Call) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock_scheduler.estimate_messages import Estimates
+from penstock_scheduler.health_messages import LeaderHealth
 from penstock_scheduler.history_messages import AllocationSpan, QueueEntry
 from penstock_scheduler.messages import ClusterView, JobView, NodeView
 from penstock_scheduler.service import views
@@ -38,6 +39,8 @@ class World:
     busy: Mapping[str, float]
     """Job -> mean utilisation of its GPUs, in [0, 1], of jobs that report it."""
     cluster: ClusterView
+    leader: LeaderHealth | None
+    """Which of several penstockd leads; None: not known."""
     estimates: Estimates | None = None
     """None: nothing has been estimated yet."""
 
@@ -66,4 +69,5 @@ def read(api: Api, number: int, busy: Mapping[str, float] | None = None) -> Worl
         busy=busy,
         cluster=views.cluster_view(known, api.daemon),
         estimates=known.estimates,
+        leader=api.daemon.leader,
     )

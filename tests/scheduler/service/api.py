@@ -243,6 +243,7 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
         SchedulingRules(BudgetSettings(prices=prices), LimitSettings(), board.store),
         lambda number, by: Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900),
         vitals.health,
+        lambda: vitals.leader(),
         may_lead,
         lambda to: changes.update(moved_after=board.store.audit(limit=1)[0].action),
     )

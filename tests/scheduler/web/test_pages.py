@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from penstock_scheduler.health_messages import LeaderHealth, StandbyHealth
 from penstock_scheduler.messages import Submission
 from penstock_scheduler.model import Refusal
 from penstock_scheduler.web.problems import safe
@@ -206,3 +208,23 @@ def test_an_error_is_a_page_for_people_and_json_for_programs(site):
     data = httpx.get(f"{site.api.url}/nothing", headers={"Authorization": f"Bearer {site.api.tokens['ada']}"})
     assert data.json()["error"]["code"] == "no-such-path"
     assert get(site, "job 1", "/cluster").status_code == 403
+
+
+def test_each_page_says_which_penstockd_leads_where_there_are_several(private, monkeypatch):
+    assert "leads" not in get(private, "ada", "/queue").text, "one penstockd needs no such line"
+    standbys = [
+        StandbyHealth(name="head2", version="0.1.0", seen_age_s=1.0, since_age_s=60.0, lag=3),
+        StandbyHealth(name="head3", version="0.1.0", seen_age_s=90.0, since_age_s=600.0, lag=0),
+    ]
+    leader = LeaderHealth(
+        here=True, name="head1", number=4, version="0.1.0", since_age_s=60.0, lease_age_s=0.2, standbys=standbys
+    )
+    monkeypatch.setattr(private.api.vitals, "leader", lambda: leader)
+    shown = ""
+    for _ in range(100):
+        if "head1 leads since" in (shown := get(private, "ada", "/queue").text):
+            break
+        time.sleep(0.2)
+    assert "(term 4, confirmed within 1 s)" in shown
+    assert "head2 stands by, 3 rounds behind." in shown
+    assert "head3 has not been heard of for" in shown

@@ -15,9 +15,9 @@ router = APIRouter(prefix="/v1")
 
 
 @router.get("/health")
-async def get_health() -> Health:
-    """Answer 200 while the process lives."""
-    return Health(status="ok", version=__version__)
+async def get_health(request: Request) -> Health:
+    """Answer 200 while the process lives, with who leads if this process knows."""
+    return Health(status="ok", version=__version__, leader=api_of(request).daemon.leader)
 
 
 @router.get("/ready", responses={503: {"model": Health}})

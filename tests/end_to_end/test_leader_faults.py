@@ -1,0 +1,37 @@
+"""Random faults on two penstockd, their database and slurmctld: 200 of them (`--long`), and a few for every run."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+
+import pytest
+
+from tests.end_to_end.faults import NODES, Faults
+from tests.end_to_end.pair import pair
+from tests.scheduler.databases import REASON, available, restartable
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(not available(), reason=REASON),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "longest_s", "patient"), [(12, 8.0, 0.1), pytest.param(200, 60.0, 0.6, marks=pytest.mark.long)]
+)
+def test_random_faults(make_loopback, tmp_path, count, longest_s, patient):
+    """PENSTOCK_TEST_SEED repeats the faults, but not their timing; PENSTOCK_TEST_FAULTS is another number of faults."""
+    seed = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(10_000)))
+    count = int(os.environ.get("PENSTOCK_TEST_FAULTS", count))
+    slurm = make_loopback(NODES, settings={"MinJobAge": "7200"})
+    print(f"seed {seed}; {tmp_path}")
+    with restartable() as server, pair(slurm, tmp_path, server, clocks=True, round_s=1.0, lease_s=4.0) as two:
+        two.start()
+        faults = Faults(two, count, seed, longest_s, patient)
+        faults.rage()
+        faults.check()
+        print(faults.table())
+        two.slurm.command("scancel", *faults.long)
