@@ -185,6 +185,7 @@ class Pair:
             site = Site(slurm, folder, store=url, name=name, **settings)
             site.config, site.state = folder / f"{name}.toml", folder / f"state-{name}"
             site.api = {"socket": str(site.state / "api.sock")}
+            site.settings["state_dir"] = str(folder / "state-of-both")  # as docs/admin/high-availability.md says
             environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
             self.members[name] = Member(name, site, proxy, environment, clock)
         self.site = Site(slurm, folder, store=f"{server.url}/{database}", **settings)
