@@ -64,7 +64,9 @@ class Faults:
         self.short: list[str] = []
         self.keys: dict[str, str] = {}
         """Key -> job, of those that were submitted over the API."""
-        self._slurmctld = threading.Lock()
+        self._controllers = threading.Lock()
+        """Held while the first controller is away."""
+        self._trouble: list[BaseException] = []
         self._submitting = threading.Thread(target=self._submit_again_and_again, daemon=True)
 
     def rage(self) -> None:
@@ -150,15 +152,20 @@ class Faults:
         self.two.server.start()
 
     def _controller(self) -> None:
-        seconds = self._chance.uniform(1.0, 8.0)
-        self._say("slurmctld away", s=seconds)
+        """The controller ends, in order: a killed one forgets jobs. Its backup takes over after 5 s if there is one."""
+        seconds = self._chance.uniform(1.0, 15.0)
+        if not self._controllers.acquire(blocking=False):
+            self._say("slurmctld away", s=0.0, skipped=True)
+            return
+        self._say("slurmctld away", s=round(seconds, 1))
 
         def back() -> None:
-            with self._slurmctld:
+            try:
                 self.two.slurm.start_slurmctld()
+            finally:
+                self._controllers.release()
 
-        with self._slurmctld:
-            self.two.slurm.stop_slurmctld()
+        self.two.slurm.stop_slurmctld()
         self._later(seconds, back)
 
     def _clock(self) -> None:
@@ -217,13 +224,19 @@ class Faults:
     # --- jobs
 
     def _submit_again_and_again(self) -> None:
+        try:
+            self._submit_all()
+        except BaseException as error:
+            self._trouble.append(error)
+
+    def _submit_all(self) -> None:
         number = 0
         while not self._over.wait(SHORT_EVERY_S):
             number += 1
             if number % 2:
                 self._by_key(f"night-{number}")
             else:
-                with self._slurmctld:  # sbatch itself needs it
+                with self._controllers:  # sbatch gives up after 9 s
                     self.short.append(self.two.site.submit(3.0, max_gpus=1))
 
     def _by_key(self, key: str) -> None:
@@ -258,12 +271,16 @@ class Faults:
 
     def check(self) -> None:
         """No two wrote at once; no job was lost, doubled, or stopped without a reason; no report was lost."""
+        if self._trouble:
+            raise self._trouble[0]
         two, site = self.two, self.two.site
         short = [*self.short, *self.keys.values()]
         site.wait_completed(*short, timeout_s=300)
         two.assert_one_writer()
         known = {job.id: job for job in site.gateway.jobs(finished=True)}
         assert set(known) == {*self.long, *short}, "no job was lost or doubled"
+        assert self.short, "jobs were submitted by sbatch"
+        assert self.keys, "jobs were submitted over the API"
         by_key = Counter(
             key for job in known.values() if (key := json.loads(job.comment or "{}").get("penstock_key")) is not None
         )

@@ -77,6 +77,8 @@ class LoopbackCluster:
         agents: also run a penstock-agent for each node, so that jobs can share GPUs. It implies `flags`, because the agents
             need the same plugin. The agents' spool is `spool`.
         stand_in: give the nodes the GRES that jobs which share GPUs ask for in their place. `agents` implies it.
+        backup: also run a backup controller, which takes over 5 s after the first one is gone. Needs root, because each
+            controller gets a host name of its own.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class LoopbackCluster:
         flags: bool = False,
         agents: bool = False,
         stand_in: bool = False,
+        backup: bool = False,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
         self.nodes = parse_nodes(nodes, most=MAX_NODES) if isinstance(nodes, str) else tuple(nodes)
@@ -105,6 +108,7 @@ class LoopbackCluster:
         self.agents = agents
         self._flags = flags or agents
         self._stand_in = stand_in
+        self._backup = backup
         self._layout = config.Layout(self.folder, self.folder)
         self._daemons = Daemons(self.folder, self._save)
 
@@ -294,6 +298,8 @@ class LoopbackCluster:
             self._start_accounting(ports, timeout_s, progress)
         progress("starting slurmctld")
         self.start_slurmctld(timeout_s=timeout_s)
+        if self._backup:
+            self.start_backup_slurmctld()
         for node in self.nodes:
             self.start_slurmd(node.name)
             if self.agents:
@@ -325,8 +331,15 @@ class LoopbackCluster:
                 slurmd_timeout_s=self._slurmd_timeout_s,
                 settings=({"JobSubmitPlugins": "lua"} if self._flags else {}) | self._settings,
                 stand_in=self._stand_in or self.agents,
+                backup=self._backup,
             )
         )
+        if self._backup:
+            lines = (f"{address} {name}\n" for name, address in config.CONTROLLERS.items())
+            layout.hosts.write_text("".join(["127.0.0.1 localhost\n", *lines]))
+            # A slurmctld ends the process that the file of its pid names.
+            own_pid = layout.slurm_conf.read_text().replace("slurmctld.pid", "slurmctld-backup.pid")
+            (etc / "backup.conf").write_text(own_pid)
         (etc / "gres.conf").write_text(config.gres_conf(layout, self.nodes))
         (etc / "cgroup.conf").write_text(config.CGROUP_CONF)
         write_secret(etc / "munge.key", secrets.token_hex(512), 0o400)
@@ -381,13 +394,29 @@ class LoopbackCluster:
 
     def start_slurmctld(self, *, timeout_s: float = 120) -> None:
         """Start the controller unless it runs, and wait until it answers."""
-        self._start("slurmctld", "slurmctld", "-D")
+        if self._backup:
+            self._start_on_host("slurmctld", 0, self.slurm_conf)
+        else:
+            self._start("slurmctld", "slurmctld", "-D")
         self._daemons.wait(
             lambda: self.command("scontrol", "ping", check=False, timeout_s=timeout_s).returncode == 0,
             timeout_s,
             "slurmctld answers",
             "slurmctld",
         )
+
+    def start_backup_slurmctld(self) -> None:
+        """Start the backup controller unless it runs. It takes over when the first one is gone."""
+        self._start_on_host("slurmctld-backup", 1, self.slurm_conf.with_name("backup.conf"))
+
+    def _start_on_host(self, name: str, index: int, conf: Path) -> None:
+        """Start a controller on a host of its own name."""
+        program = machine.program("slurmctld")
+        assert program is not None, "slurmctld was there when the cluster started"
+        inside = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
+        host = list(config.CONTROLLERS)[index]
+        as_host = ("--uts", "--mount", "sh", "-c", inside, "sh", str(self._layout.hosts), host)
+        self._start(name, "unshare", *as_host, program, "-D", "-f", str(conf), "-L", f"{self.log_folder}/{name}.log")
 
     def kill_slurmctld(self) -> None:
         """End the controller by SIGKILL, as a crash would."""

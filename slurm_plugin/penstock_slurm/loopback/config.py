@@ -20,6 +20,10 @@ CGROUP_CONF = (
 )
 
 
+CONTROLLERS = {"ctl-0": "127.0.0.1", "ctl-1": "127.0.0.2"}
+"""Host name -> address of a controller and its backup. slurmctld tells by its host's name which of the two it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The paths of a cluster. `short` is `folder`, or one with a shorter name for Unix sockets (108 bytes at most)."""
@@ -31,6 +35,11 @@ class Layout:
     def slurm_conf(self) -> Path:
         """The value of SLURM_CONF. slurmdbd.conf, gres.conf and cgroup.conf are in the same folder."""
         return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def hosts(self) -> Path:
+        """/etc/hosts of a controller that has a backup."""
+        return self.folder / "etc" / "hosts"
 
     @property
     def munge_socket(self) -> Path:
@@ -94,9 +103,11 @@ def slurm_conf(
     slurmd_timeout_s: int,
     settings: Mapping[str, str],
     stand_in: bool = False,
+    backup: bool = False,
 ) -> str:
     """slurm.conf. `settings` replaces or adds lines by key.
 
+    `backup` names two controllers, each of which listens on the address of its name only.
     `stand_in` gives the nodes the GRES that jobs ask for in place of GPUs (docs/admin/sharing.md).
     """
     host = socket.gethostname().split(".")[0]
@@ -155,6 +166,12 @@ def slurm_conf(
             "AccountingStoragePass": str(layout.munge_socket),
             "AccountingStorageTRES": ",".join(["gres/gpu", *(f"gres/gpu:{gpu_type}" for gpu_type in types)]),
             "PriorityType": "priority/multifactor",
+        }
+    if backup:
+        lines |= {
+            "SlurmctldHost": "\nSlurmctldHost=".join(f"{name}({address})" for name, address in CONTROLLERS.items()),
+            "CommunicationParameters": "NoCtldInAddrAny",
+            "SlurmctldTimeout": "5",
         }
     text = [f"{key}={value}" for key, value in (lines | dict(settings)).items()]
     text += [
