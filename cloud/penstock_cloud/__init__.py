@@ -43,7 +43,7 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
     from penstock_cloud.catalogue import Fetcher, Kept, file_of
     from penstock_cloud.command import Client, Command
     from penstock_cloud.detached_runs import DetachedRuns
-    from penstock_cloud.ec2 import Ec2, connect
+    from penstock_cloud.ec2 import Ec2, connect, connect_ssm
     from penstock_cloud.settings import CloudSettings
     from penstock_scheduler.burst_manager.manager import BurstManager
     from penstock_scheduler.burst_manager.places import Places, no_longer_set_up
@@ -61,7 +61,14 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
         fetcher = Yielding(Fetcher(own), lock, store.leadership)
         file = file_of(state_dir, own.region, home=section.region)
         kept = Kept(file, own.region, fetcher, section.refresh_h * 3600)
-        return Ec2(Yielding(connect(own), lock, store.leadership), own, kept.now, kept)
+        ssm = connect_ssm(own)
+        return Ec2(
+            Yielding(connect(own), lock, store.leadership),
+            own,
+            kept.now,
+            kept,
+            None if ssm is None else Yielding(ssm, lock, store.leadership),
+        )
 
     def earlier_region(name: str) -> Provider:
         try:

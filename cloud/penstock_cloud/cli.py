@@ -169,13 +169,13 @@ def _tell(finding: Finding, where: str = "") -> bool:
 def _with_prices(settings: Settings) -> list[Ec2]:
     """The regions of EC2, with what is known of their prices."""
     from penstock_cloud.catalogue import Kept, file_of
-    from penstock_cloud.ec2 import Ec2, connect
+    from penstock_cloud.ec2 import Ec2, connect, connect_ssm
 
     home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
     found = []
     for section in _regions(settings):
         kept = Kept(file_of(state_dir, section.region, home=home.region), section.region)
-        found.append(Ec2(connect(section), section, kept.now))
+        found.append(Ec2(connect(section), section, kept.now, ssm=connect_ssm(section)))
     return found
 
 

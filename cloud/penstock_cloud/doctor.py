@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from penstock_cloud.catalogue import Catalogue
-from penstock_cloud.ec2 import Ec2
+from penstock_cloud.ec2 import LOOK_UP, Ec2, connect_ssm
 from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
@@ -58,6 +58,11 @@ def policy(settings: CloudSettings) -> dict[str, Any]:
                 "Resource": f"arn:aws:iam::*:role/{settings.instance_profile}",
                 "Condition": {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
             }
+        )
+    if settings.image.startswith(LOOK_UP):
+        parameter = f"arn:aws:ssm:*:*:parameter/{settings.image.removeprefix(LOOK_UP).lstrip('/')}"
+        found["Statement"].append(
+            {"Sid": "LookUpTheImage", "Effect": "Allow", "Action": ["ssm:GetParameter"], "Resource": parameter}
         )
     if settings.kms_key is not None:
         found["Statement"] += _key_statements(settings.kms_key)
@@ -232,12 +237,13 @@ def _image(settings: CloudSettings, ec2: Any) -> Finding:
     if not settings.image:
         return Finding("image", "none is set", remedy)
     try:
-        found = _ask(ec2.describe_images, ImageIds=[settings.image])["Images"]
+        image = Ec2(ec2, settings, ssm=connect_ssm(settings)).image()
+        found = _ask(ec2.describe_images, ImageIds=[image])["Images"]
     except LaunchFailed as error:
         return _refused("image", error, remedy)
     if not found:
-        return Finding("image", f"{settings.image} does not exist", remedy)
-    return Finding("image", f"{settings.image} ({found[0].get('Name', 'without a name')})")
+        return Finding("image", f"{image} does not exist", remedy)
+    return Finding("image", f"{image} ({found[0].get('Name', 'without a name')})")
 
 
 def _groups(settings: CloudSettings, ec2: Any) -> Finding:
@@ -284,7 +290,7 @@ def _permission(settings: CloudSettings, ec2: Any) -> Finding:
     """A launch with DryRun. EC2 says whether it would be allowed."""
     remedy = "read EC2's message, and change [cloud]"
     try:
-        template = Ec2(ec2, settings).template()
+        template = Ec2(ec2, settings, ssm=connect_ssm(settings)).template()
         subnet = settings.subnets[0] if settings.subnets else ""
         launch = {"LaunchTemplateId": template, "Version": "$Default"}
         tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:site", "Value": str(settings.site)}]}]

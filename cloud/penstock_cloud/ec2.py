@@ -61,6 +61,9 @@ class _Launch:
         return {"LaunchTemplateId": self.template, "Version": "$Default"}
 
 
+LOOK_UP = "ssm:"
+"""How `[cloud] image` begins if a parameter of Systems Manager has the AMI's id."""
+
 BLOCK_ENDS_S = 1800.0
 """EC2 begins to end a capacity block's instances half an hour before the block's end: AWS, "Capacity Blocks for ML"."""
 
@@ -81,6 +84,17 @@ def connect(settings: CloudSettings) -> Any:
         raise ConfigError(f"[cloud] region={settings.region!r}: {error}") from None
 
 
+def connect_ssm(settings: CloudSettings) -> Any:
+    """A client of Systems Manager in the settings' region, if the image is to be looked up there; None: it is not."""
+    if not settings.image.startswith(LOOK_UP):
+        return None
+    import boto3
+    from botocore.config import Config
+
+    config = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
+    return boto3.session.Session(region_name=settings.region).client("ssm", config=config)
+
+
 class Ec2:
     """One region of EC2 as a `Provider`. Every method raises LaunchFailed.
 
@@ -89,6 +103,7 @@ class Ec2:
         settings: the settings as they are in this region.
         catalogue: returns the current catalogue of instance types; None: no catalogue describes this region.
         kept: refreshes what `catalogue` returns; None: nobody does.
+        ssm: boto3's client of Systems Manager, if the image is looked up there.
 
     Attributes:
         name: the region that the client speaks to.
@@ -100,11 +115,13 @@ class Ec2:
         settings: CloudSettings,
         catalogue: Callable[[], Catalogue | None] = lambda: None,
         kept: Kept | None = None,
+        ssm: Any = None,
     ) -> None:
         self._ec2 = ec2
         self.name = str(ec2.meta.region_name)
         self._settings = settings
-        self._catalogue, self._kept = catalogue, kept
+        self._catalogue, self._kept, self._ssm = catalogue, kept, ssm
+        self._image = ""
         self._template: str | None = None
         self._zones: dict[str, str] = {}
 
@@ -173,6 +190,17 @@ class Ec2:
             self._zones = {subnet: zones[subnet] for subnet in subnets}
         return self._zones
 
+    def image(self) -> str:
+        """Id of the AMI. One that is looked up stays the same until the daemon starts again."""
+        if not self._image:
+            name = self._settings.image
+            if not name.startswith(LOOK_UP):
+                self._image = name
+            else:
+                asked = name.removeprefix(LOOK_UP)
+                self._image = str(self._ask("get_parameter", self._ssm, Name=asked)["Parameter"]["Value"])
+        return self._image
+
     def template(self) -> str:
         """Id of the launch template for these settings. It is created if it does not exist. Its name has a hash of its
         contents."""
@@ -213,7 +241,8 @@ class Ec2:
 
     def _template_data(self, text: bytes) -> dict[str, Any]:
         settings = self._settings
-        images = self._ask("describe_images", ImageIds=[settings.image])["Images"]
+        image = self.image()
+        images = self._ask("describe_images", ImageIds=[image])["Images"]
         if not images:
             raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} does not exist")
         volume: dict[str, Any] = {
@@ -225,7 +254,7 @@ class Ec2:
         if settings.kms_key is not None:
             volume["KmsKeyId"] = settings.kms_key
         data: dict[str, Any] = {
-            "ImageId": settings.image,
+            "ImageId": image,
             "SecurityGroupIds": list(settings.security_groups),
             "UserData": base64.b64encode(text).decode(),
             # A shutdown from inside terminates the instance, so that it can end itself when the daemon is silent.
@@ -500,11 +529,11 @@ class Ec2:
         """Tags of everything that this site creates."""
         return {"site": str(self._settings.site), "cluster": self._settings.name}
 
-    def _ask(self, method: str, **asked: Any) -> Any:
+    def _ask(self, method: str, client: Any = None, /, **asked: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            return getattr(self._ec2, method)(**asked)
+            return getattr(self._ec2 if client is None else client, method)(**asked)
         except (BotoCoreError, ClientError) as error:
             raise understood(error) from error
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from penstock_cloud.command import CommandSettings
 from penstock_scheduler.burst_manager.provider import Market
 from penstock_scheduler.burst_manager.settings import BurstSettings
+
+Folder = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")]
+Storage = Annotated[str, Field(pattern=r"^(s3|efs)://[A-Za-z0-9][A-Za-z0-9._/-]*$|^fsx://[A-Za-z0-9.-]+/[A-Za-z0-9]+$")]
 
 HOURS_A_MONTH = 730.0
 """AWS bills volumes by months of this length."""
@@ -40,7 +45,9 @@ class CloudSettings(BurstSettings):
     )
     security_groups: tuple[str, ...] = Field(default=(), description="Security groups of the instances.")
     image: str = Field(
-        default="", description="The AMI. It needs slurmd, munge with the site's key, and the site's file systems."
+        default="",
+        description="The AMI, or 'ssm:PARAMETER' for the one that a parameter of AWS Systems Manager names. It needs slurmd, "
+        "munge with the site's key, and the site's file systems.",
     )
     instance_profile: str | None = Field(
         default=None, description="IAM instance profile; not set: none. Penstock itself needs none."
@@ -73,6 +80,11 @@ class CloudSettings(BurstSettings):
     tags: dict[str, str] = Field(
         default={}, description="Further tags of the instances, for example for the site's bills."
     )
+    mounts: dict[Folder, Storage] = Field(
+        default={},
+        description="Folders that instances mount: folder -> 's3://BUCKET/PREFIX' (by mount-s3), 'efs://FILE-SYSTEM-ID' or "
+        "'fsx://DNS-NAME/MOUNT-NAME' (Lustre). An instance that cannot mount one ends itself.",
+    )
     slurm_conf: str = Field(default="/etc/slurm/slurm.conf", description="Path of slurm.conf on the cloud nodes.")
     bucket: str | None = Field(
         default=None,
@@ -103,6 +115,12 @@ class CloudSettings(BurstSettings):
             {self.region} & set(self.regions)
         ):
             raise ValueError(f"two places are named {twice[0]}; each region and each command needs a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _s3_needs_a_profile(self) -> CloudSettings:
+        if self.instance_profile is None and any(what.startswith("s3://") for what in self.mounts.values()):
+            raise ValueError("mounts of s3:// need instance_profile, with a role that may read and write the bucket")
         return self
 
     @property

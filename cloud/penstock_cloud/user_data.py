@@ -27,7 +27,13 @@ def user_data(settings: CloudSettings) -> str:
     """A shell script for cloud-init."""
     slurm_conf = f"export SLURM_CONF={shlex.quote(settings.slurm_conf)}"
     return _script(
-        "node.sh", [_set("share", str(settings.share)), _set("silent_s", f"{settings.silent_s:.0f}"), slurm_conf]
+        "node.sh",
+        [
+            _set("share", str(settings.share)),
+            _set("silent_s", f"{settings.silent_s:.0f}"),
+            slurm_conf,
+            *mounts(settings),
+        ],
     )
 
 
@@ -44,8 +50,16 @@ def detached(settings: CloudSettings, links: Mapping[str, str]) -> bytes:
         "save_s": f"{SAVE_S:.0f}",
         "user": settings.detached_user,
     }
-    lines = [_set(name, value) for name, value in (given | dict(links)).items()]
+    lines = [*(_set(name, value) for name, value in (given | dict(links)).items()), *mounts(settings)]
     return gzip.compress(_script("detached.sh", lines).encode(), mtime=0)
+
+
+def mounts(settings: CloudSettings) -> list[str]:
+    """Lines that define the shell function `mount_all`, which mounts the folders of `[cloud] mounts`, or calls `end`."""
+    if not settings.mounts:
+        return ["mount_all() { :; }"]
+    each = " ".join(shlex.quote(f"{at} {what}") for at, what in settings.mounts.items())
+    return [f"mounts=({each})", (files("penstock_cloud") / "data" / "mounts.sh").read_text(encoding="utf-8")]
 
 
 def _script(name: str, lines: list[str]) -> str:

@@ -30,6 +30,7 @@ def ec2(moto: Ec2, monkeypatch: pytest.MonkeyPatch) -> Ec2:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", moto.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", moto.s3_url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", moto.url)
     moto.reset()
     return moto

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -93,6 +94,8 @@ class Ec2:
         self.through: Any = None
         self.staging: Any = None
         self.faults: list[Fault] = []
+        self.slow: Callable[[str], None] | None = None
+        """What each call waits for before it is answered, by its action."""
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.spot: dict[tuple[str, str], float] = {}
         self.on_demand: dict[str, float] = {}
@@ -184,6 +187,7 @@ class Ec2:
         with self._lock:
             self.gates.clear()
             self.silent.clear()
+            self.slow = None
             self.faults.clear(), self.calls.clear(), self._tokens.clear(), self.groups.clear()
             self.spot.clear(), self.on_demand.clear(), self.reservations.clear(), self._forgotten.clear()
             self.double_launches = 0
@@ -201,6 +205,8 @@ class Ec2:
         self.calls.append((action, asked))
         if any(f"/{region}/ec2/" in headers.get("Authorization", "") for region in self.silent):
             return None
+        if self.slow is not None:
+            self.slow(action)
         if (gate := self.gates.get(action)) is not None:
             gate.wait(30)
         with self._lock:

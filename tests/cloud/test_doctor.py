@@ -12,7 +12,8 @@ from botocore.stub import Stubber
 from penstock_cloud import staging
 from penstock_cloud.catalogue import shipped
 from penstock_cloud.doctor import examine, policy
-from penstock_cloud.ec2 import connect
+from penstock_cloud.ec2 import Ec2 as Ec2Region
+from penstock_cloud.ec2 import connect, connect_ssm
 from penstock_cloud.settings import CloudSettings
 from tests.cloud.conftest import SITE
 from tests.cloud.faults import KEYS, Ec2, Fault, Reserved
@@ -159,3 +160,21 @@ def test_a_shared_folder_that_everybody_can_write_is_found(cloud_settings: Calla
     assert "share" not in wrong(settings)
     (settings.share / "notices").chmod(0o777)
     assert "chmod o-w" in wrong(settings)["share"]
+
+
+def test_the_image_may_be_one_that_a_parameter_names(cloud_settings: Callable[..., CloudSettings], ec2: Ec2) -> None:
+    plain = cloud_settings()
+    settings = cloud_settings(image="ssm:/lab/penstock/ami")
+    assert "ParameterNotFound" in next(
+        each.text for each in examine(settings, connect(settings), quotas(64.0), shipped(), lambda: True) if not each.ok
+    )
+    boto3.client("ssm", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).put_parameter(
+        Name="/lab/penstock/ami", Value=plain.image, Type="String"
+    )
+    assert wrong(settings) == {}
+    template = Ec2Region(connect(settings), settings, ssm=connect_ssm(settings)).template()
+    (made,) = ec2.direct().describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"]
+    assert made["LaunchTemplateData"]["ImageId"] == plain.image
+    rights = {each["Sid"]: each["Resource"] for each in policy(settings)["Statement"]}
+    assert rights["LookUpTheImage"] == "arn:aws:ssm:*:*:parameter/lab/penstock/ami"
+    assert "LookUpTheImage" not in {each["Sid"] for each in policy(plain)["Statement"]}

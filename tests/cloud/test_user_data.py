@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
+from penstock_cloud.user_data import mounts
 from penstock_scheduler.burst_manager.provider import Order
 from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2
@@ -48,3 +52,48 @@ def test_instances_end_themselves_and_pass_on_a_notice(
         assert "its longest life, 1 s, is over" in hypervisor.console()
         assert "penstockd has been silent for 8 s" in hypervisor.console()
         assert "cannot read its tags" in hypervisor.console()
+
+
+MOUNTS = {"/data": "s3://lab/sets/a", "/models": "s3://lab-models", "/home": "efs://fs-1", "/fsx": "fsx://fs-2.aws/abc"}
+
+
+@pytest.mark.parametrize("fails", ["", "lustre"])
+def test_folders_are_mounted_or_the_instance_ends(
+    cloud_settings: Callable[..., CloudSettings], tmp_path: Path, fails: str
+) -> None:
+    """The generated lines under bash, with programs that note their arguments."""
+    inside = {str(tmp_path) + at: what for at, what in MOUNTS.items()}
+    for name in ("mount", "mount-s3"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/bash\necho {name} "$@"\n[ -z "{fails}" ] || [[ "$*" != *{fails}* ]]\n')
+        program.chmod(0o755)
+    lines = mounts(cloud_settings(mounts=inside, instance_profile="lab"))
+    script = "\n".join(["set -u", 'end() { echo "ends: $*"; exit 0; }', *lines, "mount_all", "echo joins"])
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    told = subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=True)
+    rights = "--allow-other --allow-delete --allow-overwrite"
+    assert told.stdout.replace(str(tmp_path), "").splitlines() == [
+        f"mount-s3 {rights} --prefix sets/a/ lab /data",
+        f"mount-s3 {rights} lab-models /models",
+        "mount -t efs -o tls fs-1:/ /home",
+        "mount -t lustre -o relatime,flock fs-2.aws@tcp:/abc /fsx",
+        "ends: it cannot mount fsx://fs-2.aws/abc at /fsx" if fails else "joins",
+    ]
+    assert not told.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"/data": "s3://lab"}, "need instance_profile"),
+        ({"data": "efs://fs-1"}, "mounts"),
+        ({"/data": "efs://fs-1; reboot"}, "mounts"),
+        ({"/data": "http://x"}, "mounts"),
+    ],
+)
+def test_a_mount_that_cannot_be_is_refused(
+    cloud_settings: Callable[..., CloudSettings], given: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ValidationError, match=why):
+        cloud_settings(mounts=given)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.model import BurstJob, Phase, Progress, Recall
+from penstock_scheduler.model import BurstJob, CloudAction, CloudState, Phase, Progress, Recall
 from penstock_scheduler.store import SqlStore
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
@@ -47,6 +48,39 @@ def test_the_loop_ticks_orders_and_recalls_while_ec2_does_not_answer(site: Cloud
     site.really_until(lambda: not site.state.runs, "all is over")
     assert not ec2.running()
     assert ec2.double_launches == 0
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+
+
+def test_no_tick_waits_for_a_call_however_long_each_of_them_takes(site: CloudSite, ec2: Ec2) -> None:
+    """Each call to EC2 is answered only after 5 more ticks of the loop, over the whole life of a job."""
+    ticks, waited, late = [0], [0], list[str]()
+    tick = site.tick
+
+    def counted(*actions: CloudAction) -> CloudState:
+        ticks[0] += 1
+        return tick(*actions)
+
+    def slow(action: str) -> None:
+        since, until_s = ticks[0], time.monotonic() + 60
+        waited[0] += 1
+        while ticks[0] < since + 5:
+            if time.monotonic() > until_s:
+                late.append(action)
+                return
+            time.sleep(0.002)
+
+    site.tick = counted  # type: ignore[method-assign]
+    ec2.slow = slow
+    site.submit("7")
+    site.really_until(lambda: site.state.offers, "there are offers")
+    site.tick(BurstJob("7", 1, "g5.xlarge", 5.0))
+    site.really_until(lambda: site.jobs["7"].phase is Phase.RUNNING, "it runs")
+    site.finish("7")
+    site.tick()
+    site.really_until(lambda: not site.state.runs, "all is over")
+    assert late == [], "a tick waited for a call, and the call for a tick"
+    assert waited[0] > 10
     spent, owed = site.bill()
     assert spent == pytest.approx(owed, abs=1e-9)
 

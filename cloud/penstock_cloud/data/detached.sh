@@ -28,6 +28,8 @@ watch() {
 }
 watch &
 
+mount_all
+
 # 2. The cloud runner uploads the job.
 until get "$get_input" input.tar.gz; do sleep "$pause_s"; done
 # The archive is the user's, so the user unpacks it: root would write wherever the archive says. Root's own files stay in `home`.

@@ -17,6 +17,8 @@ until node=$(ask tags/instance/penstock:node); do
   sleep "${PENSTOCK_WATCH_S:-5}"
 done
 
+mount_all
+
 # 2. Join Slurm, once Slurm has asked for the node: slurmctld ignores one that registers before that.
 slurmd=
 join() {

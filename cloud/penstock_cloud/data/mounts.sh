@@ -1,0 +1,17 @@
+mount_all() {
+  # A folder that cannot be mounted ends the instance: its job would not find its files. Nothing else may watch it yet, so no
+  # mount may hang.
+  local each at what rest where
+  for each in "${mounts[@]}"; do
+    read -r at what <<<"$each"
+    rest=${what#*://} where=
+    mkdir -p "$at"
+    case $what in
+    s3://*/*) where=(mount-s3 --allow-other --allow-delete --allow-overwrite --prefix "${rest#*/}/" "${rest%%/*}" "$at") ;;
+    s3://*) where=(mount-s3 --allow-other --allow-delete --allow-overwrite "$rest" "$at") ;;
+    efs://*) where=(mount -t efs -o tls "$rest:/" "$at") ;;
+    fsx://*) where=(mount -t lustre -o relatime,flock "${rest%%/*}@tcp:/${rest#*/}" "$at") ;;
+    esac
+    timeout 300 "${where[@]}" || end "it cannot mount $what at $at"
+  done
+}
