@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from penstock_profiles.colocation import Colocation, Pair
@@ -110,6 +111,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Simul
     """(store, jobs) of a whole record, to be read alone."""
     folder = tmp_path_factory.mktemp("recorded")
     return folder, record(folder)
+
+
+def test_the_rounds_of_these_records_are_stored_as_differences(recorded: tuple[Path, list[SimulatedJob]]):
+    """So the other tests here show that `whatif` reads them."""
+    with open_store(recorded[0]).read() as db:
+        whole, differences = (db.scalar(sa.text(f"SELECT count(*) FROM rounds WHERE key_round IS {what}"))
+                              for what in ("NULL", "NOT NULL"))  # fmt: skip
+    assert differences > 2 * whole > 0
 
 
 def test_the_same_cluster_and_policy_give_what_really_happened(recorded):

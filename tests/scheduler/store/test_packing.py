@@ -7,9 +7,12 @@ import random
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
+from penstock_scheduler.cli import make_app
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.model import Placement, Share
+from penstock_scheduler.policies import make_policy
 from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round
 from penstock_scheduler.store import open_store, packing
 from tests.scheduler.test_replay import record
@@ -145,3 +148,17 @@ def test_a_writer_that_another_has_replaced_meanwhile_trusts_nothing_that_it_rem
     assert store.round(40) == theirs
     assert store.round(41) == new
     assert [row[:2] for row in rows(store)[-2:]] == [(40, None), (41, None)]
+
+
+def test_replay_decides_a_round_again_that_is_stored_as_a_difference(where):
+    first, store = record(), open_store(where, writer=True)
+    policy, _ = make_policy(first.policy)
+    for number in range(1, 4):
+        snapshot = dataclasses.replace(first.snapshot, round=number, time_s=first.snapshot.time_s + 60.0 * number)
+        store.save_round(RoundRecord(snapshot, first.policy, policy.decide(snapshot)))
+    assert [row[:2] for row in rows(store)] == [(1, None), (2, 1), (3, None)]
+    store.close()
+    told = CliRunner().invoke(make_app(), ["replay", "2", "--state", where])
+    assert told.exit_code == 0, told.output
+    assert "round 2: 7 jobs" in told.output
+    assert "the same plan" in told.output
