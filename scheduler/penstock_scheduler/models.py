@@ -75,12 +75,16 @@ class SpecModels:
             raise BadJobSpec(f"no model of the job's speed can be made of its job spec: {error}") from error
 
     def facts(
-        self, jobs: Sequence[Job], gpu_types: Iterable[str], measured: RestartCosts = NO_COSTS
+        self,
+        jobs: Sequence[Job],
+        gpu_types: Iterable[str],
+        measured: RestartCosts = NO_COSTS,
+        saves: Callable[[Job], bool] = lambda job: True,
     ) -> dict[JobId, JobFacts]:
         """What is known of these jobs, whose job specs have passed `check`, on the GPU types of the site.
 
-        `measured` are restart costs that are known without a move. A job's estimator stays the same object while its job
-        spec and the GPU types are the same.
+        `measured` are restart costs that are known without a move, and `saves` tells whether a job has shown that it can save.
+        A job's estimator stays the same object while its job spec and the GPU types are the same.
         """
         if (types := frozenset(gpu_types)) != self._gpu_types:
             self._gpu_types, self._families, self._known = types, self._catalogue.on(sorted(types), self._gpus), {}
@@ -102,6 +106,7 @@ class SpecModels:
                 largest_run_gpus=held if isinstance(estimator, LinearEstimator) else None,
                 unmeasured_types=_unknown_types(estimator, types),
                 sensitivity=self._sensitivities.get(profile_name(job.spec)),
+                saves=saves(job),
                 cost_measured=bool(job.pauses_s) or job.id in measured.own_s,
             )
         return found
@@ -252,8 +257,7 @@ class LearnedModels:
         self._sensitivities.refresh()
         self._sensitivities.learn(jobs, news)
         self._saving.refresh(jobs, news)
-        known = self._specs.facts(jobs, gpu_types, self._saving.costs(jobs))
-        known |= {job.id: replace(known[job.id], saves=False) for job in jobs if not self._saving.saves(job)}
+        known = self._specs.facts(jobs, gpu_types, self._saving.costs(jobs), self._saving.saves)
         fresh = {
             job: [report.body for report in reports if isinstance(report.body, Observation)]
             for job, reports in news.items()
@@ -286,7 +290,7 @@ class LearnedModels:
                 left = tuple(name for name in facts.unmeasured_types if name not in measured)
                 facts = replace(facts, unmeasured_types=left)
             self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
-            if facts.largest_run_gpus is not None:  # the job's own runs show how it scales
+            if facts.largest_run_gpus not in (None, self._most_gpus[job.id]):  # the job's own runs show how it scales
                 facts = replace(facts, largest_run_gpus=self._most_gpus[job.id])
             if kin is not None and (model is None or self._models[job.id][1].like_kin):
                 done = self._progress.get(job.id, (0.0, None))[0]

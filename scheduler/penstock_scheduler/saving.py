@@ -59,6 +59,10 @@ class _Shown:
             self.begun = report
 
 
+_NOTHING = _Shown()
+"""Of a job that has shown nothing."""
+
+
 class Saving:
     """What jobs have shown. `history` has what they reported before this daemon started."""
 
@@ -99,11 +103,11 @@ class Saving:
                 of_family.starts_s.extend(shown.starts_s)
         found = RestartCosts()
         for job in jobs:
-            own = self._jobs.get(job.id) or _Shown()
+            own = self._jobs.get(job.id, _NOTHING)
             if own.saves_s and own.starts_s:
                 found.own_s[job.id] = median(own.saves_s) + median(own.starts_s)
                 continue
-            family = families.get(job.spec.model_family or "") or _Shown()
+            family = families.get(job.spec.model_family or "", _NOTHING)
             saves_s = own.saves_s or family.saves_s
             starts_s = own.starts_s or self._starts_on_nodes(job) or family.starts_s
             if saves_s and starts_s:

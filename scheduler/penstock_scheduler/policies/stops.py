@@ -49,6 +49,8 @@ def stopped(snapshot: Snapshot, plan: Plan) -> tuple[Job, ...]:
     away = {run.job: run for run in snapshot.cloud.runs} if snapshot.cloud is not None else {}
     found = []
     for job in snapshot.jobs:
+        if job.phase is not Phase.RUNNING and job.id not in away:
+            continue
         held, given = job.running_on, plan.assignments.get(job.id)
         if job.id in away:
             if job.id in plan.recalls and not away[job.id].ending:
