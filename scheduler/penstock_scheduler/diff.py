@@ -21,6 +21,12 @@ from penstock_scheduler.model import (
 )
 
 
+def concerned(plan: Plan, jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that a plan may have something to do with: all but those that are in the queue and stay there."""
+    given = plan.assignments.keys() | plan.bursts.keys() | plan.recalls.keys()
+    return [job for job in jobs if job.phase is not Phase.QUEUED or job.id in given]
+
+
 def actions(plan: Plan, jobs: Iterable[Job], away: Container[JobId] = ()) -> tuple[Action, ...]:
     """What is left to do on the cluster, stops before starts so that GPUs come free.
 

@@ -79,6 +79,8 @@ class GpuSeconds:
         """The rests of runs that ended during the newest observation, which the next observation adds to `attained`."""
         self._absent_since_s: dict[JobId, float] = {}
         self._observed_s = observed_s
+        self._state: ClusterState | None = None
+        """The newest observation."""
         jobs = tuple(jobs)
         self._runs: dict[JobId, CountedRun] = {} if observed_s is None else _present_runs(jobs, observed_s)
         self._submitted_s = {job.id: job.submit_s for job in jobs if job.id in self.attained}
@@ -118,8 +120,8 @@ class GpuSeconds:
         """
         since_s = now_s if self._observed_s is None else self._observed_s
         present, ended = _present_and_ended(state)
-        self._forget_former(present)
-        runs, over = _present_runs(state.jobs, now_s), self._over(present)
+        self._forget_former(state)
+        runs, over = _present_runs(state.holding, now_s), self._over(present)
         from_accounts = _recorded(recorded, _unknown(over, present, ended)) if recorded else {}
         charges = [
             *_over_runs(over, present, ended, runs, from_accounts, now_s),
@@ -132,10 +134,12 @@ class GpuSeconds:
             for job_id, last in ended.items()
             if last.ended_s > now_s and job_id not in from_accounts and not in_cloud(last.held, cloud_nodes)
         ]
-        add(self.attained, (charge for charge in charges if not in_cloud(charge[1], cloud_nodes)))
-        seen = {job: present[job].submit_s for job in self.attained if job in present}
-        self._submitted_s = {job: self._submitted_s[job] for job in self.attained if job in self._submitted_s} | seen
-        self._runs, self._observed_s = runs, now_s
+        add(self.attained, [charge for charge in charges if not cloud_nodes or not in_cloud(charge[1], cloud_nodes)])
+        for job_id in self._submitted_s.keys() - self.attained.keys():
+            del self._submitted_s[job_id]
+        for job_id in (self.attained.keys() - self._submitted_s.keys()) & present.keys():
+            self._submitted_s[job_id] = present[job_id].submit_s
+        self._runs, self._observed_s, self._state = runs, now_s, state
 
     def sent(self, jobs: Iterable[Job], placements: Mapping[JobId, Placement], now_s: float) -> None:
         """Starts were sent to the cluster: these runs may begin and end before the next observation."""
@@ -181,23 +185,20 @@ class GpuSeconds:
             elif last.ended_s > since_s:
                 yield job_id, last.held, min(last.ended_s, now_s) - _begin_s(last.started_s, since_s)
 
-    def _forget_former(self, present: Mapping[JobId, Job]) -> None:
+    def _forget_former(self, state: ClusterState) -> None:
         """Drop what jobs have attained whose ids other jobs have now."""
-        for job_id, submitted_s in self._submitted_s.items():
-            if job_id in present and is_another(present[job_id], submitted_s):
-                self.attained.pop(job_id, None)
-                self._runs.pop(job_id, None)
+        for job in (*state.changed(self._state), *(each.job for each in state.waiting)):
+            if is_another(job, self._submitted_s.get(job.id)):
+                self.attained.pop(job.id, None)
+                self._runs.pop(job.id, None)
+                del self._submitted_s[job.id]
 
     def _forget(self, present: Mapping[JobId, Job], now_s: float) -> None:
         """Drop the GPU-seconds of jobs that have been absent for long."""
-        self._absent_since_s = {
-            job: self._absent_since_s.get(job, now_s) for job in self.attained if job not in present
-        }
-        self.attained = {
-            job: attained
-            for job, attained in self.attained.items()
-            if now_s - self._absent_since_s.get(job, now_s) < FORGET_S
-        }
+        absent = self.attained.keys() - present.keys()
+        self._absent_since_s = {job: self._absent_since_s.get(job, now_s) for job in absent}
+        gone = {job for job, since_s in self._absent_since_s.items() if now_s - since_s >= FORGET_S}
+        self.attained = {job: attained for job, attained in self.attained.items() if job not in gone}
 
 
 def add(attained: dict[JobId, dict[str, float]], charges: Iterable[Charge]) -> None:
@@ -212,10 +213,9 @@ def in_cloud(held: Placement, cloud_nodes: Collection[str]) -> bool:
     return any(node in cloud_nodes for node in held.nodes)
 
 
-def _present_and_ended(state: ClusterState) -> tuple[dict[JobId, Job], dict[JobId, EndedRun]]:
+def _present_and_ended(state: ClusterState) -> tuple[Mapping[JobId, Job], dict[JobId, EndedRun]]:
     """The jobs that are there, and the last runs of jobs that are gone."""
-    present = {job.id: job for job in (*state.jobs, *(each.job for each in state.waiting))}
-    return present, {run.job: run for run in state.ended if run.job not in present}
+    return state.present, {run.job: run for run in state.ended if run.job not in state.present}
 
 
 def _over_runs(

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock_profiles.wire import Report
-from penstock_scheduler.diff import actions, cloud_actions
+from penstock_scheduler.diff import actions, cloud_actions, concerned
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.gpu_seconds import GpuSeconds
 from penstock_scheduler.health import LoopHealth, StepName
@@ -271,7 +271,7 @@ class RoundLoop:
         asked = self._cloud.asks() if self._cloud is not None else ()
         if self._agents is not None:
             self._agents.share(plan.shared)
-        known = [job for job in state.jobs if not self._has_come_since(job)]
+        known = [job for job in concerned(plan, state.jobs) if not self._has_come_since(job)]
         outcomes = self._cluster.apply((*asked, *actions(plan, known, {run.job for run in runs})))
         why = {run.job: f"it comes back from the cloud: {run.stopped}" for run in runs if run.stopped}
         back = {action.job for action in asked if isinstance(action, Hold)}
@@ -355,7 +355,9 @@ class RoundLoop:
             types |= {offer.gpu_type for offer in cloud.offers}
         known = self._models.facts(state.jobs, types)
         jobs = tuple(
-            job if job.phase is Phase.RUNNING else dataclasses.replace(job, target=self._target(job))
+            job
+            if job.phase is Phase.RUNNING or (target := self._target(job)) == job.target
+            else dataclasses.replace(job, target=target)
             for job in state.jobs
         )
         sharing = None if self._agents is None else self._agents.sharing()

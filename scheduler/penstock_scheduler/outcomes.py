@@ -78,7 +78,8 @@ class OutcomeLog:
             StoreError: the history cannot be written.
         """
         busy = {outcome.action.job for outcome in outcomes}
-        arrived = {job.id for job in state.jobs if job.phase in (Phase.RUNNING, Phase.QUEUED)} - busy
+        awaited = {job for job, _ in self._told} - busy
+        arrived = {job.id for job in state.jobs if job.id in awaited and job.phase in (Phase.RUNNING, Phase.QUEUED)}
         done = tuple(
             Outcome(told.action, Progress.DONE)
             for (job, _), told in self._told.items()

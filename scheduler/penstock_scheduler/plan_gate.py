@@ -74,8 +74,8 @@ class View:
         """A node is in order if it takes new work, or if an admin has taken it out of service."""
         return cls(
             frozenset(node.name for node in state.nodes if node.may_start or node.leave is not None),
-            frozenset(job.id for job in state.jobs if job.phase is Phase.RUNNING),
-            frozenset(job.id for job in state.jobs),
+            frozenset([job.id for job in state.jobs if job.phase is Phase.RUNNING]),
+            frozenset([job.id for job in state.jobs]),
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock_scheduler.history_messages import AllocationSpan
-from penstock_scheduler.model import ClusterState, EndedRun, Job, JobId, Phase, Placement, Plan
+from penstock_scheduler.model import ClusterState, EndedRun, Job, JobId, Placement, Plan
 
 Close = Literal["over", "resized", "sharing"]
 """What ended a span: its run is over; the run has other GPUs; it shares its GPUs, or does not any more."""
@@ -53,8 +53,8 @@ def follow(
         seen_s: when the observation before it was made.
         now_s: when this observation was made.
     """
-    present = {job.id: job for job in (*state.jobs, *(each.job for each in state.waiting))}
-    holding = {job.id: job for job in present.values() if _holds(job)}
+    present = state.present
+    holding = {job.id: job for job in state.holding if job.allocation is not None and job.allocation.gpus > 0}
     ended = {run.job: run for run in state.ended if run.job not in present}
     closed: list[Closed] = []
     opened: dict[JobId, tuple[Job, float]] = {}
@@ -136,11 +136,6 @@ def of_run(run: EndedRun, user: str, account: str, partition: str) -> Allocation
         end="unknown",
         end_text="the run began and ended while penstockd did not look; Slurm's records tell its times",
     )
-
-
-def _holds(job: Job) -> bool:
-    running = job.phase in (Phase.RUNNING, Phase.STOPPING) and not job.leaving
-    return running and job.allocation is not None and job.allocation.gpus > 0
 
 
 def _same_run(span: AllocationSpan, job: Job) -> bool:

@@ -62,6 +62,7 @@ class Spool:
         self._unknown: set[str] = set()
         """Jobs whose control message is of an unknown version."""
         self._inbox: Inbox | None = None
+        self._changed: set[str] = set()
         self._offsets: dict[tuple[str, int], int] = {}
         self._partial: dict[tuple[str, int], bytes] = {}
         self._newest: dict[str, Started] = {}
@@ -98,6 +99,7 @@ class Spool:
                 if isinstance(error, UnknownVersion) and job_id not in self._unknown:
                     self._unknown.add(job_id)
                     log.error("control message not read", extra={"job": job_id, "text": str(error)})
+                self._changed.add(job_id)
                 return None  # it is there, and may be readable the next time
         if self._inbox is not None:
             self._controls[job_id] = found
@@ -127,6 +129,13 @@ class Spool:
             raise StoreError(f"{path}: {error.strerror}; jobs get no control messages until this is fixed") from None
         if self._inbox is not None:  # as it is on the disk: with every field set
             self._controls[control.job_id] = ControlMessage.model_validate_json(text)
+        self._changed.add(control.job_id)
+
+    def take_changed(self) -> set[str] | None:
+        """The jobs with another control message or new reports since the last call; None: it is not known, since others
+        write control messages, too."""
+        changed, self._changed = self._changed, set()
+        return None if self._inbox is None else changed
 
     def recent(self, since_s: float) -> set[str]:
         """Jobs with runs that have begun since then. A daemon that restarts may have missed their end."""
@@ -224,6 +233,7 @@ class Spool:
         except ValueError as error:
             log.warning("report ignored", extra={"job": job_id, "epoch": epoch, "text": str(error)[:200]})
             return None
+        self._changed.add(job_id)
         if isinstance(report.body, Started):
             self._newest[job_id], self._started_epoch[job_id] = report.body, epoch
         elif isinstance(report.body, Checkpointed) and report.body.request is not None:

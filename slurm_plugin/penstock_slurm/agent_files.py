@@ -88,6 +88,11 @@ class Orders:
             else:
                 self._promise(self._orders[node])
 
+    @property
+    def given(self) -> bool:
+        """Whether any agent has had an order."""
+        return bool(self._orders)
+
     def to(self, node: str) -> NodeOrder | None:
         """The last order to the agent of a node."""
         return self._orders.get(node)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock_scheduler.errors import ClusterAway, StoreError
@@ -49,6 +49,25 @@ STAND_IN_REMEDY = (
     f"in slurm.conf, add {STAND_IN} to GresTypes, and ,{STAND_IN}:no_consume:1 to the Gres of the nodes; "
     "restart slurmctld and slurmd (docs/admin/sharing.md)"
 )
+
+
+class Coming(Mapping[JobId, tuple[Job, SlurmJob]]):
+    """The managed jobs that are pending, and Slurm's records of them. No pass over all jobs is needed to ask for one."""
+
+    def __init__(self, jobs: Mapping[JobId, Job], records: Mapping[JobId, SlurmJob]) -> None:
+        self._jobs, self._records = jobs, records
+
+    def __getitem__(self, job: JobId) -> tuple[Job, SlurmJob]:
+        record = self._records[job]
+        if record.state not in WAITING:
+            raise KeyError(job)
+        return self._jobs[job], record
+
+    def __iter__(self) -> Iterator[JobId]:
+        return (job for job, record in self._records.items() if record.state in WAITING)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def without_stand_in(nodes: Iterable[SlurmNode], partitions: Collection[str]) -> list[str]:
@@ -97,7 +116,12 @@ class SlurmAgents:
         self._residents: dict[JobId, Resident] = {}
         self._going: dict[str, tuple[Sharer, ...]] = {}
         """Node -> cleared jobs whose run has ended and whose processes may still live on the GPUs that they were bound to."""
-        self._coming: dict[JobId, tuple[Job, SlurmJob]] = {}
+        self._coming: Mapping[JobId, tuple[Job, SlurmJob]] = {}
+        """The managed jobs that are pending."""
+        self._nobody_shares = False
+        """Whether no node has an agent, and no job or placeholder job is left from a time when one had."""
+        self._sending: list[SlurmJob] = []
+        """Those of them that Slurm is about to start without GPUs of its own."""
         self._awaited: dict[str, dict[JobId, int]] = {}
         """Node -> job that Slurm is about to start there -> GPUs that Slurm will allocate to it."""
         self._statuses: dict[str, NodeStatus] = {}
@@ -123,6 +147,8 @@ class SlurmAgents:
         partitions: Collection[str],
         types: Mapping[str, str],
         unreachable: Collection[str] = (),
+        *,
+        busy: Mapping[JobId, SlurmJob] | None = None,
     ) -> None:
         """Take over an observation of the cluster.
 
@@ -134,6 +160,7 @@ class SlurmAgents:
             partitions: managed partitions that are up.
             types: GPU type of each node.
             unreachable: nodes that do not respond to Slurm.
+            busy: Slurm's records of the jobs that run, are sent or have changed; None: of all.
         """
         self._nodes = {node.name: node for node in nodes}
         self._partitions = {
@@ -148,15 +175,17 @@ class SlurmAgents:
         self._statuses = {name: status for name, status in statuses.items() if status is not None}
         self._orders.recall(present)
         self._events.saw(self._statuses)
-        self.watch.saw(self._statuses, jobs, slurm_jobs, unreachable)
+        busy = slurm_jobs if busy is None else busy
+        self.watch.saw(self._statuses, jobs, busy, unreachable)
         for name, status in self._statuses.items():
             for carried in status.jobs:
                 self._uses.setdefault(carried.job, {})[name] = carried.use
         self._keep_ending()
-        self._residents, self._coming, self._awaited = {}, {}, {}
-        for job_id, slurm_job in slurm_jobs.items():
+        self._residents, self._coming, self._sending, self._awaited = {}, Coming(jobs, slurm_jobs), [], {}
+        nobody = not (present or self._statuses or self._orders.given or cleared or self._going)
+        self._nobody_shares = nobody and not self.reservations.placeholders
+        for job_id, slurm_job in () if self._nobody_shares else busy.items():
             if slurm_job.state in WAITING:
-                self._coming[job_id] = jobs[job_id], slurm_job
                 self._sent(jobs[job_id], slurm_job)
             elif slurm_job.state in HOLDING and len(slurm_job.nodes) == 1 and slurm_job.nodes[0] in self._nodes:
                 is_cleared = job_id in cleared
@@ -199,6 +228,8 @@ class SlurmAgents:
         GPUs that Slurm will allocate to it count as its own already, so that no placeholder job takes them first. A cleared job
         needs a GPU reservation and an order, also if another daemon has sent it.
         """
+        if job.phase is Phase.STARTING and slurm_job.gpus_per_node is None:
+            self._sending.append(slurm_job)
         if job.phase is not Phase.STARTING or len(slurm_job.required_nodes) != 1:
             return
         node = slurm_job.required_nodes[0]
@@ -298,6 +329,9 @@ class SlurmAgents:
     def share(self, groups: Sequence[SharedGpus]) -> None:
         """See `ports.Agents`."""
         self._groups = tuple(groups)
+        if self._nobody_shares and not groups and not self._expected:
+            self._singles, self._reserved, self._stands, self.misplaced = {}, {}, {}, frozenset()
+            return
         here = {
             job: (each.slurm.nodes[0], each.gpus)
             for job, each in self._residents.items()
@@ -369,10 +403,7 @@ class SlurmAgents:
 
     def _make_way(self, node: SlurmNode, state: Ground, jobs: Sequence[str]) -> None:
         """Exchange a placeholder job, so that Slurm starts cleared jobs on a node without a free GPU; see the module."""
-        sent = any(
-            job.phase is Phase.STARTING and slurm_job.gpus_per_node is None and node.name in slurm_job.required_nodes
-            for job, slurm_job in self._coming.values()
-        )
+        sent = any(node.name in slurm_job.required_nodes for slurm_job in self._sending)
         now_s = self._clock.now_s()
         waited_s = now_s - self._exchanged_s.get(node.name, 0.0)
         if sent and not self.stand_in and state.free <= 0 and waited_s >= EXCHANGE_S:

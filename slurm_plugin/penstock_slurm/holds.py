@@ -210,6 +210,11 @@ class Holds:
         """Read what was asked for."""
         self._asked, self._to_hold = self._files.read(), []
 
+    @property
+    def asked_for(self) -> set[JobId]:
+        """The jobs for which a hold or a release was asked."""
+        return {*self._asked.held, *self._asked.released}
+
     def settle(self, job: SlurmJob, control: ControlMessage | None) -> bool:
         """Carry out a release, and note whose the holds of a job are. Returns whether its control message may have changed."""
         if job.id in self._asked.released:

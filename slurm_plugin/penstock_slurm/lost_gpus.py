@@ -8,7 +8,7 @@ failed before that, its job is requeued.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from penstock_scheduler.model import JobId, Stop, StopCode
 from penstock_scheduler.spool import Spool
@@ -45,9 +45,9 @@ class LostGpus:
         """
         asked = 0
         for job in jobs:
-            run = job.id, job.restarts
-            if job.id not in known or job.state not in ("RUNNING", "FAILED") or not job.gpus_per_node:
+            if job.state not in ("RUNNING", "FAILED") or job.id not in known or not job.gpus_per_node:
                 continue
+            run = job.id, job.restarts
             if run in self._lacks:
                 pass
             elif counts_gpus and not job.gpus_counted.get("", 0):
@@ -65,9 +65,9 @@ class LostGpus:
         """Whether a job runs without its GPUs."""
         return job.state == "RUNNING" and self._lacks.get((job.id, job.restarts), False)
 
-    def forget(self, keep: Collection[Run]) -> None:
+    def forget(self, matters: Callable[[JobId, int], bool]) -> None:
         """Forget all runs but these."""
-        self._lacks = {run: lacks for run, lacks in self._lacks.items() if run in keep}
+        self._lacks = {run: lacks for run, lacks in self._lacks.items() if matters(*run)}
 
     def stop(self, jobs: Iterable[SlurmJob], silent: Collection[str]) -> dict[JobId, Stop]:
         """Stop runs without their GPUs at once, except on nodes that do not respond. A round starts them again.

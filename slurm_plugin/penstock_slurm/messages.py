@@ -30,7 +30,10 @@ def note_shares(
 ) -> None:
     """Note which running jobs share GPUs, for the accounts: Slurm counts these GPUs for placeholder jobs. Raises ClusterAway."""
     for job in running:
-        comment = with_note(job, SHARES, note(job.id))
+        told = note(job.id)
+        if told is None and SHARES not in job.admin_comment:
+            continue
+        comment = with_note(job, SHARES, told)
         if comment is None:
             continue
         try:

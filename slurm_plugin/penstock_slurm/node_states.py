@@ -7,6 +7,7 @@ new work, and what runs there stays. A node that is DOWN is left to Slurm, which
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -141,6 +142,11 @@ class NodeFacts:
 
 def node_facts(state: Iterable[str], reason: str = "") -> NodeFacts:
     """The facts of a node with this state, such as {"IDLE", "DRAIN"}, and the reason that Slurm shows for it."""
+    return _facts(frozenset(state), reason)
+
+
+@functools.lru_cache(maxsize=1024)
+def _facts(state: frozenset[str], reason: str) -> NodeFacts:
     words = sorted(state)
     unknown = tuple(word for word in words if word not in NODE_STATES)
     known = [NODE_STATES[word] for word in words if word in NODE_STATES]

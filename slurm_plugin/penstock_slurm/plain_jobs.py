@@ -33,8 +33,10 @@ def with_room(
     It is the one that has waited longest, if that is longer than `patience_s` and than every queued managed job.
     """
     job = longest_waiting(plain, partitions, now_s, patience_s)
+    if job is None:
+        return nodes
     first_s = min((each.submit_s for each in managed if each.phase is Phase.QUEUED), default=now_s)
-    if job is None or (job.eligible_s or now_s) > first_s:
+    if (job.eligible_s or now_s) > first_s:
         return nodes
     held: Counter[str] = Counter()
     pinned: Counter[str] = Counter()

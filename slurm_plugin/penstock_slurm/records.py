@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from penstock_scheduler.errors import ClusterAway, RoundFailed
@@ -41,7 +41,7 @@ class Records:
     """All jobs that Slurm remembers, also ended ones; empty if nothing depended on them."""
 
 
-def read(gateway: Gateway, managed: Mapping[JobId, SlurmJob], known: Collection[JobId], *, look_back: bool) -> Records:
+def read(gateway: Gateway, managed: Mapping[JobId, SlurmJob], known: Set[JobId], *, look_back: bool) -> Records:
     """Ask Slurm: four calls, whatever the number of jobs, and a fifth if a known job is not listed any more.
 
     An answer may lack jobs. A managed job that is in neither list of jobs is asked for by its id, and stays as it was last seen
@@ -62,12 +62,12 @@ def read(gateway: Gateway, managed: Mapping[JobId, SlurmJob], known: Collection[
         jobs = gateway.jobs()
         reservations = gateway.reservations()
         listed = {job.id for job in jobs}
-        missing = {*known} - {job.id for job in jobs if job.state not in LEAVING}
+        missing = (known - listed) | (known & {job.id for job in jobs if job.state in LEAVING})
         ended = gateway.jobs(finished=True) if missing or look_back else ()
     except SlurmError as error:
         raise ClusterAway(str(error)) from error
     remembered = {job.id: job for job in ended}
-    unlisted = {*managed} - listed
+    unlisted = managed.keys() - listed
     alive = [remembered[job_id] for job_id in unlisted & remembered.keys() if remembered[job_id].state not in ENDED]
     alive += [managed[job_id] for job_id in _not_gone(gateway, sorted(unlisted - remembered.keys()))]
     if alive:
@@ -105,7 +105,8 @@ def unknown_values(records: Records) -> tuple[UnknownValue, ...]:
     for node in records.nodes:
         take("node", node.name, node.unknown)
     for job in records.jobs:
-        take("job", job.id, job.unknown)
+        if job.unknown:
+            take("job", job.id, job.unknown)
     return tuple(UnknownValue(*key, tuple(names)) for key, names in found.items())
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from penstock_scheduler.model import Job, JobId
@@ -25,8 +25,9 @@ Run = tuple[JobId, int]
 class Remembered:
     """See the module. Times in seconds since 1970."""
 
-    pending_since_s: dict[Run, float] = field(default_factory=dict)
-    """By restarts, too: a run between two observations leaves a credential of its own."""
+    pending: dict[JobId, tuple[int, float]] = field(default_factory=dict)
+    """Pending job -> its restarts, and since when it was seen so: a run between two observations leaves a credential of its
+    own."""
     released_s: dict[JobId, float] = field(default_factory=dict)
     """When a job was first seen where it was sent, before its start."""
     tries: dict[tuple[JobId, int], int] = field(default_factory=dict)
@@ -40,22 +41,46 @@ class Remembered:
 
     def saw(
         self,
-        managed: Mapping[JobId, SlurmJob],
+        looked: Mapping[JobId, SlurmJob],
         jobs: Mapping[JobId, Job],
-        listed: Iterable[SlurmJob],
+        at_rest: Set[JobId],
+        records: Iterable[SlurmJob],
         now_s: float,
-    ) -> set[Run]:
-        """Take over an observation. Returns the runs that may still matter: the present and the last one of each job."""
-        pending = {(job_id, job.restarts) for job_id, job in managed.items() if job.state in WAITING}
-        self.pending_since_s = {key: self.pending_since_s.get(key, now_s) for key in pending}
-        starting = {job_id for job_id, _ in pending if jobs[job_id].allocation is not None}
+    ) -> None:
+        """Take over an observation.
+
+        Args:
+            looked: the managed jobs that were looked at.
+            jobs: what the scheduler sees of these.
+            at_rest: the other managed jobs, which are as they were.
+            records: all jobs that were looked at, and all that run.
+            now_s: the time.
+        """
+        managed = looked.keys() | at_rest
+        for job_id in self.pending.keys() - managed:
+            del self.pending[job_id]
+        for job_id, job in looked.items():
+            if job.state not in WAITING:
+                self.pending.pop(job_id, None)
+            elif self.pending.get(job_id, (None, 0.0))[0] != job.restarts:
+                self.pending[job_id] = job.restarts, now_s
+        starting = [
+            job_id for job_id, job in looked.items() if job.state in WAITING and jobs[job_id].allocation is not None
+        ]
         self.released_s = {job_id: self.released_s.get(job_id, now_s) for job_id in starting}
         self.tries = {key: count for key, count in self.tries.items() if key[0] in managed}
-        runs = {(job_id, job.restarts - before) for job_id, job in managed.items() for before in (0, 1)}
-        self.stopped_s = {key: at_s for key, at_s in self.stopped_s.items() if key in runs}
         self.signalled = {job_id: request for job_id, request in self.signalled.items() if job_id in managed}
-        self.limited = seen(self.limited, listed, now_s)
-        return runs
+        kept = {job_id: run for job_id, run in self.limited.items() if job_id in at_rest}
+        self.limited = kept | seen(self.limited, records, now_s)
+
+    def forget(self, matters: Callable[[JobId, int], bool]) -> None:
+        """Forget the stops of all runs but these."""
+        self.stopped_s = {run: at_s for run, at_s in self.stopped_s.items() if matters(*run)}
+
+    def pending_s(self, job: SlurmJob, now_s: float) -> float:
+        """For how long a job has been pending since its last run, as far as it was seen."""
+        restarts, since_s = self.pending.get(job.id, (job.restarts, now_s))
+        return now_s - since_s if restarts == job.restarts else 0.0
 
     def stopped(self, job: SlurmJob, asked_s: float, answered_s: float) -> None:
         """Note that Penstock has stopped a run between these times: in whole seconds, as in Slurm."""
@@ -70,9 +95,9 @@ class StateLog:
         """As logged: of managed jobs, and of jobs whose processes are still ending."""
 
     @property
-    def jobs(self) -> frozenset[JobId]:
-        """The jobs whose end was not logged yet."""
-        return frozenset(self._states)
+    def jobs(self) -> Set[JobId]:
+        """The jobs whose end was not logged yet: all managed ones, and those that are gone."""
+        return self._states.keys()
 
     def saw(self, job_id: JobId, now: State) -> None:
         """Log a job's state if it has changed."""

@@ -8,7 +8,7 @@ next one shows it. A control message of its own ends what the former's would tel
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from penstock_profiles.wire import ControlMessage, claimed_epochs
 from penstock_scheduler.model import JobId
@@ -27,16 +27,22 @@ class ReusedIds:
         self._spool = spool
         self._submitted_s: dict[JobId, float] = {}
 
-    def look(self, jobs: Iterable[SlurmJob]) -> frozenset[JobId]:
-        """Take in an observation. Returns the jobs that it leaves out, each in the first observation that has it."""
-        known, self._submitted_s, found = self._submitted_s, {}, set()
+    def look(self, jobs: Iterable[SlurmJob], listed: Set[JobId]) -> frozenset[JobId]:
+        """Take in an observation. Returns the jobs that it leaves out, each in the first observation that has it.
+
+        Args:
+            jobs: those whose records may have changed.
+            listed: all jobs that Slurm lists.
+        """
+        known, found = self._submitted_s, set()
         for job in jobs:
-            self._submitted_s[job.id] = job.submit_s
-            before_s = known.get(job.id)
+            before_s, known[job.id] = known.get(job.id), job.submit_s
             if before_s == job.submit_s or job.restarts:
                 continue
             if is_another(job, before_s) or is_another(job, self._told_s(job)):
                 found.add(job.id)
+        for job_id in known.keys() - listed:
+            del known[job_id]
         return frozenset(found)
 
     def control(self, job: SlurmJob) -> ControlMessage | None:

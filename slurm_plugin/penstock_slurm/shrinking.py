@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable
 
 from penstock_profiles.wire import ControlMessage
 from penstock_scheduler.errors import ClusterAway
@@ -36,9 +36,9 @@ class Shrinking:
         self._tried: dict[tuple[JobId, int], list[tuple[str, ...]]] = {}
         """(job, restarts of the run) -> its nodes at each attempt to shrink it."""
 
-    def forget(self, keep: Collection[tuple[JobId, int]]) -> None:
+    def forget(self, matters: Callable[[JobId, int], bool]) -> None:
         """Forget all runs but these."""
-        self._tried = {run: tries for run, tries in self._tried.items() if run in keep}
+        self._tried = {run: tries for run, tries in self._tried.items() if matters(*run)}
 
     def shrink(self, action: Resize, scope: Scope) -> Outcome | None:
         """Take whole nodes from a run; None: the run has to be stopped. Raises ClusterAway."""

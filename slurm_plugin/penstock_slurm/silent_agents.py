@@ -60,8 +60,8 @@ class SilentAgents:
     patience_s: float
     _beats: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Node -> time of its agent's newest status by the node's clock, and when that was first read by this host's."""
-    _suspended: dict[JobId, Suspension] = field(default_factory=dict)
-    """What is known of each suspended job."""
+    suspended: dict[JobId, Suspension] = field(default_factory=dict)
+    """Why each suspended job stands still, and what ends that."""
     _held: tuple[Held, ...] = ()
     _silent: dict[str, float] = field(default_factory=dict)
 
@@ -94,26 +94,22 @@ class SilentAgents:
             for job, record in slurm_jobs.items()
             if job in carried and record.state in HOLDING and record.state != SUSPENDED
         }
-        held, self._suspended = [], {}
+        held, self.suspended = [], {}
         for job, record in slurm_jobs.items():
             if record.state != SUSPENDED:
                 continue
             node, mine = carried.get(job, ("", None))
             if mine is None or mine.state not in ("suspended", "suspending"):
                 text = f"somebody has suspended it in Slurm; `scontrol resume {job}` ends that"
-                self._suspended[job] = Suspension(None, text)
+                self.suspended[job] = Suspension(None, text)
                 continue
             users = tuple(
                 sorted(other for other, (at, its) in on_gpus.items() if at == node and not its.isdisjoint(mine.devices))
             )
-            self._suspended[job] = Suspension(mine.since_s or None, self._why(node, mine, users))
+            self.suspended[job] = Suspension(mine.since_s or None, self._why(node, mine, users))
             if node in self._silent:
                 held.append(Held(jobs[job], record, node, self._silent[node], users))
         self._held = tuple(held)
-
-    def suspension(self, job: JobId) -> Suspension | None:
-        """Why a job stands still; None: it does not."""
-        return self._suspended.get(job)
 
     def silent(self) -> tuple[SilentAgent, ...]:
         """The agents that are silent now, with the jobs that nobody resumes."""

@@ -86,6 +86,10 @@ class Scene:
     misplaced: Collection[JobId] = ()
     """Jobs that share GPUs and have to restart."""
 
+    def concerns(self, job: SlurmJob) -> bool:
+        """Whether something is the matter with a running job that its own record does not show."""
+        return job.id in self.without_gpus or job.id in self.misplaced or not self.silent.isdisjoint(job.nodes)
+
 
 @dataclass(slots=True)
 class SortedJobs:
@@ -94,6 +98,8 @@ class SortedJobs:
     managed: dict[JobId, tuple[SlurmJob, JobSpec]] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     """Jobs that ask for Penstock and cannot be managed."""
+    records: dict[JobId, SlurmJob] = field(default_factory=dict)
+    """Slurm's records of the refused jobs."""
 
 
 def sort_jobs(
@@ -134,6 +140,7 @@ def sort_jobs(
         except BadJobSpec as error:
             runs = False if job.state in WAITING else True if job.state in HOLDING else None
             found.refused.append(Refusal(job.id, job.name, job.user, str(error), runs))
+            found.records[job.id] = job
             continue
         found.managed[job.id] = job, spec
     return found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node, Partition
 from penstock_scheduler.model.facts import JobFacts
-from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Refusal, WaitingJob
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, WaitingJob
 from penstock_scheduler.model.sharing import SharingState
 
 
@@ -26,7 +27,7 @@ class UnknownValue:
     """Ids of the jobs, or names of the nodes or partitions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterState:
     """What a cluster reports when it is observed."""
 
@@ -44,6 +45,28 @@ class ClusterState:
     """Jobs that are held, or wait for something else than GPUs."""
     replaced: frozenset[JobId] = frozenset()
     """Ids of jobs that the cluster has forgotten and given to other jobs, which the next observation shows."""
+
+    @cached_property
+    def present(self) -> Mapping[JobId, Job]:
+        """All jobs, also those that wait for something else than GPUs."""
+        return {job.id: job for job in self.jobs} | {each.job.id: each.job for each in self.waiting}
+
+    @cached_property
+    def holding(self) -> tuple[Job, ...]:
+        """The jobs with a run that holds GPUs, also while the run is being stopped; not those whose run has ended."""
+        runs = (Phase.RUNNING, Phase.STOPPING)
+        return tuple(job for job in self.jobs if job.allocation is not None and job.phase in runs and not job.leaving)
+
+    def changed(self, before: ClusterState | None) -> list[Job]:
+        """The jobs of `jobs` that may differ from what an earlier observation shows.
+
+        A cluster shows the very same object for a job as long as nothing about it changes, so that readers of an observation
+        need not look at every job.
+        """
+        if before is None:
+            return list(self.jobs)
+        known = set(map(id, before.jobs))
+        return [job for job in self.jobs if id(job) not in known]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ after the start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from penstock_profiles.wire import Started
 from penstock_scheduler.gpu_seconds import in_cloud
@@ -46,7 +46,7 @@ class AllocationLog:
         self._lacking: dict[JobId, tuple[float, float]] = {}
         """Job whose GPUs' indices are not known -> when to ask again, and how long to wait after that."""
         self._causes: dict[JobId, str] = {}
-        self._jobs: dict[JobId, Job] = {}
+        self._jobs: Mapping[JobId, Job] = {}
         self._shared: frozenset[JobId] = frozenset()
         last = store.last_round()
         self._seen_s = 0.0
@@ -77,7 +77,7 @@ class AllocationLog:
         for span in begun:
             self._open[span.job] = span
             self._lacking[span.job] = now_s, FIRST_WAIT_S
-        self._jobs = {job.id: job for job in (*state.jobs, *(each.job for each in state.waiting))}
+        self._jobs = state.present
         self._seen_s = now_s
         self._learn_gpu_ids(now_s)
 

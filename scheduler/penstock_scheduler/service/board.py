@@ -80,6 +80,10 @@ class Board(Known):
         for job in [job for job, view in self._live.items() if view.start_s is not None]:
             for report in store.newest_reports(job, CLOCKED):
                 self.results.take(report)
+        self._viewed: RoundRecord | None = None
+        """The round with which the views were made."""
+        self._touched: set[str] = set()
+        """Live jobs with a new result or a new key since the newest tick."""
         self._made: dict[str, tuple[Job, str, ResultView | None, JobView]] = {}
         """Live job -> the job as last observed, its reason and newest result then, and the view made of these."""
         self._progress: dict[str, tuple[float, float | None]] = {}
@@ -122,21 +126,24 @@ class Board(Known):
         self.on_tick()
 
     def _take_state(self, state: ClusterState, now_s: float) -> None:
-        jobs = (*state.jobs, *(each.job for each in state.waiting))
         notes = {each.job.id: (each.code, each.text) for each in state.waiting}
-        there = {job.id for job in jobs}
+        jobs, touched = self._to_view(state)
         views = [self._view(job, self._live.get(job.id), now_s, *notes.get(job.id, ("", ""))) for job in jobs]
         views += self._left_alone(state.refused)
-        gone = [job for job in self._live if job not in there]
+        gone = self._live.keys() - state.present.keys()
         if gone:
-            views += self._ended(gone, now_s, dict.fromkeys(state.replaced, REPLACED))
-        views = self._outputs.added_to(views)
+            in_order = [job for job in self._live if job in gone]
+            views += self._ended(in_order, now_s, dict.fromkeys(state.replaced, REPLACED))
+        views = self._outputs.added_to(views, self._live)
         changed = [view for view in views if view is not self._live.get(view.id)]
         charges = [line for view in changed if view.state == "ended" for line in charges_of(view, view.gpu_seconds)]
         number = self.store.save_jobs(changed, charges) if changed else 0
         with self._lock:
             self.state, self.observed_s, self.held = state, now_s, _held(state)
-            self._made = {
+            self._viewed, self._touched = self._record, self._touched - touched
+            for job in self._made.keys() - state.present.keys():
+                del self._made[job]
+            self._made |= {
                 job.id: (job, view.note or self._reason(job), view.result, view)
                 for job, view in zip(jobs, views, strict=False)
             }
@@ -152,6 +159,15 @@ class Board(Known):
             self._publish(Event("job", view.user, view.model_dump_json(), number + at, view.id))
             if view.state == "ended":
                 self._on_end(view)
+
+    def _to_view(self, state: ClusterState) -> tuple[list[Job], set[str]]:
+        """The jobs whose view may have changed; and all for which something else than the observation says so."""
+        with self._lock:
+            touched = self._touched | self._stops.keys()
+        found = {job.id: job for job in state.changed(self.state if self._viewed is self._record else None)}
+        found |= {each.job.id: each.job for each in state.waiting}
+        found |= {job: state.present[job] for job in touched if job in state.present}
+        return list(found.values()), touched
 
     def take_round(self, record: RoundRecord) -> None:
         """Take in a round."""
@@ -171,6 +187,9 @@ class Board(Known):
             self._activity.take(report, time.time())
             self.results.take(report, live=True)
             self._take_progress(report)
+            if isinstance(report.body, Result):
+                with self._lock:
+                    self._touched.add(report.job_id)
 
     def _take_progress(self, report: Report) -> None:
         body = report.body
@@ -231,7 +250,9 @@ class Board(Known):
             adopted = current.model_copy(update={"key": view.key})
             self.store.save_jobs([adopted])
             if adopted.state != "ended":
-                self._live[view.id] = adopted
+                with self._lock:
+                    self._live[view.id] = adopted
+                    self._touched.add(view.id)
 
     # --- views
 
@@ -442,7 +463,7 @@ def _progress_reports(store: SqlStore, job: str) -> list[Report]:
 def _held(state: ClusterState) -> dict[str, int]:
     held: dict[str, int] = {}
     for job in state.jobs:
-        if job.allocation is not None and job.phase is not Phase.QUEUED:
+        if job.phase is not Phase.QUEUED and job.allocation is not None:
             for share in job.allocation.shares:
                 held[share.node] = held.get(share.node, 0) + share.gpus
     return held

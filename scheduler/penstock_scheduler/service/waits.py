@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock_scheduler.history_messages import QueueEntry
 from penstock_scheduler.model import ClusterState, Job, JobId, Phase, Reason
@@ -26,6 +26,8 @@ class WaitLog:
         self._store = store
         self._open = {entry.job: entry for entry in store.waits()}
         self._record = store.last_round()
+        self._seen: tuple[ClusterState, RoundRecord | None] | None = None
+        """The newest observation that is in the store, and the round by which its jobs' reasons are."""
 
     def take_round(self, record: RoundRecord) -> None:
         """Take in a round: why jobs wait."""
@@ -33,25 +35,33 @@ class WaitLog:
 
     def take_state(self, state: ClusterState, now_s: float) -> None:
         """Take in an observation. Raises StoreError; then the next call takes in what this one did not."""
-        queue = dict(self._queue(state, now_s))
+        seen, round_before = self._seen if self._seen is not None else (None, None)
+        jobs = state.changed(seen if round_before is self._record else None)
+        queue = dict(self._queue(jobs, state, now_s))
+        left = self._open.keys() - state.present.keys() - queue.keys()
+        left |= {job.id for job in jobs if job.id in self._open and job.id not in queue}
         over = {
             (job, was.since_s): max(now_s, was.since_s)
-            for job, was in self._open.items()
-            if job not in queue or queue[job].code != was.code or queue[job].submit_s != was.submit_s
+            for job in (*left, *queue)
+            if (was := self._open.get(job)) is not None
+            and (job in left or queue[job].code != was.code or queue[job].submit_s != was.submit_s)
         }
         news = [entry for job, entry in queue.items() if entry is not self._open.get(job)]
         self._store.save_waits(news, over)
-        self._open = queue
+        for job in left:
+            del self._open[job]
+        self._open |= queue
+        self._seen = state, self._record
 
-    def _queue(self, state: ClusterState, now_s: float) -> Iterator[tuple[JobId, QueueEntry]]:
-        for job in state.jobs:
+    def _queue(self, jobs: Iterable[Job], state: ClusterState, now_s: float) -> Iterator[tuple[JobId, QueueEntry]]:
+        """The entries of these jobs, and of all that wait for something else or are refused."""
+        for job in jobs:
             if job.phase in (Phase.QUEUED, Phase.STARTING):
                 yield job.id, self._entry(job, self._why(job.id), now_s)
         for each in state.waiting:
             yield each.job.id, self._entry(each.job, (each.code, each.text, "", None), now_s)
-        known = {job.id for job in state.jobs} | {each.job.id for each in state.waiting}
         for refusal in state.refused:
-            if refusal.job in known:
+            if refusal.job in state.present:
                 continue
             before, why = self._open.get(refusal.job), ("refused", refusal.text, "", None)
             if before is None:

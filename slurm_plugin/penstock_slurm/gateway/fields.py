@@ -72,6 +72,8 @@ def time_s(field: str) -> float | None:
     return None if field in NOTHING else float(field)
 
 
+DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
 YEAR_S = 365 * 86_400.0
 """The limit that Slurm's backfill scheduler writes into a job without a time limit when it starts the job."""
 
@@ -88,13 +90,13 @@ def duration_s(field: str) -> float | None:
     Raises:
         ValueError: other text.
     """
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", field)
+    match = DURATION.fullmatch(field)
     if match is None:
         if field in NO_LIMIT:
             return None
         raise ValueError(f"{field!r} is no duration")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    days, hours, minutes, seconds = match.groups()
+    return float(((int(days or 0) * 24 + int(hours or 0)) * 60 + int(minutes)) * 60 + int(seconds))
 
 
 def flag(field: str) -> bool:

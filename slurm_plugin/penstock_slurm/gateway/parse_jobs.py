@@ -79,8 +79,10 @@ class JobReader:
 
     def __init__(self) -> None:
         self._release: Release | None = None
-        self._seen: dict[str, SlurmJob] = {}
-        """Text of a record, without its TIME -> the job."""
+        self._texts: list[str] = []
+        """The records of the last answer, without their TIME."""
+        self._jobs: list[SlurmJob] = []
+        """The jobs that were made of them."""
 
     def read(self, text: str, separator: str, release: Release, asked_s: float) -> tuple[SlurmJob, ...]:
         """Jobs from squeue's answer to `squeue_format(separator, release)`.
@@ -98,26 +100,38 @@ class JobReader:
             ValueError: the text has another form, or a record has no number. Other values that cannot be read are the job's
                 `unknown`.
         """
-        *records, rest = text.split(separator + END)
+        first, *others = text.split(separator + END)
+        *records, rest = "\n" + first, *others
         if rest.strip():
             raise ValueError(f"{len(rest)} characters after the last record")
-        before = self._seen if release == self._release else {}
-        seen: dict[str, SlurmJob] = {}
-        names, hosts, found, second = job_fields(release), HostLists(), [], math.floor(asked_s)
+        names, hosts, second = job_fields(release), HostLists(), math.floor(asked_s)
+        before, known = (self._texts, self._jobs) if release == self._release else ([], [])
+        index: dict[str, int] | None = None
+        at = 0
+        """Where the next record was in the last answer, as long as the order has stayed."""
+        texts: list[str] = []
+        jobs: list[SlurmJob] = []
         for record in records:
-            stable, _, ran = record.lstrip("\n").rpartition(separator)
-            job = before.get(stable)
-            if job is None:
-                fields = record.split(separator)
-                if len(fields) != len(names):
-                    raise ValueError(f"a record of {len(fields)} fields is not one of {len(names)}")
-                job = _job(dict(zip(names, fields, strict=True)), hosts, release)
+            end = record.rfind(separator)
+            if at < len(before) and record.startswith(stable := before[at]) and end == len(stable):
+                job = known[at]
+                at += 1
+            else:
+                stable = record[:end]
+                index = dict(zip(before, range(len(before)), strict=True)) if index is None else index
+                if (found := index.get(stable)) is not None:
+                    stable, job, at = before[found], known[found], found + 1
+                else:
+                    fields = record.split(separator)
+                    if len(fields) != len(names):
+                        raise ValueError(f"a record of {len(fields)} fields is not one of {len(names)}")
+                    job = _job(dict(zip(names, fields, strict=True)), hosts, release)
             if job.start_s is not None:
-                job = _with_suspension(job, ran, second)
-            seen[stable] = job
-            found.append(job)
-        self._release, self._seen = release, seen
-        return tuple(found)
+                job = _with_suspension(job, record[end + len(separator) :], second)
+            texts.append(stable)
+            jobs.append(job)
+        self._release, self._texts, self._jobs = release, texts, jobs
+        return tuple(jobs)
 
 
 def _with_suspension(job: SlurmJob, ran: str, second: int) -> SlurmJob:

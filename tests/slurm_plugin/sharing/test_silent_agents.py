@@ -73,7 +73,7 @@ class Scene:
         return self.agents.relieve(self.gateway, self.spool, saved)  # type: ignore[arg-type]
 
     def says(self, job: str = "8") -> str:
-        suspension = self.agents.suspension(job)
+        suspension = self.agents.suspended.get(job)
         return suspension.text if suspension is not None else ""
 
 
@@ -90,9 +90,9 @@ def test_while_the_agent_reports_a_suspended_job_is_just_that(scene: Scene) -> N
         scene.observe(5.0)
         assert scene.agents.silent() == ()
         assert scene.relieve(["8"]) == {}
-    assert scene.agents.suspension("7") is None
+    assert "7" not in scene.agents.suspended
     assert scene.says() == "other jobs have its GPUs in this time slice"
-    suspension = scene.agents.suspension("8")
+    suspension = scene.agents.suspended.get("8")
     assert suspension is not None
     assert suspension.since_s == 9000.0
     assert not scene.gateway.asked
@@ -114,7 +114,7 @@ def test_a_job_whose_gpus_are_free_is_resumed_after_the_patience(scene: Scene) -
     scene.states["8"] = "RUNNING"
     scene.observe(1.0)
     assert scene.relieve() == {}
-    assert scene.agents.suspension("8") is None
+    assert "8" not in scene.agents.suspended
     assert scene.gateway.asked == [("resume", "8")]
 
 
