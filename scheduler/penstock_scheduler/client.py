@@ -63,6 +63,7 @@ from penstock_scheduler.messages import (
 from penstock_scheduler.munge import credential
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.settings import DEFAULT_SOCKET
+from penstock_scheduler.whatif_client import WhatIfCalls
 
 URL_VARIABLE = "PENSTOCK_URL"
 """Environment variable: URL of penstockd, `https://host:port` or `unix:/path/of/the/socket`; several are separated by commas."""
@@ -99,7 +100,7 @@ class ApiError(PenstockError):
         self.code = code
 
 
-class Client:
+class Client(WhatIfCalls):
     """A connection to penstockd. Methods raise ApiError if it refuses, and DaemonAway if it does not answer.
 
     Args:

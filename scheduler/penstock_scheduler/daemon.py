@@ -244,13 +244,18 @@ def _prepare(settings: Settings, clock: Clock) -> None:
         load_cloud(daemon.cloud)
 
 
+def _store_of(daemon: DaemonSettings) -> str:
+    """The store, for processes of their own: a URL or a folder."""
+    return daemon.store or str(daemon.state_dir.absolute())
+
+
 def _estimator(site: LiveScheduler) -> Estimator | None:
     """What estimates when jobs start and end; None: the settings want none, or there is no API that would show it."""
     daemon = site.settings.section(DaemonSettings)
     if daemon.estimate_cores == 0 or not site.settings.section(ApiSettings).enabled:
         return None
     order = Order(
-        store=str(daemon.store or daemon.state_dir.absolute()),
+        store=_store_of(daemon),
         cores=daemon.estimate_cores,
         every_s=daemon.round_s,
         restart_cost_s=daemon.restart_cost_s,
@@ -446,6 +451,7 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
         site.vitals.leader,
         site.may_lead,
         site.hand_over,
+        _store_of(daemon),
     )
 
     def check(spec: JobSpec) -> None:

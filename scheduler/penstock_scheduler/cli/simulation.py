@@ -156,10 +156,7 @@ def tell(
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        console = Console()
-        if not console.is_terminal:  # its width is unknown, and the default of 80 columns cuts headings off
-            console.width = max(console.width, NO_TERMINAL)
-        console.print(_table(document))
+        show_table(document)
         if written:
             typer.echo(written)
     for words in aloud:
@@ -167,6 +164,14 @@ def tell(
     if any(result.simulation.interrupted for result in results):
         typer.echo("stopped: the figures show what was simulated until then", err=True)
         raise typer.Exit(INTERRUPTED)
+
+
+def show_table(document: Mapping[str, Any]) -> None:
+    """Print the figures of a summary."""
+    console = Console()
+    if not console.is_terminal:  # its width is unknown, and the default of 80 columns cuts headings off
+        console.width = max(console.width, NO_TERMINAL)
+    console.print(_table(document))
 
 
 def _frontier(scenario: Scenario, ways: Sequence[Way], cloud: CloudSpec, out: Path | None, *, as_json: bool) -> None:

@@ -3,9 +3,11 @@ policies?"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +20,7 @@ from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.cli.options import POLICIES, STAGE, numbers, split
 from penstock_scheduler.cli.policies import choices_of
+from penstock_scheduler.cli.replays import READING, ask_penstockd, bound, time_of, told, told_by
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KINDS, PAIR_TYPES, PAIRS
 from penstock_scheduler.cli.simulation import make_folder, progress, tell
@@ -27,6 +30,7 @@ from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.pairs import PAIRS as LEARNED
 from penstock_scheduler.pairs import open_pairs
 from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.recorded import (
@@ -40,17 +44,19 @@ from penstock_scheduler.simulator.recorded import (
 from penstock_scheduler.simulator.results import SeedResult, over_seeds
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, simulate_policy
 from penstock_scheduler.simulator.workloads import jittered
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.whatif_messages import WhatIfOrder
 
 RECORDED = "recorded"
 """Name of the column that shows what really happened."""
 
 
 def whatif(
-    store: str = typer.Option(
-        ...,
+    store: str | None = typer.Option(
+        None,
         envvar="PENSTOCK_STORE",
-        help="The daemon's store: its state_dir, or a URL. Give a URL with a password in the environment variable.",
+        help="The daemon's store: its state_dir, or a URL. Give a URL with a password in the environment variable. Without it, "
+        "penstockd replays, for operators, with fewer options.",
     ),
     add_nodes: str = typer.Option("", help="Nodes to add, such as h100:2x8."),
     remove_nodes: str = typer.Option(
@@ -61,6 +67,10 @@ def whatif(
     ),
     policy: str | None = POLICIES,
     stage: list[str] = STAGE,
+    from_: str = typer.Option(
+        "", "--from", help="Beginning of the period, such as 2026-11-01 or 2026-11-01T08:00; by default all."
+    ),
+    to: str = typer.Option("", help="End of the period; by default now."),
     seeds: int = typer.Option(
         1,
         min=1,
@@ -78,11 +88,42 @@ def whatif(
         help="A settings file: its settings of the policies apply, and its policy decides if there is no --policy.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print only the summary, as one JSON object."),
+    task: bool = typer.Option(False, hidden=True, help="Run as a process of penstockd."),
+    decides: str = typer.Option(
+        "", "--choice", hidden=True, help="The policy with all settings, as JSON, instead of --policy."
+    ),
 ) -> None:
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
-    policies = choices_of(policy, stage, config)
+    period = time_of("--from", from_), time_of("--to", to)
+    if store is None:
+        needs = {
+            "--stage": stage,
+            "--config": config,
+            "--out": out,
+            "--prices": prices,
+            "--pairs": pairs,
+            "--agents": agents,
+        }
+        if given := [name for name, value in needs.items() if value]:
+            raise ConfigError(
+                f"{', '.join(given)}: needs --store; without it, penstockd replays, and does not take this option"
+            )
+        order = WhatIfOrder(
+            add_nodes=add_nodes,
+            remove_nodes=remove_nodes,
+            like=like,
+            policies=tuple(split(policy or "")),
+            from_s=period[0],
+            to_s=period[1],
+            seeds=seeds,
+        )
+        ask_penstockd(order, as_json=as_json)
+        return
+    if task:
+        bound()
+    policies = [PolicyChoice.model_validate_json(decides)] if decides else choices_of(policy, stage, config)
     costs = numbers("--prices", prices) or None
-    record = _read(store, quiet=as_json)
+    record = _read(store, period, told if task else None, quiet=as_json)
     nodes = changed(record.nodes, add_nodes, remove_nodes)
     likes = _likes(like)
     truths = on_types(record.truths, record.nodes, likes)
@@ -107,7 +148,8 @@ def whatif(
         make_folder(out)
     results = [_result(RECORDED, 0, _lived(record, scenario), record, costs)]
     models = RecordedModels(truths)
-    with progress(len(record.workload.jobs) * len(policies) * seeds, quiet=as_json) as show:
+    work = len(record.workload.jobs) * len(policies) * seeds
+    with progress(work, quiet=as_json) if not task else nullcontext(told_by(work)) as show:
         for seed, choice in ((seed, choice) for seed in range(seeds) for choice in policies):
             name = str(choice)
             other = replace(scenario, workload=jittered(record.workload, seed, record.round_s))
@@ -131,12 +173,46 @@ def whatif(
     tell(results, document, out, as_json=as_json, aloud=document["notes"])
 
 
-def _read(store: str, *, quiet: bool) -> RecordedHistory:
-    """The recorded history in a store. Only this function opens a store."""
+Period = tuple[float | None, float | None]
+
+
+def _read(
+    store: str, period: Period = (None, None), tell: Callable[[float, str], None] | None = None, *, quiet: bool
+) -> RecordedHistory:
+    """The recorded history in a store. Only this function opens a store.
+
+    Args:
+        period: first and last time, s since 1970; None: all.
+        tell: called with the share of the rounds that are read, and words.
+    """
     opened = open_store(store)
+    numbers = _numbers(opened, *period)
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as shown:
-        rounds = shown.track(opened.round_numbers(), description="rounds of the record")
-        return recorded_history((opened.round(number) for number in rounds), opened.reports())
+
+        def rounds() -> Iterator[RoundRecord]:
+            for at, number in enumerate(shown.track(numbers, description="rounds of the record")):
+                if tell is not None:
+                    tell(READING * at / len(numbers), f"reads round {number}")
+                yield opened.round(number)
+
+        return recorded_history(rounds(), opened.reports())
+
+
+def _numbers(store: SqlStore, from_s: float | None, to_s: float | None) -> list[int]:
+    """Numbers of the rounds in a period, ascending. Raises ConfigError: there are none."""
+    numbers = store.round_numbers()
+    if from_s is None and to_s is None:
+        return numbers
+    found = []
+    before = None
+    while page := store.summaries(before, 1000):
+        found += [each.round for each in page if (from_s or 0.0) <= each.time_s <= (to_s or math.inf)]
+        before = page[-1].round
+        if from_s is not None and page[-1].time_s < from_s:
+            break
+    if not found:
+        raise ConfigError("no round is kept of this period; `penstock rounds` lists those that are")
+    return found[::-1]
 
 
 def _learned(store: str, record: RecordedHistory, like: Mapping[str, str]) -> Learned:

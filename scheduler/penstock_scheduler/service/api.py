@@ -41,6 +41,7 @@ from penstock_scheduler.service.port import Daemon
 from penstock_scheduler.service.report_writer import ReportWriter
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.service.visibility import PrivateData, may_see
+from penstock_scheduler.service.whatif import WhatIfTasks
 
 if TYPE_CHECKING:
     from penstock_scheduler.web.live import Live
@@ -74,6 +75,8 @@ class Controls:
     """Who may lead next, by name, if this one or anybody (empty) is asked for. Raises NoStandby."""
     hand_over: Callable[[str], None]
     """Let another penstockd lead, of this name or any, from now on."""
+    store: str
+    """The store, a folder or a URL, for processes of their own."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class Api:
         """For requests that wait for a change."""
         self.listening = Places(MAX_LISTENERS)
         """For requests that listen to events."""
+        self._whatif = None if here is None else WhatIfTasks(here.controls.store)
         self.live: Live | None = None
         """What keeps open pages up to date, from the first page on."""
 
@@ -136,6 +140,17 @@ class Api:
         """penstockd's parts. Only for endpoints that run in penstockd."""
         assert self._here is not None, "`forwarding.by_daemon` names the endpoints that need penstockd"
         return self._here
+
+    @property
+    def whatif(self) -> WhatIfTasks:
+        """The replays of recorded history. Only for endpoints that run in penstockd."""
+        assert self._whatif is not None, "`forwarding.by_daemon` names the endpoints that need penstockd"
+        return self._whatif
+
+    def close(self) -> None:
+        """End the processes of its own."""
+        if self._whatif is not None:
+            self._whatif.close()
 
     @property
     def board(self) -> Board:

@@ -55,12 +55,12 @@ _PASSED = ("content-type", "retry-after", "content-security-policy", "cache-cont
 
 _JSON = {"Content-Type": "application/json"}
 
-_READS_OF_DAEMON = frozenset({"/v1/settings"})
+_READS_OF_DAEMON = frozenset({"/v1/settings", "/v1/whatif", "/v1/whatif/{task}"})
 """Endpoints that read what only penstockd has."""
 
 
 def by_daemon(method: str, path: str) -> bool:
-    """Whether only penstockd can answer: all that changes something, and the settings."""
+    """Whether only penstockd can answer: all that changes something, the settings, and the replays that it runs."""
     return method not in ("GET", "HEAD") or path in _READS_OF_DAEMON
 
 

@@ -84,6 +84,7 @@ class Service:
 
     def stop(self) -> None:
         """Stop serving. Requests in progress have a moment to finish."""
+        self._app.state.api.close()
         for server in self._servers:
             server.should_exit = True
         if self._thread is not None:

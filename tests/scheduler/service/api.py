@@ -246,6 +246,7 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
         lambda: vitals.leader(),
         may_lead,
         lambda to: changes.update(moved_after=board.store.audit(limit=1)[0].action),
+        str(board.store.file.parent if board.store.file is not None else ""),
     )
     return controls, vitals
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from penstock_scheduler.access_messages import TokenOrder
+from penstock_scheduler.whatif_messages import WhatIfOrder
 from tests.scheduler.service.api import ME, log_in, serving
 
 SUBMISSION = {"command": ["true"]}
@@ -86,6 +87,10 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("GET", "/v1/drains"): (USERS, None),
     ("POST", "/v1/drains"): (OPERATORS, {"kind": "node", "name": "t4-01"}),
     ("DELETE", "/v1/drains/{kind}/{name}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
+    ("POST", "/v1/whatif"): (OPERATORS, {}),
+    ("GET", "/v1/whatif"): (OPERATORS, None),
+    ("GET", "/v1/whatif/{task}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
+    ("DELETE", "/v1/whatif/{task}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
     ("GET", "/v1/budgets"): (USERS, None),
     ("GET", "/v1/usage"): (USERS, None),
     ("GET", "/v1/refused"): (USERS, None),
@@ -136,7 +141,9 @@ def test_every_endpoint_has_a_row(api):
 
 
 def held(api, path, job):
-    """Hold a job that is to be released: a release of another job is refused."""
+    """Hold a job that is to be released: a release of another job is refused. End a replay, because there is one at a time."""
+    if path == "/v1/whatif":
+        api.app.state.api.whatif.close()
     if path.endswith("/release"):
         api.submitter.hold(job, "ada", admin=False)
 
@@ -185,6 +192,10 @@ def test_every_change_of_state_is_audited(api, endpoint):
         with api.client("boss") as boss:
             token = boss.create_token(TokenOrder(user="zoe")).view.id
         path = path.replace("{token}", token)
+    if endpoint == ("DELETE", "/v1/whatif/{task}"):
+        held(api, "/v1/whatif", "")
+        with api.client("oz") as oz:
+            path = path.replace("{task}", oz.whatif(WhatIfOrder()).id)
     who = "me" if path == "/v1/jobs" else "ada" if "{job}" in path else "boss"
     held(api, path, "1")
     session = log_in(api, api.tokens[who]) if endpoint == ("DELETE", "/v1/session") else None

@@ -14,6 +14,7 @@ from penstock_scheduler import (
     lease_messages,
     ledger_messages,
     messages,
+    whatif_messages,
 )
 from penstock_scheduler.service import app
 from tests.scheduler.service.api import serving
@@ -57,5 +58,13 @@ def test_every_error_code_is_on_the_page():
 def test_every_body_on_the_page_is_one():
     named = {name for row in table("Endpoints") for name in re.findall(r"`([A-Z]\w+)`", row[2])}
     assert named
-    modules = (messages, access_messages, health_messages, history_messages, ledger_messages, lease_messages)
+    modules = (
+        messages,
+        access_messages,
+        health_messages,
+        history_messages,
+        ledger_messages,
+        lease_messages,
+        whatif_messages,
+    )
     assert [name for name in sorted(named) if not any(hasattr(module, name) for module in modules)] == []
