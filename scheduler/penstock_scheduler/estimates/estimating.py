@@ -40,7 +40,7 @@ class Widths:
 
 
 MEASURED = Widths()
-"""The factors with which 80 % of the ranges held on the first half of the traces of docs/measurements/estimates.md."""
+"""With these factors, 80 % of the ranges hold as far as measured: docs/measurements/estimates.md."""
 
 
 def estimate(

@@ -25,10 +25,14 @@ HORIZON_S = 3 * 86_400.0
 """How far a future goes."""
 
 GAP_S = 30.0
-"""Least time between two rounds of a future."""
+"""Least time between two rounds of a future, for policies that decide periodically."""
 
-GROWTH = 0.04
-"""The same as a share of the time since its beginning: what happens in a day need not be known to the minute."""
+SOON = 0.01
+"""The same as a share of the time since its beginning: what happens in a day need not be known to the minute. It is small,
+because GPUs that become free in between stay idle until the round."""
+
+QUIET = 0.1
+"""Most time between two rounds in which no job comes or ends, as the same share."""
 
 OFF = 0.2
 """Standard deviation of the logarithm of the factor by which a job's known remaining work, or its speed, is off."""
@@ -152,13 +156,13 @@ def play(
     now_s, number = begin_s, snapshot.round
     while True:
         _apply(plan, live, now_s, played)
-        gap_s = max(GAP_S, GROWTH * (now_s - begin_s))
+        played_s = now_s - begin_s
         next_s = min((each.end_s for each in live.values()), default=math.inf)
         if coming:
             next_s = min(next_s, coming[-1].job.submit_s)
         if not by_events:
-            next_s = min(next_s, now_s + gap_s)
-        before_s, now_s = now_s, max(next_s, now_s + gap_s)
+            next_s = min(next_s, now_s + max(GAP_S, QUIET * played_s))
+        before_s, now_s = now_s, max(next_s, now_s + max(0.0 if by_events else GAP_S, SOON * played_s))
         if expired():
             return Future(played, before_s)
         if now_s - begin_s > horizon_s:
@@ -258,17 +262,19 @@ def _copy(past: PastJob, later_s: float, name: str) -> Job:
 
 def _apply(plan: Plan, live: Mapping[JobId, _Job], now_s: float, played: Mapping[JobId, Played]) -> None:
     """Let jobs leave and start as the plan says."""
-    moving: list[tuple[_Job, Placement | None, bool]] = []
+    moving: list[tuple[_Job, Placement | None]] = []
     for job_id, each in live.items():
         assignment = plan.assignments.get(job_id)
         where = None if assignment is None else assignment.placement
         if each.held is not None and (where is None or not where.suits(each.held)):
             each.leave(now_s)
-            moving.append((each, where, True))
+            moving.append((each, where))
         elif each.held is None and where is not None:
-            moving.append((each, where, False))
-    for each, where, _ in moving:
+            moving.append((each, where))
+    for each, where in moving:
         if where is not None:
-            each.take(where, now_s, each.facts.restart_cost_s)
+            # Earlier jobs had their GPUs while they started, so that a length from the past includes one start.
+            first = each.by_gpus and not each.attained
+            each.take(where, now_s, 0.0 if first else each.facts.restart_cost_s)
             if (its := played.get(each.job.id)) is not None:
                 its.start_s = min(its.start_s, now_s)
