@@ -174,14 +174,22 @@ def test_squeue_answers_with_half_of_the_jobs(
 
 
 def test_the_accounting_database_is_away(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
-    """Also for a penstockd that starts meanwhile. A job that comes meanwhile runs."""
-    runs = Runs(make_site(make_loopback("t4:6x4", accounting=True)))
-    runs.site.slurm.kill_slurmdbd()
+    """Also for a penstockd that starts meanwhile. A job that comes meanwhile runs.
+
+    Slurm enforces limits, so penstockd asks slurmdbd for them in each round.
+    """
+    slurm = make_loopback("t4:6x4", accounting=True, settings={"AccountingStorageEnforce": "associations,limits,qos"})
+    site = make_site(slurm)
+    site.slurm_settings |= {"rules_refresh_s": 0.1}
+    runs = Runs(site)
+    slurm.kill_slurmdbd()
+    asked = "cannot read the site's rules"
+    wait_for(lambda: asked in site.log.read_text(), 120, "penstockd to miss slurmdbd", details=site.tail)
     runs.rounds(5)
-    runs.site.slurm.command("scancel", runs.jobs[-1])
-    runs.site.wait_completed(runs.site.submit(5, rates={"t4": RATES["t4"]}))
-    runs.site.kill()
-    runs.site.start()
+    slurm.command("scancel", runs.jobs[-1])
+    site.wait_completed(site.submit(5, rates={"t4": RATES["t4"]}))
+    site.kill()
+    site.start()
     runs.rounds(5)
     del runs.before[runs.jobs.pop()]
     runs.assert_same()
