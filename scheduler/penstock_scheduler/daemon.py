@@ -57,6 +57,7 @@ from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.service.waits import WaitLog
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.store.backup import RESTORED
 from penstock_scheduler.store.opening import is_server
 from penstock_scheduler.watcher import Watcher
 
@@ -202,6 +203,7 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
             site.watcher.check_cloud_stops(site.loop.cloud_stops)
             for disk in site.vitals.disk_states(clock.now_s()):
                 site.watcher.check_disk(*disk)
+            site.settle()
         except Exception:  # a notice that cannot be sent must not end the rounds
             log.exception("notices failed unexpectedly; please report this as a bug")
         if signals.take_reload():
@@ -296,6 +298,7 @@ def make_loop(
     on_observed: Observer = lambda state, now_s, gpu_seconds: None,
     on_stopped: Callable[[Mapping[JobId, Stop]], None] = lambda stops: None,
     leadership: Leadership = ALONE,
+    settle_s: float = 0.0,
 ) -> RoundLoop:
     """The round loop that these settings describe, on this cluster. Raises ConfigError."""
     daemon = settings.section(DaemonSettings)
@@ -316,6 +319,7 @@ def make_loop(
         policy,
         models,
         tick_s=daemon.tick_s,
+        settle_s=settle_s,
         choice=choice,
         rules=rules,
         cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
@@ -375,6 +379,10 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         if reconciler is not None:
             reconciler.tick(now_s)
 
+    restored = store.control(RESTORED) is not None
+    if restored:
+        text = "Penstock only looks at first, and acts after [safety] grace_s"
+        log.warning("the store was restored from a backup", extra={"text": text})
     loop = make_loop(
         settings,
         clock,
@@ -387,6 +395,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         counted,
         stopped,
         store.leadership,
+        settings.section(SafetySettings).grace_s if restored else 0.0,
     )
     chosen = make_policy(settings.policy)[1]
     disks = [store_check(store, clock.now_s)]
@@ -397,9 +406,9 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         loop.health,
         disks,
         board,
-        lambda: site.loop.paused,
+        lambda: site.loop.paused or bool(site.loop.settling),
         lambda: site.settings.section(DaemonSettings).round_s,
-        lambda: site.loop.gate.incomplete if site.loop.gate is not None else "",
+        lambda: site.loop.settling or (site.loop.gate.incomplete if site.loop.gate is not None else ""),
         lambda: site.loop.cloud_protected,
         lambda: site.loop.cloud_troubles,
         store.leadership,
@@ -419,6 +428,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         parts,
         watcher,
         vitals,
+        restored=restored,
     )
     if (kept := store.control("policy")) is not None:
         site.restore_policy(PolicyChoice.model_validate(kept, extra="ignore"))

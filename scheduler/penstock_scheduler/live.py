@@ -26,6 +26,7 @@ from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.vitals import Vitals
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.store import SqlStore
+from penstock_scheduler.store.backup import RESTORED
 from penstock_scheduler.triggers import OnEvent, Period
 from penstock_scheduler.watcher import Watcher
 
@@ -76,6 +77,15 @@ class LiveScheduler:
     watcher: Watcher
     vitals: Vitals
     handover: Handover = field(default_factory=Handover)
+    restored: bool = False
+    """Whether the store was restored from a backup, and the loop has not acted since."""
+
+    def settle(self) -> None:
+        """Note in the store when the loop acts again after a restore. To be called after each tick."""
+        if self.restored and not self.loop.settling and self.loop.failing_s is None:
+            self.store.set_control(RESTORED, None)
+            self.restored = False
+            log.info("rounds begin after the restore")
 
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Decide by this policy from the next round on, also after a restart.

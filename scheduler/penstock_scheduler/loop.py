@@ -49,6 +49,7 @@ from penstock_scheduler.ports import Burst, Clock, ClusterParts, Leadership, Mod
 from penstock_scheduler.records import GateRecord, RoundRecord
 from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.sharing.rules import broken
+from penstock_scheduler.units import clock as time_of_day
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class RoundLoop:
     Args:
         parts: the cluster, with its accounts, agents and cloud nodes where it has them.
         tick_s: seconds between two ticks.
+        settle_s: how long after its start the loop decides and does nothing, seconds; it observes, counts and stores. For a store
+            that was restored from a backup, with a plan that is out of date.
         rest_s: skips a round that is due for up to this long after the last one if only the time has changed since: the last
             plan still stands. 0: every round is decided.
         choice: the policy with its settings, for the record; None: its name alone.
@@ -93,6 +96,7 @@ class RoundLoop:
         *,
         tick_s: float,
         rest_s: float = 0.0,
+        settle_s: float = 0.0,
         choice: PolicyChoice | None = None,
         rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         safety: SafetySettings | None = None,
@@ -119,7 +123,7 @@ class RoundLoop:
         self._on_observed = on_observed
         self._on_round, self._on_stopped = on_round, on_stopped
         self._leadership = leadership
-        self._tick_s, self._rest_s = tick_s, rest_s
+        self._tick_s, self._rest_s, self._settled_s = tick_s, rest_s, clock.now_s() + settle_s
         self.paused = False
         """While true, no round is decided; actions that are under way go on."""
         self.health = LoopHealth(clock.now_s)
@@ -138,7 +142,7 @@ class RoundLoop:
         last = store.last_round()
         self._outcomes = OutcomeLog(store, last)
         self._round = last.snapshot.round if last else 0
-        self._plan: Plan | None = last.plan if last else None
+        self._plan: Plan | None = last.plan if last and not settle_s else None
         self._submitted_s = {job.id: job.submit_s for job in last.snapshot.jobs} if last else {}
         """When the jobs of the plan were submitted."""
         self.gate: PlanGate | None = None
@@ -150,8 +154,8 @@ class RoundLoop:
         if last is not None:
             seen = last.snapshot
             self._gpu_seconds = GpuSeconds(seen.attained, seen.jobs, seen.time_s)
-            placements = {job: given.placement for job, given in last.plan.assignments.items()}
-            self._gpu_seconds.sent(seen.jobs, placements, seen.time_s)
+            sent = {} if self._plan is None else last.plan.assignments
+            self._gpu_seconds.sent(seen.jobs, {job: given.placement for job, given in sent.items()}, seen.time_s)
             log.info("plan loaded", extra={"round": self._round, "assignments": len(last.plan.assignments)})
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[], None] = lambda: None) -> None:
@@ -181,6 +185,14 @@ class RoundLoop:
             self.gate.failed(self._clock.now_s(), text)
         if self._failing_since_s is None:
             self._failing_since_s = self._clock.now_s()
+
+    @property
+    def settling(self) -> str:
+        """Why nothing is decided or done yet after a restore; empty: it is."""
+        if self._clock.now_s() >= self._settled_s:
+            return ""
+        until = time_of_day(self._settled_s)
+        return f"the store was restored from a backup; until {until}, Penstock only looks, and does nothing"
 
     @property
     def failing_s(self) -> float | None:
@@ -223,6 +235,8 @@ class RoundLoop:
             self.gate.saw(state, now_s)
         with self.health.step(StepName.REPORTS):
             self._store_reports()
+        if self.settling:
+            return ()
         cloud = self._cloud.observe(state.jobs) if self._cloud is not None else None
         self._cloud_state = CloudState() if cloud is None else cloud
         if not self.paused and self._trigger.due(now_s, state):

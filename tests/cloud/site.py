@@ -36,6 +36,7 @@ from penstock_scheduler.model import (
     Recall,
     Start,
 )
+from penstock_scheduler.model import Share as NodeShare
 from penstock_scheduler.ports import CloudNode
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
@@ -202,6 +203,11 @@ class CloudSite:
     def finish(self, job: str) -> None:
         del self.jobs[job]
         self.on = {name: other for name, other in self.on.items() if other != job}
+
+    def run_on_site(self, job: str) -> None:
+        """Start a queued job on a node of the site's own."""
+        placement = Placement("t4", "gpu", (NodeShare("n1", 1),))
+        self.jobs[job] = dataclasses.replace(self.jobs[job], phase=Phase.RUNNING, allocation=placement)
 
     def _queue(self, job: str) -> None:
         self.jobs[job] = dataclasses.replace(self.jobs[job], phase=Phase.QUEUED, allocation=None)

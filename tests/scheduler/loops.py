@@ -44,6 +44,7 @@ def simulated(
         SpecModels(Families(), 30.0),
         tick_s=10.0,
         rest_s=parts.get("rest_s", 0.0),  # type: ignore[arg-type]
+        settle_s=parts.get("settle_s", 0.0),  # type: ignore[arg-type]
         choice=choice,
         rules=partial(_within, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
     )

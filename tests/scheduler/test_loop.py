@@ -83,6 +83,25 @@ def test_a_round_that_would_see_nothing_new_is_passed_over():
     assert rested <= plain
 
 
+def test_after_a_restore_the_old_plan_is_not_carried_out(monkeypatch):
+    """The store has the first round alone. For 100 s nothing is decided or done; then a new round begins from what runs."""
+    clock = SimulatedClock()
+    loop, cluster, store = simulated(3, clock=clock, work=50_000.0)
+    loop.run(lambda: len(store.rounds) == 8)
+    del store.rounds[1:]
+    done, apply = [], cluster.apply
+    monkeypatch.setattr(cluster, "apply", lambda todo: done.append((clock.now_s(), todo)) or apply(todo))
+    before_s = clock.now_s()
+    loop, _, _ = simulated(3, clock=clock, cluster=cluster, store=store, settle_s=100.0)
+    loop.run(lambda: clock.now_s() >= before_s + 100)
+    assert not done
+    assert len(store.rounds) == 1
+    loop.run(lambda: len(store.rounds) == 2)
+    assert loop.settling == ""
+    assert {action.kind for _, todo in done for action in todo} <= {"start"}
+    assert {each.id for each in store.rounds[1].snapshot.jobs} == {"0", "1", "2"}
+
+
 def test_a_round_that_fails_changes_nothing_and_the_next_one_tries_again():
     class Flaky:
         name = "flaky"

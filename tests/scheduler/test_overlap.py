@@ -12,58 +12,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from penstock_profiles.node_channel import JobControl, JobStatus
-from penstock_profiles.wire import (
-    BatchTrial,
-    Checkpointed,
-    ControlMessage,
-    Ended,
-    Message,
-    Observation,
-    ProfileRequest,
-    Report,
-    Request,
-    Result,
-    Resumed,
-    Started,
-    Suspended,
-    UnknownVersion,
-    control_file,
-    read,
-)
+from penstock_profiles.wire import ControlMessage, UnknownVersion, control_file, read
 from penstock_scheduler.health_messages import Health
-from penstock_scheduler.model import Hold, JobSpec, Outcome, Pack, Progress, SharedGpus, Stop, StopCode
 from penstock_scheduler.records import dump_round, load_round
-from penstock_scheduler.sharing.messages import NodeOrder, NodeStatus, OrderedGroup, OrderedJob, Taken, XidSeen
 from penstock_scheduler.spool import Spool
 from penstock_scheduler.store import open_store
-from tests.scheduler.store.test_store import numbered, view
-
-BODIES = (
-    Started(gpu_type="t4", gpu_ids={"n1": (0,)}),
-    Observation(gpu_type="t4", nodes=1, gpus=1, atomic_batch=8, steps=4, step_time_s=0.1, progress=1.0),
-    BatchTrial(atomic_batch=4),
-    Checkpointed(progress=1.0, seconds=0.1),
-    Suspended(moved_bytes=1, left_bytes=0, seconds=0.1),
-    Resumed(seconds=0.1),
-    Result(metric=1.0, progress=1.0),
-    Ended(outcome="completed", progress=1.0),
-)
-
-GROUP = OrderedGroup(shared=SharedGpus(node="n1", gpus=1, packs=(Pack(("7",)),)), devices=(0,), gpu_type="t4")
-
-MESSAGES: tuple[Message, ...] = (
-    *(Report(job_id="7", epoch=1, sequence=0, time_s=1.0, body=body) for body in BODIES),
-    ControlMessage(job_id="7", epoch=1, round=2, request=Request(id="r", asked_s=1.0)),
-    ProfileRequest(gpu_type="t4", seconds=1.0),
-    JobControl(number=1),
-    JobStatus(pid=1, time_s=1.0),
-    NodeOrder(
-        node="n1", number=1, written_s=1.0, groups=(GROUP,), jobs=(OrderedJob(job="7", slurm_job=7, uid=1, gpus=1),)
-    ),
-    NodeStatus(node="n1", order=1, time_s=1.0, history="h", xids=(XidSeen(number=1, time_s=1.0, device=0, xid=31),)),
-    Taken(history="h"),
-)
+from tests.previous.samples import JOB, MESSAGES, OUTCOME
+from tests.scheduler.store.test_store import numbered
 
 
 def later(value: Any) -> Any:
@@ -127,26 +82,23 @@ def test_the_documents_of_the_store_are_read_after_a_later_release_has_written_t
     record = numbered(1)
     assert load_round(json.dumps(later(record)), "a round") == load_round(dump_round(record), "a round")
     store = open_store(tmp_path, writer=True)
-    job = view("7", spec=JobSpec(max_gpus=2))
-    store.save_jobs([job])
-    store.add_outcomes(1.0, [Outcome(Hold("7", 1), Progress.DONE, "", Stop(StopCode.ASKED, "an admin asked"))])
+    store.save_jobs([JOB])
+    store.add_outcomes(1.0, [OUTCOME])
     store.add_reports([MESSAGES[0]])  # type: ignore[list-item]
     (outcome,) = store.outcomes()
     with store.write() as db:
         for table, column, document in (
-            ("jobs", "view", job),
+            ("jobs", "view", JOB),
             ("outcomes", "line", outcome),
             ("reports", "report", MESSAGES[0]),
         ):
             db.exec_driver_sql(f"UPDATE {table} SET {column} = ?", (json.dumps(later(document)),))
-    assert store.job("7") == job
+    assert store.job("7") == JOB
     assert list(store.outcomes()) == [outcome]
     assert list(store.reports()) == [MESSAGES[0]]
     store.close()
 
 
-@pytest.mark.parametrize(
-    "answer", [view("7"), Health(status="ok", version="9.9.0")], ids=lambda each: type(each).__name__
-)
+@pytest.mark.parametrize("answer", [JOB, Health(status="ok", version="9.9.0")], ids=lambda each: type(each).__name__)
 def test_an_answer_of_a_later_api_is_read(answer):
     assert read(type(answer), json.dumps(later(answer))) == answer

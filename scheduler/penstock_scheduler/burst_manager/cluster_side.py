@@ -62,6 +62,10 @@ class ClusterSide:
                 asked = {known[name].id: known[name] for name in request.nodes if name in known}
                 self._suspended |= {id_ for id_, run in asked.items() if run.state in ("booting", "running")}
         self._refuse_strangers(known)
+        self.look()
+
+    def look(self) -> None:
+        """Look at the nodes, and change nothing."""
         self.nodes = {node.name: node for node in self._nodes.nodes()}
 
     def suspended(self, run: BurstRun) -> bool:

@@ -79,7 +79,7 @@ class Facts:
     def _elsewhere(self) -> str:
         assert self._job is not None, "a job that is gone runs nowhere"
         if self._run.state == "ordered":
-            away = self._job.phase is not Phase.QUEUED
+            away = self._job.phase is not Phase.QUEUED and not self.at_nodes
         else:
             away = self._job.phase is Phase.RUNNING and not self.at_nodes
         return "its job runs elsewhere" if away else ""
@@ -88,11 +88,11 @@ class Facts:
 
     def _protected(self) -> str:
         why = self._world.instances.protected_in(self._run.region)
-        return "" if why is None else f"nothing is launched in protected mode: {why}"
+        return "" if why is None or self.at_nodes else f"nothing is launched in protected mode: {why}"
 
     def _unanswered(self) -> str:
         late = self._now_s - self._run.ordered_s >= ORDER_PATIENCE_S
-        return f"{Kind.LOST}: {self._run.region} does not answer" if late and self.silent else ""
+        return f"{Kind.LOST}: {self._run.region} does not answer" if late and self.silent and not self.at_nodes else ""
 
     # --- booting
 
@@ -181,7 +181,8 @@ class Facts:
 
     @property
     def at_nodes(self) -> bool:
-        """Whether the job holds, or is about to hold, nodes of the run."""
+        """Whether the job holds, or is about to hold, nodes of the run. With a store that was restored from a backup, the
+        record of such a run may say that nothing has been launched yet."""
         job = self._job
         if job is None or job.allocation is None:
             return False

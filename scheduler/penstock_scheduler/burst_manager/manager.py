@@ -21,7 +21,7 @@ from uuid import uuid4
 from penstock_scheduler.burst.choices import within
 from penstock_scheduler.burst.estimates import Gravity
 from penstock_scheduler.burst.states import Fact, Transition, step
-from penstock_scheduler.burst_manager.book import Book
+from penstock_scheduler.burst_manager.book import Book, Unreadable
 from penstock_scheduler.burst_manager.cluster_side import ClusterSide
 from penstock_scheduler.burst_manager.facts import LEAVE_PATIENCE_S, LEAVE_S, ORDER_PATIENCE_S, Facts, World
 from penstock_scheduler.burst_manager.history import SiteHistory
@@ -29,11 +29,13 @@ from penstock_scheduler.burst_manager.instances import Instances
 from penstock_scheduler.burst_manager.offers import SIZES, Offers
 from penstock_scheduler.burst_manager.places import Places
 from penstock_scheduler.burst_manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, line, pause_s
-from penstock_scheduler.burst_manager.run_store import RunStore
+from penstock_scheduler.burst_manager.run_store import OLDER_STORE, RunStore
 from penstock_scheduler.burst_manager.runs import BurstRun, Slot
 from penstock_scheduler.burst_manager.settings import BurstSettings
 from penstock_scheduler.burst_manager.share import Share
+from penstock_scheduler.burst_manager.unknown_runs import ended_by, of_unknown_runs, record_of
 from penstock_scheduler.burst_manager.worker import Worker
+from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import (
     Action,
@@ -114,6 +116,8 @@ class BurstManager:
         self._world = World(
             settings, self._cluster, self._instances, self._guests, self._share, self._recalled, self._leaving_s
         )
+        self._older_store = store.control(OLDER_STORE) is not None
+        """Whether instances may belong to runs that the store does not know. Until that is known, nothing is done."""
         self._lock = threading.Lock() if lock is None else lock
         self._worker = None if lock is None else Worker(self._pass, lock)
 
@@ -137,6 +141,11 @@ class BurstManager:
         if self._worker is not None:
             self._worker.wake()
         with self._lock:
+            if self._older_store:
+                raise ClusterAway(
+                    "the store was restored from a backup, and the cloud has not yet said which instances there are: "
+                    f"{self._instances.away or 'it has been asked'}; until then, nothing is decided"
+                )
             return self._state(jobs, self._clock.now_s())
 
     def asks(self) -> Sequence[Action]:
@@ -158,7 +167,10 @@ class BurstManager:
     def _meet_cluster(self, jobs: Sequence[Job]) -> None:
         """The part that asks the cluster, and never the cloud. It changes no run: the pass may be in the middle of one."""
         self._jobs_seen = {job.id: job for job in jobs}
-        self._cluster.meet(self._book.runs.values(), {bad.job for bad in self._book.unreadable.values()})
+        if self._older_store:
+            self._cluster.look()
+        else:
+            self._cluster.meet(self._book.runs.values(), {bad.job for bad in self._book.unreadable.values()})
         self._book.count_queue_times(jobs, self._clock.now_s())
 
     def _pass(self) -> None:
@@ -168,6 +180,8 @@ class BurstManager:
         self._asks = []
         self._guests.begin()
         self._look(now_s)
+        if self._older_store and not self._know_all_runs(now_s):
+            return None
         for run in tuple(self._book.runs.values()):
             self._advance(self._book.runs[run.id], there.get(run.job), now_s)
         self._instances.sweep(there)
@@ -183,6 +197,26 @@ class BurstManager:
             place for place in self._instances.usable_places() if self._instances.protected_in(place.name) is None
         ]
         return self._offers.make(room, self._settings.max_runs - self._book.open_count, usable, now_s)
+
+    def _know_all_runs(self, now_s: float) -> bool:
+        """Make the records of runs that the store does not know. Returns whether all places have said what they have."""
+        seen = self._instances.seen
+        if seen is None or seen.trouble:
+            return False
+        for name, instances in of_unknown_runs(seen.found.values(), self._book, self._jobs_seen).items():
+            run = record_of(name, instances, self._cluster.nodes, self._cluster.partition)
+            if isinstance(run, Unreadable):
+                self._book.unreadable[name] = run
+                log.error("a run that the store does not know", extra={"run": name, "text": run.trouble})
+                continue
+            for other in tuple(self._book.runs.values()):
+                if {*other.nodes} & {*run.nodes}:
+                    self._close(ended_by(other, run, seen.found), None, now_s)
+            self._save(run, run.committed())
+            log.warning("the store did not know this run; it goes on", extra={"run": name, "job": run.job})
+        self._store.set_control(OLDER_STORE, None)
+        self._older_store = False
+        return True
 
     def _look(self, now_s: float) -> None:
         busy = any(run.state in ("booting", "leaving") for run in self._book.runs.values())

@@ -9,6 +9,10 @@ from typing import Any, Protocol
 from penstock_scheduler.burst.history import EndedJob
 from penstock_scheduler.ledger_messages import LedgerLine
 
+OLDER_STORE = "cloud.older_store"
+"""Name of the stored control that says that the store was restored from a backup: instances may belong to runs that it does not
+know. The burst manager removes it once it has listed all instances and knows their runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class CloudRunRow:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import typer
 
 from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.store import open_store
+from penstock_scheduler.store.backup import make_backup, restore_backup
 from penstock_scheduler.store.opening import is_server, open_engine
 from penstock_scheduler.store.schema import (
     differences,
@@ -17,8 +21,13 @@ from penstock_scheduler.store.schema import (
     upgrade_beside_others,
 )
 from penstock_scheduler.store.tables import REVISION
+from penstock_scheduler.units import data_size
 
-db = typer.Typer(no_args_is_help=True, help="Upgrade, check or export the daemon's store. For admins.")
+db = typer.Typer(
+    no_args_is_help=True, help="Upgrade, check, export, back up or restore the daemon's store. For admins."
+)
+
+TELL_S = 2.0
 
 _STORE = typer.Argument("/var/lib/penstock", help="The daemon's state_dir, or the URL of its store.")
 
@@ -77,3 +86,51 @@ def export(store: str = _STORE) -> None:
     """Print every row of the store as a line of JSON, without the digests of tokens."""
     for row in open_store(store).export():
         typer.echo(json.dumps(row))
+
+
+@db.command()
+def backup(
+    file: Path = typer.Argument(
+        ..., help="The new file. It holds secrets' digests and jobs' histories: keep it private."
+    ),
+    store: str = _STORE,
+) -> None:
+    """Copy the store, as it is at this moment, into a file. penstockd may run.
+
+    The file is complete and has been checked when the command ends, or there is none. It can be restored into SQLite and
+    into PostgreSQL.
+    """
+    about = make_backup(store, file, _progress())
+    size = data_size(file.stat().st_size)
+    typer.echo(f"{file}: a backup of {store} {about}, schema {about.revision}, {size}")
+
+
+@db.command()
+def restore(
+    file: Path = typer.Argument(..., help="A file of `penstock db backup`."),
+    store: str = _STORE,
+    replace: bool = typer.Option(False, "--replace", help="Replace what the store holds, even if it is newer."),
+) -> None:
+    """Replace the store by a backup, all or nothing. Stop penstockd first, and penstock-api where it is used.
+
+    The next penstockd looks at Slurm and the cloud first, and acts after [safety] grace_s.
+    """
+    about = restore_backup(store, file, replace=replace, tell=_progress())
+    typer.echo(
+        f"{store}: restored from the backup {about}. Lost is what Penstock alone knew and has learned since then: "
+        "audit lines, settings by admins (pause, policy, drains), new tokens. Tokens that were revoked since then may be "
+        "valid again: see `penstock token list`. Browsers must log in again."
+    )
+
+
+def _progress() -> Callable[[str, int, int], None]:
+    """Tells of long work every few seconds."""
+    told_s = time.monotonic()
+
+    def tell(table: str, done: int, rows: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= TELL_S:
+            told_s = time.monotonic()
+            typer.echo(f"{table}: {done:,} of {rows:,} rows", err=True)
+
+    return tell

@@ -118,7 +118,10 @@ class Stream:
         """Where the client goes on; None: it needs a snapshot."""
         seen, store = self._seen, self._known.store
         if seen is None or seen.change > await asyncio.to_thread(store.newest_job_change):
-            return None  # the second: the event was another database's
+            return None  # the second: the event was another database's, or of a store before a backup was restored
+        newest = await asyncio.to_thread(store.summaries, None, 1)
+        if seen.round > (newest[0].round if newest else 0):
+            return None
         missed = await asyncio.to_thread(store.count_jobs_changed, seen.change, self._user)
         return None if missed > MOST_MISSED else seen
 

@@ -1,0 +1,139 @@
+"""The release before this one, from the repository's history, side by side with this one: upgrade, and the way back.
+
+`PREVIOUS` is set at each release (docs/developer/release.md). What CI checks of this is in tests/scheduler/test_overlap.py and
+tests/scheduler/store/test_compatibility.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock_scheduler.cli import make_app
+from penstock_scheduler.sharing.messages import status_file
+from penstock_scheduler.store import schema
+from penstock_scheduler.store.backup import make_backup
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.end_to_end.site import Site
+from tests.end_to_end.test_sharing import FAST, gains, group_of, until
+from tests.executor.spool import ROOT
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+PREVIOUS = "eee76ef"
+"""Tag or commit of the release before."""
+
+PACKAGES = ("profiles", "scheduler", "slurm_plugin", "executor", "cloud")
+
+DAEMON = "import sys; from penstock_scheduler.daemon import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH of the release before. The libraries are this one's."""
+    folder = tmp_path_factory.mktemp("previous")
+    archive = folder / "previous.tar"
+    done = subprocess.run(
+        ["git", "archive", "-o", archive, PREVIOUS, *PACKAGES], cwd=ROOT, capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"needs the repository's history with {PREVIOUS}")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    return os.pathsep.join(str(folder / package) for package in PACKAGES)
+
+
+class OldDaemon:
+    """penstockd of the release before."""
+
+    def __init__(self, site: Site, path: str) -> None:
+        before = site.log.read_text().count("event=started") if site.log.exists() else 0
+        with site.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", DAEMON, "--config", site.config],
+                env=dict(os.environ, PYTHONPATH=path),
+                stdout=log,
+                stderr=log,
+            )
+        self._site, self._before = site, before
+
+    def wait_started(self) -> None:
+        wait_for(
+            lambda: self._site.log.read_text().count("event=started") > self._before,
+            120,
+            "the old penstockd to start",
+            details=self._site.tail,
+        )
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+def test_an_upgrade_and_the_way_back_under_jobs_that_share_a_gpu(
+    previous: str, make_loopback: MakeLoopback, make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", previous)  # agents and jobs inherit it
+    slurm = make_loopback("t4:1x1", agents=True)
+    (node,) = (node.name for node in slurm.nodes)
+    wait_for(lambda: status_file(slurm.spool, node).exists(), 120, "the old agent to report")
+    site = make_site(slurm, policy="gandiva", round_s=1.0)
+    site.spool = slurm.spool
+    site.slurm_settings |= {"agents": True}
+    site.extra = "\n[policy.gandiva]\nslice_s = 2.0\n"
+    site.write_settings()
+    old = OldDaemon(site, previous)
+    try:
+        old.wait_started()
+        pair = [site.submit(1e6, rates=FAST, options="--utilisation=0.9") for _ in range(2)]
+        until(site, lambda: group_of(site, *pair) is not None, "a group of both")
+        _whole_upgrade(site, node, pair, old, monkeypatch)
+        site.stop()
+
+        # The way back. The release before has no `penstock db restore`: its backup is a store of its own.
+        refused = OldDaemon(site, previous)
+        assert refused.process.wait(120) == 1
+        assert "newer than 0006; upgrade penstock" in site.log.read_text()
+        for suffix in ("", "-wal", "-shm"):
+            (site.state / f"{schema.FILE}{suffix}").unlink(missing_ok=True)
+        shutil.copy(site.folder / "before.db", site.state / schema.FILE)
+        old = OldDaemon(site, previous)
+        old.wait_started()
+        _undisturbed(site, pair)
+    finally:
+        old.stop()
+
+
+def _whole_upgrade(site: Site, node: str, pair: list[str], old: OldDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    _undisturbed(site, pair)
+    assert old.stop() == 0
+    monkeypatch.delenv("PYTHONPATH")
+    site.start(wait=False)
+    assert site.ended() == 1
+    assert f"this version needs {schema.REVISION}; run penstock db upgrade" in site.log.read_text()
+    assert make_backup(site.state, site.folder / "before.db").revision == "0006"
+    told = CliRunner().invoke(make_app(), ["db", "upgrade", str(site.state)])
+    assert told.exit_code == 0, told.exception
+
+    # This penstockd with the old agent and old executors; then the new agent takes over from the old one.
+    site.start()
+    _undisturbed(site, pair)
+    site.slurm.kill_agent(node)
+    site.slurm.start_agent(node)
+    _undisturbed(site, pair)
+
+
+def _undisturbed(site: Site, pair: list[str]) -> None:
+    """Both go on in turns, and neither was started again."""
+    for _ in range(2):
+        gains(site, *pair)
+    assert {job: site.job(job).restarts for job in pair} == dict.fromkeys(pair, 0), site.tail()
+    assert {job.id: job.state for job in site.gateway.jobs() if job.id in pair}.keys() == set(pair)
