@@ -12,7 +12,7 @@ import typer
 from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.store import open_store
 from penstock_scheduler.store.backup import make_backup, restore_backup
-from penstock_scheduler.store.opening import is_server, open_engine
+from penstock_scheduler.store.opening import is_server, name_of, open_engine
 from penstock_scheduler.store.schema import (
     differences,
     revision,
@@ -102,7 +102,7 @@ def backup(
     """
     about = make_backup(store, file, _progress())
     size = data_size(file.stat().st_size)
-    typer.echo(f"{file}: a backup of {store} {about}, schema {about.revision}, {size}")
+    typer.echo(f"{file}: a backup of {name_of(store)} {about}, schema {about.revision}, {size}")
 
 
 @db.command()
@@ -117,7 +117,7 @@ def restore(
     """
     about = restore_backup(store, file, replace=replace, tell=_progress())
     typer.echo(
-        f"{store}: restored from the backup {about}. Lost is what Penstock alone knew and has learned since then: "
+        f"{name_of(store)}: restored from the backup {about}. Lost is what Penstock alone knew and has learned since then: "
         "audit lines, settings by admins (pause, policy, drains), new tokens. Tokens that were revoked since then may be "
         "valid again: see `penstock token list`. Browsers must log in again."
     )

@@ -31,6 +31,11 @@ def is_server(where: str | Path) -> bool:
     return "://" in str(where)
 
 
+def name_of(where: str | Path) -> str:
+    """A store as messages name it: a URL without its password."""
+    return schema.server_engine(str(where)).url.render_as_string() if is_server(where) else str(where)
+
+
 def open_engine(where: str | Path, *, lock: bool) -> tuple[Engine, str, TextIO | Connection | None]:
     """(engine, name for messages, the right to write or None). Raises what `open_store` raises."""
     if is_server(where):

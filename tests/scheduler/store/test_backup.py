@@ -226,3 +226,13 @@ def test_a_backup_of_a_newer_schema_is_refused(tmp_path):
         db.execute("UPDATE backup SET about = json_set(about, '$.revision', '9999', '$.version', '9.9.0')")
     with pytest.raises(StoreError, match=r"has the schema 9999 of Penstock 9.9.0.*; install Penstock 9.9.0"):
         restore_backup(tmp_path / "new", file)
+
+
+def test_no_message_has_the_databases_password(server, tmp_path):
+    where = new_database(server).replace("penstock@", "penstock:open-sesame@")
+    fill(where)
+    told = CliRunner().invoke(make_app(), ["db", "backup", str(tmp_path / "b"), where])
+    again = CliRunner().invoke(make_app(), ["db", "restore", str(tmp_path / "b"), where])
+    replaced = CliRunner().invoke(make_app(), ["db", "restore", str(tmp_path / "b"), where, "--replace"])
+    said = [told.output, str(again.exception), replaced.output]
+    assert all("penstock:***@" in each for each in said), said
