@@ -1,12 +1,13 @@
-"""Load of the API: jobs that report every 30 s, and clients that wait for changes.
+"""Load of the API: jobs that report every 30 s, clients that wait for changes, and clients that read.
 
-    python benchmarks/service.py [--separate] [--jobs 2000] [--waiting 500] [--seconds 60] [--cores 1] [--realtime]
+    python benchmarks/service.py [--separate] [--jobs 2000] [--waiting 500] [--readers 50] [--round-s 2] [--seconds 60]
 
-The service is a process of its own with the real store (SQLite, every acknowledged report synced to disk), real sockets and
-HTTP. The cluster behind it is simulated: every job runs, and ten jobs change each second. Jobs report over the unix socket. The
-clients are this process, on the machine's other cores. With `--separate`, penstock-api serves them, in one more process that may
-use all cores. On a machine with other load, `--realtime` (as root) gives the benchmark
-priority. The last line is JSON: latencies in milliseconds, memory in MiB.
+The service is a process of its own with the real store (SQLite, or `--store URL`; every acknowledged report is synced to disk),
+real sockets and HTTP. The cluster behind it is simulated: every job runs, and ten jobs change each second. Jobs report over the
+Unix socket. Readers ask once a second for a job, a page of jobs, the queue or the cluster. The clients are this process, on the
+machine's other cores. With `--separate`, penstock-api serves them, in one more process that may use all cores. `--round-s` makes
+Python compute for so long every 10 s beside penstockd's service, as a large round does. On a machine with other load,
+`--realtime` (as root) gives the benchmark priority. The last line is JSON: latencies in milliseconds, memory in MiB.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
+from penstock_scheduler import open_files
 from penstock_scheduler.health_messages import Health
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
@@ -49,13 +51,21 @@ EVERY_S = 30.0
 
 
 def serve(
-    folder: Path, jobs: int, ready: object, cores: int, round_s: float = 0.0, separate: bool = False, queued: int = 0
+    folder: Path,
+    jobs: int,
+    ready: object,
+    cores: int,
+    round_s: float = 0.0,
+    separate: bool = False,
+    queued: int = 0,
+    at: str | None = None,
 ) -> None:
     """The service, or penstockd for a penstock-api, and a cluster on which ten jobs a second change."""
+    open_files.raise_limit()
     if cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     user = __import__("getpass").getuser()
-    store = open_store(folder, writer=True)
+    store = open_store(at or folder, writer=True)
     board = Board(store, None)
     models = SpecModels(Families(), 30.0)
     choice = make_policy("sia")[1]
@@ -123,10 +133,11 @@ def api_settings(folder: Path) -> dict[str, Any]:
     return paths | {"requests_per_s": 1e9, "burst": 10**9}
 
 
-def serve_separately(folder: Path) -> None:
+def serve_separately(folder: Path, at: str | None) -> None:
     """penstock-api."""
+    where = f'state_dir = "{folder}"' if at is None else f'store = "{at}"'
     lines = [f"{key} = {json.dumps(value)}" for key, value in (api_settings(folder) | {"embedded": False}).items()]
-    text = "\n".join(["[daemon]", f'state_dir = "{folder}"', "[api]", *lines])
+    text = "\n".join(["[daemon]", where, "[api]", *lines])
     (folder / "api.toml").write_text(text)
     sys.exit(process.main(["--config", str(folder / "api.toml")]))
 
@@ -158,12 +169,36 @@ class Line:
             self._streams[1].close()
 
 
+async def read(folder: Path, number: int, jobs: int, from_s: float, took_s: list[float]) -> None:
+    """Ask once a second, until cancelled, and note how long each answer takes from the time `from_s` on."""
+    line, asked = Line(folder / "api.sock"), number
+    await asyncio.sleep(random.Random(number).uniform(0, 1))
+    while True:
+        paths = (f"/v1/jobs/{asked % jobs}", "/v1/jobs?limit=50", "/v1/queue?limit=50", "/v1/cluster")
+        began_s = time.perf_counter()
+        status, answer = await line.ask("GET", paths[asked % len(paths)])
+        if status != 200:
+            raise RuntimeError(f"{status}: {answer}")
+        if time.monotonic() >= from_s:
+            took_s.append(time.perf_counter() - began_s)
+        asked += 1
+        await asyncio.sleep(1)
+
+
 async def load(
-    folder: Path, jobs: int, waiting: int, seconds: float, seed: int, servers: Sequence[int], every_s: float = EVERY_S
+    folder: Path,
+    jobs: int,
+    waiting: int,
+    readers: int,
+    seconds: float,
+    seed: int,
+    servers: Sequence[int],
+    every_s: float = EVERY_S,
 ) -> dict[str, object]:
-    """Report and wait for `every_s` until all clients have started, then for `seconds`. Returns the latencies of the latter."""
+    """Report, read and wait for `every_s` until all clients have started, then for `seconds`, whose latencies are returned."""
     chance = random.Random(seed)
     took_s: list[float] = []
+    read_s: list[float] = []
     acknowledged = waits = woken = errors = 0
     from_s = time.monotonic() + every_s
     until_s = from_s + seconds
@@ -205,6 +240,7 @@ async def load(
                 errors += 1
 
     tasks = [asyncio.create_task(report(job)) for job in range(jobs)]
+    tasks += [asyncio.create_task(read(folder, number, jobs, from_s, read_s)) for number in range(readers)]
     tasks += [asyncio.create_task(wait(number)) for number in range(waiting)]
     await asyncio.sleep(every_s)
     before_s = [cpu_s(server) for server in servers]
@@ -215,8 +251,10 @@ async def load(
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
         errors += ended is not None and not isinstance(ended, asyncio.CancelledError)
-    took_s.sort()
     return {
+        "reads": len(read_s),
+        **_times("read_", read_s),
+        **_times("", took_s),
         "requests": len(took_s),
         "server_cpu_s": round(used_s, 2),
         "server_cores": round(used_s / seconds, 3),
@@ -225,10 +263,13 @@ async def load(
         "waits": waits,
         "woken": woken,
         "errors": errors,
-        "p50_ms": round(1000 * took_s[len(took_s) // 2], 1),
-        "p99_ms": round(1000 * took_s[int(len(took_s) * 0.99)], 1),
-        "max_ms": round(1000 * took_s[-1], 1),
     }
+
+
+def _times(what: str, took_s: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(took_s) or [0.0]
+    shown = {"p50": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
+    return {f"{what}{name}_ms": round(1000 * each_s, 1) for name, each_s in shown.items()}
 
 
 def cpu_s(pid: int) -> float:
@@ -248,6 +289,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--waiting", type=int, default=500)
+    parser.add_argument("--readers", type=int, default=50, help="clients that read once a second")
+    parser.add_argument("--store", help="URL of the store; absent: SQLite in a folder of its own")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cores", type=int, default=1, help="of the service; 0: all")
     parser.add_argument("--every-s", type=float, default=EVERY_S, help="seconds between two reports of a job")
@@ -259,6 +302,7 @@ def main() -> int:
     parser.add_argument("--queued", type=int, default=0, help="further jobs that wait")
     parser.add_argument("--realtime", action="store_true", help="service and clients go before all other programs")
     arguments = parser.parse_args()
+    open_files.raise_limit()
     if arguments.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     context = multiprocessing.get_context("spawn")
@@ -274,6 +318,7 @@ def main() -> int:
                 arguments.round_s,
                 arguments.separate,
                 arguments.queued,
+                arguments.store,
             ),
             daemon=True,
         )
@@ -283,7 +328,7 @@ def main() -> int:
             return 1
         servers = [server]
         if arguments.separate:
-            servers.append(context.Process(target=serve_separately, args=(folder,), daemon=True))
+            servers.append(context.Process(target=serve_separately, args=(folder, arguments.store), daemon=True))
             servers[-1].start()
             until_s = time.monotonic() + 120
             while not (folder / "api.sock").exists() and time.monotonic() < until_s:
@@ -298,6 +343,7 @@ def main() -> int:
                 folder,
                 arguments.jobs,
                 arguments.waiting,
+                arguments.readers,
                 arguments.seconds,
                 arguments.seed,
                 [each.pid or 0 for each in servers],
@@ -308,7 +354,7 @@ def main() -> int:
         for each in servers:
             each.kill()
             each.join()
-        store = open_store(folder)
+        store = open_store(arguments.store or folder)
         kept = sum(1 for _ in store.reports())
         store.close()
     found |= {
@@ -319,6 +365,7 @@ def main() -> int:
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "load_average": os.getloadavg()[0],
     } | vars(arguments)
+    print(f"{found['reads']} reads: p50 {found['read_p50_ms']} ms, p99 {found['read_p99_ms']} ms")
     print(f"{found['requests']} reports: p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; lost {found['lost']}")
     print(json.dumps(found))
     return 1 if found["lost"] or found["errors"] else 0

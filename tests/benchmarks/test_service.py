@@ -14,7 +14,21 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "service.py"
 
 @pytest.mark.parametrize("way", [[], ["--separate"]], ids=["embedded", "separate"])
 def test_no_acknowledged_report_is_lost(way):
-    words = ["--jobs", "20", "--waiting", "5", "--queued", "10", "--every-s", "2", "--seconds", "4", *way]
+    words = [
+        "--jobs",
+        "20",
+        "--waiting",
+        "5",
+        "--readers",
+        "4",
+        "--queued",
+        "10",
+        "--every-s",
+        "2",
+        "--seconds",
+        "4",
+        *way,
+    ]
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), *words], capture_output=True, text=True, timeout=300, check=False
     )
@@ -22,4 +36,5 @@ def test_no_acknowledged_report_is_lost(way):
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["lost"], found["errors"]) == (0, 0)
     assert found["acknowledged"] >= 20
+    assert found["reads"] >= 4
     assert len(found["cpu_s_of_each"]) == 1 + len(way)

@@ -36,7 +36,7 @@ def audit(
     if as_json:
         print_json(lines)
         return
-    rows = [(local_time(line.time_s), _by(line), _from(line), _what(line)) for line in lines]
+    rows = [(local_time(line.time_s), _by(line), line.address or "-", _what(line)) for line in lines]
     print_table(("TIME", "BY", "FROM", "WHAT"), rows, "Nothing of this kind is in the audit log.")
     if len(lines) == limit:
         typer.echo(f"There may be more: these are the newest {limit}. Choose with --from and --to, or raise --limit.")
@@ -46,15 +46,12 @@ def _by(line: AuditLine) -> str:
     return f"{line.user} ({line.role})" if line.user else "penstockd"
 
 
-def _from(line: AuditLine) -> str:
-    """The address and the token; `-` for the Unix socket and penstockd itself."""
-    return " ".join(filter(None, [line.address, f"token {line.token}" if line.token else ""])) or "-"
-
-
 def _what(line: AuditLine) -> str:
     method, _, path = line.action.partition(" ")
     action = method if path.startswith("/") else line.action
     if line.target.startswith("jobs/") and path == "/v1/jobs":
         action = "submit"
     text = f"{action} {line.target}" + (f": {line.text}" if line.text else "")
+    if line.token:
+        text += f" (token {line.token})"
     return text if line.allowed else f"REFUSED: {text}"

@@ -93,7 +93,7 @@ def test_an_operator_asks_who_did_what(api):
         assert [line.id for line in everything] == sorted((line.id for line in everything), reverse=True)
     table = " ".join(penstock(api, "audit", "--job", "1", who="oz").output.split())
     assert "penstockd - stop jobs/1: without a round: gain" in table
-    assert f"ada (user) 127.0.0.1 token {api.tokens['ada'].split('_')[1][:3]}" in table
+    assert f"ada (user) 127.0.0.1 POST jobs/1/cancel (token {api.tokens['ada'].split('_')[1]})" in table
     assert "REFUSED: POST drains" in " ".join(penstock(api, "audit", "--refused").output.split())
     refused = penstock(api, "audit", who="ada")
     assert refused.exit_code != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -74,6 +75,32 @@ def test_1100_half_open_requests_stop_neither_commands_nor_other_clients(tmp_pat
         assert service.log_bytes < 50_000
         late = service.connect(b"GET /v1/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"200 OK" in closed(late), "the attacker is served again as the half-open requests expire"
+
+
+def test_2000_clients_that_wait_stop_neither_commands_nor_other_clients(tmp_path):
+    """One user's, each for a change that does not come."""
+    ask = b"GET /v1/jobs/2?wait=60&since=1000 HTTP/1.1\r\nHost: x\r\n\r\n"
+    with (
+        many_files(),
+        flooded(tmp_path, files=8192, requests_per_s=1e6, burst=10**6) as service,
+        ExitStack() as stack,
+    ):
+        headers = {"Authorization": f"Bearer {service.tokens['ada']}"}
+        ada = stack.enter_context(httpx.Client(base_url=service.url, headers=headers, timeout=20))
+        waiting = select.poll()
+        for _ in range(2000):
+            line = service.connect(ask)
+            stack.callback(line.close)
+            waiting.register(line, select.POLLIN)
+        service.commands()
+        for _ in range(20):
+            assert ada.get("/v1/jobs/1").json()["state"] == "running"
+            time.sleep(0.1)
+        said = service.commands()
+        assert len(said) > 5
+        assert set(said) == {"ok"}
+        assert waiting.poll(0) == [], "they all wait"
+        assert service.log_bytes < 50_000
 
 
 def test_a_client_with_too_many_connections_is_told(tmp_path):

@@ -146,4 +146,4 @@ def test_dashboard_and_alerts_name_metrics_that_are_there(scraped):
     for text in (dashboard, alerts):
         named = set(re.findall(r"penstock_\w+", text))
         assert named
-        assert named <= known | {"penstock_round_gap_ratio"}
+        assert named <= known | {"penstock_round_gap_ratio", "penstock_api_daemon_up"}
