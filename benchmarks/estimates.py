@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_profiles.families import load_families
-from penstock_scheduler.estimates.estimating import Estimate, Widths, estimate
+from penstock_scheduler.estimates.estimating import MEASURED, Estimate, Widths, estimate
 from penstock_scheduler.estimates.past import Past, PastJob
 from penstock_scheduler.estimates.ranges import Range
 from penstock_scheduler.model import Job, Phase
@@ -76,7 +76,11 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=28.0)
     parser.add_argument("--every", type=float, default=12.0, help="hours from one round that is estimated to the next")
     parser.add_argument("--halves", default="tuning,held-out")
-    parser.add_argument("--widths", default="1,1", help="factors on the widths of ranges of starts and ends")
+    parser.add_argument(
+        "--widths",
+        default=f"{MEASURED.start},{MEASURED.end}",
+        help="factors on the widths of ranges of starts and ends",
+    )
     parser.add_argument("--at-most", type=int, default=10**6, help="jobs in the workload")
     options = parser.parse_args()
     workload = read_workload(options.trace)

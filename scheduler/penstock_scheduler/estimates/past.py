@@ -56,14 +56,13 @@ class Past:
         self.now_s = now_s
         self.submitted = newest
         """All, the oldest first."""
-        lengths: dict[tuple[object, ...], list[float]] = {}
-        self.ended = 0
+        lengths: dict[tuple[object, ...], list[tuple[float, bool]]] = {}
         for past in newest:
-            if past.end_s is not None and past.gpu_seconds > 0:
-                self.ended += 1
+            if past.gpu_seconds > 0:
                 for group in _groups(past.job):
-                    lengths.setdefault(group, []).append(past.length_s)
+                    lengths.setdefault(group, []).append((past.length_s, past.end_s is not None))
         self._lengths = {group: sorted(each) for group, each in lengths.items()}
+        self.ended = sum(past.end_s is not None and past.gpu_seconds > 0 for past in newest)
 
     def within(self, partitions: tuple[str, ...]) -> Past:
         """The same jobs, of which those of unknown partition may run in any of these."""
@@ -78,27 +77,33 @@ class Past:
         """Whether enough jobs have ended to say how long jobs run."""
         return self.ended >= FEWEST
 
-    def like(self, job: Job, age_s: float) -> Sequence[float]:
-        """Lengths of the earlier jobs most like this one that ran for longer than it has, in seconds at full size, ascending.
+    def like(self, job: Job, age_s: float) -> Sequence[tuple[float, bool]]:
+        """The earlier jobs most like this one that ran for longer than it has: their lengths in seconds at full size, ascending,
+        and whether they have ended at that length.
 
         Those of its user with its name if there are enough, or else those of its user, of its size, or all.
         """
-        found: Sequence[float] = ()
+        found: Sequence[tuple[float, bool]] = ()
         for group in _groups(job):
             known = self._lengths.get(group, [])
-            found = known[bisect_right(known, age_s) :]
+            found = known[bisect_right(known, (age_s, True)) :]
             if len(found) >= ENOUGH:
                 break
         return found
 
     def length_s(self, job: Job, age_s: float, draw: np.random.Generator) -> float:
-        """A length that the job may turn out to have, > `age_s`, in seconds at full size."""
-        found = self.like(job, age_s)
-        if found and draw.random() < len(found) / (len(found) + 1):
-            return found[int(draw.integers(len(found)))]
+        """A length that the job may turn out to have, > `age_s`, in seconds at full size.
+
+        It is that of an earlier job. If that one has not ended either, its length is drawn in the same way. So what still runs
+        counts for as much as it is known (the estimator of Kaplan and Meier, one draw at a time).
+        """
+        while (found := self.like(job, age_s)) and draw.random() < len(found) / (len(found) + 1):
+            length_s, ended = found[int(draw.integers(len(found)))]
+            if ended:
+                return length_s
+            age_s = length_s
         chance = draw.random()
-        beyond_s = (age_s + NEW_S) * chance / (1 - chance)
-        return max(age_s, found[-1] if found else 0.0) + beyond_s
+        return max(age_s, found[-1][0] if found else 0.0) + (age_s + NEW_S) * chance / (1 - chance)
 
 
 def _groups(job: Job) -> tuple[tuple[object, ...], ...]:

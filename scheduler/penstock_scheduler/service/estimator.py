@@ -14,7 +14,7 @@ from penstock_scheduler.service.board import Board
 
 log = logging.getLogger(__name__)
 
-FIRST_S = 20.0
+FIRST_S = 60.0
 """Time from the start of penstockd to that of the process: it loads for seconds, and penstockd has more urgent work then."""
 AGAIN_S = 300.0
 """Time until a process that has ended is started again."""

@@ -74,7 +74,17 @@ def test_a_length_is_that_of_an_earlier_job_that_ran_for_longer():
 def test_jobs_of_the_same_user_tell_more_than_those_of_others():
     theirs = [PastJob(job(f"t{n}", user="bob", max_gpus=1, submit_s=n), 1000.0, 2000.0) for n in range(50)]
     own = [PastJob(job(f"o{n}", user="ada", max_gpus=1, submit_s=n), 10.0, 20.0) for n in range(12)]
-    assert set(Past([*theirs, *own], 3000.0).like(job("x", user="ada", max_gpus=1), 0.0)) == {10.0}
+    assert set(Past([*theirs, *own], 3000.0).like(job("x", user="ada", max_gpus=1), 0.0)) == {(10.0, True)}
+
+
+def test_what_still_runs_makes_lengths_longer():
+    """Half of the jobs ended after 50 s, and the other half have run for 500 s and go on. So half of all need more than 500 s."""
+    ended = [PastJob(job(f"e{n}", max_gpus=1, submit_s=n), 50.0, 60.0 + n) for n in range(30)]
+    running = [PastJob(job(f"r{n}", max_gpus=1, submit_s=n), 500.0, None) for n in range(30)]
+    known = Past([*ended, *running], 1000.0)
+    lengths = [known.length_s(job("x", max_gpus=1), 0.0, np.random.default_rng(seed)) for seed in range(400)]
+    assert 0.4 < sum(length > 500.0 for length in lengths) / len(lengths) < 0.6
+    assert set(lengths) & {500.0} == set()
 
 
 def test_a_time_limit_bounds_the_end():
