@@ -89,6 +89,19 @@ def test_a_run_ends_in_its_own_region_after_the_settings_have_changed(site: Clou
     assert spent == pytest.approx(owed, abs=1e-9)
 
 
+def test_an_instance_that_is_taken_in_a_region_of_earlier_settings_ends_its_run(site: CloudSite, ec2: Ec2) -> None:
+    run_a_job(site)
+    site.settings = site.settings.model_copy(update={"region": "eu-west-1"})
+    site.client_of("eu-west-1")
+    site.crash()
+    ec2.direct().terminate_instances(InstanceIds=ec2.running())
+    site.tick()
+    site.until(lambda: not site.state.runs)
+    assert site.jobs["7"].phase is Phase.QUEUED
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+
+
 def test_an_instance_that_has_lost_its_tag_is_known_and_ended_by_its_id(site: CloudSite, ec2: Ec2) -> None:
     run_a_job(site)
     ec2.direct().delete_tags(Resources=ec2.running(), Tags=[{"Key": "penstock:site"}])

@@ -196,6 +196,28 @@ def test_a_lost_answer_of_a_simulated_cloud_launches_nothing_twice(
     assert len(place.world) == 1
 
 
+def test_an_order_with_a_lost_answer_is_found_by_its_tag_where_the_token_is_forgotten(
+    plain: CloudSettings, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EC2 forgets tokens after some time; what the first attempt has launched is looked for before the next one."""
+    place = Simulated(SITE, [A10G], time.time)
+    place.faults.append(Fault("launch_gang", Kind.LOST, done=True))
+    site = OtherSite(plain, store, place)
+    site.submit("7")
+    site.tick()
+    monkeypatch.setattr(place, "_served", ForgetfulDict())
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    assert len(place.world) == 1
+
+
+class ForgetfulDict(dict[str, Any]):
+    """A dictionary that keeps nothing."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """See the class."""
+
+
 def test_a_job_lives_on_the_admins_own_command(plain: CloudSettings, store: SqlStore, files: FileCloud) -> None:
     site = OtherSite(plain, store, files.provider())
     site.submit("7", max_gpus=2)
