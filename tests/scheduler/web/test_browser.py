@@ -14,8 +14,10 @@ import pytest
 from penstock_scheduler.model import Job
 from penstock_scheduler.ports import Fate
 from penstock_scheduler.service.publisher import Publisher
+from penstock_scheduler.service.whatif import WhatIfTasks
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ME
+from tests.scheduler.test_whatif import record
 from tests.scheduler.web.site import Site, made_up, span_of
 
 PATHS = ("/cluster", "/cluster?type=t4", "/cluster?node=t4-00", "/queue", "/queue?state=running")
@@ -230,6 +232,30 @@ def test_an_admin_drains_a_node_pauses_the_rounds_and_chooses_the_policy(site, p
     page.get_by_role("button", name="Choose").click()
     page.get_by_text("las decides").wait_for()
     assert is_marked(page)
+
+
+def test_an_operator_asks_what_would_be_and_sees_it_beside_what_happened(tmp_path, page):
+    record(tmp_path / "recorded")
+    with made_up(tmp_path / "site", "t4:2x4", running=2, waiting=2) as site:
+        site.api.app.state.api._whatif = WhatIfTasks(str(tmp_path / "recorded"))
+        log_in(site, page, "oz", "/site")
+        form = page.locator("#whatif")
+        form.get_by_label("Period").select_option("")
+        form.get_by_label("Policy").select_option("fifo")
+        form.get_by_label("Add nodes").fill("no<b>nodes</b>")
+        form.get_by_role("button", name="Replay").click()
+        page.locator("#message").get_by_text("no<b>nodes</b>").wait_for()
+        form.get_by_label("Add nodes").fill("a100:1x4")
+        form.get_by_role("button", name="Replay").click()
+        page.locator("#replays").get_by_text("fifo, with a100:1x4 more (oz): done").wait_for()
+        row = page.locator("#replays tr").filter(has_text="average time from submission to end")
+        task = site.api.client("oz")._json("GET", "/v1/whatif")[0]["id"]
+        figures = site.api.client("oz").whatif_task(task).result["policies"]
+        shown = [float(text.split()[0]) for text in row.locator("td.n").all_inner_texts()]
+        assert shown == [pytest.approx(figures[name]["mean"]["avg_jct_h"], rel=0.01) for name in figures]
+        page.get_by_role("button", name="Forget").click()
+        row.wait_for(state="detached")
+        site.api.app.state.api._whatif.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

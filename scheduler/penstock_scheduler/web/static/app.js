@@ -328,6 +328,107 @@ if (what) {
   document.addEventListener("parts", answerWhat);
 }
 
+// What if: replays run in penstockd; the page asks for them as long as one runs. ------------------------------------------------
+
+const FIGURES = [
+  ["avg_jct_h", "average time from submission to end", "h"], ["p50_jct_h", "median", "h"], ["p99_jct_h", "99th percentile", "h"],
+  ["makespan_h", "until the last job ends", "h"], ["queue_h", "average time without GPUs", "h"],
+  ["utilisation", "GPUs held by jobs", "%"], ["gpu_h_per_job", "GPU-hours a job", "h"],
+  ["restarts_per_job", "restarts a job", ""], ["ended", "jobs that ended", ""], ["cost", "cost", "USD"],
+];
+
+function element(name, text, ...inside) {
+  const made = document.createElement(name);
+  if (text !== null) made.textContent = text;
+  made.append(...inside);
+  return made;
+}
+
+class Replays {
+  constructor(form) {
+    this.form = form;
+    this.box = byId("replays");
+    this.done = new Map(); // id of a task that has ended -> the task with its result
+    this.timer = null;
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.begin(); });
+    this.look();
+  }
+
+  async ask(method, path, body) {
+    const answer = await fetch(path, { method, headers: { "Content-Type": "application/json", ...token() }, body });
+    if (answer.ok) return answer.json();
+    let text = `the server answered ${answer.status}`;
+    try { text = (await answer.json()).error.message; } catch { /* not ours */ }
+    throw new Error(text);
+  }
+
+  async begin() {
+    const { days, policy, ...nodes } = Object.fromEntries(new FormData(this.form));
+    const order = { ...nodes, policies: policy ? [policy] : [], from_s: days ? Date.now() / 1000 - 86400 * days : null };
+    try { await this.ask("POST", "/v1/whatif", JSON.stringify(order)); } catch (error) { say(error.message); }
+    this.look();
+  }
+
+  async end(task) {
+    try { await this.ask("DELETE", `/v1/whatif/${encodeURIComponent(task.id)}`); } catch (error) { say(error.message); }
+    this.look();
+  }
+
+  async look() {
+    clearTimeout(this.timer);
+    try {
+      const tasks = await this.ask("GET", "/v1/whatif");
+      for (const task of tasks) {
+        if (task.state === "done" && !this.done.has(task.id)) this.done.set(task.id, await this.ask("GET", `/v1/whatif/${encodeURIComponent(task.id)}`));
+      }
+      this.box.replaceChildren(...tasks.map((task) => this.drawn(this.done.get(task.id) || task)));
+      if (tasks.some((task) => task.state === "running")) this.timer = setTimeout(() => this.look(), 2000);
+    } catch (error) {
+      this.box.replaceChildren(element("p", error.message));
+      this.timer = setTimeout(() => this.look(), 10000);
+    }
+  }
+
+  drawn(task) {
+    const { add_nodes: more, remove_nodes: fewer, policies } = task.order;
+    const what = [policies.join(", "), more && `with ${more} more`, fewer && `without ${fewer}`].filter(Boolean).join(", ") || "as it is now";
+    const head = element("p", `${what} (${task.user}): ${task.state === "running" ? task.step || "begins" : task.state} `);
+    if (task.state === "running") {
+      const bar = element("progress", null);
+      bar.value = task.fraction;
+      bar.setAttribute("aria-label", "done");
+      head.append(bar, " ");
+    }
+    const button = element("button", task.state === "running" ? "Cancel" : "Forget");
+    button.type = "button";
+    button.addEventListener("click", () => this.end(task));
+    head.append(button);
+    const section = element("section", null, head);
+    section.className = "card";
+    if (task.error) section.append(element("p", task.error));
+    if (task.result) section.append(this.table(task.result), ...(task.result.notes || []).map((note) => { const line = element("p", note); line.className = "soft"; return line; }));
+    return section;
+  }
+
+  table(result) {
+    const names = Object.keys(result.policies);
+    const heads = ["", ...names.map((name) => (name === "recorded" ? "what happened" : name))].map((name) => { const head = element("th", name); head.scope = "col"; return head; });
+    const rows = FIGURES.map(([key, words, unit]) => {
+      const values = names.map((name) => result.policies[name].mean[key]);
+      if (values.every((value) => value === null || value === undefined)) return null;
+      return element("tr", null, element("td", words), ...values.map((value) => {
+        const cell = element("td", value === null || value === undefined ? "–" : `${+(unit === "%" ? 100 * value : value).toPrecision(3)} ${unit}`);
+        cell.className = "n";
+        return cell;
+      }));
+    }).filter(Boolean);
+    for (const head of heads.slice(1)) head.className = "n";
+    return element("table", null, element("thead", null, element("tr", null, ...heads)), element("tbody", null, ...rows));
+  }
+}
+
+if (byId("whatif")) new Replays(byId("whatif"));
+
 // The output follows its end, unless its reader has scrolled up.
 const output = byId("log");
 if (output) {
