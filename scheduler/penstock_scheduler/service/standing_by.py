@@ -78,7 +78,7 @@ def health(waiting: StandingBy) -> Health:
 def standby_app(waiting: StandingBy) -> FastAPI:
     """The API of a standby."""
     app = FastAPI(title="Penstock", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.api = SimpleNamespace(leases=None)
+    app.state.api = SimpleNamespace(leases=None, close=lambda: None)
 
     def headers() -> dict[str, str]:
         leader = waiting.leader
