@@ -44,6 +44,7 @@ class Faults:
         longest_s: the longest freeze, cut or absence.
         patient: share of the faults after which one waits until another one leads and a standby is there again. The others come
             on top of what is still wrong.
+        steps_s: the steps of a daemon's clock.
     """
 
     two: Pair
@@ -51,6 +52,7 @@ class Faults:
     seed: int
     longest_s: float = 60.0
     patient: float = 0.6
+    steps_s: tuple[float, ...] = (-300.0, 0.0, 300.0)
     took_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Fault -> seconds until another one led and decided."""
     done: Counter[str] = field(default_factory=Counter)
@@ -171,7 +173,7 @@ class Faults:
         self._later(seconds, back)
 
     def _clock(self) -> None:
-        member, ahead_s = self._either(), self._chance.choice([-300.0, 0.0, 300.0])
+        member, ahead_s = self._either(), self._chance.choice(self.steps_s)
         self._say("clock step", member=member.name, ahead_s=ahead_s)
         member.set_clock(ahead_s)
 
