@@ -197,8 +197,10 @@ def check_places(name: str, state: Snapshot, plan: Plan) -> None:
             # no job comes to a node that its user excluded
             choice = jobs[job_id].nodes
             assert stays or choice is None or choice.admits(node) or job_id in common.pinned(state)
-            # partitions and reservations are kept, but by those whom the policy may not move
-            if (name == "sia" or not stays) and job_id not in common.pinned(state) and job_id not in stay_put:
+            # partitions and reservations are kept, but by those whom the policy may not move, and on nodes that ask their jobs
+            # to leave: a job without another place stays there
+            moves = not stays or (name == "sia" and node.leave is None)
+            if moves and job_id not in common.pinned(state) and job_id not in stay_put:
                 assert assignment.placement.partition in jobs[job_id].partitions
                 assert node.reservation == jobs[job_id].reservation
     assert all(gpus <= nodes[name].gpus - nodes[name].gpus_others for name, gpus in used.items())
