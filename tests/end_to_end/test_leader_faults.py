@@ -1,4 +1,4 @@
-"""Random faults on two penstockd, their database and slurmctld: 200 of them (`--long`), and a few for every run."""
+"""Random faults on two penstockd, their database and slurmctld: 200 of them, or a few. Both run by hand (`--long`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.scheduler.databases import REASON, available, restartable
 
 pytestmark = [
     pytest.mark.slurm,
+    pytest.mark.long,
     pytest.mark.skipif(not available(), reason=REASON),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
 ]
@@ -21,7 +22,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("count", "longest_s", "patient", "steps_s"),
-    [(8, 8.0, 0.1, (-300.0, 0.0)), pytest.param(200, 60.0, 0.6, (-300.0, 0.0, 300.0), marks=pytest.mark.long)],
+    [(8, 8.0, 0.1, (-300.0, 0.0)), (200, 60.0, 0.6, (-300.0, 0.0, 300.0))],
 )
 def test_random_faults(make_loopback, tmp_path, count, longest_s, patient, steps_s):
     """The few leave out a clock that is ahead of slurmctld's: its daemon starts no jobs (docs/admin/high-availability.md).
