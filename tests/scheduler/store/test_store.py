@@ -339,7 +339,7 @@ def test_an_export_has_every_row_and_no_secret(store, where):
     done = CliRunner().invoke(make_app(), ["db", "export", where])
     rows = [json.loads(row) for row in done.output.splitlines()]
     assert [row["table"] for row in rows] == ["compatibility", "leadership", "reports", "rounds", "tokens"]
-    assert rows[2]["record"]["policy"]["name"] == "sia"
+    assert rows[3]["record"]["policy"]["name"] == "sia"
     assert "not-to-be-seen" not in done.output
 
 
