@@ -113,7 +113,7 @@ def restore(
 ) -> None:
     """Replace the store by a backup, all or nothing. Stop penstockd first, and penstock-api where it is used.
 
-    The next penstockd looks at Slurm and the cloud first, and acts after [safety] grace_s.
+    The next penstockd looks at Slurm and the cloud first, and acts after `grace_s` seconds of the section safety.
     """
     about = restore_backup(store, file, replace=replace, tell=_progress())
     typer.echo(

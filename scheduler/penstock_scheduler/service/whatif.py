@@ -61,13 +61,13 @@ class WhatIfTasks:
             prices: GPU type -> price of a GPU-hour at the site.
 
         Raises:
-            Refusal: 503, one runs already.
+            Refusal: 409, one runs already.
         """
         with self._lock:
             if self._running is not None:
                 text = f"{self._running.task.user} runs one already, and there is one at a time; wait, or cancel it"
                 text = f"{text} with DELETE /v1/whatif/{self._running.task.id}"
-                raise Refusal(503, "busy", text, retry_after_s=60)
+                raise Refusal(409, "busy", text)
             task = WhatIfTask(
                 id=secrets.token_hex(8),
                 user=user,

@@ -74,7 +74,7 @@ def test_a_service_that_has_hardly_started_stops_at_once(tmp_path):
     """As that of a penstockd that takes over in the moment in which it starts."""
     known = SimpleNamespace(serve_on=lambda loop: None, counters={})
     app = FastAPI()
-    app.state.api = SimpleNamespace(leases=None)
+    app.state.api = SimpleNamespace(leases=None, close=lambda: None)
     service = Service(ApiSettings(socket=tmp_path / "api.sock"), app, known)
     service.start()
     service.stop()

@@ -228,8 +228,9 @@ def test_an_admin_drains_a_node_pauses_the_rounds_and_chooses_the_policy(site, p
     assert site.api.changes["paused"] is True
     page.get_by_role("button", name="Resume the rounds").click()
     page.get_by_role("button", name="Pause the rounds").wait_for()
-    page.get_by_label("Policy").select_option("las")
-    page.get_by_role("button", name="Choose").click()
+    choice = page.locator("form[data-send='PUT /v1/policy']")
+    choice.get_by_label("Policy").select_option("las")
+    choice.get_by_role("button", name="Choose").click()
     page.get_by_text("las decides").wait_for()
     assert is_marked(page)
 
