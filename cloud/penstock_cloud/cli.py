@@ -45,7 +45,7 @@ def _commands(settings: Settings) -> list[Command]:
 
 @app.command()
 def refresh(config: Path = CONFIG) -> None:
-    """Fetch instance types and prices now. penstockd does the same every `[cloud] refresh_h` hours."""
+    """Fetch instance types and prices now. penstockd does the same every `refresh_h` hours of the section cloud."""
     from penstock_cloud.catalogue import Fetcher, file_of, load, save
 
     settings = load_settings(config)
