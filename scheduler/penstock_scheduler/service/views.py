@@ -122,10 +122,11 @@ def _some(kind: str, names: Sequence[str]) -> str:
 
 
 def usage(
-    board: Known, prices: Mapping[str, float], by: UsageBy, from_s: float, to_s: float, user: str | None
+    board: Known, prices: Mapping[str, float], by: UsageBy, from_s: float, to_s: float | None, user: str | None
 ) -> Usage:
-    """What jobs used between two times, in s since 1970; with `user`, that user's jobs alone."""
+    """What jobs used between two times, in s since 1970, or until now; with `user`, that user's jobs alone."""
     now_s, store = time.time(), board.store
+    to_s = now_s if to_s is None else to_s
     rows = store.used(by, from_s, to_s, user)
     live = [board.shown(view) for view in board.live() if user is None or view.user == user]
     spans = store.spans_of([view.id for view in live])

@@ -109,7 +109,7 @@ def _slowly(api: Api) -> Slowly:
     now_s = time.time()
     return Slowly(
         series=api.store.series((), now_s - DAY_S, now_s, int(DAY_S / POINTS)),
-        usage=views.usage(api.known, api.daemon.chosen.prices, "account", now_s - WEEK_S, now_s, None).lines,
+        usage=views.usage(api.known, api.daemon.chosen.prices, "account", now_s - WEEK_S, None, None).lines,
         spent_usd=sum(api.store.ledger_totals("usd", since_s=now_s - WEEK_S).values()),
         committed_usd=sum(api.store.committed_usd().values()),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -42,8 +41,7 @@ def get_usage(
 ) -> Usage:
     """Show what jobs used between two times, in s since 1970, and what it cost. By default, users see their own jobs."""
     user = None if call.may_see_of("usage", "") else call.identity.user
-    end_s = time.time() if to_s is None else to_s
-    return views.usage(call.api.known, call.api.daemon.chosen.prices, by, from_s, end_s, user)
+    return views.usage(call.api.known, call.api.daemon.chosen.prices, by, from_s, to_s, user)
 
 
 @router.get("/budgets")
