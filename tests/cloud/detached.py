@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock_cloud.catalogue import Catalogue, shipped
@@ -46,7 +47,8 @@ class DetachedSite(CloudSite):
     def catalogue() -> Catalogue:
         known = shipped()
         price = {"us-east-1a": 0.4, "us-east-1b": 0.4}
-        types = {name: each.model_copy(update={"spot_usd_per_h": price}) for name, each in known.types.items()}
+        prices = {"spot_usd_per_h": price, "spot_at": datetime.now(UTC)}
+        types = {name: each.model_copy(update=prices) for name, each in known.types.items()}
         return known.model_copy(update={"types": types})
 
     def nodes(self) -> tuple[CloudNode, ...]:
