@@ -45,7 +45,7 @@ class Bucket:
 def check_report(given: object, job: str, now_s: float) -> Report:
     """Read and check a report of a job. Raises ValueError with a message for the sender."""
     try:
-        report = Report.model_validate(given, extra="ignore")
+        report = Report.model_validate(given)
     except ValidationError as error:
         raise ValueError("; ".join(describe_errors(error, Report))[:500]) from None
     if report.job_id != job:
