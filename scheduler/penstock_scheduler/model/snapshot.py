@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
@@ -27,7 +26,7 @@ class UnknownValue:
     """Ids of the jobs, or names of the nodes or partitions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClusterState:
     """What a cluster reports when it is observed."""
 
@@ -46,16 +45,17 @@ class ClusterState:
     replaced: frozenset[JobId] = frozenset()
     """Ids of jobs that the cluster has forgotten and given to other jobs, which the next observation shows."""
 
-    @cached_property
-    def present(self) -> Mapping[JobId, Job]:
-        """All jobs, also those that wait for something else than GPUs."""
-        return {job.id: job for job in self.jobs} | {each.job.id: each.job for each in self.waiting}
+    present: Mapping[JobId, Job] = field(init=False, repr=False, compare=False)
+    """All jobs, also those that wait for something else than GPUs."""
+    holding: tuple[Job, ...] = field(init=False, repr=False, compare=False)
+    """The jobs with a run that holds GPUs, also while the run is being stopped; not those whose run has ended."""
 
-    @cached_property
-    def holding(self) -> tuple[Job, ...]:
-        """The jobs with a run that holds GPUs, also while the run is being stopped; not those whose run has ended."""
+    def __post_init__(self) -> None:
+        present = {job.id: job for job in self.jobs} | {each.job.id: each.job for each in self.waiting}
         runs = (Phase.RUNNING, Phase.STOPPING)
-        return tuple(job for job in self.jobs if job.allocation is not None and job.phase in runs and not job.leaving)
+        holding = (job for job in self.jobs if job.allocation is not None and job.phase in runs and not job.leaving)
+        object.__setattr__(self, "present", present)
+        object.__setattr__(self, "holding", tuple(holding))
 
     def changed(self, before: ClusterState | None) -> list[Job]:
         """The jobs of `jobs` that may differ from what an earlier observation shows.
