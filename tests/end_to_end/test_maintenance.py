@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.client import Client
@@ -19,9 +19,19 @@ from tests.end_to_end.site import Site
 pytestmark = pytest.mark.slurm
 
 
-def penstock(site: Site, *words: str) -> None:
-    told = CliRunner().invoke(make_app(), list(words), env={"PENSTOCK_URL": f"unix:{site.state / 'api.sock'}"})
+def penstock(site: Site, *words: str) -> Result:
+    return CliRunner().invoke(make_app(), list(words), env={"PENSTOCK_URL": f"unix:{site.state / 'api.sock'}"})
+
+
+def must(told: Result) -> None:
     assert told.exit_code == 0, told.output
+
+
+def wait_healthy(site: Site) -> None:
+    """Wait until `penstock doctor` warns of nothing: a slurmctld that has just started does not hear all nodes at once."""
+    wait_for(
+        lambda: penstock(site, "doctor").exit_code == 0, 120, "doctor", details=lambda: penstock(site, "doctor").output
+    )
 
 
 def wait_ready(site: Site) -> None:
@@ -38,7 +48,7 @@ def test_no_step_of_maintenance_stops_a_running_job(make_site: Callable[..., Sit
     jobs = [site.submit(6000, max_gpus=2) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 120, "the jobs to start", details=site.tail)
     wait_ready(site)
-    penstock(site, "pause")
+    must(penstock(site, "pause"))
     began = {job: site.job(job).start_s for job in jobs}
     runs = {job: len(site.starts(job)) for job in jobs}
 
@@ -57,11 +67,11 @@ def test_no_step_of_maintenance_stops_a_running_job(make_site: Callable[..., Sit
     undisturbed("penstockd stopped")
     copy = tmp_path / "copy"
     shutil.copytree(site.state, copy, symlinks=True)
-    penstock(site, "db", "upgrade", str(site.state))
+    must(penstock(site, "db", "upgrade", str(site.state)))
     assert penstockd(["--config", str(site.config), "--check"]) == 0
     site.start()
     wait_ready(site)
-    penstock(site, "doctor")
+    wait_healthy(site)
     with Client(f"unix:{site.state / 'api.sock'}") as client:
         assert client.cluster().paused, "a pause outlives a restart"
     undisturbed("penstockd started")

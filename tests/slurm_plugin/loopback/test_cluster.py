@@ -116,16 +116,8 @@ def test_running_jobs_outlive_the_controller(make_loopback: MakeLoopback) -> Non
 
 def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
     broken = make_loopback(slurmd_timeout_s=8)
-    conf = broken.slurm_conf.read_text()
-    broken.slurm_conf.write_text(
-        conf.replace("MessageTimeout=10", "MessageTimeout=2")
-    )  # of each ping, and of its repetitions
-    broken.command("scontrol", "reconfigure")
-    broken.slurm_conf.write_text(conf)  # commands may wait longer
     sbatch = ("sbatch", "--parsable", "-o/dev/null", "--no-requeue", "--wrap=exec sleep 300")
-    # Slurm 24.11 starts another slurmctld to be reconfigured, and for a moment none listens.
-    job = wait_for(lambda: broken.command(*sbatch, check=False).stdout.strip(), 120, "slurmctld to take a job")
-    running(broken, job)
+    running(broken, broken.command(*sbatch).stdout.strip())
 
     def found() -> set[processes.Process]:
         """The step, once it has existed for a second: the controller shows a job as running earlier, and slurmd still forks
@@ -135,6 +127,12 @@ def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
         return steps if len(steps) == 1 and steps == processes.find_steps(broken.folder) else set()
 
     steps = wait_for(found, 120, "the step is there")
+    conf = broken.slurm_conf.read_text()
+    broken.slurm_conf.write_text(
+        conf.replace("MessageTimeout=10", "MessageTimeout=2")
+    )  # of each ping, and of its repetitions
+    broken.command("scontrol", "reconfigure")
+    broken.slurm_conf.write_text(conf)  # commands may wait longer
     broken.kill_slurmd("t4-00")
     assert processes.find_steps(broken.folder) == steps
     wait_for(lambda: node_state(broken, "t4-00").startswith("down"), 120, "Slurm considers the node down")
