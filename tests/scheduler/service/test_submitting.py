@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import threading
 
+import httpx
 import pytest
 
 from penstock_scheduler.client import ApiError
@@ -44,6 +45,29 @@ def test_a_submission_is_found_after_the_daemon_died_in_between(api):
         assert me.submit(order).id == lost
     assert len(api.submitter.jobs) == 1
     assert api.board.store.open_submissions() == []
+
+
+def test_a_submission_is_answered_although_the_daemon_stops_meanwhile(api, monkeypatch):
+    """sbatch takes longer than the daemon waits for requests at its end. The client hears that it must look."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(order: Submission, user: str, uid: int) -> str:
+        begun.set()
+        goes_on.wait(60)
+        return "1000"
+
+    monkeypatch.setattr(api.submitter, "submit", slow)
+    stopping = threading.Thread(target=lambda: (begun.wait(60), api.service.stop()))
+    stopping.start()
+    try:
+        order = Submission(key="k", command=("train",)).model_dump(mode="json")
+        token = {"Authorization": f"Bearer {api.tokens['me']}"}
+        answer = httpx.post(f"{api.url}/v1/jobs", json=order, headers=token, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "daemon-away")
+        assert "look whether the request was carried out" in answer.json()["error"]["message"]
+    finally:
+        goes_on.set()
+        stopping.join()
 
 
 def test_concurrent_submissions_with_the_same_key_are_one_job(api):
