@@ -149,7 +149,7 @@ def _named(groups: Sequence[Sequence[Write]]) -> str:
 def arguments(write: Write) -> tuple[str, ...]:
     """The arguments of scontrol for a write.
 
-    NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime because requeued jobs wait two minutes.
+    NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime=now because requeued jobs wait two minutes.
     """
     placement = write.placement
     if write.kind == "put_first":
@@ -174,13 +174,8 @@ def arguments(write: Write) -> tuple[str, ...]:
         f"TresPerNode={f'gres:gpu:{placement.gpus_per_node}' if placement.gpus_per_node else without}",
         f"ReqNodeList={','.join(placement.nodes)}",
         *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_time_limit(placement.time_limit_s)}"]),
-        START_AT_ONCE,
+        "StartTime=now",
     )
-
-
-START_AT_ONCE = "StartTime=2000-01-01T00:00:00"
-"""Lets a job start at once. slurmctld takes its own time for a time in the past. `now` would be this host's time: the job would
-wait until slurmctld's clock has reached it, if that clock is behind."""
 
 
 def task_counts(tasks_per_node: int | None, cpus_per_node: int) -> list[str]:

@@ -57,7 +57,7 @@ def test_many_writes_go_through_one_scontrol_and_each_is_answered_for_itself(slu
 def nowhere_line() -> str:
     return (
         "update JobId=3 Partition=nowhere NumNodes=1-1 NumTasks=1 NumCPUs=1 TresPerNode=gres:gpu:1 ReqNodeList=a "
-        "StartTime=2000-01-01T00:00:00"
+        "StartTime=now"
     )
 
 

@@ -85,7 +85,7 @@ def test_one_update_carries_the_whole_placement(slurm):
     gateway().place("12_3", JobPlacement("rtx", ("rtx-00", "rtx-01"), 8, 2, 6))
     assert calls.read_text() == (
         "scontrol update JobId=12_3 Partition=rtx NumNodes=2-2 NumTasks=2 NumCPUs=6 TresPerNode=gres:gpu:8 "
-        "ReqNodeList=rtx-00,rtx-01 StartTime=2000-01-01T00:00:00\n"
+        "ReqNodeList=rtx-00,rtx-01 StartTime=now\n"
     )
     gateway().place("12", JobPlacement("t4", ("t4-00",), 1, None, 1))
     assert "NumTasks" not in calls.read_text().splitlines()[1]
