@@ -15,6 +15,7 @@ from penstock_profiles.throughput import ThroughputParams
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import (
     GpuLimit,
+    Job,
     LeaveCause,
     LeaveRequest,
     Node,
@@ -175,11 +176,23 @@ def may_only_stay(state: Snapshot) -> set[str]:
     return found
 
 
+def keeps_what_it_has(name: str, plan: Plan, jobs: dict[str, Job]) -> set[str]:
+    """Jobs that stay although their place breaks a rule by now. `sia` moves such a job if there is a better place; the other
+    policies move no running job.
+    """
+    found = {job for job, a in plan.assignments.items() if a.placement == jobs[job].allocation}
+    if name != "sia":
+        return found
+    said = ("there is no other place for the job now", "nothing is gained by stopping it")
+    return {job for job in found if plan.assignments[job].reason.text.endswith(said)}
+
+
 def check_places(name: str, state: Snapshot, plan: Plan) -> None:
     """No GPU is given twice, and every job is where it may be."""
     nodes = {node.name: node for node in state.nodes}
     jobs = {each.id: each for each in state.jobs}
     stay_put = may_only_stay(state)
+    kept = keeps_what_it_has(name, plan, jobs)
     closed = {each.name for each in state.partitions if not each.may_start}
 
     # no GPU is allocated twice, and none of unmanaged jobs; no job starts on a node out of service
@@ -197,10 +210,8 @@ def check_places(name: str, state: Snapshot, plan: Plan) -> None:
             # no job comes to a node that its user excluded
             choice = jobs[job_id].nodes
             assert stays or choice is None or choice.admits(node) or job_id in common.pinned(state)
-            # partitions and reservations are kept, but by those whom the policy may not move, and on nodes that ask their jobs
-            # to leave: a job without another place stays there
-            moves = not stays or (name == "sia" and node.leave is None)
-            if moves and job_id not in common.pinned(state) and job_id not in stay_put:
+            # partitions and reservations are kept
+            if job_id not in kept and job_id not in common.pinned(state) and job_id not in stay_put:
                 assert assignment.placement.partition in jobs[job_id].partitions
                 assert node.reservation == jobs[job_id].reservation
     assert all(gpus <= nodes[name].gpus - nodes[name].gpus_others for name, gpus in used.items())
@@ -228,15 +239,15 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
         for job_id, pin in common.pinned(state).items()
         if pin.partition not in closed or jobs[job_id].phase is not Phase.STARTING
     }
-    # limits on users and accounts: who may not be moved, by the state or by the policy, may exceed them already
+    kept = keeps_what_it_has(name, plan, jobs)
+    # limits on users and accounts: a job that keeps what it has may exceed them already
     for limit in state.limits:
         held_by = {
             job: a.placement.gpus
             for job, a in plan.assignments.items()
             if limit.covers(jobs[job]) and limit.counts(a.placement.gpu_type)
         }
-        stay = {job for job in held_by if name != "sia" and plan.assignments[job].placement == jobs[job].allocation}
-        fixed = sum(gpus for job, gpus in held_by.items() if job in pins or job in stay or job in stay_put)
+        fixed = sum(gpus for job, gpus in held_by.items() if job in pins or job in kept or job in stay_put)
         assert sum(held_by.values()) <= max(limit.gpus, fixed)
     for job_id, assignment in plan.assignments.items():
         each, placement = jobs[job_id], assignment.placement
@@ -249,8 +260,8 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
         # gangs are whole: several nodes are taken whole, and no two jobs share them
         if len(placement.shares) > 1:
             assert all(share.gpus == nodes[share.node].gpus for share in placement.shares)
-        # bounds and types of the job spec; a job that the policy may not move keeps what it has
-        if name == "sia" or placement != each.allocation:
+        # bounds and types of the job spec
+        if job_id not in kept:
             assert each.spec.min_gpus <= placement.gpus <= each.spec.max_gpus
             assert each.spec.gpu_types is None or placement.gpu_type in each.spec.gpu_types
             assert placement.gpu_type not in (each.spec.excluded_gpu_types or ())
@@ -258,7 +269,7 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
         assert assignment.goodput >= 0
         facts = state.facts[job_id]
         model = facts.model
-        if (name == "sia" or placement != each.allocation) and isinstance(model, PipelineEstimator):
+        if job_id not in kept and isinstance(model, PipelineEstimator):
             assert placement.gpus % model.models[placement.gpu_type].gpus_per_replica == 0
         if name == "sia" and facts.largest_run_gpus is not None and each.movable and placement != each.allocation:
             ran_on = max(facts.largest_run_gpus, each.allocation.gpus if each.allocation else 0)
