@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,11 @@ def test_the_admin_can_change_it(flags: FlagSite, job: SlurmJob) -> None:
 def test_a_plain_job_is_its_users_own(flags: FlagSite) -> None:
     plain = flags.submit("--hold", "--gres=gpu:1", user=NOBODY)
     for change in ("Partition=t4", "Features=t4", "Requeue=1"):
-        for _ in range(3):  # Slurm 24.11 sometimes needs a second attempt
+        for _ in range(100):  # Slurm 24.11 and 26.05 sometimes need another attempt
             done = flags.run("scontrol", "update", f"JobId={plain.id}", change, user=NOBODY)
             if "temporarily unavailable" not in done.stderr:
                 break
+            time.sleep(0.1)
         assert done.returncode == 0, done.stderr
     assert flags.run("scontrol", "release", plain.id, user=NOBODY).returncode == 0
 
