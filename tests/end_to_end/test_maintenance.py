@@ -30,7 +30,10 @@ def must(told: Result) -> None:
 def wait_healthy(site: Site) -> None:
     """Wait until `penstock doctor` warns of nothing: a slurmctld that has just started does not hear all nodes at once."""
     wait_for(
-        lambda: penstock(site, "doctor").exit_code == 0, 120, "doctor", details=lambda: penstock(site, "doctor").output
+        lambda: penstock(site, "doctor").exit_code == 0,
+        120,
+        "doctor is content",
+        details=lambda: penstock(site, "doctor").output,
     )
 
 

@@ -22,7 +22,7 @@ from penstock_scheduler.ports import ModelSource
 from penstock_scheduler.service.api import Api, Controls, Parts, api_of
 from penstock_scheduler.service.board import Board
 from penstock_scheduler.service.counts import Counts
-from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.errors import Refusal, problem
 from penstock_scheduler.service.forwarding import SayWhetherSilent
 from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.limits import LimitBodies
@@ -153,7 +153,7 @@ async def _answer_to(request: Request, error: Exception) -> Response:
 
 def _problem(status: int, code: str, message: str, retry_after_s: float | None = None) -> JSONResponse:
     headers = {} if retry_after_s is None else {"Retry-After": str(max(round(retry_after_s + 0.5), 1))}
-    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+    return problem(status, code, message, headers)
 
 
 async def _refused(request: Request, error: Any) -> Response:

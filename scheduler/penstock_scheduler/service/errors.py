@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from fastapi.responses import JSONResponse
+
 from penstock_scheduler.errors import PenstockError
 
 
@@ -22,3 +26,8 @@ def no_such_job(job: str) -> Refusal:
         "no-such-job",
         f"there is no job {job} that you may see; list your jobs with `penstock list` or GET /v1/jobs",
     )
+
+
+def problem(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer of a request that failed, as ErrorAnswer describes it."""
+    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)

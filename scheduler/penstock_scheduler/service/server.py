@@ -18,12 +18,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_scheduler import open_files
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.service import submitting
+from penstock_scheduler.service.errors import problem
 from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.limits import LimitedServer, Places, connections
 from penstock_scheduler.service.settings import ApiSettings
@@ -69,8 +69,7 @@ class AnswerWhatIsCutOff:
             if begun:
                 raise
             text = "penstockd ended meanwhile; look whether the request was carried out before you repeat it"
-            error = {"code": "daemon-away", "message": text}
-            await JSONResponse({"error": error}, 504, {"Retry-After": "5"})(scope, receive, send)
+            await problem(504, "daemon-away", text, {"Retry-After": "5"})(scope, receive, send)
 
 
 class Service:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 
 from penstock_scheduler import __version__
 from penstock_scheduler.health_messages import Health
@@ -18,6 +18,7 @@ from penstock_scheduler.leadership.candidate import StandingBy
 from penstock_scheduler.leadership.lease import Lease
 from penstock_scheduler.logs import sd_notify
 from penstock_scheduler.service import leading, metrics
+from penstock_scheduler.service.errors import problem
 from penstock_scheduler.service.server import Service
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import Settings
@@ -106,6 +107,6 @@ def standby_app(waiting: StandingBy) -> FastAPI:
         text = f"this penstockd {health(waiting).problems[0]}; nothing was done. Ask the leader, or list both in PENSTOCK_URL"
         if is_page(request):
             return page_instead(request, 503, text)
-        return JSONResponse({"error": {"code": NOT_LEADER, "message": text}}, 503, headers())
+        return problem(503, NOT_LEADER, text, headers())
 
     return app
