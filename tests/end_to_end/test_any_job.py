@@ -76,7 +76,7 @@ def test_a_job_whose_admin_comment_somebody_overwrote_is_known(
     wait_for(lambda: "no longer has the job spec" in told(site, "show", job), 60, "show to tell it")
     assert "is not managed any more: its AdminComment" in told(site, "explain", job)
     (line,) = (line for line in told(site, "list").splitlines() if line.startswith(f"{job} "))
-    assert ("running" in line, "refused" in line) == (True, True)
+    assert ("running" in line, "refused" in line) == (True, True), line
     site.slurm.command("scontrol", "update", f"JobId={job}", spec)
     wait_for(lambda: "no longer has the job spec" not in told(site, "show", job), 60, "it to be managed")
     now = site.job(job)

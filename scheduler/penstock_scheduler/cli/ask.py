@@ -88,6 +88,8 @@ def print_json(answer: BaseModel | Sequence[BaseModel]) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """Print a table as wide as the terminal. The last column takes the remaining space, and wraps.
 
+    A column that is empty in every row leaves its space to the others.
+
     Args:
         empty: what to print if there are no rows.
     """
@@ -95,7 +97,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     if not lines:
         typer.echo(empty)
         return
-    *first, last = columns
+    shown = [at for at in range(len(columns)) if any(line[at] for line in lines)]
+    *first, last = (columns[at] for at in shown)
     table = Table(
         *(Column(name, no_wrap=True, overflow="ellipsis", max_width=24) for name in first),
         Column(last, ratio=1, overflow="fold"),
@@ -104,7 +107,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
         expand=True,
     )
     for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
+        table.add_row(*(Text(line[at]) for at in shown))
     Console().print(table)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock_scheduler import client as client_module
 from penstock_scheduler.cli import main
+from penstock_scheduler.cli.ask import print_table
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving
 
@@ -44,6 +45,16 @@ def test_answers_for_people_and_as_json(unchanged, words, says):
     for text in says:
         assert text in told.output
     assert json.loads(penstock(unchanged, *words.split(), "--json").stdout) is not None
+
+
+def test_a_column_that_is_empty_in_every_row_leaves_its_space_to_the_others(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    rows = [("1", "", "waits for 4 GPUs"), ("2", "", "refused")]
+    print_table(("JOB", "ESTIMATED START", "REASON"), rows, "")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["JOB", "REASON"], ["1", "waits", "for", "4", "GPUs"], ["2", "refused"]]
+    print_table(("JOB", "ESTIMATED START", "REASON"), [*rows, ("3", "2 h", "")], "")
+    assert "ESTIMATED START" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from penstock_slurm.agent.device_cgroup import DeviceCgroups, Rule
 GPUS: list[Rule] = [(1, 5), (1, 7), (1, 8)]
 """/dev/zero, /dev/full and /dev/random."""
 
-JOB, NODE, UID = 7, "n1", os.getuid()
+JOB = 1_000_000_000 + 10 * os.getpid()
+"""Tests that run beside these have other jobs: the agent finds a job's processes by the number in its cgroup."""
+NODE, UID = "n1", os.getuid()
 BPF_F_ALLOW_OVERRIDE = 1
 
 INSIDE = """
