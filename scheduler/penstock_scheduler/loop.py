@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -120,10 +121,10 @@ class RoundLoop:
         self._models = models
         self._rules = rules
         self._overspent = overspent
-        self._on_observed = on_observed
-        self._on_round, self._on_stopped = on_round, on_stopped
+        self._on_observed, self._on_round, self._on_stopped = on_observed, on_round, on_stopped
         self._leadership = leadership
-        self._tick_s, self._rest_s, self._settled_s = tick_s, rest_s, clock.now_s() + settle_s
+        self._tick_s, self._rest_s = tick_s, rest_s
+        self._settled_s = clock.now_s() + settle_s if settle_s else -math.inf  # whatever the clock is set to later
         self.paused = False
         """While true, no round is decided; actions that are under way go on."""
         self.health = LoopHealth(clock.now_s)
@@ -136,7 +137,7 @@ class RoundLoop:
         self._next: tuple[Policy, PolicyChoice] | None = None
         """The policy that decides from the next round on."""
         self._decided: Snapshot | None = None
-        """The policy's newest plan."""
+        """What the policy's newest plan was decided on."""
         self._idle_since_s: dict[str, tuple[float, ...]] = {}
         self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
         last = store.last_round()
@@ -398,7 +399,7 @@ class RoundLoop:
 
     def _only_time_has_changed(self, snapshot: Snapshot) -> bool:
         last = self._decided
-        if last is None or not snapshot.time_s - last.time_s < self._rest_s:
+        if last is None or not 0 <= snapshot.time_s - last.time_s < self._rest_s:
             return False
         if snapshot.sharing is not None:
             return False  # the agents measure something new in every time slice

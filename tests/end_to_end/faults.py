@@ -32,6 +32,8 @@ LONG = 4
 """Jobs that run all the time."""
 SHORT_EVERY_S = 3.0
 """Time between two submissions of short jobs."""
+STEPS_S = -300.0, 0.0, 300.0
+"""To what a daemon's clock is set, relative to the machine's."""
 
 
 @dataclass
@@ -44,7 +46,6 @@ class Faults:
         longest_s: the longest freeze, cut or absence.
         patient: share of the faults after which one waits until another one leads and a standby is there again. The others come
             on top of what is still wrong.
-        steps_s: the steps of a daemon's clock.
     """
 
     two: Pair
@@ -52,7 +53,6 @@ class Faults:
     seed: int
     longest_s: float = 60.0
     patient: float = 0.6
-    steps_s: tuple[float, ...] = (-300.0, 0.0, 300.0)
     took_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Fault -> seconds until another one led and decided."""
     done: Counter[str] = field(default_factory=Counter)
@@ -100,7 +100,7 @@ class Faults:
         for timer in self._timers:
             timer.join()
         for member in self.two.members.values():
-            member.set_clock(0.0)  # see docs/measurements/high-availability.md for a leader whose clock stays ahead
+            member.set_clock(0.0)
         self._recover()
         self._submitting.join()
 
@@ -173,7 +173,7 @@ class Faults:
         self._later(seconds, back)
 
     def _clock(self) -> None:
-        member, ahead_s = self._either(), self._chance.choice(self.steps_s)
+        member, ahead_s = self._either(), self._chance.choice(STEPS_S)
         self._say("clock step", member=member.name, ahead_s=ahead_s)
         member.set_clock(ahead_s)
 

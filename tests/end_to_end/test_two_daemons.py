@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,3 +76,22 @@ def test_jobs_notice_nothing_while_the_leader_changes(loopback, tmp_path, server
         assert UNFORESEEN not in two.log.read_text(), two.site.tail()
         print("takeovers, s:", {what: round(seconds, 1) for what, seconds in took_s.items()})
         two.site.slurm.command("scancel", runs)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("ahead_s", [300.0, -300.0])
+def test_jobs_start_while_the_leaders_clock_differs_from_slurmctlds(make_loopback, tmp_path, server, ahead_s):
+    """A new one, and one that Slurm has requeued, which waits for the begin time that Slurm has given it."""
+    slurm = make_loopback("t4:1x4")
+    with pair(slurm, tmp_path, server, clocks=True, round_s=1.0) as two:
+        two.start()
+        two.leader().set_clock(ahead_s)
+        new = two.site.submit(3)
+        two.site.wait_states("COMPLETED", new)
+        runs = two.site.submit(4000)
+        two.site.wait_states("RUNNING", runs)
+        slurm.command("scontrol", "requeue", runs)
+        wait_for(lambda: two.site.job(runs).restarts == 1, 60, "Slurm to requeue it", details=two.site.tail)
+        two.site.wait_states("RUNNING", runs)
+        assert [two.site.job(job).restarts for job in (new, runs)] == [0, 1]
+        slurm.command("scancel", runs)

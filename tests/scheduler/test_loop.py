@@ -102,6 +102,16 @@ def test_after_a_restore_the_old_plan_is_not_carried_out(monkeypatch):
     assert {each.id for each in store.rounds[1].snapshot.jobs} == {"0", "1", "2"}
 
 
+def test_rounds_go_on_when_the_clock_is_set_back():
+    """To before the daemon's start, too."""
+    clock = SimulatedClock(1000.0)
+    loop, _, store = simulated(1, clock=clock, cluster=Told([ClusterState((), ())] * 2))
+    loop.tick()
+    clock.sleep(-300.0)
+    loop.tick()
+    assert [each.snapshot.time_s for each in store.rounds] == [1000.0, 700.0]
+
+
 def test_a_round_that_fails_changes_nothing_and_the_next_one_tries_again():
     class Flaky:
         name = "flaky"

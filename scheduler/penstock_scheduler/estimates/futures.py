@@ -228,7 +228,7 @@ def _coming(past: Past, snapshot: Snapshot, facts: Facts, draw: np.random.Genera
     if not past.submitted:
         return []
     known_s = snapshot.time_s - past.submitted[0].job.submit_s
-    days = int(known_s // DAY_S)
+    days = max(int(known_s // DAY_S), 0)  # a clock that was set back makes jobs younger than now
     back_s = float(draw.integers(1, days + 1)) * DAY_S if days else known_s
     back_s = min(max(back_s + float(draw.uniform(-3600.0, 3600.0)), 3600.0), max(known_s, 3600.0))
     found: list[_Job] = []

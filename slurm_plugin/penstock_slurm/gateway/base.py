@@ -263,6 +263,10 @@ class JobPlacement:
     """None keeps the job's own, which is none unless it was submitted with --ntasks-per-node."""
     stand_in: bool = False
     """Whether a job with 0 GPUs requests `STAND_IN`, or nothing."""
+    ends_begin: bool = False
+    """Whether this ends the begin time that keeps the job back, such as Slurm gives to each job that it requeues.
+
+    The new begin time is now by the clock of the host that sends it. The job waits if slurmctld's clock is behind that."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):

@@ -149,7 +149,7 @@ def _named(groups: Sequence[Sequence[Write]]) -> str:
 def arguments(write: Write) -> tuple[str, ...]:
     """The arguments of scontrol for a write.
 
-    NumNodes=n-n because a job with -N1 refuses NumNodes=2; StartTime=now because requeued jobs wait two minutes.
+    NumNodes=n-n because a job with -N1 refuses NumNodes=2.
     """
     placement = write.placement
     if write.kind == "put_first":
@@ -174,7 +174,7 @@ def arguments(write: Write) -> tuple[str, ...]:
         f"TresPerNode={f'gres:gpu:{placement.gpus_per_node}' if placement.gpus_per_node else without}",
         f"ReqNodeList={','.join(placement.nodes)}",
         *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_time_limit(placement.time_limit_s)}"]),
-        "StartTime=now",
+        *(["StartTime=now"] if placement.ends_begin else []),
     )
 
 

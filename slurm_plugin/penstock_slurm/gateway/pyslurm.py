@@ -210,7 +210,7 @@ class PyslurmGateway:
             cpus_per_task=max(placement.cpus // tasks, 1),
             gres_per_node=f"gpu:{placement.gpus_per_node}",
             required_nodes=",".join(placement.nodes),
-            begin_time="now",
+            **({"begin_time": "now"} if placement.ends_begin else {}),
             **({} if (limit_s := placement.time_limit_s) is None else {"time_limit": _minutes(limit_s)}),
             **({} if placement.memory_mb_per_node is None else {"memory_per_node": f"{placement.memory_mb_per_node}M"}),
         )

@@ -54,6 +54,14 @@ def test_a_job_starts_when_the_one_before_it_ends(monkeypatch):
     assert found.until_s == math.inf
 
 
+def test_jobs_that_came_later_than_now_do_no_harm():
+    """The daemon's clock was set back by an hour after they came."""
+    record, policy = a_round(remaining={"a": 2400.0, "b": 1200.0})
+    later = Past([PastJob(job("p", max_gpus=4, submit_s=4600.0), 100.0, None)], 1000.0)
+    found = play(record.snapshot, record.plan, policy, later, facts, np.random.default_rng(0), by_events=True)
+    assert found.jobs["b"].start_s > 1000.0
+
+
 def test_a_future_that_must_stop_says_how_far_it_came():
     record, policy = a_round(remaining={"a": 2400.0, "b": 1200.0})
     found = play(record.snapshot, record.plan, policy, NOBODY, facts, np.random.default_rng(0), expired=lambda: True)

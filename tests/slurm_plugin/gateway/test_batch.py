@@ -55,10 +55,7 @@ def test_many_writes_go_through_one_scontrol_and_each_is_answered_for_itself(slu
 
 
 def nowhere_line() -> str:
-    return (
-        "update JobId=3 Partition=nowhere NumNodes=1-1 NumTasks=1 NumCPUs=1 TresPerNode=gres:gpu:1 ReqNodeList=a "
-        "StartTime=now"
-    )
+    return "update JobId=3 Partition=nowhere NumNodes=1-1 NumTasks=1 NumCPUs=1 TresPerNode=gres:gpu:1 ReqNodeList=a"
 
 
 def test_of_many_writes_only_those_that_pass_by_themselves_are_sent_again(slurm, tmp_path):

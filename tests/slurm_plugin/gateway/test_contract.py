@@ -103,7 +103,7 @@ def test_an_untyped_job_is_placed_on_each_type_shrunk_and_grown(gateway, loopbac
     job_id = held(loopback, "--nodes=2")
     assert job(gateway, job_id).held
     for nodes, gpus in ((("t4-00",), 2), (("rtx-00", "rtx-01"), 8), (("a100-01",), 3), (("t4-00", "t4-01"), 4)):
-        gateway.place(job_id, JobPlacement("all", nodes, gpus, len(nodes), len(nodes)))
+        gateway.place(job_id, JobPlacement("all", nodes, gpus, len(nodes), len(nodes), ends_begin=True))
         gateway.release(job_id)
         wait_state(gateway, job_id, "RUNNING")
         found = job(gateway, job_id)
