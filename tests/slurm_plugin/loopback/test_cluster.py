@@ -128,10 +128,10 @@ def test_steps_outlive_their_slurmd(make_loopback: MakeLoopback) -> None:
 
     steps = wait_for(found, 120, "the step is there")
     conf = broken.slurm_conf.read_text()
-    broken.slurm_conf.write_text(
-        conf.replace("MessageTimeout=10", "MessageTimeout=2")
-    )  # of each ping, and of its repetitions
-    broken.command("scontrol", "reconfigure")
+    broken.stop_slurmctld()  # `scontrol reconfigure` of Slurm 24.11 and later would begin new slurmds, too
+    quick = conf.replace("MessageTimeout=10", "MessageTimeout=2")  # of each ping, and of its repetitions
+    broken.slurm_conf.write_text(quick)
+    broken.start_slurmctld()
     broken.slurm_conf.write_text(conf)  # commands may wait longer
     broken.kill_slurmd("t4-00")
     assert processes.find_steps(broken.folder) == steps
