@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,23 +34,32 @@ def open_regular(path: Path | str, owner: int | None = None) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that no reader sees a part of it. It may not survive a crash of the machine. Raises OSError."""
-    _write(path, text, mode, durable=False)
+def write_whole(
+    path: Path, text: str, mode: int = 0o644, *, writer: str = "", ready: Callable[[], object] | None = None
+) -> None:
+    """Write a file so that no reader sees a part of it. It may not survive a crash of the machine.
 
-
-def save_whole(path: Path, text: str) -> None:
-    """Save `text` in a file, in place of an older one. It is on disk when this returns. Makes the folder if necessary.
+    Args:
+        path: of the file.
+        text: what it has afterwards.
+        mode: its permissions.
+        writer: tells this writer from all others, also on other hosts; empty: its process id, for files of one host.
+        ready: is called right before the file takes its place. If it raises, an older file is unchanged.
 
     Raises:
         OSError: it cannot be written; an older file is unchanged.
     """
+    _write(path, text, mode, durable=False, writer=writer, ready=ready)
+
+
+def save_whole(path: Path, text: str, *, writer: str = "", ready: Callable[[], object] | None = None) -> None:
+    """As `write_whole`, but the file is on disk when this returns, and the folder is made if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, text, 0o666, durable=True)
+    _write(path, text, 0o666, durable=True, writer=writer, ready=ready)
 
 
-def _write(path: Path, text: str, mode: int, *, durable: bool) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(path: Path, text: str, mode: int, *, durable: bool, writer: str, ready: Callable[[], object] | None) -> None:
+    beside = path.with_name(f".{path.name}.{writer or os.getpid()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -57,8 +67,10 @@ def _write(path: Path, text: str, mode: int, *, durable: bool) -> None:
             if durable:
                 file.flush()
                 os.fsync(descriptor)
+        if ready is not None:
+            ready()
         beside.rename(path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise

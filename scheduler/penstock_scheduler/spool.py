@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from penstock_profiles.files import open_regular
+from penstock_profiles.files import open_regular, save_whole
 from penstock_profiles.wire import (
     MAX_REPORT_BYTES,
     Checkpointed,
@@ -40,6 +40,18 @@ log = logging.getLogger(__name__)
 
 READ_AT_ONCE = 1024 * 1024
 """Bytes of one job's reports to read in one tick."""
+
+
+class Led(TypedDict):
+    """Arguments of `files.write_whole`."""
+
+    writer: str
+    ready: Callable[[], object]
+
+
+def led(leadership: Leadership) -> Led:
+    """For a file in the spool that only the leader writes: asked again at the end, because writing to a slow disk takes time."""
+    return Led(writer=f"{leadership.number}.tmp", ready=lambda: leadership.expect("spool"))
 
 
 class Spool:
@@ -112,19 +124,13 @@ class Spool:
 
     def _tell(self, control: ControlMessage, uid: int | None) -> None:
         path = control_file(self.folder, control.job_id)
-        beside = path.with_suffix(f".{self.leadership.number}.tmp")
         try:
             reports = reports_folder(self.folder, control.job_id)
             reports.mkdir(parents=True, exist_ok=True)
             if uid is not None and os.geteuid() == 0 and reports.stat().st_uid != uid:
                 os.chown(reports, uid, -1, follow_symlinks=False)
             text = control.model_dump_json()
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            self.leadership.expect("spool")  # writing to a slow disk takes time
-            beside.rename(path)
+            save_whole(path, text, **led(self.leadership))
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; jobs get no control messages until this is fixed") from None
         if self._inbox is not None:  # as it is on the disk: with every field set

@@ -33,6 +33,7 @@ from penstock_scheduler.sharing.messages import (
     status_file,
     taken_file,
 )
+from penstock_scheduler.spool import led
 from penstock_slurm.node_sharing import Devices, Told
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class Orders:
         try:
             agent_folder(self._spool, node).mkdir(parents=True, exist_ok=True)
             with self._leadership.write("spool", f"order {order.number} of {node}"):
-                write_whole(path, order.model_dump_json())
+                write_whole(path, order.model_dump_json(), **led(self._leadership))
         except OSError as error:
             raise StoreError(
                 f"{path}: {error.strerror}; the agent of {node} gets no orders until this is fixed"
@@ -203,7 +204,7 @@ class Events:
         path = taken_file(self._spool, node)
         try:
             with self._leadership.write("spool", f"events taken of {node}"):
-                write_whole(path, taken.model_dump_json())
+                write_whole(path, taken.model_dump_json(), **led(self._leadership))
         except OSError as error:
             text = f"{path}: {error.strerror}; after a restart the daemon would report the same events again"
             log.warning("cannot record which events of an agent were taken", extra={"node": node, "text": text})

@@ -208,8 +208,7 @@ def test_a_message_of_a_job_that_was_forgotten_is_known_when_the_job_comes_back(
 def test_a_failed_write_changes_nothing(tmp_path: Path):
     spool = Spool(tmp_path, alone=True)
     spool.tell(ControlMessage(job_id="7", epoch=3, round=1))
-    beside = control_file(tmp_path, "7").with_suffix(".0.tmp")
-    beside.mkdir()
+    control_file(tmp_path, "7").with_name(".control.json.0.tmp").mkdir()
     with pytest.raises(StoreError, match="no control messages"):
         spool.tell(ControlMessage(job_id="7", epoch=4, round=2))
     found = spool.control("7")

@@ -74,7 +74,7 @@ class StandingBy:
         """All that stand by, as of the newest look."""
         self.trouble = ""
         """Why the database did not answer at the newest look; empty: it did."""
-        _create(engine, name)
+        _create(engine, name, where)
 
     @property
     def lease_s(self) -> float:
@@ -144,7 +144,7 @@ class StandingBy:
             self._store = None
 
 
-def _create(engine: sa.Engine, name: str) -> None:
+def _create(engine: sa.Engine, name: str, where: str) -> None:
     """Create the schema if there is none, one process at a time."""
     try:
         with engine.connect() as db, db.begin():
@@ -153,7 +153,9 @@ def _create(engine: sa.Engine, name: str) -> None:
             db.execute(sa.text("SET LOCAL statement_timeout = 0"))
             db.execute(sa.select(sa.func.pg_advisory_xact_lock(schema.CREATE_NUMBER)))
             if schema.revision(db) is None:
-                schema.upgrade(engine)
+                patient = schema.server_engine(where)  # without the limit on the pauses of a transaction
+                schema.upgrade(patient)
+                patient.dispose()
     except sa.exc.SQLAlchemyError as error:
         raise StoreError(f"{name}: {str(error).splitlines()[0]}; check that the server is up") from error
     with engine.connect() as db:

@@ -63,17 +63,26 @@ OVER = 75
 
 GUARD = (
     *("/bin/sh", "-c"),
-    f"read up rest </proc/uptime; left=$(($1 - ${{up%.*}})); [ $left -gt 0 ] || exit {OVER}; shift; "
+    f'read up rest <"$1"; left=$(($2 - ${{up%.*}})); [ $left -gt 0 ] || exit {OVER}; shift 2; '
     'exec timeout --foreground -s KILL $left "$@"',
     "penstock-write",
 )
-"""Runs a command (after its last argument: seconds since the machine started, then the command) until that time, whatever becomes
-of this process: one that is frozen between its check and the start of the command starts nothing when it wakes up."""
+"""Runs a command (after its last argument: a file with the machine's uptime, an uptime in seconds, and the command) until that
+time, whatever becomes of this process: one that is frozen between its check and the start of the command starts nothing when it
+wakes up."""
+
+UPTIME = Path("/proc/uptime")
 
 
-def guarded(argv: Sequence[str], until_s: float) -> tuple[str, ...]:
-    """A command that begins and ends before `until_s`, by `boot_s`, or exits with `OVER`, or 137 if it was ended."""
-    return (*argv,) if math.isinf(until_s) else (*GUARD, str(math.floor(until_s)), *argv)
+def guarded(argv: Sequence[str], until_s: float, uptime: Path = UPTIME) -> tuple[str, ...]:
+    """A command that begins and ends before `until_s`, by `boot_s`, or exits with `OVER`, or 137 if it was ended.
+
+    In a container, the file may tell the container's uptime. It is read first: a freeze before `boot_s` makes the time shorter.
+    """
+    if math.isinf(until_s):
+        return (*argv,)
+    up_s = float(uptime.read_text(encoding="ascii").split()[0])
+    return *GUARD, str(uptime), str(math.floor(until_s - (boot_s() - up_s))), *argv
 
 
 GUARD_S = 5.0

@@ -54,6 +54,21 @@ def test_the_first_leads_at_once_and_the_second_after_a_handover(database):
     found[0].close()
 
 
+def test_a_slow_host_creates_the_schema(database, monkeypatch):
+    """Half the lease passes within its transaction, after which the server would end another one."""
+    upgrade = schema.upgrade
+
+    def slowly(engine):
+        with engine.begin() as db:
+            db.execute(sa.text("SELECT 1"))
+            time.sleep(0.75 * LEASE_S)
+            db.execute(sa.text("SELECT 1"))
+        upgrade(engine)
+
+    monkeypatch.setattr(schema, "upgrade", slowly)
+    leads(database, "a").close()
+
+
 def test_a_successor_that_was_named_comes_before_the_others(database):
     first, found = leads(database, "a"), {}
     threads = [

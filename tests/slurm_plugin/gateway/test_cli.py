@@ -1,10 +1,12 @@
 """The back end `cli` with stand-ins for Slurm's commands: what it does when they misbehave."""
 
+import subprocess
 import time
 
 import pytest
 
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.leadership.lease import boot_s
 from penstock_slurm.gateway import (
     BackendMissing,
     ControllerAway,
@@ -18,7 +20,7 @@ from penstock_slurm.gateway import (
     UnreadableAnswer,
     Write,
 )
-from penstock_slurm.gateway.commands import RETRIES
+from penstock_slurm.gateway.commands import OVER, RETRIES, guarded
 from penstock_slurm.gateway.errors import MESSAGES, error_from
 from tests.slurm_plugin.gateway.conftest import gateway
 
@@ -201,3 +203,14 @@ def test_only_placing_has_a_placement(wrong):
     kind, placed = wrong
     with pytest.raises(ValueError, match="placement"):
         Write("1", kind, JobPlacement("p", ("a",), 1, 1, 1) if placed else None)
+
+
+@pytest.mark.parametrize(("left_s", "status"), [(3.0, 0), (-1.0, OVER)])
+def test_a_command_keeps_its_time_in_a_container_that_shows_its_own_uptime(tmp_path, left_s, status):
+    """lxcfs counts from the container's start, which is later than the machine's."""
+    uptime = tmp_path / "uptime"
+    uptime.write_text("40.00 10.00\n")
+    argv = guarded(["true"], boot_s() + left_s, uptime)
+    assert subprocess.run(argv, check=False).returncode == status
+    uptime.write_text("44.00 10.00\n")  # it was frozen in between
+    assert subprocess.run(argv, check=False).returncode == OVER

@@ -81,7 +81,7 @@ def test_a_pack_of_jobs_that_have_ended_meanwhile_is_learned(site: Site) -> None
 def test_where_nothing_can_be_kept_news_are_told_all_the_same(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     site.told()
