@@ -247,13 +247,26 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("lost", [0, 2], ids=["slurmctld", "slurmd"])
 def test_a_port_lost_in_a_race_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
-    first, second = machine.free_ports(3), machine.free_ports(3)
-    places = iter([first, second])
-    monkeypatch.setattr(machine, "free_ports", lambda count: next(places))
+    second = machine.free_ports(3)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first + lost))  # it does not listen, or `scontrol ping` would wait for its answer
+        first = wait_for(lambda: bound(taken, lost), 60, "a free port")
+        places = iter([first, second])
+        monkeypatch.setattr(machine, "free_ports", lambda count: next(places))
         with LoopbackCluster(tmp_path, "t4:1x4") as made:
             assert f"SlurmctldPort={second}\n" in made.slurm_conf.read_text()
+
+
+def bound(taken: socket.socket, lost: int) -> int | None:
+    """The first of three ports, one of which the socket has taken. None: another process was faster.
+
+    The socket does not listen, or `scontrol ping` would wait for its answer.
+    """
+    first = machine.free_ports(3)
+    try:
+        taken.bind(("127.0.0.1", first + lost))
+    except OSError:
+        return None
+    return first
 
 
 def test_a_folder_holds_one_cluster(make_loopback: MakeLoopback) -> None:
