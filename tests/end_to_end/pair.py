@@ -1,4 +1,4 @@
-"""Two penstockd on one PostgreSQL beside one Slurm, and what goes wrong there: faults on each, and their witnesses.
+"""Two penstockd on one PostgreSQL beside one Slurm, or one on SQLite, and what goes wrong there: faults, and their witnesses.
 
 Both write to one log, so that the order of its lines is the order of what they did. Slurm's commands are run through a script
 that notes each command that changes something, with the fencing number of the penstockd that runs it.
@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock_scheduler.client import Client
-from penstock_scheduler.health_messages import LeaderHealth
+from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.leadership.lease import boot_s
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.machine import free_ports
@@ -98,9 +98,11 @@ class Proxy:
 
 
 class Member:
-    """One of the two: a process of its own, which is started again when it ends, as systemd would."""
+    """One of them: a process of its own, which is started again when it ends, as systemd would. `proxy` leads to its database."""
 
-    def __init__(self, name: str, site: Site, proxy: Proxy, environment: dict[str, str], clock: Path | None) -> None:
+    def __init__(
+        self, name: str, site: Site, proxy: Proxy | None, environment: dict[str, str], clock: Path | None
+    ) -> None:
         self.name, self.site, self.proxy = name, site, proxy
         self.socket = Path(str(site.api["socket"]))
         self._clock = site.state / "clock"
@@ -149,25 +151,34 @@ class Member:
             return self.process.wait()
 
     def sees(self) -> LeaderHealth | None:
-        """Whom it sees leading; None: it does not answer."""
+        """Whom it sees leading; None: it does not answer, or nobody can take over from it."""
+        found = self._health()
+        return None if found is None else found.leader
+
+    def leads(self) -> bool:
+        """Whether it answers and leads."""
+        found = self._health()
+        return found is not None and (found.leader is None or found.leader.here)
+
+    def _health(self) -> Health | None:
         try:
             with Client(f"unix:{self.socket}", timeout_s=2) as client:
-                return client.ready().leader
+                return client.ready()
         except Exception:
             return None
 
 
 class Pair:
-    """Two penstockd, `a` and `b`. `site` submits jobs and reads the store."""
+    """Two penstockd, `a` and `b`; without a server only `a`, on SQLite. `site` submits jobs and reads the store."""
 
     def __init__(
-        self, slurm: LoopbackCluster, folder: Path, server: Server, *, clocks: bool = False, **settings: object
+        self, slurm: LoopbackCluster, folder: Path, server: Server | None, *, clocks: bool = False, **settings: object
     ) -> None:
         settings = {"lease_s": LEASE_S, "log_writes": True} | settings
         clock = _build_clock(folder) if clocks else None
         self.lease_s = float(str(settings["lease_s"]))
         self.slurm, self.folder, self.server = slurm, folder, server
-        database = new_database(server.url).rpartition("/")[2]
+        database = "" if server is None else new_database(server.url).rpartition("/")[2]
         self.witness = folder / "witness"
         programs = folder / "programs"
         programs.mkdir()
@@ -179,16 +190,17 @@ class Pair:
             script.write_text(f'#!/bin/sh\n{note}\nexec {shutil.which(name)} "$@"\n')
             script.chmod(0o755)
         self.members: dict[str, Member] = {}
-        for name in ("a", "b"):
-            proxy = Proxy(server.port)
-            url = f"postgresql+psycopg://penstock@127.0.0.1:{proxy.port}/{database}"
-            site = Site(slurm, folder, store=url, name=name, **settings)
+        for name in ("a", "b") if server is not None else ("a",):
+            proxy = None if server is None else Proxy(server.port)
+            url = proxy and f"postgresql+psycopg://penstock@127.0.0.1:{proxy.port}/{database}"
+            site = Site(slurm, folder, **({"store": url} if url else {}), name=name, **settings)
             site.config, site.state = folder / f"{name}.toml", folder / f"state-{name}"
             site.api = {"socket": str(site.state / "api.sock")}
             site.settings["state_dir"] = str(folder / "state-of-both")  # as docs/admin/high-availability.md says
             environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
             self.members[name] = Member(name, site, proxy, environment, clock)
-        self.site = Site(slurm, folder, store=f"{server.url}/{database}", **settings)
+        store = folder / "state-of-both" if server is None else f"{server.url}/{database}"
+        self.site = Site(slurm, folder, store=store, **settings)
         self.log = self.site.log
         self._over = threading.Event()
         threading.Thread(target=self._supervise, daemon=True).start()
@@ -200,23 +212,29 @@ class Pair:
                     member.start()
 
     def start(self) -> None:
-        """Start both, and wait until one leads and the other one stands by."""
+        """Start them, and wait until they are ready."""
         for member in self.members.values():
             member.start()
-        wait_for(lambda: self.stands_by() is not None, 120, "a leader and a standby", details=self.site.tail)
+        self.wait_ready(120)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until one leads and the other one, if there is one, stands by."""
+        ready = self.leader if self.server is None else self.stands_by
+        wait_for(lambda: ready() is not None, timeout_s, "a leader and a standby", details=self.site.tail)
 
     def stop(self) -> dict[str, int]:
         """End both. Returns their exit statuses."""
         found = {name: member.stop() for name, member in self.members.items()}
         self._over.set()
         for member in self.members.values():
-            member.proxy.close()
+            if member.proxy is not None:
+                member.proxy.close()
         return found
 
     def leader(self) -> Member | None:
         """The one that leads; None: neither, or it does not answer."""
         for member in self.members.values():
-            if (seen := member.sees()) is not None and seen.here:
+            if member.leads():
                 return member
         return None
 
@@ -271,9 +289,12 @@ def _turns(numbers: list[int]) -> list[int]:
 
 @contextmanager
 def pair(
-    slurm: LoopbackCluster, folder: Path, server: Server, *, clocks: bool = False, **settings: object
+    slurm: LoopbackCluster, folder: Path, server: Server | None, *, clocks: bool = False, **settings: object
 ) -> Iterator[Pair]:
-    """A pair that is ended whatever happens. `clocks`: whether each has a wall clock that can be set; needs gcc."""
+    """A pair, or one penstockd on SQLite, that is ended whatever happens.
+
+    `clocks`: whether each has a wall clock that can be set; needs gcc.
+    """
     made = Pair(slurm, folder, server, clocks=clocks, **settings)
     try:
         yield made
