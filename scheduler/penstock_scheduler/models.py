@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 SPECS = 1000
 """Most job specs whose estimators are kept for further jobs."""
 
+LEAST_COST_S = 1.0
+"""Least measured cost of a restart: no run saves, ends and begins again in less."""
+
 NEWEST = 2000
 """Newest observations of a job that a new daemon learns from."""
 
@@ -129,7 +132,8 @@ class SpecModels:
         5. the time that jobs of its family, or on its nodes, take to save and to start;
         6. the site's constant.
 
-        Of several measurements the median counts, because a single move may have waited for a slow disk.
+        Of several measurements the median counts, because a single move may have waited for a slow disk. A report may claim any
+        time, and clocks may differ, so what was measured counts as `LEAST_COST_S` at least.
         """
         of_family: dict[str, list[float]] = {}
         for job in jobs:
@@ -138,15 +142,17 @@ class SpecModels:
         costs_s = {}
         for job in jobs:
             if job.pauses_s:
-                costs_s[job.id] = median(job.pauses_s)
+                costs_s[job.id] = max(median(job.pauses_s), LEAST_COST_S)
             elif job.id in measured.own_s:
-                costs_s[job.id] = measured.own_s[job.id]
+                costs_s[job.id] = max(measured.own_s[job.id], LEAST_COST_S)
             elif job.spec.restart_cost_s is not None:
                 costs_s[job.id] = job.spec.restart_cost_s
             elif pauses_s := of_family.get(job.spec.model_family or ""):
-                costs_s[job.id] = median(pauses_s)
+                costs_s[job.id] = max(median(pauses_s), LEAST_COST_S)
+            elif job.id in measured.alike_s:
+                costs_s[job.id] = max(measured.alike_s[job.id], LEAST_COST_S)
             else:
-                costs_s[job.id] = measured.alike_s.get(job.id, self._restart_cost_s)
+                costs_s[job.id] = self._restart_cost_s
         return costs_s
 
     def learner(

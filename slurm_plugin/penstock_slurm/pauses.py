@@ -11,11 +11,13 @@ PAUSES = 8
 def measured(control: ControlMessage | None, report: Report) -> ControlMessage | None:
     """The control message with the pause that this report ends; None: it ends none.
 
-    The clocks of nodes and daemon agree well enough, because munge refuses large differences.
+    The clocks of nodes and daemon mostly agree, because munge refuses large differences. A pause that seems to end before it
+    began was not measured: one of them was set, or another penstockd leads.
     """
     if not isinstance(report.body, Started) or control is None or control.moved_s is None:
         return None
     if report.epoch < control.epoch or control.request is not None:
         return None
-    pause_s = max(report.time_s - control.moved_s, 0.0)
-    return control.model_copy(update={"moved_s": None, "pauses_s": (*control.pauses_s, pause_s)[-PAUSES:]})
+    pause_s = report.time_s - control.moved_s
+    pauses_s = control.pauses_s if pause_s < 0 else (*control.pauses_s, pause_s)[-PAUSES:]
+    return control.model_copy(update={"moved_s": None, "pauses_s": pauses_s})

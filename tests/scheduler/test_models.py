@@ -7,6 +7,7 @@ from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import JobSpec, Phase
 from penstock_scheduler.models import LearnedModels, SpecModels
+from penstock_scheduler.saving import RestartCosts
 from tests.scheduler.builders import job, on, rate
 
 STARTED = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
@@ -79,6 +80,20 @@ def test_a_restart_costs_what_was_measured_on_the_job_then_what_it_says_then_its
     ]
     costs_s = {name: known.restart_cost_s for name, known in source().facts(jobs, ["t4"]).items()}
     assert costs_s == {"measured": 5.0, "once": 20.0, "says": 60.0, "family": 7.0, "other": 30.0, "none": 30.0}
+
+
+def test_no_report_makes_a_restart_free():
+    """Sia's factor needs a positive cost. A report may claim that saving took 0 s; a clock that was set shows any pause."""
+    jobs = [
+        job("moved", pauses_s=(0.0,)),
+        job("shown"),
+        job("family", model_family="yolov3"),
+        job("of-it", model_family="yolov3", pauses_s=(0.0,)),
+        job("alike"),
+    ]
+    claimed = RestartCosts(own_s={"shown": 0.0}, alike_s={"alike": 0.0})
+    known = source().facts(jobs, ["t4"], claimed)
+    assert {each.restart_cost_s for each in known.values()} == {1.0}
 
 
 class NoHistory:
