@@ -168,6 +168,7 @@ def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2
     site.recall("8")
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
     for name in ("first", "second"):
+        assert (site.folder / name).exists(), (site.state.words, site.output("8"), hypervisor.console())
         assert (site.folder / name).read_text() == f"{user}\n"
     site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
 
