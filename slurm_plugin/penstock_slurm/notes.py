@@ -139,4 +139,4 @@ def overdue(job: SlurmJob, now_s: float) -> bool:
 
 def kept_by_begin(job: SlurmJob, now_s: float) -> bool:
     """Whether a begin time keeps a pending job back, after which Slurm starts it by itself."""
-    return (job.eligible_s or 0.0) > now_s and not job.held and plain_shape(job) is not None
+    return job.begins_later(now_s) and not job.held and plain_shape(job) is not None

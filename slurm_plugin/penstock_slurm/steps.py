@@ -245,7 +245,7 @@ def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
             tasks_per_node=tasks if task_a_gpu else None,
             memory_mb_per_node=share.memory_mb or None,
             time_limit_s=scope.limit_s,
-            ends_begin=(slurm.eligible_s or 0.0) > scope.now_s,
+            ends_begin=slurm.begins_later(scope.now_s),
         ),
     )
     # The placement ends the begin time of a job that it keeps back, so the job needs no release.

@@ -266,7 +266,7 @@ class Views:
         facts = (
             spooled.epoch,
             spooled.saved,
-            (job.eligible_s or 0.0) > scene.now_s,
+            job.begins_later(scene.now_s),
             not scene.silent.isdisjoint(job.nodes),
             scene.stopped_s.get((job.id, job.restarts - 1)),
             job.id in scene.without_gpus,
@@ -310,7 +310,7 @@ def _phase(
         return Phase.QUEUED, None
     if now is State.PLACING:
         # A job that Slurm or its user has requeued waits for a begin time, two minutes by default: send it again.
-        later = job.reason == "BeginTime" and (job.eligible_s or 0.0) > scene.now_s
+        later = job.reason == "BeginTime" and job.begins_later(scene.now_s)
         sent = job.required_nodes and not later
         return Phase.STARTING, placement(job, job.required_nodes, scene.types, control) if sent else None
     lacks = job.id in scene.without_gpus

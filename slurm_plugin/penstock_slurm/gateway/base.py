@@ -156,6 +156,10 @@ class SlurmJob:
         """Whether the job is pending and waits for a `release`. Slurm holds a job by priority 0."""
         return self.state == "PENDING" and self.priority == 0
 
+    def begins_later(self, now_s: float) -> bool:
+        """Whether it has a begin time that has not come."""
+        return (self.eligible_s or 0.0) > now_s
+
     def cpus_for(self, gpus: int, tasks: int = 1) -> int:
         """CPUs on each of its nodes, as the job's user requested them, if it has this many GPUs and tasks there."""
         return max(self.cpus_per_gpu * gpus if self.cpus_per_gpu else self.cpus_per_task * tasks, tasks)
