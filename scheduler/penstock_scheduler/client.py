@@ -193,9 +193,9 @@ class Client(WhatIfCalls):
         """An owner of your own jobs, and its newest job."""
         return self._ask(OwnerView, "GET", "/v1/owner", query={"name": name}, again=True)
 
-    def forecast(self, submission: Submission) -> Forecast:
-        """What a job would get if it were submitted now. Submits nothing."""
-        return self._ask(Forecast, "POST", "/v1/jobs/plan", body=submission, again=True)
+    def forecast(self, job: Submission) -> Forecast:
+        """What a job would get if it were submitted now. Submits nothing. A `PlanOrder` may lack the program."""
+        return self._ask(Forecast, "POST", "/v1/jobs/plan", body=job, again=True)
 
     def jobs(
         self,

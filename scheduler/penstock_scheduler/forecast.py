@@ -85,12 +85,11 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None 
     return Answer(plan, None, reason, changed, start_s, forecast(job, snapshot))
 
 
-def describe(answer: Answer, now_s: float, names: Mapping[JobId, str] | None = None) -> list[str]:
-    """The answer in sentences, one in each line.
+def describe(answer: Answer, now_s: float) -> list[str]:
+    """The answer in sentences, one in each line. Other jobs are only counted: they may be other users'.
 
     Args:
         now_s: s since 1970.
-        names: names of the other jobs; None: the user may not see them, so that they are only counted.
     """
     if answer.assignment is not None:
         nodes = ", ".join(f"{share.gpus} on {share.node}" for share in answer.assignment.placement.shares)
@@ -99,13 +98,8 @@ def describe(answer: Answer, now_s: float, names: Mapping[JobId, str] | None = N
         lines = [f"The job would leave for the cloud: it {answer.reason.text}."]
     else:
         lines = _describe_wait(answer, now_s)
-    others = answer.others
-    if names is None:
-        if others:
-            lines.append(f"The allocation of {len(others)} other job{'s' if len(others) > 1 else ''} would change.")
-    else:
-        for job, (before, after) in sorted(others.items()):
-            lines.append(f"Job {job} ({names[job]}) would have {_has(after)} instead of {_has(before)}.")
+    if others := len(answer.others):
+        lines.append(f"The allocation of {others} other job{'s' if others > 1 else ''} would change.")
     return lines
 
 
@@ -124,10 +118,6 @@ def _describe_wait(answer: Answer, now_s: float) -> list[str]:
     if answer.cloud is not None:
         lines.append(answer.cloud.words(now_s))
     return lines
-
-
-def _has(assignment: Assignment | None) -> str:
-    return "nothing" if assignment is None else str(assignment.configuration)
 
 
 def _configuration(assignment: Assignment | None) -> object:

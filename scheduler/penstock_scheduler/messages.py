@@ -134,6 +134,32 @@ class Submission(Body):
         return self
 
 
+_Features = Annotated[tuple[_Identifier, ...], Field(max_length=100)]
+_Nodes = Annotated[tuple[_Identifier, ...], Field(max_length=100_000)]
+
+
+class NodesOrder(Body):
+    """The nodes on which a job may run, as `NodeChoice`. An empty field allows every node."""
+
+    only: _Nodes = ()
+    exclude: _Nodes = ()
+    features: tuple[_Features, ...] = Field(default=(), max_length=100)
+    """A node that has all features of one of these is allowed."""
+
+
+class PlanOrder(Submission):
+    """A job that is not submitted yet, as far as it is known: a `Submission` that may lack its program."""
+
+    partition: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@+,-]{1,1000}$")] | None = None
+    """As in sbatch's --partition; several are separated by commas."""
+    reservation: _Identifier | None = None
+    nodes: NodesOrder = NodesOrder()
+
+    @model_validator(mode="after")
+    def _one_program(self) -> PlanOrder:
+        return self
+
+
 class AllocationView(Body):
     """GPUs that a job holds."""
 

@@ -68,9 +68,6 @@ class SlurmSettings(BaseModel):
         description="How long an agent may be silent before its suspended jobs are resumed, if no other job uses their GPUs, or "
         "start again from their last checkpoint.",
     )
-    presets: dict[str, dict[str, bool | int | float | str]] = Field(
-        default={}, description="Named sets of sbatch options, for `penstock submit --preset NAME`."
-    )
     reservation_lead_s: NonNegativeFloat = Field(
         default=900.0,
         description="How long before a reservation begins Penstock vacates its nodes.",

@@ -56,11 +56,12 @@ def test_a_job_stays_on_allowed_nodes_over_moves_and_waits_for_one(
     late = site.submit_with_flags(10_000, "--max-gpus=1", "--nodelist=t4-[00-01]")
     wait_for(lambda: late in newest_plan(site).waiting, 120, "a round with the new job", details=site.tail)
     assert "takes new jobs now: all are down, silent or drained" in newest_plan(site).waiting[late].text
-    for name, value in site.slurm.environment().items():
+    socket = f"unix:{site.state / 'api.sock'}"
+    for name, value in (site.slurm.environment() | {"PENSTOCK_URL": socket}).items():
         monkeypatch.setenv(name, value)
 
     def dry_run(*argv: str) -> str:
-        return CliRunner().invoke(app, ["--dry-run", "--config", str(site.config), "--adaptive", *argv, "x.sh"]).output
+        return CliRunner().invoke(app, ["--dry-run", "--adaptive", *argv, "x.sh"]).output
 
     for given in flags.values():
         assert "takes new jobs now: all are down, silent or drained" in dry_run(*given)

@@ -13,7 +13,7 @@ from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, prin
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.estimate_messages import start_cell
 from penstock_scheduler.ledger_messages import CORRECTED, BudgetView, LedgerLine
-from penstock_scheduler.messages import ClusterView, JobView, RefusedJob, RoundSummary, RoundView, Submission
+from penstock_scheduler.messages import ClusterView, JobView, PlanOrder, RefusedJob, RoundSummary, RoundView
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.units import duration
@@ -189,7 +189,7 @@ def _forecast(spec: str, name: str | None, partition: str | None, account: str |
         asked = JobSpec.model_validate_json(spec)
     except ValidationError as error:
         raise ConfigError("--spec: " + "; ".join(describe_errors(error, JobSpec))) from None
-    order = Submission(command=("true",), spec=asked, name=name, partition=partition, account=account)
+    order = PlanOrder(spec=asked, name=name, partition=partition, account=account)
     forecast = ask(lambda penstock: penstock.forecast(order))
     if as_json:
         print_json(forecast)

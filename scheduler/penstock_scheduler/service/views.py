@@ -6,14 +6,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.errors import BadJobSpec, RoundFailed
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.forecast import ask, with_job
 from penstock_scheduler.forecast import describe as describe_forecast
 from penstock_scheduler.health_messages import REFUSED
 from penstock_scheduler.history_messages import AllocationSpan
 from penstock_scheduler.ledger_messages import Usage, UsageBy
-from penstock_scheduler.limits import PartitionRules, by_partition
+from penstock_scheduler.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.messages import (
     MAX_PAGE,
     ClusterView,
@@ -27,12 +27,12 @@ from penstock_scheduler.messages import (
     NodeJob,
     NodeView,
     OutcomeView,
+    PlanOrder,
     RoundView,
     ShareOption,
     ShareView,
-    Submission,
 )
-from penstock_scheduler.model import Job, Phase, ReasonCode
+from penstock_scheduler.model import Job, NodeChoice, Phase, ReasonCode, Snapshot
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.ports import ModelSource
 from penstock_scheduler.records import RoundRecord
@@ -295,32 +295,35 @@ def share_view(use: ShareUse) -> ShareView:
     )
 
 
-def forecast(
-    record: RoundRecord, order: Submission, user: str, models: ModelSource, rules: Mapping[str, PartitionRules]
-) -> Forecast:
+def forecast(record: RoundRecord, order: PlanOrder, user: str, models: ModelSource, limits: LimitSettings) -> Forecast:
     """What the recorded policy would decide if its last round had one more job.
 
     Raises:
+        BadJobSpec: Penstock does not manage a partition of the job.
         Refusal: the round cannot be decided with this job.
     """
-    before = record.snapshot
-    partitions = tuple(sorted({name for node in before.nodes for name in node.partitions}))
+    before, nodes = record.snapshot, order.nodes
+    chosen = NodeChoice(frozenset(nodes.only), frozenset(nodes.exclude), frozenset(map(frozenset, nodes.features)))
     job = Job(
         FORECAST,
         order.name or "",
         user,
         order.spec,
-        (order.partition,) if order.partition in partitions else partitions,
+        _partitions(before, order.partition),
         Phase.QUEUED,
         before.time_s,
         account=order.account or "",
         qos=order.qos or "",
+        reservation=order.reservation or "",
+        nodes=None if chosen == NodeChoice() else chosen,
         time_limit_s=order.time_limit_s,
     )
-    (job,), known = by_partition(rules, [job], models.facts([job], {node.gpu_type for node in before.nodes}))
+    types = {node.gpu_type for node in before.nodes}
+    (job,), known = by_partition(limits.partitions, [job], models.facts([job], types))
     policy, _ = make_policy(record.policy)
+    now_s = time.time()
     try:
-        answer = ask(policy, with_job(before, job, known, ()), FORECAST, without=record.plan)
+        answer = ask(policy, with_job(before, job, known, site_limits(limits, [job])), FORECAST, without=record.plan)
     except RoundFailed as error:
         raise Refusal(503, "not-ready", str(error), retry_after_s=5) from None
     assignment, reason = answer.assignment, answer.reason
@@ -336,5 +339,21 @@ def forecast(
         price=None if assignment is None or price is None else price * assignment.placement.gpus,
         estimated_start_s=None if never else answer.start_s,
         displaced=len(answer.others),
-        lines=describe_forecast(answer, time.time()),
+        lines=[
+            *describe_forecast(answer, now_s),
+            f"Decided by the policy {policy.name} on round {before.round}, {duration(max(now_s - before.time_s, 0.0))} "
+            "old; other jobs may arrive before the real round.",
+        ],
     )
+
+
+def _partitions(snapshot: Snapshot, given: str | None) -> tuple[str, ...]:
+    """Managed partitions in which a new job may run, first those to which it is submitted. Raises BadJobSpec."""
+    managed = [each.name for each in snapshot.partitions] or sorted(
+        {name for node in snapshot.nodes for name in node.partitions}
+    )
+    asked = tuple(filter(None, (given or "").split(",")))
+    if unmanaged := [name for name in asked if name not in managed]:
+        raise BadJobSpec(f"Penstock does not manage partition {', '.join(unmanaged)}; it manages {', '.join(managed)}")
+    first = asked or tuple(managed[:1])
+    return (*first, *(name for name in managed if name not in first))

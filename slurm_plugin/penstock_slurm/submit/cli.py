@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import logging
 import os
@@ -14,28 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.messages import NodesOrder, PlanOrder
 from penstock_scheduler.model import JobSpec, NodeChoice
-from penstock_scheduler.model.spec import SPEC_KEY
-from penstock_scheduler.settings import load_settings
+from penstock_scheduler.model.spec import SPEC_KEY, describe_errors
 from penstock_slurm.notes import NODE_OPTIONS, node_choice_of
-from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.submit import command_line, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
 from penstock_slurm.submit.flags import BadFlag, flags, spec_of, time_s
 
-CONFIG = Path("/etc/penstock/penstock.toml")
+SITE = Path("/etc/penstock/presets.toml")
+"""The site's presets. It is not penstockd's settings file, which may hold secrets and need not be on login nodes."""
+SITE_VARIABLE = "PENSTOCK_PRESETS"
+"""Environment variable: another file of the site's presets."""
 
 USAGE = """Usage: penstock submit [--preset NAME] [--dry-run] [sbatch's options] script [arguments]
 
 Submit a job. This command calls sbatch, prints what sbatch prints and returns its exit status.
 
-  --preset NAME    Use the options of a preset, one of yours ({user}) or of the site.
+  --preset NAME    Use the options of a preset, one of yours ({user}) or of the site ({site}).
                    Repeatable. What comes later on the line wins.
   --dry-run        Say whether and where the job would start now, and why. Submit nothing.
-  --config FILE    The site's settings file ({config}).
 
 Adaptive flags:
 {flags}
@@ -61,7 +63,7 @@ class _Words(TyperGroup):
             status = submit(ctx.args, os.environ)
         except PenstockError as error:
             typer.echo(f"penstock: {error}", err=True)
-            status = 1
+            status = error.exit_status
         ctx.exit(status)
 
 
@@ -86,10 +88,9 @@ def submit(words: Sequence[str], environ: Mapping[str, str]) -> int:
     shown = subprocess.run([sbatch, "--help"], env=dict(environ), capture_output=True, text=True, check=False)
     options = command_line.parse_help(shown.stdout)
     line = command_line.parse(words, options)
-    config = Path(line.own["config"][-1]) if "config" in line.own else CONFIG
-    expanded = _expand(line, options, config, environ)
+    expanded = _expand(line, options, environ)
     if "dry-run" in line.own:
-        return _explain(line, expanded, options, config, sbatch, environ)
+        return _explain(line, expanded, options, sbatch, environ)
     given = command_line.adaptive_flags(expanded, options)
     asks = bool(given) or bool(environ.get(flags()["adaptive"].variable))
     if asks and not options.adaptive:
@@ -108,17 +109,21 @@ def _usage(environ: Mapping[str, str]) -> str:
     for flag in flags().values():
         name = f"--{flag.name}" + {0: "", 1: f"={flag.arginfo}", 2: f"[={flag.arginfo.strip('[]')}]"}[flag.has_arg]
         lines.append(f"  {name:<26} {flag.help}")
-    return USAGE.format(user=presets.user_file(environ), config=CONFIG, flags="\n".join(lines))
+    return USAGE.format(user=presets.user_file(environ), site=_site_file(environ), flags="\n".join(lines))
 
 
-def _expand(line: CommandLine, options: Options, config: Path, environ: Mapping[str, str]) -> list[list[str]]:
+def _site_file(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get(SITE_VARIABLE) or SITE)
+
+
+def _expand(line: CommandLine, options: Options, environ: Mapping[str, str]) -> list[list[str]]:
     """sbatch's options, with each preset replaced by its options."""
     if "preset" not in line.own:
         return line.options
-    mine = presets.user_file(environ)
-    own, site, unread = presets.load(mine), {}, ""
+    mine, theirs = presets.user_file(environ), _site_file(environ)
+    own, site, unread = presets.load(mine), dict[str, presets.Preset](), ""
     try:
-        site = dict(load_settings(config).section(SlurmSettings).presets)
+        site = presets.load(theirs)
     except ConfigError as error:
         unread = f" (the site's presets cannot be read: {error})"
     expanded: list[list[str]] = []
@@ -132,7 +137,7 @@ def _expand(line: CommandLine, options: Options, config: Path, environ: Mapping[
             raise ConfigError(
                 f"there is no preset {name}; the presets are {known}; write [{name}] into {mine} to add it{unread}"
             )
-        where = str(mine) if name in own else str(config)
+        where = str(mine if name in own else theirs)
         expanded += [[word] for word in presets.arguments(name, own.get(name) or site[name], options, where)]
     return expanded
 
@@ -199,12 +204,7 @@ def _pairs(words: Sequence[str], options: Options) -> list[list[str]]:
 
 
 def _explain(
-    line: CommandLine,
-    expanded: list[list[str]],
-    options: Options,
-    config: Path,
-    sbatch: str,
-    environ: Mapping[str, str],
+    line: CommandLine, expanded: list[list[str]], options: Options, sbatch: str, environ: Mapping[str, str]
 ) -> int:
     """The dry run. For a plain job: `sbatch --test-only`."""
     both = [*_pairs(_script_words(line), options), *expanded]
@@ -212,18 +212,26 @@ def _explain(
     if not given:
         return _sbatch(["--test-only", *(word for words in expanded for word in words), *line.rest], sbatch, environ)
     named = command_line.values(both, options)
-    from penstock_slurm.submit import dry_run  # the policies and the store take seconds to load
-
-    asked = dry_run.Asked(
-        name=named.get("job-name") or (Path(line.script).name if line.script else "wrap"),
-        user=getpass.getuser(),
-        account=named.get("account", ""),
-        qos=named.get("qos", ""),
-        partitions=tuple(filter(None, named.get("partition", "").split(","))),
-        reservation=named.get("reservation", ""),
-        time_limit_s=time_s(named.get("time", "")),
-        nodes=_nodes(named),
-    )
-    for text in dry_run.explain(load_settings(config), spec_of(given), asked):
+    chosen = _nodes(named)
+    try:
+        order = PlanOrder(
+            name=named.get("job-name") or (Path(line.script).name if line.script else "wrap"),
+            spec=spec_of(given),
+            partition=named.get("partition") or None,
+            account=named.get("account") or None,
+            qos=named.get("qos") or None,
+            reservation=named.get("reservation") or None,
+            time_limit_s=time_s(named.get("time", "")),
+            nodes=NodesOrder()
+            if chosen is None
+            else NodesOrder(
+                only=tuple(sorted(chosen.only)),
+                exclude=tuple(sorted(chosen.exclude)),
+                features=tuple(tuple(sorted(each)) for each in chosen.features),
+            ),
+        )
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_errors(error, PlanOrder))) from None
+    for text in ask(lambda penstock: penstock.forecast(order)).lines:
         typer.echo(text)
     return 0

@@ -2,10 +2,10 @@
 
 ::
 
-    # ~/.config/penstock/presets.toml          # /etc/penstock/penstock.toml
-    [big]                                      [slurm.presets.big]
-    adaptive = true                            adaptive = true
-    max-gpus = 64                              max-gpus = 32
+    # ~/.config/penstock/presets.toml, or the site's /etc/penstock/presets.toml
+    [big]
+    adaptive = true
+    max-gpus = 64
     gpu-types = "a100,rtx"
     time = "2-0"
 """

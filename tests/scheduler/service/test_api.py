@@ -13,10 +13,12 @@ import pytest
 from penstock_scheduler.client import ApiError, Client, DaemonAway
 from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.health import HealthSettings, StepName
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.limits import LimitSettings
+from penstock_scheduler.messages import PlanOrder, Submission
 from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Fate
+from penstock_scheduler.rules import BudgetSettings
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import serving
 
@@ -81,6 +83,25 @@ def test_a_forecast_submits_nothing(api):
         assert never.would == "never"
         with pytest.raises(ApiError, match="nosuch") as error:
             ada.forecast(Submission(command=("x",), spec={"model_family": "nosuch"}))
+        assert error.value.code == "bad-spec"
+    assert api.submitter.jobs == {}
+
+
+def test_a_forecast_knows_what_sbatch_options_say(api):
+    """Of a job that has no program yet: its partition, its nodes, and the limits of its user."""
+    api.app.state.api.controls.rules.use(BudgetSettings(), LimitSettings(users={"oz": 1}))
+    with api.client("ada") as ada, api.client("oz") as oz:
+        told = ada.forecast(PlanOrder(spec={"max_gpus": 2}, partition="all"))
+        assert told.would == "start"
+        assert ada.forecast(PlanOrder(spec={"max_gpus": 2}, reservation="of-other-nodes")).would == "wait"
+        assert "by the policy sia on round 1, " in told.lines[-1]
+        on = {"nodes": {"exclude": ["t4-00", "t4-01"]}}
+        assert ada.forecast(PlanOrder(spec={"max_gpus": 1}, **on)).would == "never"
+        pair = PlanOrder(spec={"min_gpus": 2, "max_gpus": 2})
+        assert ada.forecast(pair).would == "start"
+        assert oz.forecast(pair).would != "start", "oz may have one GPU"
+        with pytest.raises(ApiError, match="does not manage partition rtx; it manages all") as error:
+            ada.forecast(PlanOrder(spec={"max_gpus": 1}, partition="all,rtx"))
         assert error.value.code == "bad-spec"
     assert api.submitter.jobs == {}
 

@@ -19,7 +19,6 @@ PROGRAM = (sys.executable, "-c", "from penstock_slurm.submit.cli import app; app
 
 FORKING = """
 import json, os, sys
-from penstock_slurm.submit import dry_run
 from penstock_slurm.submit.cli import app
 
 for line in sys.stdin:
@@ -42,12 +41,12 @@ Submit = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def home(flags: FlagSite, tmp_path: Path) -> dict[str, str]:
-    """A user's home with a preset, and the site's settings with one of the same name and another."""
-    folder = tmp_path / "penstock"
+    """A user's home with a preset, and the site's presets with one of the same name and another."""
+    folder, site = tmp_path / "penstock", tmp_path / "site.toml"
     folder.mkdir()
     (folder / "presets.toml").write_text("[big]\nadaptive = true\nmax-gpus = 16\ngpu-types = 'rtx'\ntime = 30\n")
-    flags.settings("[slurm.presets.big]", "max-gpus = 1", "[slurm.presets.small]", "adaptive = true", "max-gpus = 2")
-    return {"XDG_CONFIG_HOME": str(tmp_path)}
+    site.write_text("[big]\nmax-gpus = 1\n[small]\nadaptive = true\nmax-gpus = 2\n")
+    return {"XDG_CONFIG_HOME": str(tmp_path), "PENSTOCK_PRESETS": str(site)}
 
 
 @pytest.fixture
@@ -95,16 +94,15 @@ def submit(flags: FlagSite, forking: subprocess.Popen[str], tmp_path: Path) -> S
 def test_a_preset_stands_for_its_flags_and_what_comes_later_wins(
     flags: FlagSite, submit: Submit, home: dict[str, str], script: str
 ) -> None:
-    config = ("--config", str(flags.config))
     done = submit("--parsable", "--preset", "big", "--max-gpus=8", script, "a", "--preset", **home)
     assert (done.returncode, other_messages(done.stderr)) == (0, "")
     job = flags.job(done.stdout.strip())
     assert parse_spec(job.admin_comment) == JobSpec(max_gpus=8, gpu_types=("rtx",))
     assert (job.name, job.time_limit_s, job.held) == ("mine", 1800, True)
-    done = submit("--parsable", "--max-gpus=8", "--preset=small", *config, script, **home)
+    done = submit("--parsable", "--max-gpus=8", "--preset=small", script, **home)
     spec = parse_spec(flags.job(done.stdout.strip()).admin_comment)
     assert spec == JobSpec(max_gpus=2)
-    done = submit("--preset=nix", *config, script, **home)
+    done = submit("--preset=nix", script, **home)
     assert done.returncode == 1
     assert "there is no preset nix; the presets are big, small; write [nix] into" in done.stderr
 
@@ -163,21 +161,17 @@ def test_without_the_plugin_the_spec_is_in_the_comment(
     assert "has adaptive flags in #SBATCH lines, but this sbatch does not know them" in done.stderr
 
 
-def test_a_dry_run_changes_nothing(flags: FlagSite, submit: Submit, home: dict[str, str], script: str) -> None:
-    """Without a daemon's round, it decides on Slurm's records. It writes no comment to a job with a bad job spec."""
-    flags.settings("[daemon]", f"state_dir = '{flags.folder}/none'")
-    bad = flags.sbatch("--hold", '--comment={"penstock": {"max_gpus": 0}}', "--gres=gpu:1").stdout.strip()
+def test_a_dry_run_without_penstockd_says_so_and_submits_nothing(
+    flags: FlagSite, submit: Submit, home: dict[str, str], script: str
+) -> None:
+    """tests/end_to_end/test_submit.py has the answers of a penstockd."""
     before = flags.gateway.jobs()
-    config = ("--dry-run", "--config", str(flags.config))
-    done = submit(*config, "--adaptive", "--max-gpus=8", "--gpu-types=a100", script)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "The job would get 1 a100 (1 on a100-0" in done.stdout
-    assert "Decided by the policy sia on Slurm's records" in done.stdout
-    done = submit(*config, "--adaptive", "--max-gpus=2", "--gpu-types=h100", script)
-    assert "The job could never start: no node here has h100; the types are a100, rtx, t4" in done.stdout
-    done = submit(*config, "--adaptive", "--max-gpus=2", "--partition=rtx", script)
-    assert "Penstock does not manage partition rtx; it manages all, t4" in done.stderr
-    assert "to start at" in submit(*config, script).stderr, "Slurm explains a plain job"
+    away = {"PENSTOCK_URL": f"unix:{flags.folder}/none.sock"}
+    done = submit("--dry-run", "--adaptive", "--max-gpus=8", script, **away)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "penstockd" in done.stderr
+    done = submit("--dry-run", "--adaptive", "--max-gpus=2", "--partition=a b", script, **away)
+    assert done.returncode == 1
+    assert "partition" in done.stderr
+    assert "to start at" in submit("--dry-run", script).stderr, "Slurm explains a plain job"
     assert flags.gateway.jobs() == before
-    assert flags.job(bad).admin_comment == ""
-    flags.settings()

@@ -80,9 +80,9 @@ def test_finds_the_script(words: str, script: str | None, help_of_plugin: str) -
 
 
 def test_own_words_are_taken_and_all_others_left() -> None:
-    typed = "-N 2 --preset big --time 5 --dry-run --preset=small --config f t.sh --preset x"
+    typed = "-N 2 --preset big --time 5 --dry-run --preset=small t.sh --preset x"
     line = parse(typed.split(" "), OPTIONS)
-    assert line.own == {"preset": ["big", "small"], "dry-run": [""], "config": ["f"]}
+    assert line.own == {"preset": ["big", "small"], "dry-run": [""]}
     assert line.options == [["-N", "2"], ["--preset", "big"], ["--time", "5"], ["--preset", "small"]]
     assert line.rest == ["t.sh", "--preset", "x"]
     with pytest.raises(BadFlag, match="--preset needs a value"):

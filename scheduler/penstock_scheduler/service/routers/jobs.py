@@ -23,6 +23,7 @@ from penstock_scheduler.messages import (
     JobView,
     LogPart,
     OwnerView,
+    PlanOrder,
     ReportBatch,
     ReportReceipt,
     Submission,
@@ -46,16 +47,16 @@ async def submit(order: Submission, call: User, response: Response) -> JobView:
 
 
 @router.post("/jobs/plan")
-async def plan(order: Submission, call: User) -> Forecast:
-    """Show what a submission would get now. Nothing is submitted."""
+async def plan(order: PlanOrder, call: User) -> Forecast:
+    """Show what a job would get now. Nothing is submitted."""
     api = call.api
     api.here.check_spec(order.spec)
     record = api.board.record
     if record is None:
         raise Refusal(503, "not-ready", "no round has been decided yet; try again", retry_after_s=5)
     async with api.deciding:
-        partitions = api.controls.rules.limits.partitions
-        return await asyncio.to_thread(views.forecast, record, order, call.identity.user, api.here.models, partitions)
+        limits = api.controls.rules.limits
+        return await asyncio.to_thread(views.forecast, record, order, call.identity.user, api.here.models, limits)
 
 
 @router.get("/owner")
