@@ -27,6 +27,7 @@ from penstock_scheduler.model import (
     Share,
     Snapshot,
 )
+from penstock_scheduler.models import LEAST_COST_S
 from penstock_scheduler.policies import REGISTRY, common, make_policy, registered
 from penstock_scheduler.policies.sia import SiaSettings
 from penstock_scheduler.policies.stops import stopped
@@ -85,7 +86,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 )
             )
     free = {node.name: max(node.gpus - node.gpus_others, 0) for node in nodes}
-    jobs, models, remaining, attained = [], {}, {}, {}
+    jobs, models, remaining, attained, costs_s = [], {}, {}, {}, {}
     for number in range(draw(st.integers(0, 8))):
         job_id = str(number)
         low = draw(st.sampled_from([1, 1, 2, 4]))
@@ -114,10 +115,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             phase = draw(st.sampled_from([Phase.RUNNING, Phase.RUNNING, Phase.STARTING, Phase.STOPPING]))
             state |= {"phase": phase, "allocation": held, "target": held if phase is not Phase.RUNNING else None}
         state["time_limit_s"] = draw(st.sampled_from([None, 60.0, 1000.0, 2000.0]))
-        jobs.append(job(job_id, submit_s=draw(st.sampled_from([0.0, 1.0, 500.0])), **state, **spec))
+        submits_s = [0.0, 1.0, 500.0, 1e9]  # the last one lies in the future, as clocks differ
+        jobs.append(job(job_id, submit_s=draw(st.sampled_from(submits_s)), **state, **spec))
         models[job_id] = draw(estimators())
+        costs_s[job_id] = draw(st.sampled_from([LEAST_COST_S, 30.0, 1e9]))
         if draw(st.booleans()):
-            remaining[job_id] = draw(st.sampled_from([0.0, 100.0, 5000.0]))
+            remaining[job_id] = draw(st.sampled_from([0.0, 100.0, 5000.0, 1e-300, 1e300]))
         if draw(st.booleans()):
             attained[job_id] = {where.gpu_type: draw(st.sampled_from([0.0, 300.0, 10_000.0]))}
     limits = draw(
@@ -135,7 +138,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     fast = Partition("fast", may_start=draw(st.sampled_from([True, True, False])), state="DOWN")
     made = dataclasses.replace(made, limits=tuple(limits), partitions=(Partition("all"), fast))
     return with_facts(
-        made, largest_run_gpus=unscaled, unmeasured_types=unmeasured, remaining_work=remaining, attained_gpu_s=attained
+        made,
+        restart_cost_s=costs_s,
+        largest_run_gpus=unscaled,
+        unmeasured_types=unmeasured,
+        remaining_work=remaining,
+        attained_gpu_s=attained,
     )
 
 
