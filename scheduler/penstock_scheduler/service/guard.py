@@ -41,6 +41,11 @@ class Bucket:
             self._left = {name: kept for name, kept in self._left.items() if kept[0] < self._burst - 1}
         return 0.0 if left >= 1 else (1 - left) / self._per_s
 
+    def give_back(self, name: str) -> None:
+        """Undo a `take` that got a token."""
+        left, at_s = self._left.get(name, (self._burst, self._now_s()))
+        self._left[name] = min(left + 1, self._burst), at_s
+
 
 def check_report(given: object, job: str, now_s: float) -> Report:
     """Read and check a report of a job. Raises ValueError with a message for the sender."""

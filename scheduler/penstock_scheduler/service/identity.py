@@ -133,14 +133,15 @@ class Gatekeeper:
     async def _by_password(self, user: str, password: str) -> Identity:
         if self._passwords is None:
             raise Refusal(401, "unauthenticated", "this site takes no passwords; log in with a token")
-        if (pause_s := self._guesses.pause_s(user)) > 0:
+        if (pause_s := self._guesses.take(user)) > 0:  # before PAM is asked: guesses at the same time count, too
             raise _too_many_failed(f"the user {user}", pause_s)
         try:
             await self._passwords.check(user, password)
         except Refusal as refusal:
-            if refusal.status == 401:
-                self._guesses.take(user)
+            if refusal.status != 401:
+                self._guesses.give_back(user)
             raise
+        self._guesses.give_back(user)
         return await self.known_user(user, "password")
 
     async def of_provider(self, name: Coroutine[Any, Any, str], address: str) -> Identity:

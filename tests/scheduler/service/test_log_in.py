@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.service.identity import GUESSES_BURST, GUESSES_PER_S
 from penstock_scheduler.service.oidc import local_path
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_slurm.loopback.machine import free_ports
@@ -236,8 +238,11 @@ def test_pam_checks_a_password(tmp_path, pam, separate):
         httpx.Client(base_url=api.url, timeout=60) as http,
     ):
 
+        def guess(user: str, password: str) -> httpx.Response:
+            return http.post("/v1/session", json={"user": user, "password": password})
+
         def log_in(user: str, password: str) -> int:
-            return http.post("/v1/session", json={"user": user, "password": password}).status_code
+            return guess(user, password).status_code
 
         assert http.get("/v1/session/ways").json() == {"password": True, "oidc": False}
         assert log_in(ME, "wrong") == 401
@@ -246,9 +251,16 @@ def test_pam_checks_a_password(tmp_path, pam, separate):
         assert log_in(ME, "right") == 201
         me = http.get("/v1/me").json()
         assert (me["user"], me["role"], me["by"]) == (ME, "user", "session")
-        statuses = [log_in("daemon", "wrong") for _ in range(12)]
-        assert statuses[0] == 401
-        assert statuses[-1] == 429
+        started_s = time.monotonic()
+        with ThreadPoolExecutor(20) as pool:
+            statuses = list(pool.map(lambda _: log_in("daemon", "wrong"), range(20)))
+        again = 1 + (time.monotonic() - started_s) * GUESSES_PER_S
+        assert GUESSES_BURST <= statuses.count(401) <= GUESSES_BURST + again, "guesses at the same time count, too"
+        assert set(statuses) == {401, 429}
+        for _ in range(20):  # on a slow machine, the user has earned another guess meanwhile
+            refused = guess("daemon", "wrong")
+            if refused.status_code == 429 and int(refused.headers["Retry-After"]) > 5:
+                break
         assert log_in("daemon", "right") == 429, "nobody finds a password by trying"
         assert log_in(ME, "right") == 201, "others are not locked out"
         assert api.client("ada").me().user == "ada"
