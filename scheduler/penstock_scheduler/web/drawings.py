@@ -89,7 +89,7 @@ def curve(options: Sequence[ConfigurationView], present: tuple[str, int] | None)
     parts = []
     for share in (0.0, 0.5, 1.0):
         parts.append(f'<line class="grid" x1="{x(0)}" x2="{x(most)}" y1="{y(top * share)}" y2="{y(top * share)}"/>')
-        parts.append(f'<text x="{x(0) - 6}" y="{y(top * share) + 4}" text-anchor="end">{top * share:.3g}</text>')
+        parts.append(f'<text x="{x(0) - 6}" y="{y(top * share) + 4}" text-anchor="end">{short(top * share)}</text>')
     counts = sorted({gpus for line in lines.values() for gpus in line})
     for gpus in counts if len(counts) <= 10 else sorted({counts[0], most // 4, most // 2, most * 3 // 4, most}):
         parts.append(f'<text x="{x(gpus)}" y="{tall + 28}" text-anchor="middle">{gpus}</text>')
@@ -113,6 +113,14 @@ def curve(options: Sequence[ConfigurationView], present: tuple[str, int] | None)
         parts.append(f'<text class="key-name" x="{left + 18}" y="{tall + 64}">{escape(gpu_type)}</text>')
         left += 40 + 8 * len(gpu_type)
     return _svg("Goodput by number of GPUs", tall + 72, parts, width=WIDTH // 2)
+
+
+def short(value: float) -> str:
+    """A number of at most three digits and a letter, for an axis: 10,400 is "10.4 k"."""
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{float(f'{value / size:.3g}'):g}{letter}"
+    return f"{value:.3g}"
 
 
 def best(options: Sequence[ConfigurationView]) -> dict[str, dict[int, ConfigurationView]]:

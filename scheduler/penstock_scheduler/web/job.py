@@ -147,7 +147,9 @@ def _rounded(end_s: float, length_s: float) -> float:
 def _end(facts: Facts, now_s: float) -> float | None:
     """When the job will have ended at its present goodput, s since 1970, to the minute; None: not known."""
     view = facts.view
-    speed = next((sample.goodput for sample in reversed(facts.samples) if sample.goodput), facts.explanation.goodput)
+    since_s = facts.spans[-1].from_s if facts.spans else 0.0  # samples from before are of another configuration
+    recent = (sample.goodput for sample in reversed(facts.samples) if sample.goodput and sample.time_s > since_s)
+    speed = next(recent, facts.explanation.goodput)
     if view.state != "running" or not speed or not view.total or view.progress is None:
         return None
     return round((now_s + max(view.total - view.progress, 0.0) / speed) / 60) * 60.0

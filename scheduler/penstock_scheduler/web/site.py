@@ -27,6 +27,8 @@ TEMPLATE = "site.html"
 DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0
 POINTS = 300
 """Points of a chart."""
+FIRST = ("jobs.running",)
+"""A figure that every sample of the cluster has: when it begins tells how old the site's samples are."""
 ROUNDS, LINES = 20, 25
 """Newest rounds, and newest lines of the audit log."""
 SOON_S, SLOWLY_S = 3.0, 60.0
@@ -50,6 +52,8 @@ class Slowly:
     """What costs more to read."""
 
     series: Mapping[str, Sequence[tuple[float, float]]]
+    step_s: int
+    """Each point of the series stands for so many seconds."""
     usage: Sequence[UsageLine]
     """Of the last week, by account."""
     spent_usd: float
@@ -107,8 +111,13 @@ async def _soon(api: Api) -> Soon:
 
 def _slowly(api: Api) -> Slowly:
     now_s = time.time()
+    first_s = min(
+        (at for points in api.store.series(FIRST, now_s - DAY_S, now_s, 60).values() for at, _ in points), default=now_s
+    )
+    step_s = max(int((now_s - first_s) / POINTS), 1)
     return Slowly(
-        series=api.store.series((), now_s - DAY_S, now_s, int(DAY_S / POINTS)),
+        series=api.store.series((), now_s - DAY_S, now_s, step_s),
+        step_s=step_s,
         usage=views.usage(api.known, api.daemon.chosen.prices, "account", now_s - WEEK_S, None, None).lines,
         spent_usd=sum(api.store.ledger_totals("usd", since_s=now_s - WEEK_S).values()),
         committed_usd=sum(api.store.committed_usd().values()),
@@ -121,7 +130,7 @@ def fragments(call: Call, world: World, facts: Facts) -> Fragments:
     parts = {
         "now": block(TEMPLATE, "now", cluster=world.cluster, health=facts.soon.health, totals=_totals(world)),
         "refused": block(TEMPLATE, "refused", refused=facts.soon.refused, admin=admin),
-        "series": block(TEMPLATE, "series", series=json.dumps(columns(facts.slowly.series))),
+        "series": block(TEMPLATE, "series", series=json.dumps(columns(facts.slowly.series, facts.slowly.step_s))),
         "rounds": block(TEMPLATE, "rounds", rows=facts.soon.rounds),
         "accounts": block(TEMPLATE, "accounts", rows=accounts(world, facts.slowly.usage)),
         "budgets": block(TEMPLATE, "budgets", rows=[budget_row(each, world.time_s) for each in facts.budgets]),
@@ -163,17 +172,23 @@ def _totals(world: World) -> dict[str, int]:
     return totals
 
 
-def columns(series: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, list[float | None]]:
+def columns(series: Mapping[str, Sequence[tuple[float, float]]], step_s: int = 1) -> dict[str, list[float | None]]:
     """The charts' columns: `time`, and figures at these times; None: there is no sample.
+
+    Points of one step belong together although their times differ: a point has the time of the first sample of its step, which
+    some figures lack.
 
     `free` are GPUs that neither Penstock's jobs nor others hold, on nodes where jobs may start. `waste` are those while jobs wait
     for GPUs.
     """
-    times = sorted({at for points in series.values() for at, _ in points})
+    first: dict[float, float] = {}  # step -> its time
+    for at in sorted(at for points in series.values() for at, _ in points):
+        first.setdefault(at // step_s, at)
+    times = list(first.values())
 
     def line(name: str, scale: float = 1.0) -> list[float | None]:
-        found = dict(series.get(name, ()))
-        return [None if (value := found.get(at)) is None else round(scale * value, 4) for at in times]
+        found = {at // step_s: value for at, value in series.get(name, ())}
+        return [None if (value := found.get(step)) is None else round(scale * value, 4) for step in first]
 
     def total(what: str) -> list[float | None]:
         lines = [line(name) for name in series if name.startswith("gpus.") and name.endswith(f".{what}")]
@@ -192,7 +207,7 @@ def columns(series: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, li
         None if idle is None else idle if (jobs or 0.0) >= 1 else 0.0 for idle, jobs in zip(free, queued, strict=True)
     ]
     return {
-        "time": list(times),
+        "time": [*times],
         "Penstock": mine,
         "others": others,
         "free": free,

@@ -322,3 +322,28 @@ def test_200_s_of_updates_leak_no_memory(site, page):
     half = len(figures) // 2
     assert len(figures) >= 6
     assert min(figures[half:]) < 1.15 * min(figures[:half]) + 1.0, figures
+
+
+def test_a_chart_says_its_newest_figures_until_somebody_points_at_it(site, page):
+    log_in(site, page, "oz", "/site")
+    legend = page.locator("figure.chart[data-lines='running,queued'] .u-legend")
+    legend.get_by_text("60 jobs").wait_for()  # as in the site's samples
+    page.locator("figure.chart[data-lines='running,queued'] .u-over").hover()
+    page.mouse.move(0, 0)
+    legend.get_by_text("60 jobs").wait_for()
+
+
+def test_on_a_phone_no_page_is_wider_than_the_screen(site, page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    log_in(site, page, "boss", "/cluster")
+    for path in (*PATHS, f"/jobs/{site.running[0].id}", "/site"):
+        page.goto(site.api.url + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    page.goto(site.api.url + "/queue")
+    # a name is broken at a hyphen or not at all
+    assert (
+        page.evaluate(
+            "Math.min(...[...document.querySelectorAll('#rows .job-name')].map(each => each.getBoundingClientRect().width))"
+        )
+        > 40
+    )

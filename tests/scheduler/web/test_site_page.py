@@ -70,6 +70,16 @@ def test_free_gpus_count_as_waste_only_while_jobs_wait():
     assert columns({})["time"] == []
 
 
+def test_figures_whose_first_sample_of_a_step_differs_stay_one_line():
+    """Steps of 300 s: 0 to 299 and 300 to 599. Jobs report only from 250 s on, so `as expected` has its point there."""
+    found = columns(
+        {"jobs.running": [(4.0, 1.0), (304.0, 2.0)], "as-expected": [(250.0, 0.9), (304.0, 1.0)]}, step_s=300
+    )
+    assert found["time"] == [4.0, 304.0]
+    assert found["running"] == [1.0, 2.0]
+    assert found["as expected"] == [90.0, 100.0]
+
+
 def test_a_budget_says_when_it_is_used_up_at_its_present_speed():
     def of(used: float, ends_s: float | None = 30 * DAY_S, since_s: float = 0.0, hard: float | None = 100.0):
         budget = BudgetView(

@@ -250,16 +250,23 @@ class Chart {
     const last = columns.slice(1).map((column) => column.filter((value) => value !== null).at(-1));
     this.figure.setAttribute("role", "group");
     this.figure.setAttribute("aria-label", `${this.figure.querySelector("figcaption").textContent}; newest: ${names.map((name, at) => `${name} ${this.say(last[at])}`).join(", ")}`);
-    if (this.plot) { this.plot.setData(columns); return; }
+    if (this.plot) { this.plot.setData(columns); this.showNewest(); return; }
     const axis = { stroke: colour("--fg"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, font: "12px system-ui" };
     this.plot = new uPlot({
       width: this.figure.clientWidth, height: 190,
-      scales: { y: { range: (self, least, most) => [Math.min(0, least), (most || 1) * 1.05] } },
-      axes: [{ ...axis, values: (self, ticks, at, space, step) => ticks.map((tick) => timeLabel(tick, step)) }, { ...axis, size: 62, values: (self, ticks) => ticks.map((tick) => this.say(tick)) }],
+      scales: { x: { range: (self, first, last) => (first === last ? [first - 60, last + 60] : [first, last]) }, y: { range: (self, least, most) => [Math.min(0, least), (most || 1) * 1.05] } },
+      axes: [{ ...axis, space: 70, values: (self, ticks, at, space, step) => ticks.map((tick) => timeLabel(tick, step)) }, { ...axis, size: 62, values: (self, ticks) => ticks.map((tick) => this.say(tick)) }],
       series: [{ value: (self, at) => (at === null ? "" : new Date(at * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })) },
         ...names.map((name, at) => ({ label: name, stroke: LINES[at % LINES.length], width: 2, dash: at % 2 ? [6, 4] : [], points: { show: columns[0].length < 3 }, value: (self, value) => (value === null ? "–" : `${this.say(value)} ${this.figure.dataset.unit}`) }))],
       cursor: { y: false },
+      hooks: { setLegend: [() => this.showNewest()] },
     }, columns, this.figure);
+    this.showNewest();
+  }
+
+  // Without a pointer on the chart, the figures below it are the newest ones.
+  showNewest() {
+    if (this.plot && this.plot.cursor.left < 0) this.plot.setLegend({ idx: this.plot.data[0].length - 1 }, false);
   }
 
   say(value) {
@@ -428,6 +435,10 @@ class Replays {
 }
 
 if (byId("whatif")) new Replays(byId("whatif"));
+
+// Where the picture of a job's GPUs is wider than the screen, its newest end shows.
+const strip = byId("strip");
+if (strip) strip.scrollLeft = strip.scrollWidth;
 
 // The output follows its end, unless its reader has scrolled up.
 const output = byId("log");
