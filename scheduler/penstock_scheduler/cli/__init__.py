@@ -73,7 +73,7 @@ PANELS = {
     ),
     "Measurements": ("profile", "sensitivity"),
     "Simulation and analysis": ("simulate", "whatif", "workload", "replay", "solve", "schema"),
-    "Trying Penstock": ("demo", "loopback"),
+    "Trying Penstock": ("demo", "playground", "loopback"),
 }
 """Heading in the help -> the commands under it, in this order. All others follow under "Other commands"."""
 

@@ -26,7 +26,7 @@ Dir = Annotated[
     typer.Option("--dir", help="The cluster's folder, which holds one cluster.  (default: a folder for each user)"),
 ]
 
-_BUILDS = all(map(shutil.which, ("make", "cc"))) and Path("/usr/include/slurm/spank.h").exists()
+BUILDS = all(map(shutil.which, ("make", "cc"))) and Path("/usr/include/slurm/spank.h").exists()
 """Whether the SPANK plugin can be built here, which sbatch's adaptive flags and the agents need."""
 
 _PATIENCE_S = 2.0
@@ -53,19 +53,19 @@ def up(
             "the SPANK plugin can be built)",
             show_default=False,
         ),
-    ] = _BUILDS,
+    ] = BUILDS,
     port: Annotated[
         int | None,
         typer.Option(help="The first of the TCP ports, one for each node and two more.  (default: free ports)"),
     ] = None,
 ) -> None:
     """Start the cluster and wait until every node is idle."""
-    with _errors_shown():
+    with errors_shown():
         started_s = time.monotonic()
         cluster = LoopbackCluster(
-            folder or default_folder(), nodes, accounting=accounting, port=port, flags=_BUILDS, agents=agents
+            folder or default_folder(), nodes, accounting=accounting, port=port, flags=BUILDS, agents=agents
         )
-        cluster.up(progress=_progress_line(started_s))
+        cluster.up(progress=progress_line(started_s))
         gpus = sum(node.gpus for node in cluster.nodes)
         option = "" if folder is None else f" --dir {shlex.quote(str(folder))}"
         typer.echo(
@@ -75,14 +75,14 @@ def up(
             f"  penstockd --config {cluster.settings_file}\n"
             f"  penstock loopback down{option}"
         )
-        if not _BUILDS:
+        if not BUILDS:
             typer.echo("sbatch has no adaptive flags here: that needs make, gcc and libslurm-dev (Debian's names)")
 
 
 @app.command()
 def down(folder: Dir = None) -> None:
     """End every process of the cluster, jobs included. The logs stay."""
-    with _errors_shown():
+    with errors_shown():
         try:
             cluster = LoopbackCluster.open(folder or default_folder())
         except NotRunning as nothing:
@@ -99,7 +99,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Show the nodes, their states and how many of their GPUs are in use."""
-    with _errors_shown():
+    with errors_shown():
         now = LoopbackCluster.open(folder or default_folder()).status()
         if as_json:
             typer.echo(json.dumps(asdict(now), default=str))
@@ -115,13 +115,14 @@ def status(
 @app.command()
 def env(folder: Dir = None) -> None:
     """Print shell variables for the commands of Slurm and Penstock: eval "$(penstock loopback env)"."""
-    with _errors_shown():
+    with errors_shown():
         for name, value in LoopbackCluster.open(folder or default_folder()).user_environment().items():
             typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @contextlib.contextmanager
-def _errors_shown() -> Iterator[None]:
+def errors_shown() -> Iterator[None]:
+    """Prints errors of a cluster for the user, and ends with status 1 or 2."""
     try:
         yield
     except (LoopbackError, SpecError) as error:
@@ -129,7 +130,8 @@ def _errors_shown() -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, SpecError) else 1) from None
 
 
-def _progress_line(started_s: float) -> Callable[[str], None]:
+def progress_line(started_s: float) -> Callable[[str], None]:
+    """What `LoopbackCluster.up` calls to print what it waits for, if it takes longer than `_PATIENCE_S` seconds."""
     shown_s = started_s
 
     def show(line: str) -> None:

@@ -451,6 +451,15 @@ class LoopbackCluster:
         """End a node's agent by SIGKILL. Jobs stay as they are."""
         self._daemons.end(f"agent.{self._known(node)}", signal.SIGKILL)
 
+    def start_program(self, name: str, *argv: str, ready: Callable[[], bool], timeout_s: float = 120) -> None:
+        """Start another program that ends with the cluster, and wait until it is ready. Its output is in the log folder.
+
+        Raises:
+            LoopbackError: it has ended, or is not ready in time.
+        """
+        self._start(name, *argv)
+        self._daemons.wait(ready, timeout_s, f"{name} is ready", name)
+
     def start_munged(self) -> None:
         """Start munged unless it runs, and wait until it listens."""
         etc, run, sock = self.slurm_conf.parent, self._layout.short / "run", self._layout.munge_socket

@@ -19,13 +19,25 @@ STATE_FILE = "penstock-loopback.json"
 _SOCKET_PATH_MAX = 107
 # The longest socket is a slurmstepd's: spool/NODE/NODE_JOB.STEP, both numbers of up to 10 digits.
 _SOCKET_ROOM = len("/spool/") + len("/_4294967295.4294967295")
-_SUBFOLDERS = ("etc", "state", "log", "run", "dev", "spool", "db", "data", "penstock-spool", "penstock-state")
+_SUBFOLDERS = (
+    "etc",
+    "state",
+    "log",
+    "run",
+    "dev",
+    "spool",
+    "db",
+    "data",
+    "penstock-spool",
+    "penstock-state",
+    "checkpoints",
+)
 
 
-def default_folder() -> Path:
-    """The default folder, one for each user. `/run/user/UID` may not exist."""
+def default_folder(kind: str = "loopback") -> Path:
+    """The default folder of clusters of this kind, one for each user. `/run/user/UID` may not exist."""
     parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(parent) / f"penstock-loopback-{os.getuid()}"
+    return Path(parent) / f"penstock-{kind}-{os.getuid()}"
 
 
 def claim(folder: Path) -> None:

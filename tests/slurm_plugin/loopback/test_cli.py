@@ -81,7 +81,7 @@ def test_a_slow_start_tells_what_it_waits_for(
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
-    tell = loopback_cli._progress_line(now_s)
+    tell = loopback_cli.progress_line(now_s)
     for now_s in (101.0, 102.5, 103.0, 105.0):  # noqa: B007 - the clock that `monotonic` reads
         tell("3 of 11 nodes are idle")
     assert capsys.readouterr().err.splitlines() == [
