@@ -131,7 +131,7 @@ def run(workload: Workload, policy: str, options: argparse.Namespace) -> dict[st
         found = estimate(record, past, lambda new: specs.facts(new, types), widths=widths)
         spent.append(time.process_time() - begun_s)
         for job in record.snapshot.jobs:
-            score(found[job.id], job, record, jobs[job.id], scores[half])
+            score(found.jobs[job.id], job, record, jobs[job.id], scores[half])
     result = {half: {what: each.figures() for what, each in its.items()} for half, its in scores.items()}
     for half, its in result.items():
         for what, each in its.items():

@@ -39,6 +39,20 @@ class JobEstimate(BaseModel):
     """Why the end, or the start of a job that waits, is not known, as a sentence without a capital; empty: it is."""
 
 
+class NewJobs(BaseModel):
+    """When jobs that are submitted now are expected to start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    gpus: int
+    """Of jobs that need so many GPUs, of any type."""
+    at_s: float
+    """When the round was decided from which this was estimated."""
+    probability: float = 0.8
+    start: TimeRange
+    """If the job was submitted at `at_s`."""
+
+
 class Estimates(BaseModel):
     """The estimates of all jobs of a round."""
 
@@ -50,6 +64,8 @@ class Estimates(BaseModel):
     seconds: float
     """Processor time that it took."""
     jobs: dict[str, JobEstimate]
+    new: list[NewJobs] = []
+    """In ascending order of `gpus`."""
 
     def of(self, job: str, submit_s: float) -> JobEstimate | None:
         """The estimate of a job; None: the round did not have it."""
@@ -91,6 +107,12 @@ def estimate_lines(found: JobEstimate | None, state: str, now_s: float) -> list[
         what = "start and end are" if waits and found.start is None else "end is"
         lines.append(f"Its {what} not known: {found.unknown}.")
     return lines
+
+
+def new_jobs_line(found: NewJobs) -> str:
+    """A sentence about jobs that are submitted now."""
+    when = in_words(found.start, found.probability, found.at_s)
+    return f"A job of {found.gpus} GPU{'s' if found.gpus > 1 else ''} that is submitted now is expected to start {when}"
 
 
 def start_cell(found: JobEstimate | None, now_s: float) -> str:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock_scheduler.estimate_messages import JobEstimate
+from penstock_scheduler.estimate_messages import JobEstimate, NewJobs
 from penstock_scheduler.model import JobSpec, Suspension
 from penstock_scheduler.policy_choice import PolicyChoice
 
@@ -502,6 +502,8 @@ class ClusterView(Body):
     """State -> number of jobs of all users."""
     prices: dict[str, float]
     """GPU type -> its price in the newest round."""
+    new_jobs: list[NewJobs] = []
+    """When jobs that are submitted now are expected to start, for the numbers of GPUs that jobs need most often."""
     daemon_silent_since_s: float | None = None  # when the API last heard of penstockd; None: penstockd is there
 
 

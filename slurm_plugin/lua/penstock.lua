@@ -5,13 +5,14 @@
 -- daemon. It gets its job spec as JSON in admin_comment, which users cannot write, and an untyped count of its fewest
 -- GPUs (Slurm 22.05 cannot change the type of a pending job's GPUs). Jobs without the flags are not changed.
 --
--- slurmctld waits while this runs. It reads one small file, and no loop is longer than a site's list of nodes or a
+-- slurmctld waits while this runs. It reads two small files, and no loop is longer than a site's list of nodes or a
 -- flag's list. Nothing here talks to penstockd. While penstockd is down, jobs are accepted and wait; with
 -- `plain_after_s`, Slurm starts them as plain jobs after that time. Works with Lua 5.1 to 5.4.
 
 local penstock = {}
 
-local SITE = (debug.getinfo(1, "S").source:match("^@(.*/)") or "./") .. "penstock_site.lua"
+local HERE = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
+local SITE, STARTS = HERE .. "penstock_site.lua", HERE .. "penstock_starts.lua"
 local MOST_DIGITS, MOST_NAME, MOST_LIST = 9, 64, 1024 -- as in flags.c
 local MOST_NODES = 10000 -- in a list of nodes
 
@@ -541,6 +542,18 @@ local UNSAVED = "penstock: the job will not be moved or resized before it has sa
 local TASK_A_GPU = "penstock: the job has one task for each of its GPUs, however many it has, whatever N --ntasks-per-node=N "
   .. "says"
 
+-- Says when a job of this size is expected to start, if `penstock slurm sync` has lately learnt it from penstockd.
+local function say_start(spec)
+  local known = dofile(STARTS)[spec.low]
+  if known and os.time() < known.until_s then slurm.log_user("%s", "penstock: " .. known.text) end
+end
+
+-- Whether a job may start anywhere, and as soon as it has GPUs.
+local function is_usual(job, spec)
+  return not (job.req_nodes or job.exc_nodes or job.features or job.reservation or job.dependency or spec["gpu-types"])
+    and job.begin_time == 0
+end
+
 local function adapt(job, visible, given)
   local read, site = pcall(dofile, SITE)
   if not read or type(site) ~= "table" then
@@ -552,7 +565,7 @@ local function adapt(job, visible, given)
   if not job.script and spec["non-preemptible"] ~= "yes" then
     refuse("a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch")
   end
-  local task_a_gpu = wants_task_a_gpu(job, spec)
+  local task_a_gpu, usual = wants_task_a_gpu(job, spec), is_usual(job, spec)
   for _, partition in ipairs(partitions_for(job, visible, site)) do
     local nodes, gpus, others = shape_in(partition, spec, allows)
     if nodes then
@@ -580,6 +593,7 @@ local function adapt(job, visible, given)
       if spec["non-preemptible"] ~= "yes" and spec.checkpointable ~= "yes" and not spec["checkpoint-every"] then
         slurm.log_user("%s", UNSAVED)
       end
+      if usual then pcall(say_start, spec) end
       return
     end
   end

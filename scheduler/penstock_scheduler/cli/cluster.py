@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_refused, print_table
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.estimate_messages import start_cell
+from penstock_scheduler.estimate_messages import OLD_S, new_jobs_line, start_cell
+from penstock_scheduler.history_messages import QueueEntry
 from penstock_scheduler.ledger_messages import CORRECTED, BudgetView, LedgerLine
-from penstock_scheduler.messages import ClusterView, JobView, PlanOrder, RefusedJob, RoundSummary, RoundView
+from penstock_scheduler.messages import ClusterView, PlanOrder, RefusedJob, RoundSummary, RoundView
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import describe_errors
 from penstock_scheduler.units import duration
@@ -25,19 +26,16 @@ if TYPE_CHECKING:
 def queue(as_json: bool = JSON) -> None:
     """Show the waiting jobs and the free GPUs.
 
-    The job that has waited longest comes first. The reason is that of the newest round.
+    PLACE: the place by time of submission among the jobs that wait for GPUs; the policy may start a later one first. Of other
+    users' jobs, the reason is shown as its code.
     """
 
-    def read(penstock: Client) -> tuple[ClusterView, list[JobView], list[RefusedJob], dict[str, str]]:
-        cluster, refused = penstock.cluster(), penstock.refused()
-        waiting = sorted(penstock.jobs(state=("queued",)), key=lambda view: (view.submit_s, view.id))
-        if cluster.round is None:
-            return cluster, waiting, refused, {}
-        return cluster, waiting, refused, {each.job: each.text for each in penstock.round(cluster.round).decisions}
+    def read(penstock: Client) -> tuple[ClusterView, list[QueueEntry], list[RefusedJob]]:
+        return penstock.cluster(), list(penstock.queue()), penstock.refused()
 
-    cluster, waiting, refused, reasons = ask(read)
+    cluster, waiting, refused = ask(read)
     if as_json:
-        shown = [view.model_dump(mode="json") | {"text": reasons.get(view.id, "")} for view in waiting]
+        shown = [entry.model_dump(mode="json") for entry in waiting]
         never = [each.model_dump(mode="json") for each in refused]
         typer.echo(json.dumps({"cluster": cluster.model_dump(mode="json"), "waiting": shown, "refused": never}))
         return
@@ -49,25 +47,32 @@ def queue(as_json: bool = JSON) -> None:
     if cluster.paused:
         typer.echo("Rounds are paused: no job starts until an admin runs `penstock resume`.")
     now_s = time.time()
+    for each in cluster.new_jobs:
+        if now_s - each.at_s < OLD_S:
+            typer.echo(f"{new_jobs_line(each)}.")
     rows = [
         (
-            view.id,
-            view.name,
-            view.user,
-            duration(max(now_s - view.submit_s, 0.0)),
-            start_cell(view.estimate, now_s) or "not known",
-            reasons.get(view.id, "no round has considered the job yet"),
+            "" if entry.position is None else str(entry.position),
+            entry.job,
+            entry.name,
+            entry.user,
+            duration(max(now_s - entry.submit_s, 0.0)),
+            start_cell(entry.estimate, now_s) or "not known",
+            entry.text or entry.code,
         )
-        for view in waiting
+        for entry in waiting
+        if entry.code != "refused"  # they are listed below
     ]
-    print_table(("JOB", "NAME", "USER", "WAITED", "STARTS IN (80 %)", "REASON"), rows, "No jobs are waiting.")
+    columns = ("PLACE", "JOB", "NAME", "USER", "WAITED", "STARTS IN (80 %)", "REASON")
+    print_table(columns, rows, "No jobs are waiting.")
     print_refused(refused)
 
 
 def nodes(as_json: bool = JSON) -> None:
-    """Show the nodes and their GPUs.
+    """Show the nodes, their GPUs, and the jobs that hold them.
 
-    ALLOCATED: GPUs that Penstock's jobs hold. OTHERS: GPUs that other jobs hold.
+    ALLOCATED: GPUs that Penstock's jobs hold. OTHERS: GPUs that other jobs hold. JOBS: Penstock's jobs and their users, with the
+    number of their GPUs on the node.
     """
     found = ask(lambda penstock: penstock.nodes())
     if as_json:
@@ -82,10 +87,11 @@ def nodes(as_json: bool = JSON) -> None:
             str(node.others),
             str(max(node.gpus - node.allocated - node.others, 0) if node.may_start else 0),
             node.state + (f", reserved: {node.reservation}" if node.reservation else ""),
+            ", ".join(f"{each.job} {each.user} ({each.gpus})" for each in node.jobs),
         )
         for node in found
     ]
-    columns = ("NODE", "TYPE", "GPUS", "ALLOCATED", "OTHERS", "FREE", "STATE")
+    columns = ("NODE", "TYPE", "GPUS", "ALLOCATED", "OTHERS", "FREE", "STATE", "JOBS")
     print_table(columns, rows, "No nodes have been observed yet.")
 
 

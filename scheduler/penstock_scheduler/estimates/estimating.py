@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock_scheduler.estimates.futures import Facts, Future, play
+from penstock_scheduler.errors import RoundFailed
+from penstock_scheduler.estimates.futures import HORIZON_S, Facts, Future, play
 from penstock_scheduler.estimates.past import FEWEST, Past
 from penstock_scheduler.estimates.ranges import FUTURES, Range, range_of
-from penstock_scheduler.model import Job, JobId, Phase, ReasonCode
+from penstock_scheduler.forecast import with_job
+from penstock_scheduler.model import Job, JobId, JobSpec, Phase, Plan, ReasonCode, Snapshot
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.run import driving_of
 from penstock_scheduler.units import duration
+
+SIZES = 4
+"""Numbers of GPUs for which the start of a new job is estimated, at most."""
+NEW = "new"
+"""Id of the new job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,16 @@ class Estimate:
     """None: not known."""
     unknown: str = ""
     """Why the start of a job that waits, or the end, is not known, as a sentence without a capital; empty: it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What was estimated from a round."""
+
+    jobs: dict[JobId, Estimate]
+    new: dict[int, Range]
+    """Number of GPUs -> when a job starts that is submitted now and needs so many, of any type. Only the numbers that earlier
+    jobs needed most often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +69,8 @@ def estimate(
     seed: int = 0,
     most_s: float | None = None,
     clock: Callable[[], float] = time.process_time,
-) -> dict[JobId, Estimate]:
-    """Estimate the start and the end of each job of a round.
+) -> Estimated:
+    """Estimate the start and the end of each job of a round, and the starts of jobs that are submitted now.
 
     Args:
         record: the round.
@@ -63,23 +80,79 @@ def estimate(
         seed: of the random numbers.
         most_s: seconds of `clock` that it may take; None: as long as it takes.
     """
-    snapshot = record.snapshot
-    policy, _ = make_policy(record.policy)
-    by_events = driving_of(record.policy).round_s is None
-    begun_s = clock()
+    site = _Site(record, past, facts, seed)
+    sizes = past.common_sizes(SIZES) if past.known else ()
+    begun_s, parts = clock(), FUTURES * (1 + len(sizes))
 
-    def future(number: int) -> Future:
+    def expired(part: int) -> Callable[[], bool]:
         # Each future has the same time, because what a future does not reach counts as late.
-        until_s = math.inf if most_s is None else begun_s + most_s * (number + 1) / FUTURES
-        draw = np.random.default_rng((seed, snapshot.round, number))
+        until_s = math.inf if most_s is None else begun_s + most_s * (part + 1) / parts
+        return lambda: clock() > until_s
 
-        def expired() -> bool:
-            return clock() > until_s
+    futures = [site.future(number, expired(number)) for number in range(FUTURES)]
+    jobs = {job.id: _estimate(record, job, past, futures, widths) for job in record.snapshot.jobs}
+    new = {
+        gpus: site.new_job(gpus, widths.start, [expired(FUTURES * at + number) for number in range(FUTURES)])
+        for at, gpus in enumerate(sizes, 1)
+    }
+    return Estimated(jobs, {gpus: found for gpus, found in new.items() if found is not None})
 
-        return play(snapshot, record.plan, policy, past, facts, draw, by_events=by_events, expired=expired)
 
-    futures = [future(number) for number in range(FUTURES)]
-    return {job.id: _estimate(record, job, past, futures, widths) for job in snapshot.jobs}
+class _Site:
+    """What all futures of a round have in common."""
+
+    def __init__(self, record: RoundRecord, past: Past, facts: Facts, seed: int) -> None:
+        self._record, self._past, self._facts, self._seed = record, past, facts, seed
+        self._policy, _ = make_policy(record.policy)
+        self._by_events = driving_of(record.policy).round_s is None
+
+    def future(self, number: int, expired: Callable[[], bool]) -> Future:
+        """One future of the jobs of the round."""
+        return self._play(self._record.snapshot, self._record.plan, number, expired)
+
+    def new_job(self, gpus: int, width: float, expired: Sequence[Callable[[], bool]]) -> Range | None:
+        """When a job starts that is submitted now and needs so many GPUs; None: it is not known.
+
+        Args:
+            width: of the range.
+            expired: of each future.
+        """
+        before = self._record.snapshot
+        partitions = tuple(sorted({name for node in before.nodes for name in node.partitions}))
+        spec = JobSpec(min_gpus=gpus, max_gpus=gpus)
+        job = Job(NEW, "", "", spec, partitions, Phase.QUEUED, before.time_s)
+        snapshot = with_job(before, job, self._facts([job]), ())
+        try:
+            plan = self._policy.decide(snapshot)
+        except RoundFailed:
+            return None
+        if (reason := plan.waiting.get(NEW)) is not None and reason.code is ReasonCode.NEVER_FITS:
+            return None
+        futures = [self._play(snapshot, plan, number, each, until_start=NEW) for number, each in enumerate(expired)]
+        if min(each.until_s for each in futures) < before.time_s + HORIZON_S:
+            return None  # it takes too long to play that far
+        return range_of([each.jobs[NEW].start_s - before.time_s for each in futures], width)
+
+    def _play(
+        self,
+        snapshot: Snapshot,
+        plan: Plan,
+        number: int,
+        expired: Callable[[], bool],
+        until_start: JobId | None = None,
+    ) -> Future:
+        draw = np.random.default_rng((self._seed, snapshot.round, number))
+        return play(
+            snapshot,
+            plan,
+            self._policy,
+            self._past,
+            self._facts,
+            draw,
+            by_events=self._by_events,
+            expired=expired,
+            until_start=until_start,
+        )
 
 
 def _estimate(record: RoundRecord, job: Job, past: Past, futures: list[Future], widths: Widths) -> Estimate:

@@ -54,7 +54,7 @@ class Future:
 
     jobs: dict[JobId, Played]
     until_s: float
-    """Until when it was played: s since 1970, infinite if all jobs of the round end in it."""
+    """Until when it was played: s since 1970, infinite if all that was asked for happens in it."""
 
 
 @dataclass(slots=True)
@@ -133,6 +133,7 @@ def play(
     by_events: bool = False,
     horizon_s: float = HORIZON_S,
     expired: Callable[[], bool] = lambda: False,
+    until_start: JobId | None = None,
 ) -> Future:
     """Play one future.
 
@@ -146,6 +147,7 @@ def play(
         by_events: whether the policy decides the same as long as no job comes or ends.
         horizon_s: where the future ends.
         expired: whether to end the future now.
+        until_start: end the future when this job starts; None: when all jobs of the round have ended.
     """
     snapshot = replace(snapshot, cloud=None, sharing=None, kept=None, incumbent={})
     begin_s = snapshot.time_s
@@ -156,6 +158,8 @@ def play(
     now_s, number = begin_s, snapshot.round
     while True:
         _apply(plan, live, now_s, played)
+        if until_start is not None and math.isfinite(played[until_start].start_s):
+            return Future(played, math.inf)
         played_s = now_s - begin_s
         next_s = min((each.end_s for each in live.values()), default=math.inf)
         if coming:

@@ -7,6 +7,7 @@ fewer GPUs than it could have had compares with one that had them all.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,11 @@ class Past:
             for past in self.submitted
         ]
         return Past(anywhere, self.now_s)
+
+    def common_sizes(self, most: int) -> tuple[int, ...]:
+        """The fewest GPUs that jobs need, those that most jobs need, in ascending order. `most`: of them."""
+        counts = Counter(past.job.spec.min_gpus for past in self.submitted)
+        return tuple(sorted(gpus for gpus, _ in counts.most_common(most)))
 
     @property
     def known(self) -> bool:

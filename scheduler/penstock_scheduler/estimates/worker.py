@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock_profiles.families import load_families
 from penstock_scheduler.errors import BadJobSpec, PenstockError
-from penstock_scheduler.estimate_messages import Estimates, JobEstimate, TimeRange
+from penstock_scheduler.estimate_messages import Estimates, JobEstimate, NewJobs, TimeRange
 from penstock_scheduler.estimates import Order
 from penstock_scheduler.estimates.estimating import Estimate, estimate
 from penstock_scheduler.estimates.past import NEWEST, Past, PastJob
@@ -75,9 +75,7 @@ def messages_of(found: Mapping[str, Estimate], at_s: float) -> dict[str, JobEsti
     """Estimates for clients."""
 
     def times(of: Range | None) -> TimeRange | None:
-        if of is None:
-            return None
-        return TimeRange(from_s=at_s + of.low_s, to_s=at_s + of.high_s if math.isfinite(of.high_s) else None)
+        return None if of is None else _times(of, at_s)
 
     return {
         job: JobEstimate(
@@ -85,6 +83,10 @@ def messages_of(found: Mapping[str, Estimate], at_s: float) -> dict[str, JobEsti
         )
         for job, each in found.items()
     }
+
+
+def _times(of: Range, at_s: float) -> TimeRange:
+    return TimeRange(from_s=at_s + of.low_s, to_s=at_s + of.high_s if math.isfinite(of.high_s) else None)
 
 
 def estimates_of(record: RoundRecord, past: Past, specs: SpecModels, most_s: float | None = None) -> Estimates:
@@ -106,7 +108,11 @@ def estimates_of(record: RoundRecord, past: Past, specs: SpecModels, most_s: flo
         round=record.snapshot.round,
         at_s=at_s,
         seconds=time.process_time() - begun_s,
-        jobs=messages_of(found, at_s),
+        jobs=messages_of(found.jobs, at_s),
+        new=[
+            NewJobs(gpus=gpus, at_s=at_s, probability=CHANCE, start=_times(each, at_s))
+            for gpus, each in found.new.items()
+        ],
     )
 
 

@@ -160,6 +160,7 @@ def cluster_view(board: Known, daemon: Daemon) -> ClusterView:
         unusable=by_type(lambda node: 0 if node.may_start else node.gpus),
         jobs=jobs,
         prices=prices,
+        new_jobs=[] if board.estimates is None else board.estimates.new,
         daemon_silent_since_s=daemon.silent_since_s,
     )
 

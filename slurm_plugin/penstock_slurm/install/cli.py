@@ -35,15 +35,16 @@ def sync(
     config: Config = CONFIG,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing unless there is an error.")] = False,
 ) -> None:
-    """Write the list of partitions, GPU types and model families that job_submit.lua reads."""
+    """Write what job_submit.lua reads: the partitions, GPU types and model families, and when new jobs are expected to start."""
     site = plan.open_site(load_settings(config))
     text = plan.site_text(site)
     changed = not site.site_file.exists() or site.site_file.read_text() != text
-    if changed:
-        try:
+    try:
+        if changed:
             files.write(site.site_file, text.encode())
-        except OSError as error:
-            raise PenstockError(f"{error.filename}: {error.strerror}; run this as root") from None
+        files.write(site.starts_file, plan.starts_text(site).encode())
+    except OSError as error:
+        raise PenstockError(f"{error.filename}: {error.strerror}; run this as root") from None
     if not quiet:
         typer.echo(f"{site.site_file} {'was written' if changed else 'is up to date'}")
 
@@ -142,6 +143,7 @@ def uninstall(config: Config = CONFIG, apply: Apply = False) -> None:
     # slurmctld must stop using the files before they are deleted.
     files.carry_out([step for step in undos if step.path == conf], site.record)
     _reconfigure(site)
+    site.starts_file.unlink(missing_ok=True)
     files.carry_out([step for step in undos if step.path != conf], site.record)
     typer.echo("Slurm's files are restored; remove penstock.so and its plugstack line from the other hosts")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock_profiles.families import load_families
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.settings import DaemonSettings, Settings
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import open_gateway
@@ -63,6 +64,11 @@ class InstallTarget:
         return self.folder / sitefile.NAME
 
     @property
+    def starts_file(self) -> Path:
+        """penstock_starts.lua."""
+        return self.folder / sitefile.STARTS
+
+    @property
     def job_submit(self) -> Path:
         """job_submit.lua, the site's or ours."""
         return self.folder / "job_submit.lua"
@@ -99,6 +105,20 @@ def site_text(site: InstallTarget) -> str:
     daemon = site.settings.section(DaemonSettings)
     families, cloud = load_families(daemon.families), daemon.cloud is not None
     return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config), cloud=cloud)
+
+
+def starts_text(site: InstallTarget) -> str:
+    """penstock_starts.lua as it should be now: it says nothing if penstockd does not."""
+    socket = site.settings.section(ApiSettings).socket
+    if not socket.is_socket():
+        return sitefile.starts_lua([])
+    try:
+        from penstock_scheduler.client import Client
+
+        with Client(f"unix:{socket}") as penstock:
+            return sitefile.starts_lua(penstock.cluster().new_jobs)
+    except (ModuleNotFoundError, PenstockError):
+        return sitefile.starts_lua([])
 
 
 def changes(

@@ -1,4 +1,6 @@
-"""penstock_site.lua: what job_submit.lua knows about the site. `penstock slurm sync` writes it."""
+"""What job_submit.lua knows, in files that `penstock slurm sync` writes: penstock_site.lua about the site, and
+penstock_starts.lua about when new jobs start.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,17 @@ import re
 from collections.abc import Collection, Sequence
 
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.estimate_messages import NewJobs, new_jobs_line
+from penstock_scheduler.units import clock
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.view import gpu_type
 
 NAME = "penstock_site.lua"
+STARTS = "penstock_starts.lua"
+
+FRESH_S = 900.0
+"""How old an estimate may be that sbatch prints: three times as old as `sync` makes it."""
 
 FLAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 """A name that a flag can have as its value, as in penstock.lua and flags.c."""
@@ -79,6 +87,15 @@ def site_lua(
             "show only with PrivateData=cloud in slurm.conf"
         )
     return "\n".join([*lines, "  },", "}"]) + "\n"
+
+
+def starts_lua(new: Sequence[NewJobs]) -> str:
+    """The text of penstock_starts.lua."""
+    lines = ["-- Written by `penstock slurm sync`, which overwrites it.", "return {"]
+    for each in new:
+        said = f"{new_jobs_line(each)}, as of {clock(each.at_s)}"
+        lines.append(f'  [{each.gpus}] = {{until_s = {each.at_s + FRESH_S:.0f}, text = "{said}"}},')
+    return "\n".join([*lines, "}"]) + "\n"
 
 
 def _lua(text: str) -> str:

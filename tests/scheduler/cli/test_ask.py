@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from penstock_scheduler import client as client_module
 from penstock_scheduler.cli import main
 from penstock_scheduler.cli.ask import print_table
+from penstock_scheduler.model import ClusterState
+from penstock_scheduler.service.allocations import AllocationLog
+from penstock_scheduler.service.waits import WaitLog
+from tests.scheduler.builders import snapshot
 from tests.scheduler.cli.commands import penstock
-from tests.scheduler.service.api import serving
+from tests.scheduler.service.api import ADAS, BOBS, serving
 
 
 @pytest.fixture(scope="module")
 def unchanged(tmp_path_factory):
     """A service that no test changes."""
     with serving(tmp_path_factory.mktemp("api")) as api:
+        state = ClusterState(snapshot("t4:2x4", []).nodes, (ADAS, BOBS))
+        AllocationLog(api.board.store, None, list).take_state(state, time.time())
+        WaitLog(api.board.store).take_state(state, time.time())
         yield api
 
 
@@ -30,7 +38,7 @@ def unchanged(tmp_path_factory):
         ("efficiency 1", ["GPU-hours", "relative", "restarts"]),
         ("cost", ["GPU"]),
         ("queue", ["t4: 6 of 8 GPUs are free", "bob"]),
-        ("nodes", ["t4-00", "t4-01", "FREE"]),
+        ("nodes", ["t4-00", "t4-01", "FREE", "1 ada (2)"]),
         ("rounds", ["sia", "decide 0.100 s"]),
         ("plan", ["Round 1,", "policy sia", "REASON"]),
         ("plan --dry-run", ["The job would get", " on t4-0"]),

@@ -130,7 +130,7 @@ def test_a_range_may_have_no_end_and_no_range_is_none():
 def test_estimates_of_a_round(policy):
     """a and b report what is left: 10 minutes, and 5 minutes after that."""
     record, _ = a_round(policy, remaining={"a": 2400.0, "b": 1200.0})
-    found = estimate(record, NOBODY, facts)
+    found = estimate(record, NOBODY, facts).jobs
     assert found["a"].start is None
     assert found["a"].end is not None
     assert found["b"].start is not None
@@ -138,23 +138,42 @@ def test_estimates_of_a_round(policy):
     assert found["b"].start.low_s < 600 + 60
     assert found["b"].start.high_s > 600 - 60
     assert found["b"].end.low_s > found["b"].start.low_s
-    assert found == estimate(record, NOBODY, facts), "the same round, the same estimates"
+    assert found == estimate(record, NOBODY, facts).jobs, "the same round, the same estimates"
 
 
 def test_what_is_not_known_is_said_and_not_guessed():
     record, _ = a_round(remaining={"b": 4.0})
-    found = estimate(record, NOBODY, facts)
+    found = estimate(record, NOBODY, facts).jobs
     assert (found["a"].end, found["b"].start) == (None, None)
     assert found["a"].unknown == (
         f"it does not report how much work is left, and fewer than {FEWEST} jobs have ended here to compare with"
     )
     never, _ = a_round(remaining={"a": 4.0, "b": 4.0}, b=job("b", min_gpus=8, max_gpus=8))
-    assert estimate(never, NOBODY, facts)["b"].unknown == "it can never start as it is"
-    late = estimate(a_round(remaining={"a": 4e9, "b": 4.0})[0], NOBODY, facts)
+    assert estimate(never, NOBODY, facts).jobs["b"].unknown == "it can never start as it is"
+    late = estimate(a_round(remaining={"a": 4e9, "b": 4.0})[0], NOBODY, facts).jobs
     assert late["a"].unknown == "its end is more than 3.0 days away, and no further is estimated"
     clock = iter(range(10**6))
     slow = estimate(a_round(remaining={"a": 4e9, "b": 4.0})[0], NOBODY, facts, most_s=0.0, clock=lambda: next(clock))
-    assert slow["a"].unknown == "this many jobs take too long to estimate"
+    assert slow.jobs["a"].unknown == "this many jobs take too long to estimate"
+
+
+@pytest.mark.parametrize("policy", ["fifo", "slurm-backfill", "las", "sia"])
+def test_when_a_new_job_starts(policy):
+    """a works for 10 minutes on 4 GPUs. Two of the 6 GPUs are free, and the earlier jobs needed 2 or 4, for 10 s each."""
+    a = job("a", phase=Phase.RUNNING, min_gpus=4, max_gpus=4, preemptible=False, allocation=on("t4", t4_00=4))
+    state = snapshot("t4:1x4,t4:1x2", [a], remaining={"a": 2400.0})
+    decider, choice = make_policy(policy)
+    record = RoundRecord(state, choice, decider.decide(state))
+    earlier = [
+        PastJob(job(f"p{at}", min_gpus=size, max_gpus=size, submit_s=at - 90_000.0), 10.0 * size, at - 89_990.0)
+        for at in range(30)
+        for size in (2, 4)
+    ]
+    new = estimate(record, Past(earlier, 1000.0), facts).new
+    assert list(new) == [2, 4]
+    assert new[2].high_s < 60, "at once"
+    assert 300 < new[4].low_s < 600 < new[4].high_s < 1200, "when a has ended"
+    assert estimate(record, NOBODY, facts).new == {}, "nothing is known of the site's jobs"
 
 
 def test_a_job_that_cannot_save_does_its_work_again(monkeypatch):

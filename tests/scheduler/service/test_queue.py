@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from penstock_scheduler.estimate_messages import Estimates, NewJobs, TimeRange
 from penstock_scheduler.model import ClusterState, Phase, Plan, Reason, ReasonCode, Refusal, WaitingJob
 from penstock_scheduler.model.plan import Assignment
 from penstock_scheduler.policies import make_policy
@@ -14,6 +17,7 @@ from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.service.waits import WaitLog
 from penstock_scheduler.store import SqlStore, open_store
 from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving
 
 NODES = snapshot("t4:2x4", []).nodes
@@ -146,6 +150,22 @@ def test_the_queue_in_the_order_of_submission(api):
         assert list(ada.queue(account="none")) == []
     with api.client("oz") as oz:
         assert next(each.text for each in oz.queue()) == "others have the GPUs"
+
+
+def test_the_command_shows_a_users_place_among_all(api):
+    """As squeue does: bob's jobs are before ada's. Why they wait is his to know."""
+    now_s = time.time()
+    new = [NewJobs(gpus=8, at_s=now_s, start=TimeRange(from_s=now_s + 700, to_s=now_s + 2300))]
+    api.board.estimates = Estimates(round=1, at_s=now_s, seconds=0.1, jobs={}, new=new)
+    told = penstock(api, "queue", who="ada")
+    lines = [line.split() for line in told.output.splitlines()]
+    assert [line[:2] for line in lines if line[:1] and line[0] in "123"] == [["1", "12"], ["2", "11"], ["3", "10"]]
+    assert told.output.count("others have the GPUs") == 1, told.output
+    assert "waiting-capacity" in told.output
+    assert any(line[:1] == ["13"] and "held" in line for line in lines), told.output
+    assert "A job of 8 GPUs that is submitted now is expected to start in 10 to 40 minutes (80 %)." in told.output
+    shown = json.loads(penstock(api, "queue", "--json", who="ada").stdout)
+    assert [each["position"] for each in shown["waiting"]] == [1, 2, 3, None]
 
 
 def test_pages_of_the_queue(api):
