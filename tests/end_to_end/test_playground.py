@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -33,25 +32,32 @@ def playground(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
+def in_shell(exports: str, command: str) -> str:
+    """What a command prints in a shell with the printed lines."""
+    script = f"{exports}\n{command}"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 def test_it_shows_a_page_and_a_queue_until_down(folder: Path) -> None:
     begun = playground(folder, "up", "--nodes", "t4:1x4,a100:1x4")
     assert begun.returncode == 0, begun.stderr
-    token, url = (re.search(pattern, begun.stdout) for pattern in (r"the token +(\S+)", r"the page +(\S+)"))
+    token, address = (re.search(pattern, begun.stdout) for pattern in (r"the token +(\S+)", r"the page +(\S+)"))
     assert token
-    assert url
-    with httpx.Client(base_url=url[1], headers={"Authorization": f"Bearer {token[1]}", "Accept": "text/html"}) as page:
+    assert address
+    headers = {"Authorization": f"Bearer {token[1]}", "Accept": "text/html"}
+    with httpx.Client(base_url=address[1], headers=headers) as page:
         assert "a100-00" in page.get("/cluster", timeout=60).text
         assert page.get("/site", timeout=60).status_code == 200
     # the printed variables lead every command to it
-    variables = dict(re.findall(r"export (\w+)=(\S+)", begun.stdout))
-    environment = {**os.environ, **variables}
-    with Client.open(environment) as penstock:
+    exports = "\n".join(re.findall(r"^ +(export .*)$", begun.stdout, re.MULTILINE))
+    url = in_shell(exports, "echo $PENSTOCK_URL").strip()
+    with Client(url) as penstock:
         wait_for(lambda: list(penstock.jobs(state=["running"])), 180, "a job to run")
         wait_for(lambda: [each.name for each in penstock.refused()] == [REFUSED], 180, "the refused job")
         wait_for(lambda: len(list(penstock.queue())) > 2, 300, "a queue")
         assert {job.name for job in penstock.jobs()} <= {kind.name for kind in KINDS} | {PLAIN}
-    listed = subprocess.run(["squeue", "-h"], env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert listed.stdout.count("\n") > 3
+    assert in_shell(exports, "squeue -h").count("\n") > 3
+    assert REFUSED in in_shell(exports, "penstock list")
     # `up` again says the same; another user cannot read the token
     again = playground(folder, "up")
     assert (again.returncode, again.stdout) == (0, begun.stdout)
@@ -61,7 +67,7 @@ def test_it_shows_a_page_and_a_queue_until_down(folder: Path) -> None:
     with pytest.raises(NotRunning):
         LoopbackCluster.open(folder)
     with pytest.raises(httpx.ConnectError):
-        httpx.get(url[1])
+        httpx.get(address[1])
     assert "nothing to stop" in playground(folder, "down").stdout
 
 
