@@ -2,6 +2,7 @@ import asyncio
 import json
 import os
 import re
+import ssl
 import sys
 from datetime import UTC, datetime, timedelta
 from importlib import import_module, resources
@@ -40,6 +41,19 @@ def test_provider_info_is_valid_and_what_it_names_is_there():
     for path in [*named, info["connection-types"][0]["hook-class-name"]]:
         module, name = path.rsplit(".", 1)
         assert getattr(import_module(module), name).__name__ == name
+
+
+def test_the_form_of_a_connection_is_penstocks_and_has_a_field_for_everything_that_extra_may_have():
+    """A form that an Airflow cannot make costs the connection type its name: it becomes `generic`."""
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()
+    assert manager.hooks["penstock"].hook_name == "Penstock"
+    fields = {name for name in manager.connection_form_widgets if name.startswith("extra__penstock__")}
+    code = (Path(airflow_provider_penstock.__file__).parent / "hooks/penstock.py").read_text()
+    known = set(re.findall(r'(?:extra|extra_dejson)\.get\("([a-z_]+)"', code))
+    assert known >= {"tls", "deployment"}
+    assert fields == {f"extra__penstock__{name}" for name in known}
 
 
 def test_a_connection_says_for_whom_it_is_taken_and_a_wrong_token_is_told():
@@ -155,6 +169,28 @@ def test_tls_is_spoken_and_a_certificate_that_nobody_vouches_for_is_refused(monk
     good, sentence = PenstockHook("penstock_stranger").test_connection()
     assert not good
     assert "certificate" in sentence
+
+
+def test_certificates_are_read_once_until_they_change(monkeypatch, tmp_path):
+    given = json.loads(os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"])
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(Path(given["extra"]["ca_file"]).read_bytes())
+    named = given | {"extra": given["extra"] | {"ca_file": str(ca_file)}}
+    monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_OWN_CA", json.dumps(named))
+    reads, real = [], ssl.create_default_context
+
+    def counted(**arguments):
+        reads.append(arguments)
+        return real(**arguments)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    for _ in range(3):
+        assert PenstockHook("penstock_own_ca").test_connection()[0]
+    assert first_event(PenstockJobTrigger("penstock_own_ca", "999999", 0.2))["error"]
+    assert len(reads) == 1
+    os.utime(ca_file, (1, 1))
+    assert PenstockHook("penstock_own_ca").test_connection()[0]
+    assert len(reads) == 2
 
 
 def test_the_retry_policy_tries_again_what_the_job_is_not_to_blame_for():

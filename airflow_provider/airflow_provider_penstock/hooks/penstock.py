@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+import logging
 import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,11 +18,14 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 
+log = logging.getLogger(__name__)
+
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 12.0)
 """Pauses between the tries of a request: together 39.5 s, in which penstockd restarts, or another one takes over (15 s)."""
 TEST_PAUSES_S = (0.5, 2.0)
 """The same for `test_connection`, for which a person waits."""
 BILL_PAUSES_S = (2.0, 3.0, 5.0, 10.0, 20.0, 20.0)
+LEDGER_LINES = 500
 MAX_LOG_BYTES = 1 << 20
 MAX_WAIT_S = 30.0
 """Longest wait of one long poll. The API's limit is 60 s."""
@@ -239,32 +246,41 @@ class PenstockHook(BaseHook):
         The bill of a run in the cloud is complete once its instances have ended. This waits for it, at most for a minute.
         """
         for pause_s in (*BILL_PAUSES_S, None):
-            lines = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": 500})["lines"]
-            runs: dict[str, set[str]] = {"committed": set(), "usd": set()}
-            for line in lines:
-                if line["kind"] in runs:
-                    runs[line["kind"]].add(line["key"].rpartition(":")[0])
-            if runs["committed"] <= runs["usd"]:
-                break
-            if pause_s is None:
-                self.log.warning("penstockd does not have the whole bill of job %s yet: cost_usd is too low", job_id)
+            ledger = self.ask("GET", "/v1/ledger", params={"job": job_id, "limit": LEDGER_LINES})["lines"]
+            if pause_s is None or has_whole_bill(ledger):
                 break
             time.sleep(pause_s)
-        cost_usd = sum(line["amount"] for line in lines if line["kind"] == "usd")
-        cloud: Counter[str] = Counter()
-        for line in lines:
-            if line["kind"] == "cloud-gpu-seconds":
-                cloud[line["text"]] += line["amount"]
-        seen = [report["body"] for report in self.ask("GET", f"/v1/jobs/{job_id}/history")["observations"]]
-        sizes = {each["atomic_batch"] * each["gpus"] * (each["accumulation_steps"] + 1) for each in seen}
-        return {"cost_usd": cost_usd, "cloud_gpu_seconds": dict(cloud), "batch_sizes": sorted(sizes)}
+        return used(job_id, ledger, self.ask("GET", f"/v1/jobs/{job_id}/history")["observations"])
 
 
-def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a task returns about its job. `used` comes from `PenstockHook.used`."""
-    used = dict(used or {})
+def has_whole_bill(ledger: list[dict[str, Any]]) -> bool:
+    """Whether the instances of all of a job's runs in the cloud have ended and are paid for, by its lines of the ledger."""
+    runs: dict[str, set[str]] = {"committed": set(), "usd": set()}
+    for line in ledger:
+        if line["kind"] in runs:
+            runs[line["kind"]].add(line["key"].rpartition(":")[0])
+    return runs["committed"] <= runs["usd"]
+
+
+def used(job_id: str, ledger: list[dict[str, Any]], observations: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a job used, by its lines of the ledger and its newest observations; see `PenstockHook.used`."""
+    if not has_whole_bill(ledger):
+        log.warning("penstockd does not have the whole bill of job %s yet: cost_usd is too low", job_id)
+    cost_usd = sum(line["amount"] for line in ledger if line["kind"] == "usd")
+    cloud: Counter[str] = Counter()
+    for line in ledger:
+        if line["kind"] == "cloud-gpu-seconds":
+            cloud[line["text"]] += line["amount"]
+    seen = [report["body"] for report in observations]
+    sizes = {each["atomic_batch"] * each["gpus"] * (each["accumulation_steps"] + 1) for each in seen}
+    return {"cost_usd": cost_usd, "cloud_gpu_seconds": dict(cloud), "batch_sizes": sorted(sizes)}
+
+
+def summary(job: Job, usage: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a task returns about its job. `usage` comes from `used`."""
+    usage = dict(usage or {})
     seconds: Counter[str] = Counter(job["gpu_seconds"])
-    seconds.update(used.pop("cloud_gpu_seconds", {}))
+    seconds.update(usage.pop("cloud_gpu_seconds", {}))
     return {
         "job_id": job["id"],
         "state": job["ended"] or job["state"],
@@ -273,8 +289,22 @@ def summary(job: Job, used: dict[str, Any] | None = None) -> dict[str, Any]:
         "restarts": job["restarts"],
         "progress": job["progress"],
         "result": job["result"],
-        **used,
+        **usage,
     }
+
+
+async def final_summary(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
+    """An ended job's `summary`, once its bill is complete; for triggers.
+
+    A thread would be taken from other triggers: a triggerer has few.
+    """
+    for pause_s in (*BILL_PAUSES_S, None):
+        ledger = read(await client.get("/v1/ledger", params={"job": job_id, "limit": LEDGER_LINES}))["lines"]
+        if pause_s is None or has_whole_bill(ledger):
+            break
+        await asyncio.sleep(pause_s)
+    history = read(await client.get(f"/v1/jobs/{job_id}/history"))
+    return summary(read(await client.get(f"/v1/jobs/{job_id}")), used(job_id, ledger, history["observations"]))
 
 
 _unanswered_s: dict[str, float] = {}
@@ -299,11 +329,27 @@ def client_options(connection: Any) -> dict[str, Any]:
         # Of several penstockd only one leads: the one that has not failed to answer, or did so longest ago.
         "base_url": min(urls, key=lambda url: _unanswered_s.get(url, 0.0)),
         "headers": {"Authorization": f"Bearer {connection.password}"} if connection.password else {},
-        # Without TLS False: reading the system's certificates takes a tenth of a second, in which the triggerer stands still.
-        "verify": ssl.create_default_context(cafile=extra.get("ca_file") or None) if tls else False,
+        # Without TLS False: the clients would read the system's certificates.
+        "verify": _trust(extra.get("ca_file") or None) if tls else False,
         "timeout": float(extra.get("timeout_s") or 30),
         "trust_env": False,
     }
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    """The certificates to trust: those of a file, or the system's. They are read again only when they have changed.
+
+    Reading them takes some 30 ms of processor time, and 300 tasks that end at once would each read them.
+    """
+    system = ssl.get_default_verify_paths()
+    given = (ca_file,) if ca_file else (system.cafile, system.capath)
+    return _read_trust(ca_file, tuple(Path(path).stat().st_mtime_ns for path in given if path))
+
+
+@functools.lru_cache(maxsize=16)
+def _read_trust(ca_file: str | None, changed_ns: tuple[int, ...]) -> ssl.SSLContext:
+    del changed_ns  # only part of the cache's key
+    return ssl.create_default_context(cafile=ca_file)
 
 
 def read(answer: httpx.Response) -> Any:

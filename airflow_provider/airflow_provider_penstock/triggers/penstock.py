@@ -23,11 +23,10 @@ from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, 
 from airflow_provider_penstock.hooks.penstock import (
     OPEN,
     Job,
-    PenstockHook,
     client_options,
     did_not_answer,
+    final_summary,
     read,
-    summary,
 )
 
 try:
@@ -271,7 +270,7 @@ def poller(conn_id: str, poll_interval_s: float) -> Poller:
 async def connect(conn_id: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client for a connection. If penstockd does not answer, the next client asks another one, if there is one."""
     connection = await get_async_connection(conn_id)
-    # In a thread: reading the certificates of TLS takes a tenth of a second, in which all triggers would stand still.
+    # In a thread: reading the certificates of TLS takes some 30 ms, in which all triggers would stand still.
     async with httpx.AsyncClient(**await asyncio.to_thread(client_options, connection)) as client:
         try:
             yield client
@@ -336,11 +335,6 @@ def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | No
     return next(iter(states.get(run_id, {}).values()), None)
 
 
-def _summary(options: dict[str, Any], job_id: str) -> dict[str, Any]:
-    hook = PenstockHook(client_options=options)
-    return summary(hook.job(job_id), hook.used(job_id))
-
-
 class PenstockJobTrigger(BaseTrigger):
     """Fires once a job has ended. Meanwhile it logs the job's changes of state or place, and its output.
 
@@ -394,14 +388,13 @@ class PenstockJobTrigger(BaseTrigger):
 
     async def _ending(self) -> TriggerEvent | None:
         """The task's success, after the rest of the job's output. None if anything is in the way: a worker ends the task then."""
-        options = await asyncio.to_thread(client_options, await get_async_connection(self.penstock_conn_id))
         try:
-            async with httpx.AsyncClient(**options) as client:
+            async with connect(self.penstock_conn_id) as client:
                 before = -1
                 while before != self.shown:
                     before = self.shown
                     await self.show_output(client)
-            result = await asyncio.to_thread(_summary, options, self.job_id)
+                result = await final_summary(client, self.job_id)
             return await self._success(result)
         except Exception as error:
             self.log.info("a worker ends the task, because the triggerer cannot: %s", error)
