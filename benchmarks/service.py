@@ -1,13 +1,15 @@
 """Load of the API: jobs that report every 30 s, clients that wait for changes, and clients that read.
 
     python benchmarks/service.py [--separate] [--jobs 2000] [--waiting 500] [--readers 50] [--round-s 2] [--seconds 60]
+                                 [--half-open 1100]
 
 The service is a process of its own with the real store (SQLite, or `--store URL`; every acknowledged report is synced to disk),
 real sockets and HTTP. The cluster behind it is simulated: every job runs, and ten jobs change each second. Jobs report over the
 Unix socket. Readers ask once a second for a job, a page of jobs, the queue or the cluster. The clients are this process, on the
 machine's other cores. With `--separate`, penstock-api serves them, in one more process that may use all cores. `--round-s` makes
-Python compute for so long every 10 s beside penstockd's service, as a large round does. On a machine with other load,
-`--realtime` (as root) gives the benchmark priority. The last line is JSON: latencies in milliseconds, memory in MiB.
+Python compute for so long every 10 s beside penstockd's service, as a large round does. With `--half-open` another user (nobody,
+so it needs root) keeps so many requests half open. On a machine with other load, `--realtime` (as root) gives the benchmark
+priority. The last line is JSON: latencies in milliseconds, memory in MiB.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import multiprocessing
 import os
 import platform
 import random
+import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +144,26 @@ def serve_separately(folder: Path, at: str | None) -> None:
     text = "\n".join(["[daemon]", where, "[api]", *lines])
     (folder / "api.toml").write_text(text)
     sys.exit(process.main(["--config", str(folder / "api.toml")]))
+
+
+def attack(path: Path, connections: int) -> None:
+    """Keep this many requests half open, as an ordinary user. The service ends each after 10 s."""
+    os.setgid(65534)
+    os.setuid(65534)
+    open_files.raise_limit()
+    held: deque[socket.socket] = deque()
+    while True:
+        each = socket.socket(socket.AF_UNIX)
+        each.settimeout(20)
+        held.append(each)
+        try:
+            each.connect(str(path))
+            each.sendall(b"GET /v1/me HTTP/1.1\r\nHost: x\r\n")
+        except OSError:  # it was refused
+            time.sleep(0.01)
+        if len(held) >= connections:
+            held.popleft().close()
+            time.sleep(10.0 / connections)  # all are new every 10 s
 
 
 class Line:
@@ -284,8 +308,8 @@ def resident_mb(pid: int | None) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def main() -> int:
-    """Run it."""
+def options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--waiting", type=int, default=500)
@@ -299,9 +323,15 @@ def main() -> int:
         "--round-s", type=float, default=0.0, help="seconds that Python computes every 10 s, as in a round"
     )
     parser.add_argument("--separate", action="store_true", help="penstock-api serves, in a process of its own")
+    parser.add_argument("--half-open", type=int, default=0, help="requests that another user keeps half open")
     parser.add_argument("--queued", type=int, default=0, help="further jobs that wait")
     parser.add_argument("--realtime", action="store_true", help="service and clients go before all other programs")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run it."""
+    arguments = options()
     open_files.raise_limit()
     if arguments.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -337,6 +367,10 @@ def main() -> int:
         before_mb = resident_mb(servers[-1].pid)
         if others := sorted(os.sched_getaffinity(0))[arguments.cores :]:
             os.sched_setaffinity(0, others)
+        attacker = context.Process(target=attack, args=(folder / "api.sock", arguments.half_open), daemon=True)
+        if arguments.half_open:
+            folder.chmod(0o755)
+            attacker.start()
         gc.freeze()  # a pause of this process would count as the service's
         found = asyncio.run(
             load(
@@ -351,7 +385,7 @@ def main() -> int:
             )
         )
         after_mb = resident_mb(servers[-1].pid)
-        for each in servers:
+        for each in [*servers, *([attacker] if arguments.half_open else [])]:
             each.kill()
             each.join()
         store = open_store(arguments.store or folder)

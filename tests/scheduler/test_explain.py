@@ -76,10 +76,7 @@ def test_a_job_learns_of_holders_without_a_known_end_too():
     said = explain(decided(snapshot("t4:1x4", jobs, {"1": FAST, "9": FAST})), "9")
     assert said is not None
     text = words(said, now_s=1000.0)
-    assert text[0] == (
-        "Job 9 waits: other jobs, or limits that it is under, leave it no configuration in this round. "
-        "It needs 4 GPUs of type any."
-    )
+    assert text[0] == ("Job 9 waits: other jobs have the GPUs that it could use. It needs 4 GPUs of any type.")
     assert "Of 4 t4 GPUs that it may use, 2 are allocated to other jobs, 2 are free." in text
     assert "Job 1 has 2 t4: its end is not known." in text
     assert any(line.startswith("With --adaptive=strong-scaling --min-gpus=1 it would have started") for line in text)

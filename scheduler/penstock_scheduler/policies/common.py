@@ -332,10 +332,21 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
 def smallest_need(job: Job) -> str:
     """The fewest GPUs that a job needs, in words."""
     spec = job.spec
-    types = " or ".join(spec.gpu_types or ()) or "any"
+    types = f"type {' or '.join(spec.gpu_types)}" if spec.gpu_types else "any type"
     if spec.excluded_gpu_types:
-        types = f"any but {', '.join(spec.excluded_gpu_types)}"
-    return f"{spec.min_gpus} GPU{'s' if spec.min_gpus > 1 else ''} of type {types}"
+        types = f"any type but {', '.join(spec.excluded_gpu_types)}"
+    return f"{spec.min_gpus} GPU{'s' if spec.min_gpus > 1 else ''} of {types}"
+
+
+def others_have_them(snapshot: Snapshot, job: Job) -> Reason:
+    """The reason of a job that gets nothing because other jobs get the GPUs, or because of its limits if it has some."""
+    limited = any(limit.covers(job) for limit in snapshot.limits) or any(
+        budget.covers(job.account) for budget in snapshot.budgets
+    )
+    text = "other jobs have the GPUs that it could use"
+    if limited:
+        text = "other jobs, or limits that it is under, leave it no configuration in this round"
+    return Reason(ReasonCode.WAITING_CAPACITY, text, smallest_need(job))
 
 
 def capacities(nodes: Sequence[Node], pins: Mapping[JobId, Placement]) -> dict[str, int]:

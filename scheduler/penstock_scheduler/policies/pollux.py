@@ -51,7 +51,6 @@ from penstock_scheduler.model import (
     Placement,
     Plan,
     Reason,
-    ReasonCode,
     Snapshot,
 )
 from penstock_scheduler.policies import common
@@ -206,8 +205,7 @@ class Pollux:
             elif not speedups[job.id].any():
                 waiting[job.id] = common.never_fits(job, snapshot.nodes, common.configurations(snapshot.nodes))
             else:
-                text = "other jobs, or limits that it is under, leave it no configuration in this round"
-                waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
+                waiting[job.id] = common.others_have_them(snapshot, job)
         return Plan(snapshot.round, assignments, waiting)
 
 

@@ -137,5 +137,4 @@ def _why_not(matrix: SiaMatrix, job: Job, row: int, chosen: Configuration | None
             if not (matrix.ever_JC[row] & ~(counted_C & (matrix.gpus_C > limit.gpus))).any():
                 fewest = int(matrix.gpus_C[matrix.ever_JC[row]].min())
                 return Reason(ReasonCode.NEVER_FITS, f"needs {fewest} GPUs, but {limit} does not allow that", needs)
-    text = "other jobs, or limits that it is under, leave it no configuration in this round"
-    return Reason(ReasonCode.WAITING_CAPACITY, text, needs)
+    return common.others_have_them(matrix.snapshot, job)

@@ -123,7 +123,7 @@ def test_whole_replicas_and_no_excluded_type():
 def test_a_job_that_waits_knows_what_it_needs():
     plan = sia.decide(snapshot("t4:1x1", [job("a", submit_s=1), job("b", submit_s=2)]))
     assert plan.waiting["b"].code is ReasonCode.WAITING_CAPACITY
-    assert plan.waiting["b"].needs == "1 GPU of type any"
+    assert plan.waiting["b"].needs == "1 GPU of any type"
 
 
 def test_an_odd_allocation_is_kept_by_its_holder_only():
