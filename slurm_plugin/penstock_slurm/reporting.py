@@ -37,16 +37,19 @@ class Reporting:
         self._known = spool.recent(clock.now_s() - RECENT_S)
         """Jobs whose reports may matter."""
         self._listed: set[JobId] = set()
+        self._unread: list[Report] = []
+        """What the spool gave in a call that failed after that."""
 
     def read(self) -> Sequence[Report]:
         """What has come since the last call, without what is beyond a job's quota."""
         managed = self._managed
         gone = self._known - managed.jobs.keys()
         self._owners |= {job_id: record.uid for job_id, record in managed.looked.items()}
-        found = self._spool.read([*managed.told, *sorted(gone)], self._owners, gone | managed.unheard)
-        self.saved |= {report.job_id for report in found if isinstance(report.body, Checkpointed)}
-        for report in found:
+        self._unread += self._spool.read([*managed.told, *sorted(gone)], self._owners, gone | managed.unheard)
+        for report in self._unread:
             self._measure_pause(report)
+        found, self._unread = self._unread, []
+        self.saved |= {report.job_id for report in found if isinstance(report.body, Checkpointed)}
         kept, over = self._quota.admit(found, self._clock.now_s())
         for job_id in over & managed.records.keys():
             say(self._gateway, managed.records[job_id], report_quota.TEXT)
@@ -71,7 +74,9 @@ class Reporting:
         record = self._managed.records.get(report.job_id)
         control = self._spool.control(report.job_id) if record is not None else None
         found = measured(control, report)
-        if record is not None and found is not None:
-            self._spool.tell(found, record.uid)
+        if record is None or control is None or found is None:
+            return
+        self._spool.tell(found, record.uid)
+        if found.pauses_s != control.pauses_s:
             pause_s = round(found.pauses_s[-1], 2)
             log.info("pause", extra={"round": found.round, "job": report.job_id, "pause_s": pause_s})
