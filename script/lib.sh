@@ -163,12 +163,15 @@ install_torch() {
 
 # install_airflow: Airflow, the provider's wheel and its test dependencies into an environment of their own, because Airflow pins
 # versions. A changed provider is built and installed again, in a few seconds: the tests run what ships.
-# PENSTOCK_AIRFLOW names another version of Airflow; that version gets an environment of its own.
+# PENSTOCK_AIRFLOW names another version of Airflow, or `oldest`, which is every dependency at its lower bound. It gets an
+# environment of its own.
 install_airflow() {
   local needs code folder=.venv-airflow extra=test what=()
   [ -z "${PENSTOCK_AIRFLOW_PYTHON:-}" ] || return 0
   if [ -n "${PENSTOCK_AIRFLOW:-}" ]; then
     folder=.venv-airflow-$PENSTOCK_AIRFLOW extra=smoke what=("apache-airflow==$PENSTOCK_AIRFLOW")
+    [ "$PENSTOCK_AIRFLOW" != oldest ] ||
+      mapfile -t what < <(sed -n '/^dependencies = /s/>=/==/gp' airflow_provider/pyproject.toml | grep -o '[a-z0-9.-]*==[0-9.]*')
     export PENSTOCK_AIRFLOW_PYTHON=$PWD/$folder/bin/python
   fi
   needs="$PWD $version $(sha256sum <airflow_provider/pyproject.toml)"

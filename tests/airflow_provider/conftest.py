@@ -29,12 +29,12 @@ PROVIDER = REPOSITORY / "airflow_provider/airflow_provider_penstock"
 EXECUTORS = "LocalExecutor,PenstockExecutor:airflow_provider_penstock.executors.penstock.PenstockExecutor"
 
 
-def airflow_python() -> str:
+def airflow_python(folder: str = ".venv-airflow") -> str:
     """An interpreter with Airflow and this checkout's provider, installed from its wheel; or the test is skipped."""
-    python = Path(os.environ.get("PENSTOCK_AIRFLOW_PYTHON") or REPOSITORY / ".venv-airflow/bin/python")
+    python = Path(os.environ.get("PENSTOCK_AIRFLOW_PYTHON") or REPOSITORY / folder / "bin/python")
     if not python.exists():
         pytest.skip(
-            "no Airflow: `script/test airflow` makes .venv-airflow, or PENSTOCK_AIRFLOW_PYTHON names an interpreter"
+            f"no Airflow: `script/test airflow` makes {folder}, or PENSTOCK_AIRFLOW_PYTHON names an interpreter"
         )
     code = "import airflow_provider_penstock as provider; print(provider.__path__[0])"
     told = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/")
