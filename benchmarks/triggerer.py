@@ -1,6 +1,6 @@
 """A thousand tasks that wait in one triggerer of a real Airflow.
 
-    PENSTOCK_AIRFLOW_PYTHON=.venv-airflow/bin/python python -m benchmarks.triggerer [--tasks 1000] [--seconds 60] [--sleepers]
+    PENSTOCK_AIRFLOW_PYTHON=.venv-airflow/bin/python python -m benchmarks.triggerer [--tasks 1000] [--seconds 60] [--whole]
 
 Airflow's API, scheduler, dag-processor and triggerer are real, and so is penstockd's service, with its real store and HTTP. The
 cluster behind it is simulated. The tasks belong to one mapped task. The benchmark itself writes them to Airflow's database as
@@ -8,6 +8,10 @@ deferred, because a worker takes seconds of processor time to defer each. After 
 at once. The benchmark measures how long it takes until Airflow's database has the last of their tasks as scheduled again. The
 last line is JSON: CPU in shares of a core, memory in MiB, requests to penstockd a second, seconds. With `--sleepers`, the
 triggers only sleep: what Airflow's triggerer takes by itself.
+
+With `--whole`, real workers submit the jobs and defer the tasks, which takes minutes of processor time. After `--seconds` of
+waiting, all jobs end, ten a second, and each task ends in the triggerer (`end_from_trigger`). Measured is how long after its job
+each task has ended by Airflow's database, which is PostgreSQL if there is one. It fails if a task has two jobs or a second try.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from typing import Any
 
 from tests.airflow_provider.deployment import Deployment
 from tests.scheduler.builders import job, on
-from tests.scheduler.service.api import Api, serving
+from tests.scheduler.databases import available, postgresql
+from tests.scheduler.service.api import ME, Api, serving
 
 from penstock_scheduler.model import Job, Phase
 from penstock_scheduler.ports import Fate
@@ -55,6 +60,18 @@ class Sleeper(BaseTrigger):
         await asyncio.Event().wait()
         yield
 """
+
+WHOLE = """
+from airflow.sdk import DAG
+from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
+
+with DAG("whole", schedule=None, catchup=False):
+    PenstockSubmitOperator.partial(
+        task_id="train", command=["train"], max_gpus=1, check_first=False, end_from_trigger=True, retries=2
+    ).expand(environment=[{"N": str(n)} for n in range({tasks})])
+"""
+
+ENDS_PER_S = 10
 
 DEFER = """
 import sys
@@ -136,10 +153,10 @@ def direct(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> d
     }
 
 
-def running(folder: Path, tasks: int) -> list[Job]:
+def running(folder: Path, tasks: int, first: int = 10_000, user: str = "ada") -> list[Job]:
     """Running jobs, each with an output file."""
     jobs = [
-        job(str(10_000 + number), user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
+        job(str(first + number), user=user, max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
         for number in range(tasks)
     ]
     for each in jobs:
@@ -147,9 +164,9 @@ def running(folder: Path, tasks: int) -> list[Job]:
     return jobs
 
 
-def connection_to(api: Api) -> dict[str, object]:
+def connection_to(api: Api, who: str = "ada") -> dict[str, object]:
     port = int(api.url.rpartition(":")[2])
-    made = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": api.tokens["ada"]}
+    made = {"conn_type": "penstock", "host": "127.0.0.1", "port": port, "password": api.tokens[who]}
     return made | {"extra": {"tls": False, "deployment": "benchmark"}}
 
 
@@ -159,11 +176,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--direct", action="store_true", help="the triggers alone, without a triggerer")
     parser.add_argument("--sleepers", action="store_true", help="triggers that only sleep")
+    parser.add_argument("--whole", action="store_true", help="real workers submit the jobs, and the tasks end")
     given = parser.parse_args()
     python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON", ".venv-airflow/bin/python")
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service") as api:
+    limits = {"submissions_per_hour": 10 * given.tasks}
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service", **limits) as api:
         if given.direct:
             found = direct(Path(folder), python, api, given.tasks, given.seconds)
+        elif given.whole:
+            found = whole(Path(folder), python, api, given.tasks, given.seconds)
         else:
             found = measure(Path(folder), python, api, given.tasks, given.seconds, sleepers=given.sleepers)
         print(json.dumps(found))
@@ -195,18 +216,11 @@ def measure(
         taken_up_s = time.monotonic() - began_s
         time.sleep(30)
         say(f"measuring for {seconds:g} s")
-        runner = airflow.members("triggerer")
-        cpu_s, asked, since_s = sum(map(cpu, runner)), requests(api), time.monotonic()
-        time.sleep(seconds)
-        passed_s = time.monotonic() - since_s
         found = {
             "tasks": tasks,
             "taken_up_s": round(taken_up_s),
-            "requests_until_then": asked - before,
-            "triggerer_cpu": round((sum(map(cpu, runner)) - cpu_s) / passed_s, 3),
-            "triggerer_mib": round(sum(map(memory_mib, runner))),
-            "requests_per_s": round((requests(api) - asked) / passed_s, 2),
-        }
+            "requests_until_then": requests(api) - before,
+        } | waiting(airflow, api, seconds)
         if sleepers:
             return found | {"load": os.getloadavg()[0]}
         ending = jobs[: tasks // 10]
@@ -225,6 +239,75 @@ def measure(
             "seen_last_s": round(seen_s[-1], 2),
             "load": os.getloadavg()[0],
         }
+
+
+def waiting(airflow: Deployment, api: Api, seconds: float) -> dict[str, float]:
+    """What the triggerer takes for its waiting tasks."""
+    runner = airflow.members("triggerer")
+    cpu_s, asked, since_s = sum(map(cpu, runner)), requests(api), time.monotonic()
+    time.sleep(seconds)
+    passed_s = time.monotonic() - since_s
+    return {
+        "triggerer_cpu": round((sum(map(cpu, runner)) - cpu_s) / passed_s, 3),
+        "triggerer_mib": round(sum(map(memory_mib, runner))),
+        "requests_per_s": round((requests(api) - asked) / passed_s, 2),
+    }
+
+
+def whole(folder: Path, python: str, api: Api, tasks: int, seconds: float) -> dict[str, object]:
+    (folder / "whole.py").write_text(WHOLE.replace("{tasks}", str(tasks)))
+    settings = {"TRIGGERER__CAPACITY": str(tasks + 10), "CORE__MAX_MAP_LENGTH": str(tasks), "CORE__PARALLELISM": "8"}
+    connections = {"penstock_default": connection_to(api, "me")}  # ada is made up, and may submit nothing
+    with contextlib.ExitStack() as stack:
+        if available():
+            url = stack.enter_context(postgresql()).replace("+psycopg:", "+psycopg2:")
+            settings["DATABASE__SQL_ALCHEMY_CONN"] = f"{url}/postgres"
+        airflow = stack.enter_context(
+            Deployment(python, folder / "airflow", connections, [folder / "whole.py"], **settings)
+        )
+        run, began_s = airflow.trigger("whole"), time.monotonic()
+        path = f"/dags/whole/dagRuns/{run}/taskInstances"
+
+        def are(state: str) -> bool:
+            found, failed = (
+                airflow.ask("GET", path, params={"limit": 1, "state": each})["total_entries"]
+                for each in (state, "failed")
+            )
+            say(f"{found} tasks are {state}, {len(api.submitter.jobs)} jobs")
+            assert not failed, airflow.story("whole", run)
+            return bool(found == tasks)
+
+        wait_for(lambda: are("deferred"), 7200, "all tasks to wait", poll_s=15.0, details=airflow.tail)
+        deferred_s = time.monotonic() - began_s
+        jobs = running(folder, tasks, 1000, ME)  # as the made-up submitter numbers them
+        assert {each.id for each in jobs} == set(api.submitter.jobs), "a task has two jobs, or none"
+        api.look(*jobs)
+        time.sleep(30)
+        found = {"tasks": tasks, "all_deferred_s": round(deferred_s)} | waiting(airflow, api, seconds)
+        ended_s = {}
+        for first in range(0, tasks, ENDS_PER_S):
+            ending = jobs[first : first + ENDS_PER_S]
+            api.look(
+                *jobs[first + ENDS_PER_S :],
+                finished={each.id: Fate("COMPLETED", 0, time.time(), "") for each in ending},
+            )
+            ended_s |= {each.id: time.time() for each in ending}
+            time.sleep(1)
+        wait_for(lambda: are("success"), 1800, "all tasks to end", poll_s=5.0, details=airflow.tail)
+        ends = {each["map_index"]: each for each in airflow.ask("GET", path, params={"limit": 1000})["task_instances"]}
+        assert {each["try_number"] for each in ends.values()} == {1}
+        lags = []
+        for name, (_, order) in api.submitter.jobs.items():
+            shown = ends[int(order.environment["AIRFLOW_CTX_MAP_INDEX"])]["end_date"]
+            lags.append(datetime.fromisoformat(shown).timestamp() - ended_s[name])
+    lags.sort()
+    return found | {
+        "jobs": len(api.submitter.jobs),
+        "task_after_job_median_s": round(statistics.median(lags), 2),
+        "task_after_job_p99_s": round(lags[int(0.99 * (len(lags) - 1))], 2),
+        "task_after_job_last_s": round(lags[-1], 2),
+        "load": os.getloadavg()[0],
+    }
 
 
 def say(text: str) -> None:
