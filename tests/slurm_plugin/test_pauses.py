@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,11 @@ BEGUN = Started(gpu_type="t4", gpu_ids={"n0": (0,)})
 def moved(folder: Path, ahead_s: float) -> World:
     """A site whose only job was moved, by a penstockd whose clock was ahead, and has begun again."""
     world = World(folder, 0)
-    world.listed = world.listed[:1]
+    world.listed = [dataclasses.replace(world.listed[0], uid=os.geteuid())]  # whose reports count
     world.clock.sleep(1000.0)
     world.clusters[0].observe()
-    world.tell(moved_s=world.clock.now_s() + ahead_s)
+    world.tell(moved_s=world.clock.now_s() + ahead_s, holds=0)
+    world.run()
     world.report(BEGUN)
     world.clusters[0].observe()
     return world
