@@ -50,9 +50,11 @@ def strip(spans: Sequence[AllocationSpan], begin_s: float, end_s: float, most: i
             f'height="{round(tall + 10 - y(span.gpus), 1)}"><title>{escape(tip)}</title></rect>'
         )
         if wide > 60:
-            parts.append(
-                f'<text class="on" x="{x(span.from_s) + 5}" y="{y(span.gpus) + 14}">{span.gpus} {escape(span.gpu_type)}</text>'
-            )
+            inside = y(0) - y(span.gpus) > 18  # otherwise the text stands above its block
+            place = f'class="on" x="{x(span.from_s) + 5}" y="{y(span.gpus) + 14}"'
+            if not inside:
+                place = f'x="{x(span.from_s) + 5}" y="{y(span.gpus) - 4}"'
+            parts.append(f"<text {place}>{span.gpus} {escape(span.gpu_type)}</text>")
     for first, second in pairwise(spans):
         if second.run_s != first.run_s:
             parts.append(

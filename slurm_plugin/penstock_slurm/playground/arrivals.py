@@ -63,19 +63,19 @@ class Kind:
 
 
 KINDS = (
-    Kind("imagenet-resnet50", "resnet50-imagenet", {"max_gpus": 16}, 60),
-    Kind("squad-bert", "bert-squad", {"max_gpus": 16}, 120),
-    Kind("cifar-resnet18", "resnet18-cifar10", {"max_gpus": 8}, 40),
-    Kind("speech-deepspeech2", "deepspeech2", {"max_gpus": 8}, 15),
-    Kind("yolo-v3", "yolov3", {"max_gpus": 8}, 15),
-    Kind("squad-two-or-more", "bert-squad", {"min_gpus": 2, "max_gpus": 8}, 90),
+    Kind("imagenet-resnet50", "resnet50-imagenet", {"min_gpus": 4, "max_gpus": 16}, 90),
+    Kind("squad-bert", "bert-squad", {"min_gpus": 2, "max_gpus": 16}, 120),
+    Kind("cifar-resnet18", "resnet18-cifar10", {"max_gpus": 8}, 30),
+    Kind("speech-deepspeech2", "deepspeech2", {"min_gpus": 2, "max_gpus": 8}, 20),
+    Kind("yolo-v3", "yolov3", {"max_gpus": 4}, 10),
+    Kind("squad-eight-or-more", "bert-squad", {"min_gpus": 8, "max_gpus": 16}, 150),
     Kind("imagenet-rigid", "resnet50-imagenet", {"min_gpus": 4, "max_gpus": 4, "adaptivity": "rigid"}, 40),
-    Kind("squad-strong-scaling", "bert-squad", {"max_gpus": 4, "adaptivity": "strong-scaling"}, 40),
-    Kind("imagenet-not-preemptible", "resnet50-imagenet", {"max_gpus": 4, "preemptible": False}, 40),
-    Kind("speech-on-rtx-only", "deepspeech2", {"max_gpus": 4, "gpu_types": ["rtx"]}, 12),
-    Kind("cifar-not-on-a100", "resnet18-cifar10", {"max_gpus": 8, "excluded_gpu_types": ["a100"]}, 30),
+    Kind("squad-strong-scaling", "bert-squad", {"min_gpus": 2, "max_gpus": 4, "adaptivity": "strong-scaling"}, 30),
+    Kind("imagenet-not-preemptible", "resnet50-imagenet", {"min_gpus": 4, "max_gpus": 8, "preemptible": False}, 40),
+    Kind("speech-on-rtx-only", "deepspeech2", {"min_gpus": 2, "max_gpus": 4, "gpu_types": ["rtx"]}, 15),
+    Kind("cifar-not-on-a100", "resnet18-cifar10", {"min_gpus": 4, "max_gpus": 8, "excluded_gpu_types": ["a100"]}, 40),
 )
-"""Each differs in what Penstock may do with it."""
+"""Each differs in what Penstock may do with it. One of each needs 34 GPUs, so that some 15 jobs fill the playground's 48."""
 
 PLAIN = "plain-slurm-job"
 REFUSED = "spec-with-a-mistake"

@@ -246,15 +246,21 @@ def samples(site: Site, now_s: float) -> None:
                 f"gpus.{gpu_type}.others": 2.0,
             }
         store.add_samples(at, [], figures)
-    for at, each in enumerate(site.running):
-        if at % 5 == 4:
-            continue
-        use = 0.0 if at % 11 == 3 else 0.35 + 0.6 * rng.random()
-        for ago in range(60, -1, -2):
+    uses = {
+        each.id: 0.0 if at % 11 == 3 else 0.35 + 0.6 * rng.random()
+        for at, each in enumerate(site.running)
+        if at % 5 != 4
+    }
+    for ago in range(60, -1, -2):
+        reported = []
+        for each in site.running:
+            if each.id not in uses:
+                continue
             gpus = each.allocation.gpus if each.allocation else 0
             goodput = 100.0 * gpus**0.9 * (0.9 + 0.1 * rng.random())
             sample = JobSample(
                 time_s=now_s - 60 * ago, span_s=0, gpus=gpus, progress=1e6 - 6000 * ago * gpus, goodput=goodput,
-                expected=100.0 * gpus**0.9, batch=256, utilisation=use, memory_mb=9000,
+                expected=100.0 * gpus**0.9, batch=256, utilisation=uses[each.id], memory_mb=9000,
             )  # fmt: skip
-            store.add_samples(int(now_s - 60 * ago), [(each.id, sample)], {})
+            reported.append((each.id, sample))
+        store.add_samples(int(now_s - 60 * ago), reported, {})

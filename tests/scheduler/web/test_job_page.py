@@ -39,3 +39,15 @@ def test_figures_of_an_axis_are_short():
     ]
     drawn = drawings.curve(options, None)
     assert re.findall(r'text-anchor="end">([^<]+)<', drawn)[:3] == ["0", "5 k", "10 k"]
+
+
+def test_the_text_of_a_low_block_stands_above_it():
+    """Of at most 16 GPUs, one is 9 of 150 units high: less than a line of text."""
+    tall, low = (
+        span(0.0, 500.0).model_copy(update={"nodes": {"n1": 16}}),
+        span(500.0).model_copy(update={"nodes": {"n1": 1}}),
+    )
+    drawn = drawings.strip([tall, low], 0.0, 1000.0, 16)
+    blocks = [float(y) for y in re.findall(r'<rect class="block"[^>]* y="([0-9.]+)"', drawn)]
+    texts = {text: float(y) for y, text in re.findall(r'y="([0-9.]+)">([0-9]+) t4<', drawn)}
+    assert texts == {"16": blocks[0] + 14, "1": blocks[1] - 4}
