@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from heapq import nsmallest
 from html import escape
 from weakref import WeakKeyDictionary
 
@@ -83,9 +85,9 @@ def fragments(call: Call, world: World, query: Query) -> Fragments:
     if (scope, query) not in drawn:
         drawn[scope, query] = _map([span for span in world.spans if _sees(scope, span)], world, query)
     nodes, shape, kinds = drawn[scope, query]
-    holders = _holders(call, world, query)
+    holders, count = _holders(call, world, query)
     parts = {
-        "holders": block(TEMPLATE, "holders", rows=holders[:SHOWN], left=len(holders) - SHOWN, query=query),
+        "holders": block(TEMPLATE, "holders", rows="".join(map(_row, holders)), left=count - SHOWN),
         **nodes,
     }
     return Fragments(parts, shape, {"kinds": kinds, "query": query, "named": bool(query.gpu_type) or _few(kinds)})
@@ -153,33 +155,43 @@ def _counts(nodes: Sequence[NodeCells]) -> dict[str, int]:
     return counts
 
 
-def _holders(call: Call, world: World, query: Query) -> list[Holder]:
-    """Jobs that hold GPUs: the viewer's own first, then idle ones, then by size."""
-    found = []
+def _holders(call: Call, world: World, query: Query) -> tuple[list[Holder], int]:
+    """The first jobs that hold GPUs, and how many there are: the viewer's own first, then idle ones, then by size."""
     scope, me = scope_of(call), call.identity.user
-    types = {node.name: node.gpu_type for node in world.nodes}
-    for span in world.spans:
+    types = {node.name: node.gpu_type for node in world.nodes} if query.gpu_type else {}
+
+    def shows(span: AllocationSpan) -> bool:
         if not _sees(scope, span) or (query.node and query.node not in span.nodes):
-            continue
-        if query.gpu_type and query.gpu_type not in {span.gpu_type, *(types.get(name) for name in span.nodes)}:
-            continue
-        view: JobView | None = world.jobs.get(span.job) if call.may_see(span.user) else None
-        busy = world.busy.get(span.job)
-        found.append(
-            Holder(
-                job=span.job,
-                user=span.user,
-                name=view.name if view is not None else "",
-                own=call.may_see(span.user),
-                gpus=span.gpus,
-                gpu_type=span.gpu_type,
-                nodes=", ".join(f"{name}:{count}" for name, count in list(span.nodes.items())[:4])
-                + (f" and {len(span.nodes) - 4} more" if len(span.nodes) > 4 else ""),
-                busy=busy,
-                idle=busy is not None and busy < IDLE_BELOW,
-                shared=span.shared,
-                cloud=span.where == "cloud",
-                since_s=span.from_s,
-            )
-        )
-    return sorted(found, key=lambda each: (each.user != me, not each.idle, -each.gpus, each.job))
+            return False
+        return not query.gpu_type or query.gpu_type in {span.gpu_type, *(types.get(name) for name in span.nodes)}
+
+    def rank(span: AllocationSpan) -> tuple[bool, bool, int, str]:
+        return span.user != me, world.busy.get(span.job, 1.0) >= IDLE_BELOW, -span.gpus, span.job
+
+    found = [span for span in world.spans if shows(span)]
+    return [_holder(call, world, span) for span in nsmallest(SHOWN, found, key=rank)], len(found)
+
+
+def _holder(call: Call, world: World, span: AllocationSpan) -> Holder:
+    own, busy = call.may_see(span.user), world.busy.get(span.job)
+    view: JobView | None = world.jobs.get(span.job) if own else None
+    return Holder(
+        job=span.job,
+        user=span.user,
+        name=view.name if view is not None else "",
+        own=own,
+        gpus=span.gpus,
+        gpu_type=span.gpu_type,
+        nodes=", ".join(f"{name}:{count}" for name, count in list(span.nodes.items())[:4])
+        + (f" and {len(span.nodes) - 4} more" if len(span.nodes) > 4 else ""),
+        busy=busy,
+        idle=busy is not None and busy < IDLE_BELOW,
+        shared=span.shared,
+        cloud=span.where == "cloud",
+        since_s=span.from_s,
+    )
+
+
+@lru_cache(maxsize=16_384)
+def _row(holder: Holder) -> str:
+    return block(TEMPLATE, "holder", row=holder)

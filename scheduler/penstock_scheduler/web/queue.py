@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
@@ -13,6 +13,7 @@ from penstock_scheduler.estimate_messages import JobEstimate, TimeRange
 from penstock_scheduler.history_messages import AllocationSpan, QueueEntry
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.service.api import Call
+from penstock_scheduler.web.cluster import Scope, scope_of
 from penstock_scheduler.web.fragments import Fragments
 from penstock_scheduler.web.render import block
 from penstock_scheduler.web.world import IDLE_BELOW, World
@@ -36,6 +37,11 @@ class Query:
     code: str = ""
     after: int = 0
     """Rows that earlier pages have shown."""
+
+    @property
+    def filters(self) -> bool:
+        """Whether it leaves anything out."""
+        return bool(self.user or self.account or self.partition or self.code)
 
     def takes(self, user: str, account: str, partition: str, code: str = "") -> bool:
         """Whether a job with these belongs to it."""
@@ -74,7 +80,9 @@ class Row:
 def fragments(call: Call, world: World, query: Query, ended: Sequence[JobView] = ()) -> Fragments:
     """The page. `ended`: the newest jobs that have ended, of those that the viewer may see."""
     rows = [_ended(view) for view in ended] if query.state == "ended" else _rows(call, world, query.state)
-    found = [row for row in rows if query.takes(row.user, row.account, row.partition, row.code)]
+    found = (
+        [row for row in rows if query.takes(row.user, row.account, row.partition, row.code)] if query.filters else rows
+    )
     shown = found[query.after : query.after + PAGE]
     counts = {state: None if state == "ended" else len(_rows(call, world, state)) for state in STATES}
     hidden = sum(entry.code != "refused" for entry in world.queue) - (counts["waiting"] or 0)
@@ -83,8 +91,21 @@ def fragments(call: Call, world: World, query: Query, ended: Sequence[JobView] =
         "counts": block(TEMPLATE, "counts", counts=counts, hidden=hidden, state=query.state),
         "more": block(TEMPLATE, "more", query=query, found=len(found), shown=len(shown), page=PAGE),
     }
-    choices = {name: _some(getattr(row, name) for row in rows) for name in ("user", "account", "partition", "code")}
-    return Fragments(parts, "", {"query": query, "choices": choices, "states": STATES})
+    return Fragments(parts, "", {"query": query, "choices": _choices(call, world, query.state, rows), "states": STATES})
+
+
+_kept: WeakKeyDictionary[World, dict[tuple[Scope, State], Mapping[str, Sequence[str]]]] = WeakKeyDictionary()
+"""World -> what there is to choose from, by who looks at which jobs."""
+
+
+def _choices(call: Call, world: World, state: State, rows: Sequence[Row]) -> Mapping[str, Sequence[str]]:
+    kept = _kept.setdefault(world, {})
+    # Of refused jobs and of those that have ended, users see their own alone.
+    who = scope_of(call) if call.sees_all or state in ("waiting", "running") else call.identity.user
+    if (who, state) not in kept:
+        names = ("user", "account", "partition", "code")
+        kept[who, state] = {name: _some(getattr(row, name) for row in rows) for name in names}
+    return kept[who, state]
 
 
 def _some(values: Iterable[str]) -> list[str]:
