@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 from pydantic import BaseModel
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -29,6 +30,9 @@ STORE = typer.Option(
 )
 STATE = typer.Option("/var/lib/penstock", "--state", "--store", help="The daemon's state_dir, or the URL of its store.")
 JSON = typer.Option(False, "--json", help="Print one JSON document and nothing else.")
+
+WIDEST, NARROWEST, LAST, GAP = 24, 6, 16, 2
+"""Of a table: its widest column but the last, how far columns are cut, what the last one has, and what is between two."""
 
 STILL_WORKS = (
     "These work without penstockd: sbatch, squeue and scancel; `penstock submit` (the job waits until penstockd is back); and "
@@ -88,7 +92,8 @@ def print_json(answer: BaseModel | Sequence[BaseModel]) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
     """Print a table as wide as the terminal. The last column takes the remaining space, and wraps.
 
-    A column that is empty in every row leaves its space to the others.
+    A column that is empty in every row leaves its space to the others. Where the space is short, the widest columns are cut, and
+    never those of ids, users and numbers, which are narrow.
 
     Args:
         empty: what to print if there are no rows.
@@ -99,8 +104,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
         return
     shown = [at for at in range(len(columns)) if any(line[at] for line in lines)]
     *first, last = (columns[at] for at in shown)
+    console = Console()
+    widths = _widths([[columns[at], *(line[at] for line in lines)] for at in shown], console.width)
     table = Table(
-        *(Column(name, no_wrap=True, overflow="ellipsis", max_width=24) for name in first),
+        *(
+            Column(name, no_wrap=True, overflow="ellipsis", width=width)
+            for name, width in zip(first, widths, strict=True)
+        ),
         Column(last, ratio=1, overflow="fold"),
         box=None,
         pad_edge=False,
@@ -108,7 +118,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     )
     for line in lines:
         table.add_row(*(Text(line[at]) for at in shown))
-    Console().print(table)
+    console.print(table)
+
+
+def _widths(cells: Sequence[Sequence[str]], space: int) -> list[int]:
+    """The widths of all columns but the last, which gets what is left: at least its own width, up to `LAST` or a quarter."""
+    natural = [max(map(cell_len, column)) for column in cells]
+    widths = [min(width, WIDEST) for width in natural[:-1]]
+    left = space - GAP * len(widths) - min(natural[-1], LAST, space // 4)
+    while widths and sum(widths) > left and max(widths) > NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    return widths
 
 
 def print_refused(jobs: Sequence[RefusedJob]) -> None:

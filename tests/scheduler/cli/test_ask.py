@@ -100,3 +100,27 @@ def test_without_daemon_and_store_it_says_what_still_works(away, monkeypatch, ca
         assert (code, out) == (3, "")
         assert "does not answer" in err
     assert "squeue" in status(monkeypatch, capsys, "list", "--store", away + "-not")[2]
+
+
+def test_on_80_columns_ids_states_and_users_are_whole_and_long_names_are_cut(monkeypatch, capsys):
+    """9 columns of 3, 24, 4, 8, 19, 6, 8, 15 and 4 characters need 107 with what is between them."""
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ("JOB", "NAME", "USER", "STATE", "ASKS FOR", "GPUS", "PROGRESS", "ENDS IN", "REASON")
+    row = (
+        "117",
+        "imagenet-not-preemptible",
+        "root",
+        "starting",
+        "strong-scaling 1-64",
+        "4 a100",
+        "92%",
+        "4 to 15 minutes",
+        "kept",
+    )
+    print_table(columns, [row], "")
+    head, line = capsys.readouterr().out.splitlines()
+    assert len(line) <= 80
+    for whole in ("117", "root", "4 a100", "92%", "kept"):
+        assert f" {whole} " in f" {line} "
+    assert "imagenet…" in line
+    assert head.split()[0] == "JOB"
