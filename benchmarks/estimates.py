@@ -2,7 +2,8 @@
 
 Simulates a trace under each policy and keeps the round at every `--every` hours. Then it estimates the starts and ends of the
 jobs of these rounds from nothing but the round and the jobs submitted before it, as penstockd does, and compares with what the
-simulation did later. The first half of the time is for tuning, the second half is held out. Jobs whose end lies after the end of
+simulation did later. Widths are learnt from the rounds before, as far as it is known by then what happened. The first half of the
+time is for tuning, the second half is held out. Jobs whose end lies after the end of
 the simulation count as far as that is known. The last line is a JSON object.
 """
 
@@ -16,8 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from penstock_profiles.families import load_families
-from penstock_scheduler.estimates.estimating import MEASURED, Estimate, Widths, estimate
+from penstock_scheduler.estimates.estimating import Estimate, Widths, estimate
+from penstock_scheduler.estimates.held import Held
 from penstock_scheduler.estimates.past import Past, PastJob
 from penstock_scheduler.estimates.ranges import Range
 from penstock_scheduler.model import Job, Phase
@@ -77,9 +81,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=12.0, help="hours from one round that is estimated to the next")
     parser.add_argument("--halves", default="tuning,held-out")
     parser.add_argument(
-        "--widths",
-        default=f"{MEASURED.start},{MEASURED.end}",
-        help="factors on the widths of ranges of starts and ends",
+        "--width", type=float, help="a fixed factor on the widths of ranges, in place of what is learnt"
     )
     parser.add_argument("--at-most", type=int, default=10**6, help="jobs in the workload")
     options = parser.parse_args()
@@ -120,17 +122,19 @@ def run(workload: Workload, policy: str, options: argparse.Namespace) -> dict[st
     spent: list[float] = []
     specs = SpecModels(load_families(), RESTART_COST_S)
     types = {node.gpu_type for node in scenario.nodes}
-    widths = Widths(*map(float, options.widths.split(",")))
+    held = Held()
     for record in records:
         now_s = record.snapshot.time_s
         half = "tuning" if now_s < span_s / 2 else "held-out"
-        if now_s < span_s * 0.1 or now_s > span_s or half not in options.halves.split(","):
+        if now_s > span_s:
             continue
         begun_s = time.process_time()
         past = Past(past_jobs(jobs.values(), now_s), now_s)
-        found = estimate(record, past, lambda new: specs.facts(new, types), widths=widths)
+        drawn = estimate(record, past, lambda new: specs.facts(new, types))
+        found = drawn.widened(held.widths(past) if options.width is None else Widths(options.width, options.width))
+        held.note(record.snapshot.jobs, drawn.jobs, now_s, np.random.default_rng(record.snapshot.round))
         spent.append(time.process_time() - begun_s)
-        for job in record.snapshot.jobs:
+        for job in record.snapshot.jobs if now_s >= span_s * 0.1 and half in options.halves.split(",") else ():
             score(found.jobs[job.id], job, record, jobs[job.id], scores[half])
     result = {half: {what: each.figures() for what, each in its.items()} for half, its in scores.items()}
     for half, its in result.items():
@@ -162,6 +166,7 @@ def past_jobs(jobs: Iterable[SimulatedJob], now_s: float) -> list[PastJob]:
             if run.start_s < now_s
         )
         ended_s = job.finish_s if job.finish_s is not None and job.finish_s <= now_s else None
+        started_s = min((run.start_s for run in job.runs if run.start_s < now_s), default=None)
         seen = Job(
             job.id,
             job.name if job.name != job.id else "",
@@ -172,7 +177,7 @@ def past_jobs(jobs: Iterable[SimulatedJob], now_s: float) -> list[PastJob]:
             job.submit_s,
             account=job.account,
         )
-        found.append(PastJob(seen, gpu_seconds, ended_s))
+        found.append(PastJob(seen, gpu_seconds, ended_s, started_s))
     return found
 
 

@@ -1,15 +1,21 @@
 """When jobs will start and end, as ranges with a probability.
 
 `past` knows how long earlier jobs ran and when they came. `futures` plays the next hours several times with the site's own
-policy, and `ranges` turns what happened in these futures into ranges. `worker` does this in a process of its own beside
-penstockd.
+policy, and `ranges` turns what happened in these futures into ranges. `held` learns how wide these must be. `worker` does this
+in a process of its own beside penstockd.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from penstock_scheduler.estimate_messages import Estimates
+
+NOTES = "estimates"
+"""Name under which penstockd keeps the notes of `held`, among what admins set: they must outlive a restart."""
 
 
 class Order(BaseModel):
@@ -25,3 +31,13 @@ class Order(BaseModel):
     """Least time between two estimates."""
     restart_cost_s: float
     families: Path | None
+
+
+class Found(BaseModel):
+    """What it tells penstockd."""
+
+    model_config = ConfigDict(frozen=True)
+
+    estimates: Estimates
+    notes: dict[str, Any] | None = None
+    """`held.Notes` to keep; None: they have not changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,11 +24,13 @@ SIZES = 4
 """Numbers of GPUs for which the start of a new job is estimated, at most."""
 NEW = "new"
 """Id of the new job."""
+NEW_SHARE = 0.25
+"""Share of the time for the starts of new jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """When a job will start and end, as ranges of `ranges.CHANCE`, in s from the round on."""
+    """When a job will start and end, as ranges in s from the round on."""
 
     start: Range | None = None
     """Of a job that holds no GPUs; None: it holds some, or the start is not known."""
@@ -47,17 +49,25 @@ class Estimated:
     """Number of GPUs -> when a job starts that is submitted now and needs so many, of any type. Only the numbers that earlier
     jobs needed most often."""
 
+    def widened(self, widths: Widths) -> Estimated:
+        """With ranges of these widths."""
+        jobs = {
+            job: replace(
+                each,
+                start=None if each.start is None else each.start.widened(widths.start),
+                end=None if each.end is None else each.end.widened(widths.end),
+            )
+            for job, each in self.jobs.items()
+        }
+        return Estimated(jobs, {gpus: each.widened(widths.start) for gpus, each in self.new.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Factors on the widths of ranges; see `range_of`."""
+    """Factors on the widths of ranges; see `Range.widened`."""
 
     start: float = 1.0
     end: float = 1.0
-
-
-MEASURED = Widths(start=1.5, end=1.5)
-"""Chosen on the first halves of the workloads of docs/measurements/estimates.md, where too few ranges held without them."""
 
 
 def estimate(
@@ -65,35 +75,37 @@ def estimate(
     past: Past,
     facts: Facts,
     *,
-    widths: Widths = MEASURED,
     seed: int = 0,
     most_s: float | None = None,
     clock: Callable[[], float] = time.process_time,
 ) -> Estimated:
-    """Estimate the start and the end of each job of a round, and the starts of jobs that are submitted now.
+    """Estimate the start and the end of each job of a round, and the starts of jobs that are submitted now: as drawn, from the
+    second to the last but one of the futures.
 
     Args:
         record: the round.
         past: the site's earlier jobs.
         facts: for jobs that may be submitted.
-        widths: factors on the widths of the ranges.
         seed: of the random numbers.
         most_s: seconds of `clock` that it may take; None: as long as it takes.
     """
     site = _Site(record, past, facts, seed)
     sizes = past.common_sizes(SIZES) if past.known else ()
-    begun_s, parts = clock(), FUTURES * (1 + len(sizes))
+    begun_s, share = clock(), 1 - NEW_SHARE
 
-    def expired(part: int) -> Callable[[], bool]:
-        # Each future has the same time, because what a future does not reach counts as late.
-        until_s = math.inf if most_s is None else begun_s + most_s * (part + 1) / parts
+    def expired(share: float) -> Callable[[], bool]:
+        until_s = math.inf if most_s is None else begun_s + most_s * share
         return lambda: clock() > until_s
 
-    futures = [site.future(number, expired(number)) for number in range(FUTURES)]
-    jobs = {job.id: _estimate(record, job, past, futures, widths) for job in record.snapshot.jobs}
+    # Each future has the same time, because what a future does not reach counts as late.
+    futures = [site.future(number, expired(share * (number + 1) / FUTURES)) for number in range(FUTURES)]
+    jobs = {job.id: _estimate(record, job, past, futures) for job in record.snapshot.jobs}
+    parts = FUTURES * max(len(sizes), 1)
     new = {
-        gpus: site.new_job(gpus, widths.start, [expired(FUTURES * at + number) for number in range(FUTURES)])
-        for at, gpus in enumerate(sizes, 1)
+        gpus: site.new_job(
+            gpus, [expired(share + NEW_SHARE * (FUTURES * at + number + 1) / parts) for number in range(FUTURES)]
+        )
+        for at, gpus in enumerate(sizes)
     }
     return Estimated(jobs, {gpus: found for gpus, found in new.items() if found is not None})
 
@@ -110,13 +122,8 @@ class _Site:
         """One future of the jobs of the round."""
         return self._play(self._record.snapshot, self._record.plan, number, expired)
 
-    def new_job(self, gpus: int, width: float, expired: Sequence[Callable[[], bool]]) -> Range | None:
-        """When a job starts that is submitted now and needs so many GPUs; None: it is not known.
-
-        Args:
-            width: of the range.
-            expired: of each future.
-        """
+    def new_job(self, gpus: int, expired: Sequence[Callable[[], bool]]) -> Range | None:
+        """When a job starts that is submitted now and needs so many GPUs; None: it is not known. `expired`: of each future."""
         before = self._record.snapshot
         partitions = tuple(sorted({name for node in before.nodes for name in node.partitions}))
         spec = JobSpec(min_gpus=gpus, max_gpus=gpus)
@@ -131,7 +138,7 @@ class _Site:
         futures = [self._play(snapshot, plan, number, each, until_start=NEW) for number, each in enumerate(expired)]
         if min(each.until_s for each in futures) < before.time_s + HORIZON_S:
             return None  # it takes too long to play that far
-        return range_of([each.jobs[NEW].start_s - before.time_s for each in futures], width)
+        return range_of([each.jobs[NEW].start_s - before.time_s for each in futures])
 
     def _play(
         self,
@@ -155,13 +162,13 @@ class _Site:
         )
 
 
-def _estimate(record: RoundRecord, job: Job, past: Past, futures: list[Future], widths: Widths) -> Estimate:
+def _estimate(record: RoundRecord, job: Job, past: Past, futures: list[Future]) -> Estimate:
     if why := _unknown(record, job, past):
         return Estimate(unknown=why)
     now_s = record.snapshot.time_s
     waits = job.id not in record.plan.assignments and job.phase is Phase.QUEUED
-    start = range_of([each.jobs[job.id].start_s - now_s for each in futures], widths.start) if waits else None
-    end = range_of([each.jobs[job.id].end_s - now_s for each in futures], widths.end)
+    start = range_of([each.jobs[job.id].start_s - now_s for each in futures]) if waits else None
+    end = range_of([each.jobs[job.id].end_s - now_s for each in futures])
     if end is not None and (start is not None or not waits):
         return Estimate(start, end)
     reach_s = min(each.until_s for each in futures) - now_s

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock_scheduler.model import Job
+from penstock_scheduler.model import Job, JobId
 
 ENOUGH = 12
 """Earlier jobs that ran for longer than a job has until now, so that its length is drawn from theirs alone."""
@@ -37,6 +37,8 @@ class PastJob:
     gpu_seconds: float
     end_s: float | None
     """When it ended, s since 1970; None: it has not, and `gpu_seconds` is what it had until now."""
+    start_s: float | None = None
+    """When it first started, s since 1970; None: it has not."""
 
     @property
     def length_s(self) -> float:
@@ -57,6 +59,7 @@ class Past:
         self.now_s = now_s
         self.submitted = newest
         """All, the oldest first."""
+        self._by_id = {past.job.id: past for past in newest}
         lengths: dict[tuple[object, ...], list[tuple[float, bool]]] = {}
         for past in newest:
             if past.gpu_seconds > 0:
@@ -64,6 +67,10 @@ class Past:
                     lengths.setdefault(group, []).append((past.length_s, past.end_s is not None))
         self._lengths = {group: sorted(each) for group, each in lengths.items()}
         self.ended = sum(past.end_s is not None and past.gpu_seconds > 0 for past in newest)
+
+    def job(self, job: JobId) -> PastJob | None:
+        """One of them; None: it is not among them."""
+        return self._by_id.get(job)
 
     def within(self, partitions: tuple[str, ...]) -> Past:
         """The same jobs, of which those of unknown partition may run in any of these."""

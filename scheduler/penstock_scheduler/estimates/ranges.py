@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,33 +24,36 @@ class Range:
     """A range of times from now on, s."""
 
     low_s: float
+    middle_s: float
+    """The median."""
     high_s: float
-    """Infinite: after the end of the futures."""
+    """Infinite, as the median may be: after the end of the futures."""
 
     def holds(self, after_s: float) -> bool:
         """Whether it contains a time."""
         return self.low_s <= after_s <= self.high_s
 
+    def widened(self, width: float) -> Range:
+        """A range whose ends are `width` times as far from the median, on a logarithmic scale."""
+        if not math.isfinite(self.middle_s):
+            return replace(self, low_s=self.low_s / max(width, 1.0))
+        scale_s = self.middle_s + SOON_S
+        low_s = max(scale_s * ((self.low_s + SOON_S) / scale_s) ** width - SOON_S, 0.0)
+        if not math.isfinite(self.high_s):
+            return replace(self, low_s=low_s)
+        return replace(self, low_s=low_s, high_s=scale_s * ((self.high_s + SOON_S) / scale_s) ** width - SOON_S)
 
-def range_of(after_s: Sequence[float], width: float = 1.0) -> Range | None:
+
+def range_of(after_s: Sequence[float]) -> Range | None:
     """The range of `CHANCE` for one time, from the same time in each future; None: even its beginning is after their end.
 
     Args:
         after_s: s from now on.
-        width: factor on the distance of both ends from the median, on a logarithmic scale.
     """
     ordered = np.sort(np.asarray(after_s, dtype=np.float64))
     rank = (len(ordered) + 1) * (1 - CHANCE) / 2 - 1
     low_s, middle_s, high_s = (_at(ordered, place) for place in (rank, (len(ordered) - 1) / 2, len(ordered) - 1 - rank))
-    if not math.isfinite(low_s):
-        return None
-    if not math.isfinite(middle_s):
-        return Range(low_s / max(width, 1.0), math.inf)
-    scale_s = middle_s + SOON_S
-    return Range(
-        max(scale_s * ((low_s + SOON_S) / scale_s) ** width - SOON_S, 0.0),
-        scale_s * ((high_s + SOON_S) / scale_s) ** width - SOON_S if math.isfinite(high_s) else math.inf,
-    )
+    return Range(low_s, middle_s, high_s) if math.isfinite(low_s) else None
 
 
 def _at(ordered: np.ndarray[tuple[int], np.dtype[np.float64]], place: float) -> float:

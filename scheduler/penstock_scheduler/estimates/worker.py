@@ -1,6 +1,6 @@
 """Estimates in a process of its own: `python -m penstock_scheduler.estimates.worker`, started by penstockd.
 
-It reads the store and writes a line of JSON, an `Estimates`, to standard output for each round that it has estimated. It has the
+It reads the store and writes a line of JSON, a `Found`, to standard output for each round that it has estimated. It has the
 lowest priority, takes at most a share of one core, and skips the rounds that come meanwhile. It ends when its standard input
 ends, which it does with penstockd. Its settings come as one line of JSON on standard input.
 """
@@ -16,15 +16,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from penstock_profiles.families import load_families
 from penstock_scheduler.errors import BadJobSpec, PenstockError
 from penstock_scheduler.estimate_messages import Estimates, JobEstimate, NewJobs, TimeRange
-from penstock_scheduler.estimates import Order
-from penstock_scheduler.estimates.estimating import Estimate, estimate
+from penstock_scheduler.estimates import NOTES, Found, Order
+from penstock_scheduler.estimates.estimating import Estimate, Estimated, estimate
+from penstock_scheduler.estimates.held import Held, Notes
 from penstock_scheduler.estimates.past import NEWEST, Past, PastJob
 from penstock_scheduler.estimates.ranges import CHANCE, Range
 from penstock_scheduler.messages import JobView
-from penstock_scheduler.model import Job, Phase
+from penstock_scheduler.model import Job, Phase, Snapshot
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.one_thread import one_blas_thread
 from penstock_scheduler.records import RoundRecord
@@ -34,6 +37,8 @@ LOOK_S = 1.0
 """How often it looks for a newer round."""
 LONGEST_S = 60.0
 """Processor time for the estimates of one round. What is not played until then is not known."""
+NOTE_S = 3600.0
+"""Time from one round whose ranges are noted to the next."""
 MEMORY_BYTES = 4 * 2**30
 """Address space of the process."""
 
@@ -68,7 +73,7 @@ class PastJobs:
             view.id, view.name, view.user, view.spec, partitions, Phase.QUEUED, view.submit_s, account=view.account
         )
         ended_s = view.end_s if view.state == "ended" else None
-        return PastJob(job, sum(view.gpu_seconds.values()), ended_s)
+        return PastJob(job, sum(view.gpu_seconds.values()), ended_s, view.start_s)
 
 
 def messages_of(found: Mapping[str, Estimate], at_s: float) -> dict[str, JobEstimate]:
@@ -89,12 +94,37 @@ def _times(of: Range, at_s: float) -> TimeRange:
     return TimeRange(from_s=at_s + of.low_s, to_s=at_s + of.high_s if math.isfinite(of.high_s) else None)
 
 
-def estimates_of(record: RoundRecord, past: Past, specs: SpecModels, most_s: float | None = None) -> Estimates:
-    """The estimates of a round, as penstockd shows them.
+class Estimating:
+    """The estimates of one round after the other, as penstockd shows them.
 
     Args:
-        most_s: processor time that it may take, s; None: as long as it takes.
+        notes: those of the last process; None: there are none.
     """
+
+    def __init__(self, specs: SpecModels, notes: Notes | None = None) -> None:
+        self._specs, self._held, self._noted_s = specs, Held(notes), -math.inf
+
+    def of(self, record: RoundRecord, past: Past, most_s: float | None = None) -> Found:
+        """The estimates of a round.
+
+        Args:
+            past: as of the round.
+            most_s: processor time that it may take, s; None: as long as it takes.
+        """
+        snapshot = record.snapshot
+        drawn, seconds = _drawn(record, past, self._specs, most_s)
+        shown = drawn.widened(self._held.widths(past))
+        due = abs(snapshot.time_s - self._noted_s) >= NOTE_S
+        if due:
+            self._noted_s = snapshot.time_s
+            draw = np.random.default_rng(snapshot.round)
+            self._held.note(snapshot.jobs, drawn.jobs, snapshot.time_s, draw)
+        notes = self._held.notes.model_dump(mode="json") if due else None
+        return Found(estimates=_messages(snapshot, shown, seconds), notes=notes)
+
+
+def _drawn(record: RoundRecord, past: Past, specs: SpecModels, most_s: float | None) -> tuple[Estimated, float]:
+    """The ranges as they are drawn, and the processor time that it took, s."""
     begun_s = time.process_time()
     types = {node.gpu_type for node in record.snapshot.nodes}
     names = tuple(sorted({name for node in record.snapshot.nodes for name in node.partitions}))
@@ -103,11 +133,15 @@ def estimates_of(record: RoundRecord, past: Past, specs: SpecModels, most_s: flo
         return specs.facts(jobs, types)
 
     found = estimate(record, past.within(names), facts, most_s=most_s)
-    at_s = record.snapshot.time_s
+    return found, time.process_time() - begun_s
+
+
+def _messages(snapshot: Snapshot, found: Estimated, seconds: float) -> Estimates:
+    at_s = snapshot.time_s
     return Estimates(
-        round=record.snapshot.round,
+        round=snapshot.round,
         at_s=at_s,
-        seconds=time.process_time() - begun_s,
+        seconds=seconds,
         jobs=messages_of(found.jobs, at_s),
         new=[
             NewJobs(gpus=gpus, at_s=at_s, probability=CHANCE, start=_times(each, at_s))
@@ -134,15 +168,18 @@ def _run(order: Order) -> None:
     store = open_store(order.store)
     specs = SpecModels(load_families(order.families), order.restart_cost_s)
     jobs = PastJobs(store, specs)
+    kept = store.control(NOTES)
+    estimating = Estimating(specs, None if kept is None else Notes.model_validate(kept))
     done = -1
     while True:
         record = _newest(store, done)
         pause_s = LOOK_S
         if record is not None:
             done = record.snapshot.round
-            found = estimates_of(record, jobs.now(record), specs, LONGEST_S)
+            found = estimating.of(record, jobs.now(record), LONGEST_S)
             print(json.dumps(found.model_dump(mode="json")), flush=True)  # noqa: T201
-            pause_s = max(order.every_s, found.seconds / order.cores - found.seconds)
+            seconds = found.estimates.seconds
+            pause_s = max(order.every_s, seconds / order.cores - seconds)
         if select.select([sys.stdin], [], [], pause_s)[0]:
             return  # nothing is ever written there, so the input has ended
 

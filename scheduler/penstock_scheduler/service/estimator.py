@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import IO
 
-from penstock_scheduler.estimate_messages import Estimates
-from penstock_scheduler.estimates import Order
+from penstock_scheduler.errors import StoreError
+from penstock_scheduler.estimates import NOTES, Found, Order
 from penstock_scheduler.service.board import Board
 
 log = logging.getLogger(__name__)
@@ -83,4 +83,10 @@ class Estimator:
 
     def _read(self, lines: IO[str]) -> None:
         for line in lines:
-            self._board.estimates = Estimates.model_validate_json(line)
+            found = Found.model_validate_json(line)
+            self._board.estimates = found.estimates
+            if found.notes is not None:
+                try:
+                    self._board.store.set_control(NOTES, found.notes)
+                except StoreError as error:  # the next ones come in an hour
+                    log.warning("how often estimates held cannot be noted", extra={"text": str(error)})

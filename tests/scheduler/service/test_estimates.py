@@ -7,7 +7,7 @@ import time
 import pytest
 
 from penstock_scheduler.estimate_messages import Estimates, JobEstimate, TimeRange
-from penstock_scheduler.estimates import Order
+from penstock_scheduler.estimates import NOTES, Order
 from penstock_scheduler.model import Phase
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.records import RoundRecord
@@ -74,4 +74,5 @@ def test_a_process_of_its_own_estimates_and_ends_with_penstockd(tmp_path):
     assert start is not None
     assert start.to_s is not None
     assert state.time_s + 300 < start.from_s < state.time_s + 600 < start.to_s < state.time_s + 1500
+    assert [each["job"] for each in store.control(NOTES)["start"]] == ["2"], "it outlives a restart"
     store.close()
