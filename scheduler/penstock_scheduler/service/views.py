@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock_scheduler.errors import BadJobSpec, RoundFailed
@@ -137,27 +138,25 @@ def usage(
 def cluster_view(board: Known, daemon: Daemon) -> ClusterView:
     """The cluster in numbers."""
     chosen = daemon.chosen
-    nodes = node_views(board, chosen.drains)
-    jobs: dict[str, int] = {}
-    for view in board.live():
-        jobs[view.state] = jobs.get(view.state, 0) + 1
-
-    def by_type(count: Callable[[NodeView], int]) -> dict[str, int]:
-        sums: dict[str, int] = {}
-        for node in nodes:
-            sums[node.gpu_type] = sums.get(node.gpu_type, 0) + count(node)
-        return sums
-
+    jobs = Counter(view.state for view in board.live())
+    # Many clients ask this often, so no view of each node is made: with 2,000 nodes that took 50 ms.
+    gpus, allocated, others, unusable = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for each in board.state.nodes if board.state is not None else ():
+        node = drained(each, chosen.drains) if chosen.drains else each
+        gpus[node.gpu_type] += node.gpus
+        allocated[node.gpu_type] += board.held.get(node.name, 0)
+        others[node.gpu_type] += node.gpus_others
+        unusable[node.gpu_type] += 0 if node.may_start else node.gpus
     number, prices = board.round or (None, {})
     return ClusterView(
         observed_s=board.observed_s,
         round=number,
         policy=str(chosen.policy),
         paused=chosen.paused,
-        gpus=by_type(lambda node: node.gpus),
-        allocated=by_type(lambda node: node.allocated),
-        others=by_type(lambda node: node.others),
-        unusable=by_type(lambda node: 0 if node.may_start else node.gpus),
+        gpus=gpus,
+        allocated=allocated,
+        others=others,
+        unusable=unusable,
         jobs=jobs,
         prices=prices,
         new_jobs=[] if board.estimates is None else board.estimates.new,
