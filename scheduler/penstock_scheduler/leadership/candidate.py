@@ -98,7 +98,7 @@ class StandingBy:
                     told = term.number
                 if sighting.over(now_s):
                     asked_s = boot_s()
-                    number = self.table.take(term, me.name, __version__, me.address)
+                    number = self.table.take(term, me.name, __version__, me.address, me.lease_s / 2)
                     if number is not None:
                         log.info("leads", extra={"fencing": number, "before": term.holder, "released": term.released})
                         lease = Lease(self.table, me.name, number, asked_s, me.lease_s)

@@ -7,6 +7,7 @@ it waits for transactions of the term before, and whatever this term sends later
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,17 @@ from penstock_scheduler.store import tables as t
 
 FORGET_S = 86_400.0
 """A standby that has not been heard of for this long is forgotten."""
+
+_END_STALE = sa.text(
+    """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE usename = current_user AND pid <> pg_backend_pid() AND xact_start <= clock_timestamp() - make_interval(secs => :seconds)
+    AND pid IN (SELECT pid FROM pg_locks WHERE relation = 'leadership'::regclass AND database =
+        (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode IN ('RowShareLock', 'RowExclusiveLock'))
+    """
+)
+"""The server's own limit (`schema.bound_transactions`) does not end a transaction whose client stopped within an executemany:
+psycopg sends that as a pipeline, and the server waits for its end as long as it takes."""
 
 
 class LeaderTable:
@@ -52,8 +64,15 @@ class LeaderTable:
         with self._transaction() as db:
             return Term(*db.execute(sa.select(c.number, c.beat, c.holder, c.released, c.successor)).one())
 
-    def take(self, seen: Term, holder: str, version: str, address: str) -> int | None:
-        """Begin a new term after `seen`. Returns its fencing number; None: the term has changed meanwhile."""
+    def take(self, seen: Term, holder: str, version: str, address: str, stale_s: float = math.inf) -> int | None:
+        """Begin a new term after `seen`. Returns its fencing number; None: the term has changed meanwhile.
+
+        Transactions of the same database user that would hold this up, and began `stale_s` ago or earlier, are ended: those of a
+        frozen penstockd.
+        """
+        if self._server and stale_s < math.inf:
+            with self._transaction() as db:
+                db.execute(_END_STALE, {"seconds": stale_s})
         now = {"since_s": self._now, "beat_s": self._now}
         about = {"holder": holder, "version": version, "address": address, "released": False, "successor": ""}
         c = t.leadership.c

@@ -91,8 +91,8 @@ def candidate_engine(where: str, timeout_s: float) -> tuple[Engine, str]:
 
     Args:
         where: the database's URL.
-        timeout_s: how long a statement may take, and how long the server waits for the next one within a transaction. It ends
-            the transactions of a frozen penstockd, which a takeover would wait for.
+        timeout_s: how long the server waits for the next statement within a transaction. It ends the transactions of a frozen
+            penstockd, which others would wait for.
 
     Raises:
         ConfigError: the URL is wrong.
