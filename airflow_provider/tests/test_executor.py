@@ -136,6 +136,8 @@ def test_an_executor_asks_a_penstockd_that_does_not_answer_once(folder, monkeypa
     assert executor.try_adopt_task_instances(tasks) == []
     assert jobs_of(executor) == {ti.key: "" for ti in tasks}
     assert len(asked) == 1
+    executor._process_workloads([Workload(f"queued-{number}") for number in range(20)])
+    assert len(asked) == 2
 
 
 def test_reading_the_connection_from_the_database_leaves_the_schedulers_session_alone(folder, monkeypatch):
@@ -206,6 +208,17 @@ def test_each_task_has_its_jobs_by_its_own_connection_and_one_that_is_away_delay
     assert page.startswith("https://penstock.example.org/v1/jobs/")
     job_id = executor.watched[tasks["penstock_other"].ti.key].job_id
     hook.cancel(job_id)
+    until(lambda: hook.job(job_id)["state"] == "ended")
+    real = httpx.Client.request
+
+    def forbidden(self, method, url, **more):  # such as by a proxy in between
+        no = httpx.Response(403, json={"error": {"code": "forbidden", "message": "not now"}})
+        return no if url == f"/v1/jobs/{job_id}" else real(self, method, url, **more)
+
+    with monkeypatch.context() as refused:
+        refused.setattr(httpx.Client, "request", forbidden)
+        executor.sync()
+    assert tasks["penstock_other"].ti.key in executor.watched, "its job is not known to have ended"
 
     def failed():
         executor.sync()

@@ -49,6 +49,13 @@ def test_what_could_never_run_fails_at_once_in_the_apis_words(folder, instance, 
     hook.cancel(unchecked.execute(context(instance(f"never-{words}")))["job_id"])
 
 
+def test_a_job_may_wait_for_gpus_that_are_down(folder, instance, hook, monkeypatch):
+    """They come back. Nodes of other tests are not taken down here."""
+    monkeypatch.setattr(PenstockHook, "is_whole", lambda self: False)
+    operator = submit("down", folder, wait_for_completion=False, min_gpus=999, max_gpus=999)
+    hook.cancel(operator.execute(context(instance("down")))["job_id"])
+
+
 def test_a_job_for_the_cloud_alone_fails_at_once_where_there_is_no_cloud(folder, instance):
     with pytest.raises(AirflowFailException, match="this site has no cloud"):
         submit("cloud", folder, burst="only", max_gpus=1).execute(context(instance("cloud")))
@@ -201,6 +208,17 @@ def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance,
     again.on_kill()
     again.on_kill()
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+def test_a_try_that_airflow_runs_twice_has_one_job_although_the_task_was_edited_in_between(
+    folder, instance, hook, until
+):
+    def job_of(script):
+        return submit("edited", folder, script=script, wait_for_completion=False).execute(context(instance("edited")))
+
+    first = job_of("#!/bin/sh\nexit 1\n")["job_id"]
+    until(lambda: hook.job(first)["ended"] == "FAILED")
+    assert job_of(LONG)["job_id"] == first, "another job is for the next try"
 
 
 def test_a_cleared_task_runs_again_where_airflow_keeps_what_its_last_run_stored(folder, instance, hook, until):

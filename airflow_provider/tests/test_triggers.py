@@ -114,6 +114,8 @@ def test_a_person_cancels_in_the_triggerer_and_a_restart_does_not(folder, instan
         await trigger.cleanup()
 
     asyncio.run(restart())
+    asyncio.run(PenstockJobTrigger("penstock_default", job_id, 0.2, cancel=False).on_kill())  # of a sensor
+    time.sleep(3)
     assert hook.job(job_id)["state"] != "ended"
     asyncio.run(PenstockJobTrigger("penstock_default", job_id, 0.2).on_kill())
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
