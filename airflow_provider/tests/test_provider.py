@@ -3,6 +3,7 @@ import json
 import os
 import re
 import ssl
+import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from importlib import import_module, resources
@@ -134,6 +135,29 @@ def test_a_command_says_what_to_change_before_the_first_task_runs(monkeypatch, c
         chosen = get_parser().parse_args(["penstock", "check", "--conn-id", "penstock_wrong"])
         with pytest.raises(SystemExit):
             chosen.func(chosen)
+
+
+def test_the_command_finds_a_connection_in_airflows_database():
+    """A process of its own, as at a shell: this one's variables name connections, which Airflow finds anywhere."""
+    from airflow.models import Connection
+    from airflow.utils.db import initdb
+    from airflow.utils.session import create_session
+
+    if version.parse(airflow.__version__) < version.parse("3.2"):
+        pytest.skip("the command needs Airflow 3.2")
+    initdb()
+    named = json.loads(os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"])
+    with create_session() as session:
+        session.add(Connection(conn_id="penstock_in_database", **named | {"extra": json.dumps(named["extra"])}))
+    try:
+        words = [sys.executable, "-P", "-m", "airflow", "penstock", "check", "--conn-id", "penstock_in_database"]
+        environment = os.environ | {"AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "86400"}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        assert "ok:     connection penstock_in_database: penstockd accepts the token" in done.stdout, done.stdout
+        assert done.returncode == 0
+    finally:
+        with create_session() as session:
+            session.delete(session.query(Connection).filter(Connection.conn_id == "penstock_in_database").one())
 
 
 def test_a_notifier_cancels_the_jobs_that_a_run_has_left(folder, instance, hook, until):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -15,6 +16,8 @@ SHORT_WAIT_S = 600.0
 
 def check(arguments: Any) -> None:
     """Print a line for each thing that was looked at. Exits with status 1 if one of them has to be changed."""
+    # As in Airflow's own processes. Without it, Airflow 3 looks for connections everywhere but in its database.
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     lines = [connection(arguments.conn_id)]
     if "PenstockExecutor" in conf.get("core", "executor"):
         lines.append(executor())
