@@ -95,6 +95,8 @@ class Deployment:
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
             "TRIGGERER__JOB_HEARTBEAT_SEC": "2",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
+            # By default 5 s, after which a busy machine costs a task its try before our code runs.
+            "WORKERS__EXECUTION_API_TIMEOUT": "60",
         } | settings
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON", "PENSTOCK"))
