@@ -135,7 +135,7 @@ def ask(api, who: str, method: str, path: str, body: object, session: dict[str, 
 
 
 def test_every_endpoint_has_a_row(api):
-    document = httpx.get(f"{api.url}/v1/openapi.json").json()
+    document = httpx.get(f"{api.url}/v1/openapi.json", timeout=60).json()
     there = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert there == set(TABLE)
 
