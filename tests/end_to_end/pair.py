@@ -107,11 +107,11 @@ class Member:
         self.socket = Path(str(site.api["socket"]))
         self._clock = site.state / "clock"
         site.state.mkdir(exist_ok=True)
-        self._environment = dict(os.environ) | environment
+        self.environment = dict(os.environ) | environment
         if clock is not None:
             self._clock.touch()
             self.set_clock(0)
-            self._environment |= {"LD_PRELOAD": str(clock), "PENSTOCK_TEST_CLOCK": str(self._clock)}
+            self.environment |= {"LD_PRELOAD": str(clock), "PENSTOCK_TEST_CLOCK": str(self._clock)}
         self.process: subprocess.Popen[bytes] | None = None
         self.wanted = False
         self.starts = 0
@@ -130,7 +130,7 @@ class Member:
         self.starts += 1
         with self.site.log.open("ab") as log:
             command = [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(self.site.config)]
-            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to it, if it runs."""

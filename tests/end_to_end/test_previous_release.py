@@ -12,25 +12,33 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock_profiles.wire import Observation, Report, claimed_epochs, read, reports_file
 from penstock_scheduler.cli import make_app
+from penstock_scheduler.client import Client
 from penstock_scheduler.sharing.messages import status_file
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.backup import make_backup
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
-from tests.end_to_end.site import Site
+from tests.end_to_end.pair import pair as two_daemons
+from tests.end_to_end.site import UNFORESEEN, Site
 from tests.end_to_end.test_sharing import FAST, group_of, until
 from tests.executor.spool import ROOT
+from tests.scheduler.databases import REASON, available, restartable
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 PREVIOUS = "eee76ef"
 """Tag or commit of the release before."""
+
+PREVIOUS_LEADER = "8a415a4f"
+"""An earlier commit whose penstockd leads or stands by. The release before knew no leader; from the next release on, it is
+`PREVIOUS`."""
 
 PACKAGES = ("profiles", "scheduler", "slurm_plugin", "executor", "cloud")
 
@@ -40,13 +48,22 @@ DAEMON = "import sys; from penstock_scheduler.daemon import main; sys.exit(main(
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> str:
     """PYTHONPATH of the release before. The libraries are this one's."""
-    folder = tmp_path_factory.mktemp("previous")
+    return _code_of(PREVIOUS, tmp_path_factory.mktemp("previous"))
+
+
+@pytest.fixture(scope="module")
+def previous_leader(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same of the newest release before whose penstockd leads or stands by."""
+    return _code_of(PREVIOUS_LEADER, tmp_path_factory.mktemp("previous-leader"))
+
+
+def _code_of(commit: str, folder: Path) -> str:
     archive = folder / "previous.tar"
     done = subprocess.run(
-        ["git", "archive", "-o", archive, PREVIOUS, *PACKAGES], cwd=ROOT, capture_output=True, check=False
+        ["git", "archive", "-o", archive, commit, *PACKAGES], cwd=ROOT, capture_output=True, check=False
     )
     if done.returncode:
-        pytest.skip(f"needs the repository's history with {PREVIOUS}")
+        pytest.skip(f"needs the repository's history with {commit}")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     return os.pathsep.join(str(folder / package) for package in PACKAGES)
@@ -111,6 +128,39 @@ def test_an_upgrade_and_the_way_back_under_jobs_that_share_a_gpu(
         _undisturbed(site, pair)
     finally:
         old.stop()
+
+
+@pytest.mark.skipif(not available(), reason=REASON)
+def test_two_releases_lead_in_turn_and_no_job_notices(
+    previous_leader: str, make_loopback: MakeLoopback, tmp_path: Path
+) -> None:
+    """docs/admin/maintenance.md, "Upgrade without a stop": the standby is upgraded and leads, and the way back."""
+    slurm = make_loopback("t4:1x4")
+    with restartable() as server, two_daemons(slurm, tmp_path, server, round_s=1.0) as two:
+        for member in two.members.values():
+            member.environment["PYTHONPATH"] = previous_leader
+        two.start()
+        runs = two.site.submit(4000)
+        two.site.wait_states("RUNNING", runs)
+        standby = two.stands_by()
+        assert standby is not None
+        standby.stop()
+        del standby.environment["PYTHONPATH"]
+        told = CliRunner().invoke(make_app(), ["db", "upgrade", str(two.site.store)])
+        assert told.exit_code == 0, told.output
+        standby.start()
+        for _ in range(2):  # the new one leads, and the old one again
+            two.wait_ready(120)
+            before = two.leader()
+            two.takeover_s(lambda: Client(f"unix:{two.leader().socket}").move_leader())  # type: ignore[union-attr]
+            two.wait_ready(120)
+            assert two.leader() is not before
+            new = two.site.submit(3)
+            two.site.wait_states("COMPLETED", new)
+        assert two.site.job(runs).restarts == 0
+        two.assert_one_writer()
+        assert UNFORESEEN not in two.log.read_text(), two.site.tail()
+        slurm.command("scancel", runs)
 
 
 def _whole_upgrade(site: Site, node: str, pair: list[str], old: OldDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
