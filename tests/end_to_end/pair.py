@@ -155,10 +155,10 @@ class Member:
         found = self._health()
         return None if found is None else found.leader
 
-    def leads(self) -> bool:
-        """Whether it answers and leads."""
+    def leads(self, newest: int) -> bool:
+        """Whether it answers and leads. `newest`: fencing number of the newest term."""
         found = self._health()
-        return found is not None and (found.leader is None or found.leader.here)
+        return found is not None and (found.leader is None or (found.leader.here and found.leader.number >= newest))
 
     def _health(self) -> Health | None:
         try:
@@ -232,9 +232,10 @@ class Pair:
         return found
 
     def leader(self) -> Member | None:
-        """The one that leads; None: neither, or it does not answer."""
+        """The one that leads; None: neither, or it does not answer. One that was frozen says for a moment that it still leads."""
+        newest = self.ticked()
         for member in self.members.values():
-            if member.leads():
+            if member.leads(newest):
                 return member
         return None
 
