@@ -274,8 +274,8 @@ def history(nodes: Sequence[Node], jobs: Sequence[SimulatedJob], end_s: float, t
 
 def _seen(job: SimulatedJob, spans: tuple[Span, ...]) -> JobHistory:
     goodput: list[tuple[float, float]] = []
-    reached = [*(run.progress for run in job.runs[1:]), job.progress]
-    for run, after in zip(job.runs, reached, strict=True):
+    reached = [*(run.progress for run in job.runs), job.progress]
+    for run, after in zip(job.runs, reached[1:], strict=True):
         goodput += [(at_s, rate / job.work) for at_s, rate in run.rates]
         if not run.rates and run.end_s > run.ready_s:  # not observed while it trained: its mean rate
             goodput.append((run.ready_s, max(after - run.progress, 0.0) / (run.end_s - run.ready_s) / job.work))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_scheduler.simulator.figures import binned, figures
+from penstock_scheduler.simulator.figures import binned, figures, history
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.page import axis_ticks, render
 from penstock_scheduler.simulator.results import SeedResult, over_seeds
@@ -49,6 +49,14 @@ def test_lines_over_time_by_hand(tmp_path):
     share = times.lines[0].mean
     assert (share[0], share[-1]) == (0, 100)
     assert set(share.tolist()) == {0, 50, 100}
+
+
+def test_the_history_of_a_job_that_never_ran_is_empty(tmp_path):
+    """It asks for more GPUs than there are."""
+    jobs = tuple(WorkloadJob(name, 0.0, gpus, rigid_spec(gpus), duration_s=20.0) for name, gpus in (("a", 4), ("b", 8)))
+    simulation = simulate_policy(scenario(tmp_path, Workload("w", jobs), "t4:1x4"), "fifo")
+    shown = {job.name: job for job in history(simulation.scenario.nodes, simulation.jobs, 100.0, "w").jobs}
+    assert (shown["b"].spans, shown["b"].goodput, shown["b"].state) == ((), (), "PENDING")
 
 
 def test_bands_are_intervals_of_the_mean_over_seeds(tmp_path):
