@@ -11,7 +11,7 @@ pytest_plugins = ["penstock_slurm.loopback.fixtures", "tests.skips"]
 settings.register_profile("penstock", deadline=None)  # no test is timed: machines are noisy
 settings.load_profile("penstock")
 
-SLOW = ("tests/end_to_end", "tests/executor", "tests/slurm_plugin")
+SLOW = ("tests/airflow_provider", "tests/end_to_end", "tests/executor", "tests/slurm_plugin")
 """Folders in which a file of tests may take minutes."""
 
 
