@@ -8,13 +8,13 @@ PAUSES = 8
 """Newest pauses of a job that are kept."""
 
 
-def measured(control: ControlMessage | None, report: Report) -> ControlMessage | None:
+def measured(control: ControlMessage, report: Report) -> ControlMessage | None:
     """The control message with the pause that this report ends; None: it ends none.
 
     The clocks of nodes and daemon mostly agree, because munge refuses large differences. A pause that seems to end before it
     began was not measured: one of them was set, or another penstockd leads.
     """
-    if not isinstance(report.body, Started) or control is None or control.moved_s is None:
+    if not isinstance(report.body, Started) or control.moved_s is None:
         return None
     if report.epoch < control.epoch or control.request is not None:
         return None

@@ -72,9 +72,9 @@ class Reporting:
     def _measure_pause(self, report: Report) -> None:
         """Note the pause of a move that this report ends."""
         record = self._managed.records.get(report.job_id)
-        control = self._spool.control(report.job_id) if record is not None else None
-        found = measured(control, report)
-        if record is None or control is None or found is None:
+        if record is None or (control := self._spool.control(report.job_id)) is None:
+            return
+        if (found := measured(control, report)) is None:
             return
         self._spool.tell(found, record.uid)
         if found.pauses_s != control.pauses_s:
