@@ -103,8 +103,8 @@ class SlurmCluster:
             ClusterAway: Slurm does not answer.
             RoundFailed: a managed partition does not exist.
         """
-        managed = self._managed
-        look_back = bool(self._endings.awaited) or not self._has_observed
+        managed, first = self._managed, not self._has_observed
+        look_back = bool(self._endings.awaited) or first
         records = read(self._gateway, managed.records, managed.states.jobs, look_back=look_back)
         expect_partitions(self._partitions, records.partitions)
         listed = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
@@ -129,9 +129,12 @@ class SlurmCluster:
         here = [node for node in every_node if cloud not in node.partitions]
         if self._cloud_nodes is not None:
             self._cloud_nodes.saw(in_cloud, [job for job in listed if job.id not in replaced])
-        ended = [job for job in records.ended if job.id in records.gone]
+        # What failed while no penstockd ran is seen in the first observation only.
+        failed = [job for job in records.ended if job.state == "FAILED"]
+        failed = [job for job in failed if (managed.sent(job) if first else job.id in records.gone)]
         busy = (*managed.steady.values(), *jobs)
-        self._lost_gpus.check((*busy, *ended), managed.jobs, counts_gpus=rules.features.counts_gpus)
+        known = managed.jobs.keys() | {job.id for job in failed}
+        self._lost_gpus.check((*failed, *busy), known, now_s, counts_gpus=rules.features.counts_gpus)
         scene = self._scene = Scene(
             now_s=now_s,
             managed=self._settings.partitions,

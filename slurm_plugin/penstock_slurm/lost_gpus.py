@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 CHECKS = 20
 """Most jobs, in one observation, whose GPUs are requested from Slurm: about 5 ms each."""
 
+FRESH_S = 900.0
+"""A first run is checked if it has begun no longer ago than this. It may have begun on a node that had not registered; a
+penstockd that starts need not ask for every job of the cluster."""
+
 MOST_RESTARTS = 1000
 """Restarts after which a job that fails without its GPUs is not requeued again, in case Slurm always starts it so."""
 
@@ -34,13 +38,15 @@ class LostGpus:
         self._gateway, self._spool = gateway, spool
         self._lacks: dict[Run, bool] = {}
         """Whether Slurm has started a run without its GPUs, as far as that was checked."""
+        self._brought_back: dict[JobId, Stop] = {}
+        """Why jobs were requeued since the last `stop`."""
 
-    def check(self, jobs: Iterable[SlurmJob], known: Collection[JobId], *, counts_gpus: bool) -> None:
-        """Check runs of known jobs. Requeued jobs are checked in detail, a few at a time.
+    def check(self, jobs: Iterable[SlurmJob], known: Collection[JobId], now_s: float, *, counts_gpus: bool) -> None:
+        """Check runs of known jobs. Fresh runs and those of requeued jobs are checked in detail, a few at a time.
 
         Args:
             jobs: jobs that run or have ended.
-            known: the managed jobs of the last observation.
+            known: the jobs whose runs are checked.
             counts_gpus: whether `SlurmJob.gpus_counted` has the GPUs of a running job.
         """
         asked = 0
@@ -52,7 +58,7 @@ class LostGpus:
                 pass
             elif counts_gpus and not job.gpus_counted.get("", 0):
                 self._lacks[run] = True
-            elif job.restarts and asked < CHECKS:
+            elif (job.state == "FAILED" or asked < CHECKS) and (job.restarts or now_s - (job.start_s or 0.0) < FRESH_S):
                 asked += 1
                 try:
                     self._lacks[run] = self._gateway.gpus_held(job.id) == 0
@@ -72,9 +78,9 @@ class LostGpus:
     def stop(self, jobs: Iterable[SlurmJob], silent: Collection[str]) -> dict[JobId, Stop]:
         """Stop runs without their GPUs at once, except on nodes that do not respond. A round starts them again.
 
-        Returns why, for each job that is stopped now.
+        Returns why, for each job that is stopped now, or was requeued since the last call.
         """
-        stopped: dict[JobId, Stop] = {}
+        stopped, self._brought_back = self._brought_back, {}
         for job in jobs:
             if not self.lacks(job) or not set(silent).isdisjoint(job.nodes):
                 continue
@@ -102,5 +108,6 @@ class LostGpus:
         except SlurmError as error:
             log.warning("cannot requeue a job that failed without its GPUs", extra={"job": job.id, "text": str(error)})
             return
-        text = "Slurm started it without its GPUs, and it failed"
+        text = "Slurm started it without its GPUs, and it failed; it will start again"
         log.warning("job requeued", extra={"job": job.id, "nodes": ",".join(job.nodes), "text": text})
+        self._brought_back[job.id] = Stop(StopCode.NO_GPUS, text)

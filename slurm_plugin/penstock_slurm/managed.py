@@ -143,7 +143,7 @@ class ManagedJobs:
             records,
             self._partitions,
             cleared=self.cleared,
-            sent=lambda job: (control := self._reused_ids.control(job)) is not None and control.nodes is not None,
+            sent=self.sent,
             was_managed=self._was_managed,
             check=self._check,
         )
@@ -220,6 +220,11 @@ class ManagedJobs:
         return WaitingJob(queued, code, text or f"waits for {other}")
 
     # --- questions
+
+    def sent(self, job: SlurmJob) -> bool:
+        """Whether Penstock has sent the job to nodes."""
+        control = self._reused_ids.control(job)
+        return control is not None and control.nodes is not None
 
     def matters(self, job_id: JobId, restarts: int) -> bool:
         """Whether this is the present or the last run of a job that a round may place or stop."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 
 import pytest
 
+from penstock_scheduler.client import Client
 from penstock_slurm.abilities import FILE
-from penstock_slurm.loopback import wait_for
+from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site, pause
 
@@ -134,3 +137,46 @@ def test_a_job_that_slurm_starts_without_its_gpus_is_restarted_with_them(
         assert "Slurm started it without its GPUs" in site.log.read_text()
         assert site.job(job).restarts == 2
     wait_for(lambda: site.starts(job)[-1][1] == 2, 120, "its report", details=site.tail)
+
+
+def test_a_job_that_failed_without_its_gpus_after_a_restart_of_slurmctld_is_brought_back(
+    make_loopback: MakeLoopback, make_site: MakeSite
+) -> None:
+    """Slurm 22.05 starts it on a node that has not registered yet, while no penstockd runs. GPUs are not accounted."""
+    site = make_site(make_loopback("t4:1x4"))
+    slurm, gate = site.slurm, site.folder / "gate"
+    log = slurm.log_folder / "slurmctld.log"
+    started = "Allocate JobId={0} |Started JobId={0} "
+    waits = f"--wrap=until [ -e {shlex.quote(str(gate))} ]; do sleep 0.1; done"
+    plain = site.sbatch("--gres=gpu:1", "--output=/dev/null", waits)
+    wait_for(lambda: re.search(started.format(plain), log.read_text()), 60, "the plain job")
+    site.start()
+    job = site.submit(3.0)
+    wait_for(lambda: f"release hold on JobId={job} " in log.read_text(), 60, "the release", details=site.tail)
+    slurm.stop_slurmctld()
+    site.kill()
+    in_time = re.search(started.format(job), log.read_text())
+    slurm.start_slurmctld()
+    gate.touch()  # the end of a job makes Slurm look for another one to start
+    wait_for(lambda: site.states(job)[job] in ENDED, 60, "a run without penstockd")
+    lacked = site.gateway.gpus_held(job) == 0
+    site.start()
+    if lacked:
+        wait_for(lambda: site.job(job).restarts == 1, 60, "the next run", details=site.tail)
+        with Client(f"unix:{site.state / 'api.sock'}") as client:
+            stops = [outcome.stop for outcome in client.history(job).outcomes if outcome.stop]
+        assert stops == ["no-gpus: Slurm started it without its GPUs, and it failed; it will start again"]
+    site.wait_completed(job)
+    assert lacked or in_time or site.gateway.version() != (22, 5)
+
+
+def test_a_job_that_fails_with_its_gpus_stays_failed(loopback: LoopbackCluster, make_site: MakeSite) -> None:
+    """GPUs are not accounted, so penstockd asks Slurm whether the run had them."""
+    site = make_site(loopback)
+    site.start()
+    job = submit(site, "sleep 0.5; exit 3")
+    site.wait_states("FAILED", job)
+    before = site.wait_round()
+    site.wait_round(after=site.wait_round(after=before))
+    assert (site.job(job).state, site.job(job).restarts) == ("FAILED", 0)
+    assert site.gateway.gpus_held(job) == 1

@@ -330,13 +330,15 @@ def test_only_a_job_with_exclusive_is_refused_for_it_in_the_words_of_every_relea
         assert [refusal.text for refusal in seen.refused] == ([text] if whole_nodes else []), word
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
 def test_a_run_that_slurm_has_started_without_its_gpus_is_stopped_with_a_reason_for_its_history(
-    told: Told, cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: Told, cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
+    """A first run may lack them too, after a restart of slurmctld."""
     monkeypatch.setattr(told, "gpus_held", lambda job_id: 0)
     monkeypatch.setattr(told, "requeue_hold", lambda job_id: None, raising=False)
     Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=2, round=5, nodes=1, gpus=1, holds=0), 0)
-    runs = {"state": "RUNNING", "nodes": ("n0",), "priority": 9, "restarts": 1, "start_s": 10.0}
+    runs = {"state": "RUNNING", "nodes": ("n0",), "priority": 9, "restarts": restarts, "start_s": 10.0}
     told.listed = [pending("gpu", **runs)]
     for _ in range(2):  # a run is checked if the job was known before
         (job,) = cluster.observe().jobs
