@@ -14,6 +14,9 @@ settings.load_profile("penstock")
 SLOW = ("tests/airflow_provider", "tests/end_to_end", "tests/executor", "tests/slurm_plugin")
 """Folders in which a file of tests may take minutes."""
 
+LONGEST_TEXT = 6000
+"""Characters of a failure after which a test was tried again."""
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,3 +46,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print why tests were tried again (`--reruns`), which is not printed otherwise."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"tried again: {report.nodeid}")
+        terminalreporter.line(report.longreprtext[-LONGEST_TEXT:])

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import LoopbackCluster
-from tests.airflow_provider.conftest import airflow_python, listening
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from tests.airflow_provider.conftest import CLUSTER, airflow_python, listening
 from tests.airflow_provider.deployment import REPOSITORY
 from tests.end_to_end.site import Site
 from tests.scheduler.service.conftest import certificate
@@ -43,7 +43,7 @@ OLDEST = ".venv-airflow-oldest"
 
 @pytest.mark.parametrize("folder", [".venv-airflow"] if OWN_AIRFLOW else [".venv-airflow", OLDEST])
 def test_the_providers_suite_passes_and_each_key_ran_once(
-    loopback: LoopbackCluster,
+    make_loopback: MakeLoopback,
     tmp_path: Path,
     certificate: tuple[Path, Path],
     folder: str,
@@ -51,7 +51,7 @@ def test_the_providers_suite_passes_and_each_key_ran_once(
     if folder == OLDEST and sys.version_info >= (3, 13):
         pytest.skip("Airflow 2.11 is for Python up to 3.12")
     python = airflow_python(folder)
-    site = Site(loopback, tmp_path)
+    site = Site(make_loopback(CLUSTER), tmp_path)  # of its own: a job that another run left has the same key
     try:
         connection = listening(site, certificate)
         extra = connection["extra"]
