@@ -21,8 +21,8 @@ CHECKS = 20
 """Most jobs, in one observation, whose GPUs are requested from Slurm: about 5 ms each."""
 
 FRESH_S = 900.0
-"""A first run is checked if it has begun no longer ago than this. It may have begun on a node that had not registered; a
-penstockd that starts need not ask for every job of the cluster."""
+"""Slurm is asked about a first run if it began no longer ago than this: not about every job of the cluster when penstockd
+starts."""
 
 MOST_RESTARTS = 1000
 """Restarts after which a job that fails without its GPUs is not requeued again, in case Slurm always starts it so."""
@@ -54,11 +54,12 @@ class LostGpus:
             if job.state not in ("RUNNING", "FAILED") or job.id not in known or not job.gpus_per_node:
                 continue
             run = job.id, job.restarts
+            fresh = not counts_gpus and now_s - (job.start_s or 0.0) < FRESH_S
             if run in self._lacks:
                 pass
             elif counts_gpus and not job.gpus_counted.get("", 0):
                 self._lacks[run] = True
-            elif (job.state == "FAILED" or asked < CHECKS) and (job.restarts or now_s - (job.start_s or 0.0) < FRESH_S):
+            elif (job.restarts or fresh) and (job.state == "FAILED" or asked < CHECKS):
                 asked += 1
                 try:
                     self._lacks[run] = self._gateway.gpus_held(job.id) == 0

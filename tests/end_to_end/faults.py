@@ -20,6 +20,7 @@ from statistics import median
 from penstock_scheduler.client import ApiError, Client, DaemonAway
 from penstock_scheduler.leadership.lease import boot_s
 from penstock_scheduler.messages import Submission
+from penstock_scheduler.model import StopCode
 from penstock_scheduler.store import open_store
 from penstock_slurm.gateway.base import ENDED
 from tests.end_to_end.pair import Member, Pair
@@ -303,7 +304,9 @@ class Faults:
         assert by_key == dict.fromkeys(self.keys, 1), "each key is one job"
         store = open_store(site.store)
         stops = Counter(
-            line.action.job for line in store.outcomes() if line.stop is not None and "leaves its GPUs" in line.text
+            line.action.job
+            for line in store.outcomes()
+            if line.stop is not None and ("leaves its GPUs" in line.text or line.stop.code is StopCode.NO_GPUS)
         )
         for job in known.values():
             assert job.restarts <= stops[job.id], (

@@ -1,7 +1,4 @@
-"""Random faults on two penstockd, their database and slurmctld, or on one penstockd on SQLite and slurmctld.
-
-All run by hand (`--long`).
-"""
+"""Random faults on two penstockd, their database and slurmctld, or on one penstockd on SQLite and slurmctld."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from tests.scheduler.databases import REASON, available, restartable
 
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.long,
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
 ]
 
@@ -29,9 +25,9 @@ two_daemons = pytest.mark.skipif(not available(), reason=REASON)
 @pytest.mark.parametrize(
     ("count", "longest_s", "patient", "one"),
     [
-        pytest.param(8, 8.0, 0.1, False, marks=two_daemons, id="8"),
-        pytest.param(200, 60.0, 0.6, False, marks=two_daemons, id="200"),
-        pytest.param(40, 30.0, 0.4, True, id="sqlite"),
+        pytest.param(20, 8.0, 0.1, False, marks=two_daemons, id="20"),
+        pytest.param(200, 60.0, 0.6, False, marks=[two_daemons, pytest.mark.long], id="200"),
+        pytest.param(40, 30.0, 0.4, True, marks=pytest.mark.long, id="sqlite"),
     ],
 )
 def test_random_faults(make_loopback, tmp_path, count, longest_s, patient, one):
