@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -199,24 +200,29 @@ class Site:
         """Wait until all of these jobs have completed, and the daemon has read what they said."""
         self.wait_states("COMPLETED", *job_ids, timeout_s=timeout_s)
 
-        def said(job_id: str) -> bool:
-            bodies = [report.body for report in self.reports(job_id)]
-            return any(isinstance(body, Ended) and body.outcome == "completed" for body in bodies)
+        def missing() -> set[str]:
+            bodies = [(job_id, report.body) for job_id, said in self.all_reports().items() for report in said]
+            ended = {job_id for job_id, body in bodies if isinstance(body, Ended) and body.outcome == "completed"}
+            return set(job_ids) - ended
 
-        wait_for(lambda: all(map(said, job_ids)), 120, f"the last reports of {job_ids}", details=self.tail)
+        wait_for(lambda: not missing(), 120, f"the last reports of {job_ids}", details=self.tail)
 
     def tail(self) -> str:
         """The end of the daemon's log, and of the jobs' output."""
         outputs = "".join(f"--- {path.name}\n{path.read_text()[-800:]}" for path in sorted(self.folder.glob("*.out")))
         return (self.log.read_text()[-4000:] if self.log.exists() else "no log") + "\n" + outputs
 
+    def all_reports(self) -> dict[str, list[Report]]:
+        """What each job has reported, from the daemon's store."""
+        seen: dict[str, dict[tuple[int, int], Report]] = {}
+        with contextlib.closing(open_store(self.store)) as store:
+            for report in store.reports():
+                seen.setdefault(report.job_id, {})[report.epoch, report.sequence] = report
+        return {job_id: [said[key] for key in sorted(said)] for job_id, said in seen.items()}
+
     def reports(self, job_id: str) -> list[Report]:
-        """What a job has reported, from the daemon's store."""
-        seen = {}
-        for report in open_store(self.store).reports():
-            if report.job_id == job_id:
-                seen[report.epoch, report.sequence] = report
-        return [seen[key] for key in sorted(seen)]
+        """What a job has reported."""
+        return self.all_reports().get(job_id, [])
 
     def starts(self, job_id: str) -> list[tuple[str, int, float]]:
         """(GPU type, GPUs, restored progress) of each run, in order."""
@@ -248,9 +254,10 @@ class Site:
 
     def assert_no_run_twice(self, *job_ids: str) -> None:
         """Runs of a job have ascending epochs and do not overlap in time."""
+        reports = self.all_reports()
         for job_id in job_ids:
             runs: dict[int, list[float]] = {}
-            for report in self.reports(job_id):
+            for report in reports.get(job_id, ()):
                 runs.setdefault(report.epoch, []).append(report.time_s)
             ordered = [runs[epoch] for epoch in sorted(runs)]
             for earlier, later in itertools.pairwise(ordered):
@@ -261,7 +268,8 @@ class Site:
 
         def newest() -> int:
             try:
-                numbers = open_store(self.store).round_numbers()
+                with contextlib.closing(open_store(self.store)) as store:
+                    numbers = store.round_numbers()
             except Exception:
                 return 0
             return numbers[-1] if numbers and numbers[-1] > after else 0
