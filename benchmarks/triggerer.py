@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sqlite3
 import statistics
 import subprocess
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument("--sleepers", action="store_true", help="triggers that only sleep")
     parser.add_argument("--whole", action="store_true", help="real workers submit the jobs, and the tasks end")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Airflow's components end with it
     python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON", ".venv-airflow/bin/python")
     limits = {"submissions_per_hour": 10 * given.tasks}
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service", **limits) as api:
