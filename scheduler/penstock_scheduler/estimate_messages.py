@@ -67,10 +67,14 @@ class Estimates(BaseModel):
     new: list[NewJobs] = []
     """In ascending order of `gpus`."""
 
-    def of(self, job: str, submit_s: float) -> JobEstimate | None:
-        """The estimate of a job; None: the round did not have it."""
+    def of(self, job: str, submit_s: float, *, waits: bool) -> JobEstimate | None:
+        """The estimate of a job; None: the round did not have it. `waits`: whether the job holds no GPUs now."""
         found = self.jobs.get(job)
-        return found if found is not None and submit_s <= self.at_s else None
+        if found is None or submit_s > self.at_s:
+            return None
+        if waits and found.start is None and found.end is not None:
+            return JobEstimate(at_s=found.at_s, unknown="it held GPUs when this was last estimated")
+        return found
 
 
 def in_words(found: TimeRange, probability: float, now_s: float) -> str:

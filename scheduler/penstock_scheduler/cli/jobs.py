@@ -199,10 +199,13 @@ def _span_row(span: AllocationSpan) -> tuple[str, ...]:
         f"{node}:{count}" + (f"({','.join(map(str, ids[node]))})" if node in ids else "")
         for node, count in sorted(span.nodes.items())
     )
-    to = "now" if span.to_s is None else ("" if span.exact else "about ") + local_time(span.to_s)
+    begun, to = local_time(span.from_s), "now"
+    if span.to_s is not None:
+        day = begun.partition(" ")[0]  # once is enough, and a narrow terminal would cut both
+        to = ("" if span.exact else "about ") + local_time(span.to_s).removeprefix(f"{day} ")
     ended = ": ".join(filter(None, (span.end, span.end_text)))
     return (
-        local_time(span.from_s),
+        begun,
         to,
         f"{span.gpus} {span.gpu_type}" + (" shared" if span.shared else ""),
         nodes,

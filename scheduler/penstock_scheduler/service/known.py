@@ -88,7 +88,8 @@ class Known(abc.ABC):
         estimates = self.estimates
         if view.state == "ended" or estimates is None:
             return found
-        return found.model_copy(update={"estimate": estimates.of(view.id, view.submit_s)})
+        estimate = estimates.of(view.id, view.submit_s, waits=view.state == "queued")
+        return found.model_copy(update={"estimate": estimate})
 
     def job(self, job: str) -> JobView | None:
         """A job, live or ended; None: there is none. Raises StoreError."""

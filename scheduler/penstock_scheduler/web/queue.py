@@ -152,7 +152,7 @@ def _newest(pair: _Pair) -> tuple[float, str]:
 
 
 def _estimate(world: World, entry: QueueEntry) -> JobEstimate | None:
-    return None if world.estimates is None else world.estimates.of(entry.job, entry.submit_s)
+    return None if world.estimates is None else world.estimates.of(entry.job, entry.submit_s, waits=True)
 
 
 def _entry(entry: QueueEntry, estimate: JobEstimate | None) -> _Pair:

@@ -43,5 +43,14 @@ def test_sentences():
 
 def test_a_job_that_has_got_the_id_of_another_has_no_estimate():
     made = Estimates(round=1, at_s=NOW_S, seconds=0.1, jobs={"7": JobEstimate(at_s=NOW_S)})
-    assert made.of("7", NOW_S - 1) is not None
-    assert made.of("7", NOW_S + 1) is None
+    assert made.of("7", NOW_S - 1, waits=True) is not None
+    assert made.of("7", NOW_S + 1, waits=True) is None
+
+
+def test_a_job_that_was_stopped_since_has_no_end_of_the_time_when_it_ran():
+    ran = JobEstimate(at_s=NOW_S, end=TimeRange(from_s=NOW_S + 60, to_s=NOW_S + 120))
+    made = Estimates(round=1, at_s=NOW_S, seconds=0.1, jobs={"7": ran})
+    assert made.of("7", NOW_S - 1, waits=False) == ran
+    assert estimate_lines(made.of("7", NOW_S - 1, waits=True), "queued", NOW_S + 30) == [
+        "Its start and end are not known: it held GPUs when this was last estimated."
+    ]

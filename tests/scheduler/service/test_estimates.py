@@ -46,6 +46,18 @@ def test_jobs_queue_and_explanations_have_the_estimate(api):
     assert stored.estimate is None, "an estimate makes no new version of a job"
 
 
+def test_a_job_that_waits_has_no_end_that_was_estimated_while_it_ran(api):
+    now_s = time.time()
+    ran = JobEstimate(at_s=now_s, end=TimeRange(from_s=now_s + 60, to_s=now_s + 120))
+    api.board.estimates = Estimates(round=1, at_s=now_s, seconds=0.1, jobs={"2": ran})
+    WaitLog(api.board.store).take_state(snapshot_state(ADAS, BOBS), now_s)
+    api.look(ADAS, BOBS)
+    with api.client("bob") as bob:
+        told = [bob.job("2").estimate, *(each.estimate for each in bob.queue() if each.job == "2")]
+        assert [each.end for each in told] == [None, None]
+        assert "Its start and end are not known: it held GPUs when this was last estimated." in bob.explain("2").lines
+
+
 def snapshot_state(*jobs):
     from penstock_scheduler.model import ClusterState
 

@@ -120,7 +120,7 @@ def get_queue(
 
 def _estimated(call: Call, entry: QueueEntry) -> QueueEntry:
     estimates = call.api.known.estimates
-    found = None if estimates is None else estimates.of(entry.job, entry.submit_s)
+    found = None if estimates is None else estimates.of(entry.job, entry.submit_s, waits=True)
     return entry if found is None else entry.model_copy(update={"estimate": found})
 
 
