@@ -1,8 +1,10 @@
-"""Checks whether Penstock knows what this Slurm answers: its version, every record now, and two test jobs."""
+"""Checks whether Penstock knows what this Slurm answers: its version and clock, every record now, and two test jobs."""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,11 +18,14 @@ from penstock_slurm.install.plan import InstallTarget
 SHOWN = 8
 """Most records that a finding names."""
 
+CLOCK_S = 5.0
+"""Most seconds by which the clocks of slurmctld and this host may differ."""
+
 UPDATE = "use a version of Penstock that knows this Slurm, or report this line; until then Penstock leaves them alone"
 
 
 def check_answers(site: InstallTarget) -> Iterator[Finding]:
-    """Checks of Slurm's version and of all records that it has now. Submits no job."""
+    """Checks of Slurm's version, its clock, and all records that it has now. Submits no job."""
     gateway = _gateway(site)
     version = gateway.version()
     known = ", ".join(map(shown, abilities.TESTED))
@@ -28,6 +33,7 @@ def check_answers(site: InstallTarget) -> Iterator[Finding]:
     controller = parse_version(site.config.get("SLURM_VERSION", shown(version)))
     remedy = f"slurmctld is Slurm {shown(controller)}; install the commands of the same release here"
     yield Finding("the commands have slurmctld's version", "" if controller == version else remedy)
+    yield Finding("slurmctld's clock agrees with this host's", _clock(site))
     readings: tuple[tuple[str, Callable[[], Iterable[tuple[str, tuple[Unknown, ...]]]]], ...] = (
         ("partitions", lambda: [(each.name, each.unknown) for each in gateway.partitions()]),
         ("nodes", lambda: [(each.name, each.unknown) for each in gateway.nodes()]),
@@ -40,6 +46,20 @@ def check_answers(site: InstallTarget) -> Iterator[Finding]:
             yield Finding(f"Slurm's answers about {kind} can be read", str(error))
             continue
         yield Finding(f"all that Slurm says of its {len(records)} {kind} is known", _remedy(kind, records))
+
+
+def _clock(site: InstallTarget) -> str:
+    """What is wrong with slurmctld's clock; empty if nothing is. penstockd compares Slurm's times with its own."""
+    asked_s = time.time()
+    said = site.commands.run("sdiag")
+    found = re.search(r"^sdiag output at .*\((\d+)\)$", said.stdout, re.MULTILINE)
+    if found is None:
+        return f"sdiag does not say slurmctld's time: {(said.stderr or said.stdout).strip()[:200]}"
+    ahead_s = int(found[1]) - asked_s
+    if -CLOCK_S < ahead_s < CLOCK_S + time.time() - asked_s:
+        return ""
+    which = "ahead of" if ahead_s > 0 else "behind"
+    return f"it is {abs(ahead_s):.0f} s {which} this host's; synchronise both, for example with chrony"
 
 
 def _remedy(kind: str, records: Iterable[tuple[str, tuple[Unknown, ...]]]) -> str:

@@ -7,14 +7,17 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from penstock_scheduler.sharing.messages import status_file
 from penstock_slurm import abilities
 from penstock_slurm.abilities import RELEASES, Release
+from penstock_slurm.install import answers
 from penstock_slurm.install.sources import build_plugin
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.loopback.waiting import wait_for
@@ -112,6 +115,7 @@ def test_check_names_the_field_that_this_slurm_writes_otherwise(
     right = bare.penstock("check").output
     assert "among the tested versions: 22.05, 24.11, 26.05" in right
     assert "ok      the commands have slurmctld's version" in right
+    assert "ok      slurmctld's clock agrees with this host's" in right
     assert "ok      all that Slurm says of its 1 jobs is known" in right
     assert len(re.findall(r"^ok      a held job with(?:out)? --exclusive \(\d+\) is read as one$", right, re.M)) == 2
     rows = [dataclasses.replace(each, **broken(each)) for each in RELEASES]
@@ -120,6 +124,17 @@ def test_check_names_the_field_that_this_slurm_writes_otherwise(
     assert wrong.exit_code == 1
     assert words in wrong.output
     assert "use a version of Penstock that knows this Slurm" in wrong.output
+
+
+@pytest.mark.parametrize(("off_s", "words"), [(60.0, "60 s behind this host's"), (-60.0, "60 s ahead of this host's")])
+def test_check_finds_that_the_clocks_differ(
+    bare: FlagSite, monkeypatch: pytest.MonkeyPatch, off_s: float, words: str
+) -> None:
+    monkeypatch.setattr(answers, "time", SimpleNamespace(time=lambda: time.time() + off_s))
+    checked = bare.penstock("check")
+    assert checked.exit_code == 1
+    assert "FAILED  slurmctld's clock agrees with this host's" in checked.output
+    assert f"{words}; synchronise both, for example with chrony" in re.sub(r"\b(59|61) s", "60 s", checked.output)
 
 
 def test_agents_get_their_units_and_are_checked(tmp_path: Path, make_loopback: MakeLoopback) -> None:
