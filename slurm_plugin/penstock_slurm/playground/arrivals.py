@@ -12,10 +12,11 @@ import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ WAITING = 6
 """A job is submitted while fewer than so many wait."""
 EACH_S = 5.0
 """Seconds between two looks at the queue, and so the shortest time between two submissions."""
+KEPT = 1000
+"""Newest outputs, and checkpoints, that stay. No job runs for as long as so many others need to come."""
 PLAIN_S = (120, 600)
 """Least and most seconds that a plain job runs."""
 
@@ -103,6 +106,8 @@ class Arrivals:
         names = self._cluster.command("squeue", "-h", "-t", "PENDING", "-o", "%j").stdout.split()
         if sum(name != REFUSED for name in names) >= WAITING:
             return
+        forget_old(self._cluster.log_folder.glob("*-*.out"))
+        forget_old(self._cluster.folder.glob("checkpoints/*"))
         at, self._next = self._next % (len(KINDS) + 1), self._next + 1
         if at == len(KINDS):
             kind, seconds = self._random.choice(self._plain_types), self._random.randint(*PLAIN_S)
@@ -122,6 +127,15 @@ class Arrivals:
             timeout=60,
             check=True,
         )
+
+
+def forget_old(paths: Iterable[Path]) -> None:
+    """Delete all but the newest `KEPT` of these files and folders."""
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def main() -> None:
