@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="real workers submit the jobs, and the tasks end")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Airflow's components end with it
-    python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON", ".venv-airflow/bin/python")
+    python = os.environ.get("PENSTOCK_AIRFLOW_PYTHON") or str(Path(".venv-airflow/bin/python").absolute())
     limits = {"submissions_per_hour": 10 * given.tasks}
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "service", **limits) as api:
         if given.direct:
