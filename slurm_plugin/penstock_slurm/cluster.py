@@ -130,8 +130,11 @@ class SlurmCluster:
         if self._cloud_nodes is not None:
             self._cloud_nodes.saw(in_cloud, [job for job in listed if job.id not in replaced])
         # What failed while no penstockd ran is seen in the first observation only.
-        failed = [job for job in records.ended if job.state == "FAILED"]
-        failed = [job for job in failed if (managed.sent(job) if first else job.id in records.gone)]
+        failed = [
+            job
+            for job in records.ended
+            if job.state == "FAILED" and (managed.sent(job) if first else job.id in records.gone)
+        ]
         busy = (*managed.steady.values(), *jobs)
         known = managed.jobs.keys() | {job.id for job in failed}
         self._lost_gpus.check((*failed, *busy), known, now_s, counts_gpus=rules.features.counts_gpus)
