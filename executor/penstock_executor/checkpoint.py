@@ -5,9 +5,10 @@ The job has one folder, in it each run has a folder, and in that are the run's c
     FOLDER/epoch-0007/step-000000001200.ckpt
 
 A checkpoint is one file: a line of JSON (its format, size and checksum), then the state. It is written to a temporary
-file, forced to disk and renamed, so that a crash at any instant, or a full disk, leaves earlier checkpoints whole. What
-several processes write together, such as the shards of a model, they write first, into a separate folder. The
-checkpoint's file names each of these files with size and checksum, and they are valid only once it exists.
+file (the line last), forced to disk and renamed, so that a crash at any instant, or a full disk, leaves earlier
+checkpoints whole. What several processes write together, such as the shards of a model, they write first, into a
+separate folder. The checkpoint's file names each of these files with size and checksum, and they are valid only once it
+exists.
 
 A superseded run on a node that does not answer can go on writing, but only into the folder of its own epoch. The newest
 checkpoint of the highest epoch counts, so the superseded run never wins. Usually it does not even write: it sees the
@@ -18,21 +19,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:  # importing numpy takes half of the start of a small job: only jobs with arrays need it
     import numpy as np
     from numpy.typing import NDArray
 
-    Arrays = Mapping[str, NDArray[np.generic]]
+    State = bytes | Mapping[str, NDArray[np.generic]] | Callable[[BinaryIO], object]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,9 @@ FORMAT = 1
 """Version of the file format. A reader skips other versions, with a warning."""
 
 READ_BYTES = 8 * 1024 * 1024
+
+MOST_BYTES = 2**63
+"""More than any state has: a header has room for it."""
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 
@@ -92,10 +97,16 @@ class Checkpoint:
     epoch: int
     """Epoch of the run that saved it."""
     step: int
-    state: bytes | dict[str, NDArray[Any]]
-    """The argument of `Checkpoints.save`."""
+    state: bytes | dict[str, NDArray[Any]] | BinaryIO
+    """The argument of `Checkpoints.save`; a file to read it from if it was left in its file."""
     meta: dict[str, Any] = field(default_factory=dict)
     shards: Shards | None = None
+
+    def open(self) -> BinaryIO:
+        """The state as a file, for one reader. Raises TypeError if it is arrays."""
+        if isinstance(self.state, dict):
+            raise TypeError(f"the checkpoint of step {self.step} holds arrays: read its state")
+        return io.BytesIO(self.state) if isinstance(self.state, bytes) else self.state
 
 
 class Checkpoints:
@@ -136,12 +147,12 @@ class Checkpoints:
         return self._own / f"step-{step:012d}.{number}.shards"
 
     def save(
-        self, state: bytes | Arrays, step: int, meta: Mapping[str, Any] | None = None, shards: Shards | None = None
+        self, state: State, step: int, meta: Mapping[str, Any] | None = None, shards: Shards | None = None
     ) -> Path:
         """Save a checkpoint. It is on disk when this returns.
 
         Args:
-            state: bytes, or arrays by name.
+            state: bytes, arrays by name, or a function that writes bytes to a file.
             step: optimiser steps so far, >= 0. It orders this run's checkpoints. Saving a step again replaces it.
             meta: further values, as JSON can hold them.
             shards: files that belong to the checkpoint and are already on disk.
@@ -154,8 +165,8 @@ class Checkpoints:
         path = self._own / _file_name(step)
         beside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            with beside.open("wb") as file:
-                file.writelines(_encode(state, dict(meta or {}), shards))
+            with beside.open("w+b") as file:
+                _write(file, state, dict(meta or {}), shards)
                 file.flush()
                 os.fsync(file.fileno())
             self._refuse_if_superseded()
@@ -183,11 +194,15 @@ class Checkpoints:
             self.skip(found, damage)
         return None
 
-    def candidates(self) -> Iterator[Checkpoint]:
-        """All checkpoints whose file is whole, newest first. Their shards have not been read: see `Shards.damage`."""
+    def candidates(self, *, in_file: bool = False) -> Iterator[Checkpoint]:
+        """All checkpoints whose file is whole, newest first. Their shards have not been read: see `Shards.damage`.
+
+        Args:
+            in_file: leave states of bytes in their files, since they may be as large as a model; see `Checkpoint.open`.
+        """
         for epoch, step, path in _list(self.folder):
             try:
-                meta, state, shards = _decode(path)
+                meta, state, shards = _decode(path, in_file=in_file)
                 yield Checkpoint(epoch, step, state, meta, shards)
             except (OSError, _NotValidError) as error:
                 _skip(path, str(error))
@@ -314,59 +329,104 @@ def _skip(path: Path, reason: str) -> None:
     log.warning("path=%s checkpoint skipped: %s; the one before it is used", path, reason)
 
 
-def _encode(state: bytes | Arrays, meta: dict[str, Any], shards: Shards | None) -> tuple[bytes, bytes]:
-    """Header and payload."""
-    if isinstance(state, bytes):
-        kind, payload = "bytes", state
-    else:
-        import io
-
-        import numpy as np
-
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **{_ARRAY + name: value for name, value in state.items()})
-        kind, payload = "arrays", buffer.getvalue()
-    header: dict[str, Any] = {"format": FORMAT, "kind": kind, "size": len(payload), "meta": meta}
+def _write(file: BinaryIO, state: State, meta: dict[str, Any], shards: Shards | None) -> None:
+    """Write the state, read it back for its checksum, and then write the line before it."""
+    header: dict[str, Any] = {"format": FORMAT, "kind": "bytes", "size": MOST_BYTES, "meta": meta}
+    if isinstance(state, Mapping):
+        header["kind"] = "arrays"
     if shards is not None:
         header["shards"] = {"folder": shards.folder.name, "files": shards.files}
-    line = json.dumps(header, sort_keys=True)
-    return json.dumps({**header, "sha256": _checksum(line, payload)}, sort_keys=True).encode() + b"\n", payload
+    begin = len(_line(header, "0" * 64))
+    file.write(b" " * (begin - 1) + b"\n")
+    if isinstance(state, bytes):
+        file.write(state)
+    elif isinstance(state, Mapping):
+        import numpy as np
+
+        arrays = io.BytesIO()  # NumPy would count a file's positions from its beginning
+        np.savez(arrays, allow_pickle=False, **{_ARRAY + name: value for name, value in state.items()})
+        file.write(arrays.getbuffer())
+    else:
+        state(file)
+    header["size"] = file.tell() - begin
+    file.seek(begin)
+    line = _line(header, _checksum(header, file))
+    file.seek(0)
+    file.write(line.rstrip(b"\n").ljust(begin - 1))  # JSON may end with spaces
 
 
-def _decode(path: Path) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]], Shards | None]:
+def _line(header: dict[str, Any], checksum: str) -> bytes:
+    return json.dumps({**header, "sha256": checksum}, sort_keys=True).encode() + b"\n"
+
+
+def _decode(
+    path: Path, *, in_file: bool = False
+) -> tuple[dict[str, Any], bytes | dict[str, NDArray[Any]] | BinaryIO, Shards | None]:
     """Meta, state and shards of a checkpoint. Raises _NotValidError."""
-    with path.open("rb") as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
         line = file.readline(MAX_HEADER_BYTES)
+        try:
+            header = json.loads(line)
+            found_format, checksum = header["format"], header.pop("sha256")
+            size, kind, meta, beside = header["size"], header["kind"], header["meta"], header.get("shards")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise _NotValidError("its header is truncated, or not one of Penstock's") from None
+        if found_format != FORMAT:
+            raise _NotValidError(f"it has format {found_format}, and this version of Penstock reads {FORMAT}")
+        found_size = os.fstat(file.fileno()).st_size - len(line)
+        if size != found_size:
+            raise _NotValidError(f"it is truncated: {found_size} bytes of {size}")
+        if checksum != _checksum(header, file):
+            raise _NotValidError("its checksum does not match its content")
+        shards = None
+        if beside:
+            files = {name: (size, digest) for name, (size, digest) in beside["files"].items()}
+            shards = Shards(path.parent / beside["folder"], files)
+        file.seek(len(line))
+        if kind == "bytes" and in_file:
+            stack.pop_all()  # the reader closes it
+            return meta, io.BufferedReader(_Rest(file, len(line))), shards
         payload = file.read()
-    try:
-        header = json.loads(line)
-        found_format, checksum = header["format"], header.pop("sha256")
-        size, kind, meta, beside = header["size"], header["kind"], header["meta"], header.get("shards")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise _NotValidError("its header is truncated, or not one of Penstock's") from None
-    if found_format != FORMAT:
-        raise _NotValidError(f"it has format {found_format}, and this version of Penstock reads {FORMAT}")
-    if size != len(payload):
-        raise _NotValidError(f"it is truncated: {len(payload)} bytes of {size}")
-    if checksum != _checksum(json.dumps(header, sort_keys=True), payload):
-        raise _NotValidError("its checksum does not match its content")
-    shards = None
-    if beside:
-        files = {name: (size, digest) for name, (size, digest) in beside["files"].items()}
-        shards = Shards(path.parent / beside["folder"], files)
     if kind == "bytes":
         return meta, payload, shards
-    import io
-
     import numpy as np
 
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
         return meta, {name.removeprefix(_ARRAY): value for name, value in arrays.items()}, shards
 
 
-def _checksum(header: str, payload: bytes) -> str:
-    digest = hashlib.sha256(header.encode())
-    digest.update(payload)
+class _Rest(io.RawIOBase):
+    """The rest of a file, from `begin` on, as a file."""
+
+    def __init__(self, file: BinaryIO, begin: int) -> None:
+        self._file, self._begin = file, begin
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        return self._file.readinto(into)  # type: ignore[attr-defined, no-any-return]
+
+    def tell(self) -> int:
+        return self._file.tell() - self._begin
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset + (self._begin if whence == os.SEEK_SET else 0), whence) - self._begin
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _checksum(header: dict[str, Any], file: BinaryIO) -> str:
+    """Of the header and the rest of the file."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    while part := file.read(READ_BYTES):
+        digest.update(part)
     return digest.hexdigest()
 
 

@@ -11,14 +11,16 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from penstock_executor.checkpoint import Checkpoints, NotSaved, Shards, Superseded, fingerprint
+from penstock_executor.training.host_copies import HostCopies
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class CannotSave(TypeError):
 def copied(value: Any, where: str = "state") -> Any:
     """`value` with each tensor in it copied to the host's memory, so that training may go on.
 
-    Scalars of NumPy become Python's. `from_bytes` turns arrays of NumPy back into such.
+    Scalars of NumPy become Python's. `load` turns arrays of NumPy back into such.
 
     Args:
         value: tensors, NumPy's arrays, plain values, and dictionaries and lists of them.
@@ -43,20 +45,29 @@ def copied(value: Any, where: str = "state") -> Any:
     Raises:
         CannotSave: something in it is neither; the message names it.
     """
+    copies = HostCopies()
+    found = _copied(value, where, copies)
+    copies.finish()
+    return found
+
+
+def _copied(value: Any, where: str, copies: HostCopies) -> Any:
     if isinstance(value, torch.Tensor):
-        value = value.detach()
-        return value.clone() if value.device.type == "cpu" else value.cpu()
+        return copies.copy(value)
     if isinstance(value, np.ndarray):
         try:
             return {ARRAY: torch.from_numpy(value.copy())}
         except TypeError as error:
             raise _cannot_save(value, f"{where} (dtype {value.dtype})") from error
     if isinstance(value, np.generic):
-        return copied(value.item(), where)
+        return _copied(value.item(), where, copies)
     if isinstance(value, Mapping):
-        return {copied(key, f"a key of {where}"): copied(each, f"{where}[{key!r}]") for key, each in value.items()}
+        return {
+            _copied(key, f"a key of {where}", copies): _copied(each, f"{where}[{key!r}]", copies)
+            for key, each in value.items()
+        }
     if type(value) in (list, tuple):
-        return type(value)(copied(each, f"{where}[{number}]") for number, each in enumerate(value))
+        return type(value)(_copied(each, f"{where}[{number}]", copies) for number, each in enumerate(value))
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return value
     try:
@@ -116,17 +127,10 @@ def set_random_states(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
 
 
-def to_bytes(state: Mapping[str, Any]) -> bytes:
-    """The state as `torch.save` writes it."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def from_bytes(state: bytes) -> Any:
+def load(state: BinaryIO) -> Any:
     """The state as `torch.load` reads it, on the CPU. Only tensors and plain values, so that a checkpoint cannot run
     code."""
-    return _uncopied(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))
+    return _uncopied(torch.load(state, map_location="cpu", weights_only=True))
 
 
 class Saver:
@@ -199,7 +203,7 @@ class Saver:
             shards = None if sharded is None else self._write_shards(sharded, step, number)
             if self.group is not None and self.group.rank() != 0:
                 return
-            self.checkpoints.save(to_bytes(state), step, meta, shards)
+            self.checkpoints.save(partial(torch.save, dict(state)), step, meta, shards)
         except Superseded as error:
             log.warning("step=%d %s", step, error)
             self.superseded = True

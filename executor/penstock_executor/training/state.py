@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from penstock_executor.checkpoint import Checkpoint, Checkpoints
 from penstock_executor.training.processes import Group
-from penstock_executor.training.saving import copied, from_bytes, read_part, read_shards, set_random_states
+from penstock_executor.training.saving import copied, load, read_part, read_shards, set_random_states
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,10 @@ class TrainingState:
             RuntimeError: the model was divided in another way, or the checkpoint lacks an object that `keep` named.
         """
         self._check_division(found)
-        assert isinstance(found.state, bytes)
-        state = from_bytes(found.state) if self._group.rank == 0 or found.shards is not None else {}
+        state = {}
+        if self._group.rank == 0 or found.shards is not None:
+            with found.open() as file:
+                state = load(file)
         if found.shards is not None and self._split:
             state |= read_part(found.shards.folder, self._group.place)
         elif found.shards is not None:
@@ -182,7 +184,7 @@ def newest_checkpoint(group: Group, checkpoints: Checkpoints) -> Checkpoint | No
     Raises:
         RuntimeError: a process does not see the shards of rank 0's checkpoint.
     """
-    candidates = checkpoints.candidates() if group.rank == 0 else iter(())
+    candidates = checkpoints.candidates(in_file=True) if group.rank == 0 else iter(())
     while True:
         first = next(candidates, None)
         told = (first.epoch, first.step, first.meta, first.shards is not None) if first is not None else None

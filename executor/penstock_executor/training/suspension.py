@@ -18,6 +18,7 @@ import torch
 from penstock_executor.client import present_request
 from penstock_executor.environment import read_environment
 from penstock_executor.node_channel import Channel
+from penstock_executor.training.host_copies import HostCopies
 from penstock_executor.training.preconditioning import local
 from penstock_executor.training.processes import Group
 from penstock_executor.training.reporter import Reporter
@@ -83,11 +84,11 @@ class Suspension:
                 "bytes=%d stay on the GPU: the host may take at most %d bytes (host_cap_bytes)", size, self._cap
             )
             storages, size = {}, 0
-        pinned = torch.cuda.is_available()
+        copies = HostCopies()
         for storage in storages.values():
-            held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
-            held.untyped_storage().copy_(storage, non_blocking=False)
-            self._moved.append((storage, held))
+            self._moved.append((storage, copies.copy_from_gpu(_bytes_of(storage))))
+        copies.finish()
+        for storage, _ in self._moved:
             storage.resize_(0)
         left = 0
         if torch.cuda.is_available():
@@ -119,7 +120,7 @@ class Suspension:
         size = sum(held.nbytes for _, held in self._moved)
         for storage, held in self._moved:
             storage.resize_(held.nbytes)
-            storage.copy_(held.untyped_storage(), non_blocking=False)
+            _bytes_of(storage).copy_(held)
         self._moved = []
         seconds = time.monotonic() - began_s
         log.info("resumed moved_bytes=%d back_s=%.3f", size, seconds)
@@ -200,6 +201,11 @@ def _request(group: Group, channel: Channel | None, reporter: Reporter | None) -
         request, by_agent = channel.request, True
     request, by_agent = group.from_first((request, by_agent))
     return request, by_agent
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The storage's memory."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:

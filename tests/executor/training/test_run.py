@@ -340,7 +340,7 @@ def test_where_memory_runs_out_it_begins_again_with_a_smaller_batch(tmp_path: Pa
 def test_a_full_disk_and_a_read_only_folder_are_reported_and_the_old_checkpoint_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    from penstock_executor.training.saving import Saver, from_bytes
+    from penstock_executor.training.saving import Saver, load
 
     told: list[float] = []
     saver = Saver(Checkpoints(tmp_path, 1))
@@ -363,7 +363,7 @@ def test_a_full_disk_and_a_read_only_folder_are_reported_and_the_old_checkpoint_
     assert len(told) == 1
     assert saver.failure is not None
     found = saver.checkpoints.latest()
-    assert (found.step, from_bytes(found.state)["w"].tolist()) == (1, [1, 1, 1])
+    assert (found.step, load(found.open())["w"].tolist()) == (1, [1, 1, 1])
     saver.save({"w": torch.zeros(3)}, 4, {}, told.append)
     saver.wait()
     assert (saver.failure, len(told), saver.checkpoints.latest().step) == (None, 2, 4)

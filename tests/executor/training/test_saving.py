@@ -1,6 +1,7 @@
 """What a checkpoint can hold."""
 
 import collections
+import io
 import pathlib
 
 import numpy as np
@@ -13,10 +14,43 @@ import torch
 from penstock_executor import Checkpoint, Checkpoints
 from penstock_executor.environment import Ranks
 from penstock_executor.training.processes import Group
-from penstock_executor.training.saving import CannotSave, Saver, copied, from_bytes, random_states, to_bytes
+from penstock_executor.training.saving import CannotSave, Saver, copied, load, random_states
 from penstock_executor.training.state import TrainingState
 
 FULL = pathlib.Path("/dev/full")
+
+
+def to_bytes(state: dict) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("buffer", [16, 64, 10**6])
+def test_copies_through_buffers_are_whole(monkeypatch: pytest.MonkeyPatch, buffer: int):
+    """Tensors of a GPU go through two small buffers. Here they are on the processor, which waits for nothing."""
+    from penstock_executor.training import host_copies
+
+    monkeypatch.setattr(host_copies, "BUFFER_BYTES", buffer)
+    monkeypatch.setattr(host_copies, "ARENA_BYTES", 256)
+    tensors = [
+        torch.randn(7, 5),
+        torch.arange(3),
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.randn(4, 6).T,
+        torch.tensor([True, False]),
+        torch.randn(9).bfloat16(),
+        torch.randn(100),
+    ]
+    copies = host_copies.HostCopies()
+    copied_ = [copies.copy_from_gpu(each) for each in tensors]
+    before = [each.clone() for each in tensors]
+    copies.finish()
+    for each in tensors:
+        each.zero_()
+    for copy, was in zip(copied_, before, strict=True):
+        assert (copy.dtype, copy.shape) == (was.dtype, was.shape)
+        assert torch.equal(copy, was)
 
 
 class Own:
@@ -35,7 +69,7 @@ class Own:
 def test_values_of_numpy_are_saved_such_that_they_load():
     state = {"rate": np.float64(0.1), "steps": np.int64(3), "done": np.bool_(True), "mean": np.arange(3.0)}
     state |= {"name": np.str_("ema"), "nested": [(np.float32(0.5),), {np.int64(2): None}], "size": torch.Size([2])}
-    found = from_bytes(to_bytes(copied(state)))
+    found = load(io.BytesIO(to_bytes(copied(state))))
     assert found.pop("mean").tolist() == [0, 1, 2]
     assert found == {
         "rate": 0.1,
