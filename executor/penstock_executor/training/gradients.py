@@ -31,6 +31,9 @@ from penstock_executor.training.preconditioning import Preconditioner, local, sp
 SHARE = 0.002
 """Share of the training time that measuring may take once there is an estimate."""
 
+CHUNK = 8 * 2**20
+"""Values of a gradient that are looked at together, unless one parameter has more."""
+
 LONGEST_INTERVAL = 20
 """The most steps from one measurement to the next: gradients change as training goes on."""
 
@@ -101,6 +104,34 @@ class SyncTimer:
         return max(float(seconds), 0.0)
 
 
+class Stopwatch:
+    """Adds up how long parts of a step take: by the GPU's clock what it computes, and the rest by the process's."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._spans: list[tuple[Any, Any]] = []
+        """Beginnings and ends of what the GPU may not have done yet."""
+
+    @contextlib.contextmanager
+    def running(self, *, cuda: bool = False) -> Iterator[None]:
+        """Count the time of a block. `cuda`: the block is work for the GPU, which may do it later."""
+        began = _mark(cuda=cuda)
+        yield
+        ended = _mark(cuda=cuda)
+        if cuda:
+            self._spans.append((began, ended))
+        else:
+            self._seconds += ended - began
+
+    def take_s(self) -> float | None:
+        """The seconds since they were last taken; None while the GPU has not done all of it."""
+        if self._spans and not self._spans[-1][1].query():
+            return None
+        seconds = self._seconds + float(sum(began.elapsed_time(ended) / 1000 for began, ended in self._spans))
+        self._seconds, self._spans = 0.0, []
+        return seconds
+
+
 def _mark(*, cuda: bool) -> Any:
     if not cuda:
         return time.perf_counter()
@@ -147,20 +178,21 @@ class GradientMeter:
         """Norms of this replica's own gradient in this step, one for each parameter."""
         self._local_sqr: Any = 0.0
         """Sum of squared norms over the micro-steps of one replica."""
-        self._sum: torch.Tensor | None = None
-        """One replica's gradient so far in this step, flat."""
-        self._previous: tuple[torch.Tensor, int, torch.Tensor] | None = None
-        """The step before: its gradient, flat, its samples, and the gradient's squared norm."""
-        self._flat: list[torch.Tensor] = []
-        """Memory for two flat gradients, used alternately. Allocating it for each step costs more than the computing in
-        it."""
+        self._parts_of_step = 0
+        """Micro-steps of this step whose gradient has been kept."""
+        self._previous: tuple[int, torch.Tensor] | None = None
+        """The step before, whose gradient is kept: its samples, and the gradient's squared norm."""
+        self._kept: torch.Tensor | None = None
+        """Memory for one gradient, flat. Allocating it for each step costs more than the computing in it."""
+        self._chunks: list[tuple[int, int, list[torch.nn.Parameter]]] = []
+        """Parts of it: where each begins and ends, and its parameters."""
         self.sync = SyncTimer()
+        self.cost = Stopwatch()
+        """Time spent on measuring since it was last taken."""
         self.every = 1
         """Steps from one measurement to the next."""
-        self.seconds = 0.0
-        """Time spent on measuring since this was set to 0, by this process's clock."""
         self.measured = 0
-        """Number of measurements since `seconds` was set to 0; a pair of steps counts once."""
+        """Number of measurements since this was set to 0; a pair of steps counts once."""
         self._on = self._first = True
 
     def begin(self, step: int) -> None:
@@ -172,11 +204,10 @@ class GradientMeter:
         if not self._on:
             self._previous = None
         else:
-            began_s = time.perf_counter()
-            if self._preconditioner.refresh(step):
-                self._previous = None  # in another unit
-            self.seconds += time.perf_counter() - began_s
-        self._local_sqr, self._sum = 0.0, None
+            with self.cost.running(cuda=self._cuda):
+                if self._preconditioner.refresh(step):
+                    self._previous = None  # in another unit
+        self._local_sqr, self._parts_of_step = 0.0, 0
         self._own_norms.clear()
 
     @contextlib.contextmanager
@@ -188,43 +219,38 @@ class GradientMeter:
         if not (self._on and self._averaged):
             yield
             return
-        began_s = time.perf_counter()
-        handles = [each.register_post_accumulate_grad_hook(self._record) for each in self._parameters]
-        self.seconds += time.perf_counter() - began_s
+        with self.cost.running():
+            handles = [each.register_post_accumulate_grad_hook(self._record) for each in self._parameters]
         try:
             yield
         finally:
-            began_s = time.perf_counter()
-            for handle in handles:
-                handle.remove()
-            self.seconds += time.perf_counter() - began_s
+            with self.cost.running():
+                for handle in handles:
+                    handle.remove()
 
     def record_own_gradients(self) -> None:
         """Record all of this replica's own gradients at once, before something other than DDP averages them."""
         if self._on and self._averaged:
-            began_s = time.perf_counter()
-            self._own_norms.extend(torch._foreach_norm(self._gradients()))
-            self.seconds += time.perf_counter() - began_s
+            with self.cost.running(cuda=self._cuda):
+                self._own_norms.extend(torch._foreach_norm(self._gradients()))
 
     def _record(self, parameter: torch.Tensor) -> None:
-        began_s = time.perf_counter()
-        gradient = parameter.grad
-        assert gradient is not None
-        factor = self._preconditioner.factors.get(parameter)
-        self._own_norms.append(torch.linalg.vector_norm(gradient if factor is None else gradient * factor))
-        if len(self._own_norms) == len(self._parameters):
-            self.sync.begin(cuda=gradient.is_cuda)
-        self.seconds += time.perf_counter() - began_s
+        with self.cost.running():  # launching a kernel takes longer than the kernel
+            gradient = parameter.grad
+            assert gradient is not None
+            factor = self._preconditioner.factors.get(parameter)
+            self._own_norms.append(torch.linalg.vector_norm(gradient if factor is None else gradient * factor))
+            if len(self._own_norms) == len(self._parameters):
+                self.sync.begin(cuda=gradient.is_cuda)
 
     def after_micro_step(self, part: Part) -> None:
         """After each backward pass but the step's last. Only a single replica that accumulates needs it."""
         if not self._on or self._replicas > 1 or not self._ready():
             return
-        began_s = time.perf_counter()
-        before, self._sum = self._sum, self._flatten()
-        own = self._sum if before is None else before.neg_().add_(self._sum)
-        self._local_sqr = self._local_sqr + _squared_norm([own]) / part.weight**2
-        self.seconds += time.perf_counter() - began_s
+        with self.cost.running(cuda=self._cuda):
+            _, own = self._keep(kept_scale=1.0 if self._parts_of_step else 0.0)
+            self._parts_of_step += 1
+            self._local_sqr = self._local_sqr + own / part.weight**2
 
     def after_step(self, part: Part, loss_scale: float) -> Norms | None:
         """After the step's last backward pass, before the optimiser moves; None if the step yields no norms.
@@ -235,9 +261,8 @@ class GradientMeter:
         """
         if not self._on or not self._ready():
             return None
-        began_s = time.perf_counter()
-        norms = self._norms(part, loss_scale)
-        self.seconds += time.perf_counter() - began_s
+        with self.cost.running(cuda=self._cuda):
+            norms = self._norms(part, loss_scale)
         self.measured += self._first
         return norms
 
@@ -257,22 +282,21 @@ class GradientMeter:
         return Norms(local_sqr / replicas, mean_sqr / replicas, replicas, consecutive=False)
 
     def _of_micro_steps(self, part: Part, loss_scale: float) -> Norms | None:
-        before, self._previous = self._sum, None
-        if not part.even or before is None:
+        self._previous = None
+        if not part.even or not self._parts_of_step:
             return None
-        whole = self._flatten()
-        last = before.mul_(-1 / loss_scale).add_(whole)
-        local_sqr = (self._local_sqr / loss_scale**2 + _squared_norm([last]) / part.weight**2) / part.micro_steps
-        return Norms(local_sqr, _squared_norm([whole]), part.micro_steps, consecutive=False)
+        whole, last = self._keep(kept_scale=1 / loss_scale)
+        local_sqr = (self._local_sqr / loss_scale**2 + last / part.weight**2) / part.micro_steps
+        return Norms(local_sqr, whole, part.micro_steps, consecutive=False)
 
     def _of_pair(self, part: Part) -> Norms | None:
-        previous, now = self._previous, self._flatten()
-        now_sqr = torch.dot(now, now).double()
-        self._previous = now, part.step_samples, now_sqr
-        if previous is None or previous[1] != part.step_samples:
+        previous = self._previous
+        now_sqr, apart_sqr = self._keep()
+        self._previous = part.step_samples, now_sqr
+        if previous is None or previous[0] != part.step_samples:
             return None
-        before_sqr, product = previous[2], torch.dot(now, previous[0]).double()
-        return Norms((now_sqr + before_sqr) / 2, (now_sqr + before_sqr + 2 * product) / 4, 2, consecutive=True)
+        both_sqr = now_sqr + previous[1]
+        return Norms(both_sqr / 2, (2 * both_sqr - apart_sqr) / 4, 2, consecutive=True)
 
     def _gradients(self) -> list[torch.Tensor]:
         """This process's share of the gradients that there are, as the optimiser uses them."""
@@ -281,27 +305,63 @@ class GradientMeter:
         factors = self._preconditioner.factors
         return torch._foreach_mul(gradients, [factors[p] for p in found]) if factors and found else gradients
 
-    def _flatten(self) -> torch.Tensor:
-        """All gradients in one vector. Of a parameter without a gradient, 0."""
-        if not self._flat:
-            first = local(self._parameters[0])
-            size = sum(local(each).numel() for each in self._parameters)
-            self._flat = [torch.empty(size, device=first.device) for _ in range(2)]
-        self._flat.reverse()
-        flat = self._flat[0]
-        views = split(flat, self._parameters)
-        pairs = list(zip(views, self._parameters, strict=True))
-        torch._foreach_copy_(
-            [v for v, p in pairs if p.grad is not None], [local(p.grad) for p in self._parameters if p.grad is not None]
-        )
-        for view in (v for v, p in pairs if p.grad is None):
-            view.zero_()
-        factors = self._preconditioner.flat
-        return flat if factors is None else flat.mul_(factors)
+    def _keep(self, kept_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep the present gradient in place of the one that is kept, as the optimiser uses it.
+
+        Returns:
+            Its squared norm, and that of its difference from `kept_scale` times the one that was kept. Of a parameter
+            without a gradient, that is 0.
+        """
+        if self._kept is None:
+            self._kept = torch.zeros(sum(local(each).numel() for each in self._parameters), device=self._device)
+            self._chunks = chunks(self._parameters)
+        longest = max(end - begin for begin, end, _ in self._chunks)
+        flat = torch.empty(longest, device=self._device)
+        wholes, aparts = [], []
+        for begin, end, parameters in self._chunks:
+            now, kept = flat[: end - begin], self._kept[begin:end]
+            pairs = list(zip(split(now, parameters), parameters, strict=True))
+            found = [(view, local(p.grad)) for view, p in pairs if p.grad is not None]
+            if found:
+                torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
+            for view in (view for view, p in pairs if p.grad is None):
+                view.zero_()
+            if self._preconditioner.flat is not None:
+                now.mul_(self._preconditioner.flat[begin:end])
+            wholes.append(torch.dot(now, now))
+            if kept_scale:
+                kept.mul_(-kept_scale).add_(now)
+                aparts.append(torch.dot(kept, kept))
+            else:
+                aparts.append(wholes[-1])
+            kept.copy_(now)
+        return torch.stack(wholes).double().sum(), torch.stack(aparts).double().sum()
+
+    @property
+    def _device(self) -> torch.device:
+        return local(self._parameters[0]).device
+
+    @property
+    def _cuda(self) -> bool:
+        return bool(self._device.type == "cuda")
 
     def _ready(self) -> bool:
         """Whether what the optimiser multiplies gradients by is known."""
         return self._preconditioner.plain or bool(self._preconditioner.factors)
+
+
+def chunks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int, list[torch.nn.Parameter]]]:
+    """Parameters in groups of at most `CHUNK` values, or of one parameter: where each group begins and ends among all
+    values, and its parameters."""
+    found: list[tuple[int, int, list[torch.nn.Parameter]]] = []
+    end = 0
+    for each in parameters:
+        begin, end = end, end + local(each).numel()
+        if found and end - found[-1][0] <= CHUNK:
+            found[-1] = found[-1][0], end, [*found[-1][2], each]
+        else:
+            found.append((begin, end, [each]))
+    return found
 
 
 def _squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

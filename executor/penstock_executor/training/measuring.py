@@ -112,9 +112,10 @@ class Measurements:
     def measure_every(self, step_s: float) -> int:
         """Steps from one measurement of the gradients to the next, if a step takes `step_s` seconds."""
         meter = self.meter
-        if not meter.measured:
+        cost_s = meter.cost.take_s() if meter.measured else None
+        if cost_s is None:
             return meter.every
-        measuring_s, meter.seconds, meter.measured = meter.seconds / meter.measured, 0.0, 0
+        measuring_s, meter.measured = cost_s / meter.measured, 0
         return measure_every(measuring_s, step_s, settled=self.settled)
 
     def take_observation(

@@ -60,7 +60,7 @@ class Preconditioner:
         """
         if self.plain or (self.factors and 0 <= step - self._refreshed < REFRESH_STEPS):
             return False
-        found = [self._factor(each) for each in self._parameters]
+        found = [self._factor(*each) for each in zip(self._parameters, self._steps(), strict=True)]
         if all(each is None for each in found):
             return False  # every parameter is in its first steps
         if self.flat is None:
@@ -73,14 +73,22 @@ class Preconditioner:
         self._refreshed = step
         return True
 
-    def _factor(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    def _steps(self) -> list[float]:
+        """Steps that Adam has made with each parameter. A fused Adam keeps them on the GPU, so they are read together:
+        each reading waits for all that the GPU has to do."""
+        found = [self._optimizer.state.get(each, {}).get("step", 0.0) for each in self._parameters]
+        there = [each for each in found if torch.is_tensor(each) and each.is_cuda]
+        read = iter(torch.stack(there).tolist() if there else ())
+        return [next(read) if torch.is_tensor(each) and each.is_cuda else float(each) for each in found]
+
+    def _factor(self, parameter: torch.nn.Parameter, steps: float) -> torch.Tensor | None:
         group = self._groups.get(parameter)
         if group is None:
             return torch.ones_like(local(parameter))
         state: dict[str, Any] = self._optimizer.state.get(parameter, {})
-        if "exp_avg_sq" not in state or float(state["step"]) < WARM_UP_STEPS:
+        if "exp_avg_sq" not in state or steps < WARM_UP_STEPS:
             return None
-        squares = local(state["exp_avg_sq"]).float() / (1 - group["betas"][1] ** float(state["step"]))
+        squares = local(state["exp_avg_sq"]).float() / (1 - group["betas"][1] ** steps)
         seen = squares > 0
         floor = FLOOR * squares.sum() / seen.sum().clamp(min=1)
         return seen / (torch.maximum(squares, floor).sqrt_().add_(group["eps"]))

@@ -6,6 +6,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch
 
 import torch
 
+from penstock_executor.training import gradients
 from penstock_executor.training.batches import Part
 from penstock_executor.training.gradients import GradientMeter, SyncTimer, measure_every
 
@@ -75,9 +76,9 @@ def test_a_step_that_is_not_measured_has_nothing_of_ours_in_its_backward_pass(mo
             hooks.append(len(registered))
             parameter.sum().backward()
         meter.after_step(Part(8, 16, 2, 1, last=True), 1.0)
-        spent_s = meter.seconds
+        meter.cost.take_s()
         parameter.sum().backward()
-        assert meter.seconds == spent_s, "the hooks are gone"
+        assert meter.cost.take_s() == 0, "the hooks are gone"
     assert hooks == [1, 0, 1]
     assert meter.measured == 2
 
@@ -112,3 +113,56 @@ def test_steps_that_are_not_measured_do_not_move_the_end_of_one_that_was(monkeyp
         event.done = True
     assert timer.take_s() == 0.25
     assert timer.take_s() is None
+
+
+def test_what_measuring_costs_on_a_gpu_is_known_once_the_gpu_has_done_it(monkeypatch: pytest.MonkeyPatch):
+    events = [Event(1.0), Event(1.5), Event(9.0), Event(9.25)]
+    waiting = list(events)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: waiting.pop(0))
+    cost = gradients.Stopwatch()
+    for _ in range(2):
+        with cost.running(cuda=True):
+            pass
+    events[1].done = True
+    assert cost.take_s() is None
+    events[3].done = True
+    assert cost.take_s() == 0.75
+    assert cost.take_s() == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_a_gradient_is_kept_once_and_compared_part_by_part(monkeypatch: pytest.MonkeyPatch, chunk: int):
+    """One parameter gets no gradient, as an expert that no token was sent to. The second step has other gradients."""
+    monkeypatch.setattr(gradients, "CHUNK", chunk)
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (3,), (1,))]
+    meter = GradientMeter(parameters, torch.optim.SGD(parameters, lr=0.1), replicas=1)
+    found = []
+    for step, scale in enumerate((1.0, 3.0)):
+        meter.begin(step)
+        for parameter in parameters[:2]:
+            parameter.grad = torch.full_like(parameter, scale)
+        found.append(meter.after_step(Part(8, 8, 1, 1, last=True), 1.0))
+    assert found[0] is None
+    # Seven values of 1, then of 3: squares 7 and 63, and of their mean, 2, 28.
+    assert (float(found[1].local_sqr), float(found[1].mean_sqr)) == (35, 28)
+    assert meter._kept.numel() == 8
+    parameters[0].grad = torch.full((2, 2), float("inf"))
+    meter.begin(2)
+    meter.after_micro_step(Part(4, 8, 1, 2, last=False))
+    for parameter in parameters[:2]:
+        parameter.grad = torch.ones_like(parameter)
+    meter.begin(3)
+    meter.after_micro_step(Part(4, 8, 1, 2, last=False))
+    assert float(meter._local_sqr) == 28, "what overflowed before is forgotten"
+
+
+def test_steps_of_a_fused_adam_are_read_from_the_gpu_at_once():
+    """Each reading waits for all that the GPU has to do. Meta tensors stand for those on a GPU."""
+    from penstock_executor.training.preconditioning import Preconditioner
+
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = torch.optim.Adam(parameters)
+    for parameter in parameters[:2]:
+        parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert Preconditioner(parameters, optimizer)._steps() == [1, 1, 0]
