@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,8 @@ class TrainingMonitor:
         self._first = not dist.is_initialized() or dist.get_rank() == 0
         self._samples, self._atomic, self._device = samples_per_step, atomic_batch, device
         self._stop = False
+        self._vote: tuple[torch.Tensor, Any] | None = None
+        """Of the last step, and what happens on the GPU once it can be read."""
         self._request: str | None = None
         self._has_saved = steps > 0
         self._steps = self._reported_steps = steps
@@ -111,10 +113,7 @@ class TrainingMonitor:
             if self._reports.due(now):
                 self._observe(now)
                 asked |= self._reporter.has_daemon and not self._has_saved  # Penstock moves no job that has not saved
-        flags = torch.tensor([float(asked), float(self._stop), float(superseded)], device=self._device)
-        if self._world > 1:
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        asked, stop, superseded = (bool(flag) for flag in flags.tolist())
+        asked, stop, superseded = self._agree((asked, self._stop, superseded))
         self._has_saved |= asked
         if asked and self._reporter is not None and self._reporter.request is not None:
             self._request, self._reporter.request = self._reporter.request.id, None
@@ -129,6 +128,29 @@ class TrainingMonitor:
             self._reported_s += time.monotonic() - began_s  # a pause does not count as time of a step
         self._save_began_s = time.monotonic()
         return asked or stop, stop
+
+    def _agree(self, flags: tuple[bool, bool, bool]) -> tuple[bool, bool, bool]:
+        """Which flags any process has set, the same on all of them.
+
+        With several processes, the answer is that of the step before: so no process waits until its GPU has done this
+        step, and the GPU always has work.
+        """
+        if self._world == 1:
+            return flags
+        vote = torch.tensor(flags, dtype=torch.float32).to(self._device, non_blocking=True)
+        dist.all_reduce(vote, op=dist.ReduceOp.MAX)
+        read, event = vote, None
+        if vote.is_cuda:
+            read = torch.empty(vote.shape, pin_memory=True).copy_(vote, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        before, self._vote = self._vote, (read, event)
+        if before is None:
+            return False, False, False
+        if before[1] is not None:
+            before[1].synchronize()
+        asked, stop, superseded = (bool(flag) for flag in before[0].tolist())
+        return asked, stop, superseded
 
     def report(self, metric: float, *, minimize: bool) -> None:
         """Report a metric after the loop has evaluated the model; see `training.run.TrainingRun.report`."""

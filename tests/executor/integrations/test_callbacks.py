@@ -5,6 +5,7 @@ import importlib.util
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -141,12 +142,25 @@ def test_the_packages_are_imported_only_if_they_are_used():
     assert told.strip() == "set()"
 
 
-def test_a_signal_during_the_exchange_takes_effect_a_step_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_several_processes_act_on_what_they_said_in_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """To act on this step's word, each process would have to wait for its GPU. A stand-in adds up the words: here another
+    process has received SIGTERM during the second step, this one during the fourth."""
     run, (on_term,) = monitor_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
     from penstock_executor.integrations import training_monitor as monitor
 
-    tensor = monitor.torch.tensor
-    monkeypatch.setattr(monitor.torch, "tensor", lambda flags, **more: (on_term(15, None), tensor(flags, **more))[1])
+    others = iter([0.0, 1.0, 0.0, 0.0])
+
+    def add_up(vote: Any, op: object) -> None:
+        vote[1] = max(vote[1], next(others))
+
+    monkeypatch.setattr(monitor.dist, "all_reduce", add_up)
+    run._world = 2
     assert run.step_done(1) == (False, False)
-    assert run.step_done(2) == (True, True)
+    assert run.step_done(2) == (False, False)
+    assert run.step_done(3) == (True, True), "all processes stop after the same step"
+    run._stop = False
+    on_term(15, None)
+    assert run.step_done(4) == (False, False)
+    run._world = 1
+    assert run.step_done(5) == (True, True)
     run.end()
