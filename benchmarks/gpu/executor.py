@@ -33,7 +33,7 @@ from torch import nn
 
 import penstock_executor as px
 
-STATES_GIB = (2.0, 8.0) if HAS_GPU else (0.05,)
+STATES_GIB = (2.0,) if HAS_GPU else (0.05,)
 MOVED_OUT, MOVED_BACK = "suspended moved_bytes", "resumed moved_bytes"
 
 
@@ -131,7 +131,7 @@ def limit() -> None:
 
 def overhead() -> None:
     """What `run.step` costs over a plain step: blocks of both in turns, since the machine's speed changes."""
-    steps, rounds, batch = (12, 4, 128) if HAS_GPU else (3, 2, 4)
+    steps, rounds, batch = (12, 3, 64) if HAS_GPU else (3, 2, 4)
     data = torch.utils.data.TensorDataset(torch.randint(8192, (100_000 if HAS_GPU else 2_000, 129)))
     for kind in ("fused", "foreach", "sgd"):
         plain, plain_mb = _plain_step(kind, data, batch)
@@ -570,7 +570,7 @@ def callback() -> None:
         steps += 1
         monitor.step_done(steps)
 
-    count = 100 if HAS_GPU else 5
+    count = 60 if HAS_GPU else 5
     _ms(step, count // 5)
     plain, told = [], []
     for _ in range(3):
