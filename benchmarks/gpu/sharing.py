@@ -24,6 +24,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -33,9 +34,11 @@ from pathlib import Path
 from typing import Any
 
 NOBODY = 65534
-PTRACE = 19
-"""CAP_SYS_PTRACE."""
-PR_CAPBSET_DROP = 24
+PTRACE, UNIT = 19, (0, 1, 2, 3, 19)
+"""CAP_SYS_PTRACE, and the capabilities of the agent's unit."""
+DEBUG = (101, 298, 310, 311, 312, 438)
+"""System calls of x86-64 that @system-service of the agent's unit leaves out: ptrace, process_vm_readv, pidfd_getfd and such."""
+PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 22, 24, 38
 
 COUNTS = """
 # Fills the GPU with numbers, and goes on computing with them in a way whose result is known for any number of steps.
@@ -174,14 +177,14 @@ class Bench:
         return self.start(COUNTS, kind, gib, "REPORT", self.device, uid=uid, **environment)
 
     def ask(
-        self, pid: int, *verbs: object, uid: int = 0, without_ptrace: bool = False, limit_s: float = 10.0
+        self, pid: int, *verbs: object, uid: int = 0, limits: str = "", limit_s: float = 10.0
     ) -> list[dict[str, Any]]:
-        """What the driver answers a helper process. A helper that takes too long is killed."""
+        """What the driver answers a helper process. A helper that takes too long is killed.
+
+        `limits`: `no-ptrace`: without that capability; `unit`: as in the agent's unit.
+        """
         if self.dry:
             return [{"verb": str(verb), "code": 0, "s": 0.0, "state": 0} for verb in verbs]
-
-        def drop() -> None:
-            ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, PTRACE, 0, 0, 0)
 
         helper = subprocess.Popen(
             [sys.executable, "-c", ASKS, str(pid), *map(str, verbs)],
@@ -189,7 +192,7 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=drop if without_ptrace else None,
+            preexec_fn={"no-ptrace": without_ptrace, "unit": as_in_the_unit}.get(limits),
             **as_user(uid),
         )
         try:
@@ -207,6 +210,25 @@ class Bench:
         for process in self._processes:
             process.kill()
             process.wait()
+
+
+def without_ptrace() -> None:
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, PTRACE, 0, 0, 0)
+
+
+def as_in_the_unit() -> None:
+    """Few capabilities, and death by a system call for debuggers, as systemd does it."""
+    libc = ctypes.CDLL(None)
+    for capability in set(range(41)) - set(UNIT):
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    # Load the number; for each forbidden one, go to the end, which kills; else allow.
+    rules = [struct.pack("HBBI", 0x20, 0, 0, 0)]
+    rules += [struct.pack("HBBI", 0x15, len(DEBUG) - index, 0, number) for index, number in enumerate(DEBUG)]
+    rules += [struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000), struct.pack("HBBI", 0x06, 0, 0, 0x80000000)]
+    code = ctypes.create_string_buffer(b"".join(rules))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code)))
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(PR_SET_SECCOMP, 2, program, 0, 0):
+        raise OSError("no seccomp")
 
 
 def as_user(uid: int) -> dict[str, Any]:
@@ -362,8 +384,10 @@ def check_driver(bench: Bench) -> None:
         else:
             bench.say(
                 "root without CAP_SYS_PTRACE",
-                asked=bench.ask(program.pid, "state", "lock", "unlock", without_ptrace=True),
+                asked=bench.ask(program.pid, "state", "lock", "unlock", limits="no-ptrace"),
             )
+            asked = bench.ask(program.pid, "state", "lock", "checkpoint", "restore", "unlock", limits="unit")
+            bench.say("root as in the agent's unit", asked=asked, goes_on=program.goes_on())
         for asker in (0, NOBODY) if whose else (0, 0):
             before_mb, host = gpu.used_mb(), program.memory_mb()
             away = bench.ask(program.pid, "state", "lock", "checkpoint", "state", uid=asker)
