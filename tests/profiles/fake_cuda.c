@@ -35,7 +35,7 @@ static char letter(int pid) {
 static void set(int pid, char letter) {
   char name[32];
   snprintf(name, sizeof name, "%d", pid);
-  FILE *state = file(name, "w");
+  FILE *state = file(name, "r+");
   fputc(letter, state);
   fclose(state);
 }

@@ -7,7 +7,7 @@ A job goes through these states::
                          └─────────────────┴──────────Slurm resumes───────┘
 
 A job gets GPUs only after the jobs that had them have moved off or are frozen. A job that moves off says so, and is
-then frozen.
+then frozen. NVIDIA's driver moves the memory of others, if it can.
 
 `sharing.node.Groups` decides which jobs run; the agent carries that out on a real node. All that decides is in the
 saved state, which is written before Slurm is asked for anything, and every step may be repeated. So the agent may end
@@ -24,6 +24,7 @@ from penstock_profiles.nvml import Sample
 from penstock_scheduler.sharing.messages import Lack, NodeStatus
 from penstock_scheduler.sharing.node import Groups
 from penstock_slurm.agent.channel import Channels
+from penstock_slurm.agent.checkpoints import Checkpoints
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
@@ -45,7 +46,7 @@ from penstock_slurm.agent.transitions import Transitions
 from penstock_slurm.topology import Links
 
 DRIVE_S = 0.1
-"""Pause between two ticks while the agent freezes and thaws a job to hold it to its share."""
+"""Pause between two ticks while the agent freezes and thaws a job to hold it to its share, or the driver moves one."""
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -101,8 +102,9 @@ class Agent:
         self._access = GpuAccess(state, channels, cgroups, mps_dir)
         self._containment = Containment(state, groups, slurm)
         self._guarantees = Guarantees(state, groups, self._containment)
+        self._checkpoints = checkpoints = Checkpoints(state, sample, state_folder)
         self._transitions = Transitions(
-            state, groups, view, self._controls, self._access, self._containment, slurm, links, freezer
+            state, groups, view, self._controls, self._access, self._containment, slurm, links, freezer, checkpoints
         )
         self._duty_cycles = DutyCycles(state, groups, self._containment, freezer, gpu_times)
         self._observer = Observer(state, self._orders, self._containment, sample, plugin, cgroups, mps_dir)
@@ -142,6 +144,8 @@ class Agent:
         self.state.save()
         self._duty_cycles.check()
         self._transitions.advance()
+        with guard("restore GPU memory"):
+            self._checkpoints.restore()
         self._controls.send_limits()
         with guard("open GPUs to their jobs"):
             self._access.open_gpus()
@@ -152,10 +156,15 @@ class Agent:
         self.state.save()
         self._status.write()
 
+    def close(self) -> None:
+        """Wait for what was begun and must not be interrupted."""
+        self._checkpoints.close()
+
     @property
     def pause_s(self) -> float:
-        """Pause before the next tick, s: short while the agent holds a job to its share by freezing it."""
-        return min(self.state.settings.poll_s, DRIVE_S) if self._duty_cycles.driving else self.state.settings.poll_s
+        """Pause before the next tick, s: short while the agent freezes a job from time to time, or the driver works."""
+        busy = self._duty_cycles.driving or self._checkpoints.busy
+        return min(self.state.settings.poll_s, DRIVE_S) if busy else self.state.settings.poll_s
 
     def status(self) -> NodeStatus:
         """The present status."""

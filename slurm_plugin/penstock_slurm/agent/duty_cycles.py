@@ -93,7 +93,8 @@ class DutyCycles:
     def _beside(self, job: OrderedJob, local: LocalJob) -> Pack | None:
         """The pack in which the job runs beside a guaranteed job; None: it does not."""
         pack = self._groups.pack_of(job.job)
-        here = job.running and not local.gone and local.state == "running"
+        # What the driver is restoring must not be frozen, and cannot use the GPU yet.
+        here = job.running and not local.gone and local.state == "running" and not local.checkpointed
         return pack if here and pack is not None and pack.guaranteed not in (None, job.job) else None
 
     def _release(self, job: OrderedJob, local: LocalJob) -> None:

@@ -129,6 +129,7 @@ def _run_alone(
                 log.exception("a tick failed")
             stop.wait(agent.pause_s)
     finally:
+        agent.close()
         if nvml is not None:
             nvml.__exit__()
     log.info("agent stops; jobs stay as they are", extra={"node": node})

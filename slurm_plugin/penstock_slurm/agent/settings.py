@@ -70,6 +70,12 @@ class AgentSettings(BaseModel):
         description="What happens to a job that answers but does not move off its GPUs in time: `freeze` freezes it "
         "in place, `kill` cancels it.",
     )
+    cuda_checkpoint: Literal["auto", "off"] = Field(
+        default="auto",
+        description="Whether NVIDIA's driver moves the GPU memory of a job that does not move off its GPU by itself to "
+        "the host when it is suspended: `auto`: if it can (driver 570 or later, one process on one GPU); `off`: never. "
+        "Else the job is frozen with its memory on the GPU.",
+    )
     misuse: Literal["tell", "kill"] = Field(
         default="kill",
         description="What happens to a job that exceeds its memory limit, runs while it is suspended, or reports "

@@ -7,6 +7,7 @@ import logging
 from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.messages import OrderedJob
 from penstock_scheduler.sharing.node import Groups
+from penstock_slurm.agent.checkpoints import Checkpoints
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
 from penstock_slurm.agent.devices import bind
@@ -38,10 +39,11 @@ class Transitions:
         slurm: Slurm,
         links: Links,
         freezer: Freezer,
+        checkpoints: Checkpoints,
     ) -> None:
         self._state, self._groups, self._view = state, groups, view
         self._controls, self._access, self._containment = controls, access, containment
-        self._slurm, self._links, self._freezer = slurm, links, freezer
+        self._slurm, self._links, self._freezer, self._checkpoints = slurm, links, freezer, checkpoints
 
     def advance(self) -> None:
         """Take one step with each job."""
@@ -135,12 +137,15 @@ class Transitions:
                 "no-answer",
                 f"did not move off its GPUs within {state.settings.suspend_wait_s:g} s of being asked to",
                 kill=state.settings.no_answer == "kill",
-                otherwise="was frozen where it was, its memory still on them",
+                otherwise="was frozen where it was",
             )
             if local.gone or state.now_s < local.retry_s:
                 return
-        if not self._is_under_way(local) and self._ask_to_suspend(job, local):
-            self._suspended(job, local, moved=answered and all_answer)
+        moved = answered and all_answer
+        if self._is_under_way(local) or not (moved or self._checkpoints.save(local)):
+            return
+        if self._ask_to_suspend(job, local):
+            self._suspended(job, local, moved=moved)
 
     def _ask_to_suspend(self, job: OrderedJob, local: LocalJob) -> bool:
         """Ask Slurm to suspend a job. Returns whether it is suspended."""
@@ -160,16 +165,26 @@ class Transitions:
         return True
 
     def _suspended(self, job: OrderedJob, local: LocalJob, *, moved: bool) -> None:
-        """Note that Slurm has suspended a job. If it has not moved off its GPUs, it is on them until it is frozen."""
+        """Note that Slurm has suspended a job.
+
+        If neither it nor the driver has moved it off its GPUs, it is on them until it is frozen.
+        """
         observed, now_s = self._state.observed(job.job), self._state.now_s
-        statuses = observed.statuses.values()
+        statuses, driver = observed.statuses.values(), not moved and self._checkpoints.is_away(local)
         local.state, local.unconfirmed, local.why = "suspended", False, ""
-        local.off, local.free_s = moved, now_s + (0.0 if moved else self._state.settings.freeze_s)
-        local.moved_mb = min(sum(each.moved_mb for each in statuses), local.moved_mb) if moved else 0.0
-        local.left_mb = max(each.left_mb for each in statuses) if moved else observed.memory_mb
+        local.off = moved or driver
+        local.free_s = now_s + (0.0 if local.off else self._state.settings.freeze_s)
+        local.left_mb = 0.0
+        if moved:
+            local.moved_mb = min(sum(each.moved_mb for each in statuses), local.moved_mb)
+            local.left_mb = max(each.left_mb for each in statuses)
+        elif not driver:
+            local.moved_mb, local.left_mb = 0.0, observed.memory_mb
+            if why := self._checkpoints.in_place(local):
+                local.why = f"other jobs have its GPUs in this time slice, and its memory stays there: {why}"
         local.refusals = 0
         observed.cpu = observed.used_mb = None  # observed before
-        log.info("suspended", extra={"job": job.job, "slurm_job": job.slurm_job, "moved": moved})
+        log.info("suspended", extra={"job": job.job, "slurm_job": job.slurm_job, "moved": local.off})
 
     def _check_off(self, local: LocalJob) -> None:
         """A job that was frozen in place is off its GPUs once it is seen frozen. On a busy node that is later than

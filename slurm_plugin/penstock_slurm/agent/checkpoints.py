@@ -1,0 +1,239 @@
+"""Suspending by NVIDIA's driver: what a job has on its GPU moves to the host before Slurm freezes the job, and back
+once Slurm has resumed it. The job's program knows nothing of it.
+
+A call of the driver takes a second and more, and may hang. So a process of its own makes it
+(`penstock_profiles.cuda_checkpoint`), and the agent's tick only looks whether that has ended. Such a helper ends what
+it has begun even if the agent is killed, and the next agent's helper waits for it.
+
+`checkpointed` of a job is in the saved state before a helper begins: from then on the driver may have locked the
+process, so that its CUDA calls wait until it is restored. To restore a process that runs does nothing. So that is tried
+as soon as the job runs, and until the driver says that the process runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock_profiles.nvml import Sample
+from penstock_slurm.agent.memory_room import room_mb
+from penstock_slurm.agent.node_state import RETRY_S, NodeState
+from penstock_slurm.agent.state import DepartingJob, LocalJob
+
+log = logging.getLogger(__name__)
+
+SPARE_MB = 256
+"""Host memory that must be left to a job beside what a checkpoint takes."""
+
+LAST_S = 20.0
+"""How long an agent that stops waits for its helpers."""
+
+
+@dataclass(slots=True)
+class Helper:
+    """A process that asks the driver."""
+
+    verb: Literal["suspend", "resume"]
+    pids: tuple[int, ...]
+    process: subprocess.Popen[str]
+    began_s: float
+    """By the clock that is never set back."""
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has been at work."""
+        return time.monotonic() - self.began_s
+
+
+class Checkpoints:
+    """Has the driver suspend and resume jobs.
+
+    Args:
+        state: the node's state.
+        sample: takes a sample of the GPUs by NVML, which says which processes are on which; None: no NVML, and nothing
+            is checkpointed.
+        folder: for the files by which a helper waits for another one of the same job.
+    """
+
+    def __init__(self, state: NodeState, sample: Callable[[], Sample] | None, folder: Path) -> None:
+        self._state, self._sample, self._folder = state, sample, folder
+        self._helpers: dict[int, Helper] = {}
+        """SLURM_JOB_ID -> the helper at work."""
+        self._away: dict[int, tuple[int, ...]] = {}
+        """SLURM_JOB_ID -> its process whose GPU memory is on the host."""
+        self._in_place: dict[int, str] = {}
+        """SLURM_JOB_ID -> why its GPU memory stays where it is."""
+        self._retry_s: dict[int, float] = {}
+        """SLURM_JOB_ID -> when it is next tried to be restored, by the clock that is never set back."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the driver is at work for some job."""
+        return bool(self._helpers)
+
+    def is_away(self, local: LocalJob) -> bool:
+        """Whether the job's GPU memory is on the host."""
+        return bool(local.checkpointed) and self._away.get(local.slurm_job) == local.checkpointed
+
+    def in_place(self, local: LocalJob) -> str:
+        """Why the job's GPU memory could not be moved, as the end of a sentence; "": it was, or there is none."""
+        return self._in_place.get(local.slurm_job, "")
+
+    # From the GPU to the host.
+
+    def save(self, local: LocalJob) -> bool:
+        """Move what a job has on its GPU to the host, if that is possible.
+
+        Returns whether Slurm may freeze the job now; False: the driver is at work.
+        """
+        helper = self._helpers.get(local.slurm_job)
+        if helper is not None:
+            self._end(local.slurm_job, local, helper)
+            if helper.verb == "resume":
+                # What takes too long to be restored is frozen as it is, and goes on when it is resumed.
+                busy = self._helpers.get(local.slurm_job) is helper
+                return busy and helper.age_s > self._state.settings.suspend_wait_s
+            return self.is_away(local)
+        if self.is_away(local):
+            return True
+        pid = self._candidate(local)
+        if pid is None:
+            return True
+        local.checkpointed = (pid,)
+        self._state.save()
+        self._start("suspend", local.slurm_job, (pid,))
+        return False
+
+    def _candidate(self, local: LocalJob) -> int | None:
+        """The job's process on a GPU; None: it has none, or cannot be checkpointed (see `in_place`)."""
+        state, number = self._state, local.slurm_job
+        self._in_place.pop(number, None)
+        if self._sample is None or state.settings.cuda_checkpoint == "off" or state.is_frozen(number):
+            return None
+        state.scan_processes()
+        ours = set(state.living.get(number, []))
+        processes = [
+            each for reading in self._sample().readings for each in reading.processes or () if each.pid in ours
+        ]
+        if processes and (why := local.no_checkpoint or self._hindrance([(p.pid, p.used_mb) for p in processes])):
+            self._in_place[number] = why
+            return None
+        return processes[0].pid if processes else None
+
+    @staticmethod
+    def _hindrance(processes: list[tuple[int, float | None]]) -> str:
+        """Why these processes of a job are not checkpointed; "": nothing hinders that."""
+        if len(processes) > 1:
+            # They may share GPU memory, or wait for each other. Then the driver hangs, or breaks them.
+            return "it has several processes on GPUs or uses several GPUs"
+        pid, needs_mb = processes[0]
+        if needs_mb is None:
+            return "NVML does not say how much that is"
+        left_mb = room_mb(pid) - SPARE_MB
+        if needs_mb > left_mb:
+            return f"it takes {needs_mb:.0f} MB, and Slurm lets the job have {max(left_mb, 0):.0f} MB more on the host"
+        return ""
+
+    # From the host to the GPU.
+
+    def restore(self) -> None:
+        """Restore the jobs that run, and forget those that have ended."""
+        state = self._state
+        there: dict[int, LocalJob | DepartingJob] = dict(state.saved.departing)
+        there |= {local.slurm_job: local for local in state.jobs.values() if not local.gone}
+        for number in self._helpers.keys() - there.keys():
+            helper = self._helpers.pop(number)
+            helper.process.kill()  # it has nobody to ask about
+            helper.process.wait()
+        for known in (self._away, self._in_place, self._retry_s):
+            for number in known.keys() - there.keys():
+                del known[number]
+        for number, each in there.items():
+            with state.guard(f"restore the GPU memory of Slurm's job {number}"):
+                runs = each.state == "running" if isinstance(each, LocalJob) else not each.frozen
+                if runs and each.checkpointed != ():
+                    self._restore(number, each)
+
+    def _restore(self, number: int, job: LocalJob | DepartingJob) -> None:
+        helper = self._helpers.get(number)
+        if helper is not None:
+            self._end(number, job, helper)
+            if number in self._helpers and helper.verb == "resume" and helper.age_s > RETRY_S:
+                self._tell(job, f"has been restoring its GPU memory for {helper.age_s:.0f} s")
+            return
+        living = self._state.living.get(number, [])
+        if not living or self._state.is_frozen(number) or time.monotonic() < self._retry_s.get(number, 0.0):
+            return
+        self._away.pop(number, None)
+        job.checkpointed = tuple(pid for pid in living if job.checkpointed is None or pid in job.checkpointed)
+        if job.checkpointed:  # else it has ended
+            self._start("resume", number, job.checkpointed)
+
+    # Helpers.
+
+    def _start(self, verb: Literal["suspend", "resume"], number: int, pids: tuple[int, ...]) -> None:
+        command = [sys.executable, "-m", "penstock_profiles.cuda_checkpoint", verb, *map(str, pids)]
+        process = subprocess.Popen(
+            [*command, "--lock", str(self._folder / f"checkpoint-{number}.lock")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._helpers[number] = Helper(verb, pids, process, time.monotonic())
+
+    def _end(self, number: int, job: LocalJob | DepartingJob, helper: Helper) -> None:
+        """Note how a helper has ended, if it has. One that takes too long to suspend is killed."""
+        process, limit_s = helper.process, self._state.settings.suspend_wait_s
+        if helper.verb == "suspend" and helper.age_s > limit_s:
+            process.kill()
+            process.wait()
+        if process.poll() is None:
+            return
+        del self._helpers[number]
+        if job.checkpointed != helper.pids:
+            return  # it was of an earlier run of the job
+        assert process.stderr is not None, "it is a pipe"
+        said = process.stderr.read().strip() or f"the helper ended with status {process.returncode}"
+        if process.returncode == -9:
+            said = f"the driver did not do it within {limit_s:g} s"
+        facts = {"slurm_job": number, "verb": helper.verb, "seconds": round(helper.age_s, 2)}
+        if process.returncode == 0:
+            log.info("GPU memory moved", extra=facts)
+            if helper.verb == "suspend":
+                self._away[number] = helper.pids
+            else:
+                job.checkpointed = ()
+                self._tell(job, "")
+            return
+        log.warning("GPU memory not moved", extra=facts | {"text": said})
+        if helper.verb == "resume":
+            self._retry_s[number] = time.monotonic() + RETRY_S
+            self._tell(job, f"has not restored its GPU memory: {said}")
+            return
+        if isinstance(job, LocalJob):
+            job.no_checkpoint = said  # a second failure may break it
+        if process.returncode == 1:
+            job.checkpointed = ()
+        else:
+            self._start("resume", number, helper.pids)
+
+    @staticmethod
+    def _tell(job: LocalJob | DepartingJob, what: str) -> None:
+        if isinstance(job, LocalJob):
+            job.why = f"waits for NVIDIA's driver, which {what}" if what else ""
+
+    def close(self) -> None:
+        """Wait for the helpers: a service manager may kill them after the agent."""
+        end_s = time.monotonic() + LAST_S
+        for helper in self._helpers.values():
+            try:
+                helper.process.wait(max(end_s - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                log.warning("a helper is still at work", extra={"verb": helper.verb, "pids": helper.pids})

@@ -1,0 +1,361 @@
+"""Jobs that NVIDIA's driver suspends, with real processes, a stand-in for Slurm that sends its signals, and a stand-in for the
+driver (`fake_cuda.c`), which as the real one can do nothing with a process that is stopped."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock_profiles.nvml import Device, Process, Reading, Sample
+from penstock_scheduler.model import JobId, Pack
+from penstock_slurm.agent import checkpoints
+from penstock_slurm.agent.memory_room import room_mb
+from tests.profiles.fake_cuda import FakeCuda
+
+from .node import Node, alone, at_once, steps
+
+USED_MB = 2000
+GPU = Device(0, "GPU-0", "Tesla V100", "v100", 16_000)
+
+
+@pytest.fixture
+def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    made = FakeCuda(tmp_path)
+    for name, value in made.variables.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+class Gpus:
+    """NVML's view: the CUDA processes whose memory is on the GPU."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.pids = cuda, list[int]()
+
+    def __call__(self) -> Sample:
+        there = [pid for pid in self.pids if Path(f"/proc/{pid}").exists() and self.cuda.state(pid) != "checkpointed"]
+        processes = tuple(Process(pid, USED_MB, None) for pid in there)
+        return Sample((Reading(GPU, USED_MB * len(there), None, None, processes),), ())
+
+
+@pytest.fixture
+def make(make_node: Callable[..., Node], cuda: FakeCuda) -> Callable[..., Node]:
+    """A node with two jobs in time slices on one GPU, which use CUDA and say nothing."""
+
+    def make_with_jobs(slice_s: float = 0.6, options: tuple[str, ...] = ("--mute",), **settings: object) -> Node:
+        node = make_node(**{"start_wait_s": 0.0, **settings})
+        gpus = node.sample = Gpus(cuda)
+        node.start()
+        for number in (1, 2):
+            process = node.job(number, *options)
+            gpus.pids.append(process.pid)
+            cuda.add(process.pid)
+        assert_ignores_sigtstp(*gpus.pids)
+        node.order(alone(1, 2), (0,), slice_s)
+        return node
+
+    return make_with_jobs
+
+
+def assert_ignores_sigtstp(*pids: int) -> None:
+    """The programs have begun."""
+    end_s = time.monotonic() + 60
+    for pid in pids:
+        while not (ignored(pid) >> (signal.SIGTSTP - 1)) & 1:
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+
+
+def ignored(pid: int) -> int:
+    line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("SigIgn"))
+    return int(line.split()[1], 16)
+
+
+def state(node: Node, cuda: FakeCuda, number: int) -> str:
+    return cuda.state(node.slurm.processes[number].pid)
+
+
+def both_ran(node: Node, cuda: FakeCuda, times: int = 1) -> Callable[[], bool]:
+    """Whether both jobs have been resumed so often."""
+    return lambda: all(node.slurm.calls.count(("resume", number)) >= times for number in (1, 2))
+
+
+def test_the_driver_moves_a_job_that_knows_nothing_of_us_and_back(make: Callable[..., Node], cuda: FakeCuda):
+    """Before another job has the GPU, the memory of the one before is off it. What runs is never locked."""
+    node = make()
+    seen: list[tuple[str, ...]] = []
+
+    def look() -> None:
+        jobs = node.agent.state.jobs
+        assert not at_once(node)
+        for number in (1, 2):
+            local = jobs.get(JobId(f"j{number}"))
+            if local is not None and local.state == "suspended":
+                assert state(node, cuda, number) == "checkpointed"
+                assert (local.left_mb, local.moved_mb, local.off) == (0, USED_MB, True)
+        seen.append(tuple(state(node, cuda, number) for number in (1, 2)))
+
+    while not both_ran(node, cuda, 2)():
+        node.run(0.2, look)
+    assert ("checkpointed", "running") in seen
+    assert ("running", "checkpointed") in seen
+    assert cuda.calls()[:4] == ["lock", "checkpoint", "lock", "checkpoint"]
+    node.order([], ())
+    node.until(lambda: [state(node, cuda, number) for number in (1, 2)] == ["running"] * 2, "restored jobs")
+    assert {node.slurm.letter(number) for number in (1, 2)} == {"S"}
+
+
+def test_memory_that_is_moved_makes_room_for_a_job_that_needs_the_whole_gpu(make: Callable[..., Node], cuda: FakeCuda):
+    node = make()
+    node.until(lambda: JobId("j2") in node.agent.state.jobs, "order")
+    node.agent.state.jobs[JobId("j2")].memory_mb = 15_000
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the large one")
+    assert state(node, cuda, 1) == "checkpointed"
+
+
+@pytest.mark.parametrize(("call", "how"), [("lock", "600"), ("checkpoint", "801")])
+def test_a_job_that_the_driver_cannot_move_is_frozen_in_place(
+    make: Callable[..., Node], cuda: FakeCuda, call: str, how: str
+):
+    """It is tried once: NVIDIA does not promise that a process survives a failure. The reason is where users look."""
+    node = make()
+    cuda.set(call, how)
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    local = node.agent.state.jobs[JobId("j1")]
+    assert (state(node, cuda, 1), local.left_mb, local.moved_mb) == ("running", USED_MB, 0)
+    why = next(each.why for each in node.agent.status().jobs if each.job == "j1")
+    assert why.startswith("other jobs have its GPUs in this time slice, and its memory stays there: the driver's")
+    node.until(both_ran(node, cuda, 2), "time slices")
+    assert cuda.calls().count("lock") == 2  # once for each job
+    assert "restore" not in cuda.calls()
+
+
+def test_a_driver_that_hangs_is_given_up_and_the_job_is_unlocked(make: Callable[..., Node], cuda: FakeCuda):
+    node = make(suspend_wait_s=1.0)
+    cuda.set("checkpoint", "hang")
+    node.until(lambda: state(node, cuda, 1) == "locked", "locked process")
+    ticks = time.monotonic()
+    node.agent.tick(time.time())
+    assert time.monotonic() - ticks < 0.5
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert (state(node, cuda, 1), node.slurm.letter(1)) == ("running", "T")
+    assert "did not do it within 1 s" in node.agent.state.jobs[JobId("j1")].no_checkpoint
+
+
+def test_a_job_that_cannot_be_unlocked_is_frozen_and_unlocked_later(make: Callable[..., Node], cuda: FakeCuda):
+    """It does not hold up the other job, and it does not stay locked."""
+    node = make()
+    cuda.set("checkpoint", "801")
+    cuda.set("unlock", "999")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert state(node, cuda, 1) == "locked"
+    cuda.unset("unlock")
+    node.until(lambda: node.slurm.letter(1) == "S" and state(node, cuda, 1) == "running", "unlocked process")
+
+
+def test_a_restore_that_fails_is_repeated_and_said(
+    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checkpoints, "RETRY_S", 0.3)
+    node = make(slice_s=5.0)
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    cuda.set("restore", "2")
+    node.until(lambda: "restore" in cuda.calls(), "restore")
+    node.until(lambda: "has not restored its GPU memory" in node.agent.state.jobs[JobId("j1")].why, "reason")
+    assert (node.states()["j1"], state(node, cuda, 1)) == ("running", "checkpointed")
+    cuda.unset("restore")
+    node.until(lambda: state(node, cuda, 1) == "running", "restored process")
+    assert node.agent.state.jobs[JobId("j1")].why == ""
+
+
+@pytest.mark.parametrize("call", ["lock", "checkpoint"])
+def test_an_agent_that_is_killed_while_the_driver_suspends(make: Callable[..., Node], cuda: FakeCuda, call: str):
+    """Its helper goes on, and the next agent's helper waits for it."""
+    node = make()
+    cuda.set(call, "slow 1000")
+    node.until(lambda: call in cuda.calls(), "call")
+    node.start()
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert state(node, cuda, 1) == "checkpointed"
+    node.until(both_ran(node, cuda), "time slices")
+
+
+def test_an_agent_and_its_helper_that_are_killed_while_the_driver_suspends(make: Callable[..., Node], cuda: FakeCuda):
+    """The process is left locked. The next agent goes on."""
+    node = make(slice_s=1.0)
+    cuda.set("checkpoint", "hang")
+    node.until(lambda: state(node, cuda, 1) == "locked", "locked process")
+    node.agent._checkpoints._helpers[1].process.kill()
+    cuda.unset("checkpoint")
+    node.start()
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert state(node, cuda, 1) == "checkpointed"
+    node.until(lambda: state(node, cuda, 1) == "running", "restored process")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_agent_that_is_killed_while_a_job_is_checkpointed(make: Callable[..., Node], cuda: FakeCuda, lost: bool):
+    """The next agent restores it, also without its saved state."""
+    node = make(slice_s=2.0)
+    node.until(lambda: node.states()["j2"] == "running" and node.slurm.letter(1) == "T", "time slice of the other")
+    if lost:
+        (node.run_dir.with_name("state") / "state.json").unlink()
+    node.start()
+    node.until(lambda: node.slurm.letter(1) == "S" and state(node, cuda, 1) == "running", "restored process")
+    assert not at_once(node)
+
+
+def test_an_agent_that_is_killed_while_the_driver_restores(make: Callable[..., Node], cuda: FakeCuda):
+    node = make(slice_s=1.0)
+    cuda.set("restore", "slow 700")
+    node.until(lambda: "restore" in cuda.calls(), "restore")
+    node.start()
+    node.until(lambda: state(node, cuda, 1) == "running", "restored process")
+    node.until(both_ran(node, cuda), "time slices")
+
+
+def test_a_job_that_leaves_the_order_while_it_is_checkpointed_is_restored(make: Callable[..., Node], cuda: FakeCuda):
+    """Also by an agent that is started meanwhile. The other job is left alone."""
+    node = make(slice_s=30.0)
+    node.until(lambda: JobId("j1") in node.agent.state.jobs, "order")
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: node.states()["j2"] == "running" and node.slurm.letter(1) == "T", "time slice of the other")
+    node.order(alone(2), (0,), slice_s=30.0)
+    node.agent.tick(time.time())
+    assert node.agent.state.saved.departing[1].checkpointed == (node.slurm.processes[1].pid,)
+    node.start()
+    node.until(lambda: state(node, cuda, 1) == "running", "restored process")
+    assert node.states() == {"j2": "running"}
+    assert state(node, cuda, 2) == "running"
+
+
+def test_a_job_that_is_cancelled_while_it_is_checkpointed_ends(make: Callable[..., Node], cuda: FakeCuda):
+    node = make(slice_s=1.0)
+    node.until(lambda: node.states()["j2"] == "running" and node.slurm.letter(1) == "T", "time slice of the other")
+    node.slurm.cancel("1")
+    node.until(lambda: node.agent.state.jobs[JobId("j1")].gone, "end of the job")
+    node.run(2.0)
+    assert (node.states()["j2"], state(node, cuda, 2)) == ("running", "running")
+
+
+def test_a_helper_ends_with_its_job(make: Callable[..., Node], cuda: FakeCuda):
+    node = make()
+    cuda.set("checkpoint", "hang")
+    node.until(lambda: "checkpoint" in cuda.calls(), "call")
+    helper = node.agent._checkpoints._helpers[1].process
+    node.slurm.cancel("1")
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert helper.poll() is not None
+
+
+def test_a_job_whose_time_slice_comes_back_meanwhile_is_restored(make: Callable[..., Node], cuda: FakeCuda):
+    """The other job ends while the driver moves the first one."""
+    node = make(slice_s=1.0)
+    cuda.set("checkpoint", "slow 1500")
+    node.until(lambda: "checkpoint" in cuda.calls(), "call")
+    node.order(alone(1), (0,), slice_s=30.0)
+    node.until(lambda: node.states()["j1"] == "running", "time slice that comes back")
+    node.until(lambda: "unlock" in cuda.calls(), "restored process")
+    assert (state(node, cuda, 1), node.slurm.letter(1)) == ("running", "S")
+    assert ("suspend", 1) not in node.slurm.calls
+
+
+@pytest.mark.parametrize("how", ["off", "no NVML", "several processes", "no CUDA"])
+def test_jobs_that_are_not_checkpointed_are_frozen_in_place(
+    make: Callable[..., Node], cuda: FakeCuda, how: str, make_node: Callable[..., Node]
+):
+    node = make(cuda_checkpoint="off" if how == "off" else "auto")
+    if how == "no NVML":
+        node.sample = None
+    if how == "no CUDA":
+        node.sample.pids.clear()  # type: ignore[union-attr]
+    if how == "several processes":
+        node.sample.pids *= 2  # type: ignore[union-attr]  # one process on two GPUs
+    node.start()
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert cuda.calls() == []
+    why = node.agent.state.jobs[JobId("j1")].why
+    assert ("several processes on GPUs or uses several GPUs" in why) == (how == "several processes")
+
+
+def test_a_job_that_moves_by_itself_is_left_to_it(make: Callable[..., Node], cuda: FakeCuda):
+    node = make(options=("--here",), start_wait_s=30.0)
+    node.until(lambda: both_ran(node, cuda)() and steps(node, 2) > 0, "time slices")
+    assert cuda.calls() == []
+
+
+def test_a_job_that_does_not_answer_is_moved_by_the_driver(make: Callable[..., Node], cuda: FakeCuda):
+    node = make(options=("--deaf",), suspend_wait_s=1.0, start_wait_s=30.0)
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert state(node, cuda, 1) == "checkpointed"
+    (contained,) = node.agent.status().contained
+    assert contained.text.endswith("it was frozen where it was.")
+
+
+def test_a_driven_job_is_not_frozen_while_it_is_restored(make: Callable[..., Node], cuda: FakeCuda):
+    """An opportunistic job beside a guaranteed one, both in time slices with a third job."""
+    node = make(slice_s=30.0)
+    process = node.job(3, "--mute")
+    node.sample.pids.append(process.pid)  # type: ignore[union-attr]
+    cuda.add(process.pid)
+    node.order([*alone(1), Pack((JobId("j2"), JobId("j3")), guaranteed=JobId("j2"))], (0,), slice_s=1.5)
+    node.until(lambda: ("suspend", 3) in node.slurm.calls, "end of their time slice")
+    node.until(lambda: state(node, cuda, 3) == "checkpointed", "moved process")
+    cuda.set("restore", "slow 500")
+    node.until(lambda: cuda.calls().count("unlock") >= 3, "restored processes")
+    assert state(node, cuda, 3) == "running"
+
+
+def test_room_on_the_host_is_what_the_limits_around_a_process_leave(tmp_path: Path):
+    """1000 MB of 4096 in use, 200 of them cached files: 3296 left; the cgroup around it leaves 2000."""
+    mib, job = 2**20, tmp_path / "cgroup/system.slice/slurmstepd.scope/job_7"
+    step = job / "step_0/user"
+    (tmp_path / "proc/5").mkdir(parents=True)
+    (tmp_path / "proc/5/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user\n")
+    step.mkdir(parents=True)
+
+    def room() -> float:
+        return room_mb(5, tmp_path / "proc", tmp_path / "cgroup")
+
+    assert room() == float("inf")
+    (step / "memory.max").write_text(f"{4096 * mib}\n")
+    (step / "memory.current").write_text(f"{1000 * mib}\n")
+    (step / "memory.stat").write_text(f"anon 5\ninactive_file {200 * mib}\n")
+    assert room() == 3296
+    (job / "memory.max").write_text(f"{3000 * mib}\n")
+    (job / "memory.current").write_text(f"{1000 * mib}\n")
+    assert room() == 2000
+    (job / "memory.max").write_text("max\n")
+    assert room() == 3296
+    v1 = tmp_path / "cgroup/memory/slurm/uid_1/job_7"
+    v1.mkdir(parents=True)
+    (tmp_path / "proc/5/cgroup").write_text("9:memory:/slurm/uid_1/job_7\n0::/\n")
+    (v1 / "memory.limit_in_bytes").write_text(f"{100 * mib}\n")
+    (v1 / "memory.usage_in_bytes").write_text(f"{60 * mib}\n")
+    assert room() == 40
+
+
+def test_a_job_whose_limit_has_no_room_for_it_is_frozen_in_place(
+    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    """Else the kernel would end it."""
+    monkeypatch.setattr(checkpoints, "room_mb", lambda pid: 2100.0)
+    node = make()
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert cuda.calls() == []
+    assert (
+        "it takes 2000 MB, and Slurm lets the job have 1844 MB more on the host"
+        in node.agent.state.jobs[JobId("j1")].why
+    )
+
+
+def test_an_agent_that_is_stopped_waits_for_its_helpers(make: Callable[..., Node], cuda: FakeCuda):
+    node = make()
+    cuda.set("checkpoint", "slow 800")
+    node.until(lambda: "checkpoint" in cuda.calls(), "call")
+    node.agent.close()
+    assert state(node, cuda, 1) == "checkpointed"
