@@ -9,6 +9,9 @@ penstockd acts for it, through Slurm's controller, which needs nothing of the ag
    left alone.
 3. A suspended job without a checkpoint stays suspended until its GPUs are free or its agent is back. Its user and the
    admins are told.
+4. A suspended job whose GPU memory NVIDIA's driver has moved to the host is not resumed: its CUDA calls would wait for
+   the agent, which has the driver move it back. It starts again from its last checkpoint, if it has one, and else waits
+   for its agent.
 
 Silence is measured with this host's clock from one heartbeat to the next, since a node's clock may differ. A daemon
 that starts waits the whole patience. An agent that comes back finds some of its jobs running, and continues their time
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 
 SUSPENDED = "SUSPENDED"
 
+MOVED = "NVIDIA's driver has moved its GPU memory to the host, from which only the agent has it moved back"
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -45,6 +50,8 @@ class Held:
     since_s: float
     """When its agent was last heard of, on this host's clock."""
     users: tuple[JobId, ...]
+    moved: bool
+    """Whether only its agent can have NVIDIA's driver move its GPU memory back."""
 
 
 @dataclass(slots=True)
@@ -108,7 +115,7 @@ class SilentAgents:
             )
             self.suspended[job] = Suspension(mine.since_s or None, self._why(node, mine, users))
             if node in self._silent:
-                held.append(Held(jobs[job], record, node, self._silent[node], users))
+                held.append(Held(jobs[job], record, node, self._silent[node], users, mine.checkpointed))
         self._held = tuple(held)
 
     def silent(self) -> tuple[SilentAgent, ...]:
@@ -134,14 +141,14 @@ class SilentAgents:
         for each in sorted(self._held, key=lambda held: (-held.job.sharing_priority, held.job.submit_s)):
             if self.clock.now_s() - each.since_s < self.patience_s:
                 continue
-            if not each.users:
+            if not each.users and not each.moved:
                 if each.node not in resumed and self._resume(gateway, each):
                     resumed.add(each.node)
             elif each.job.movable and (each.job.spec.says_it_saves or each.job.id in saved):
                 stop = Stop(
                     StopCode.SHARING,
                     f"the agent of {each.node}, which had suspended it, has been silent since {clock(each.since_s)}, and "
-                    f"{_jobs(each.users)} on its GPUs; it starts again from its last checkpoint",
+                    f"{_jobs(each.users) + ' on its GPUs' if each.users else MOVED}; it starts again from its last checkpoint",
                 )
                 if self._requeue(gateway, spool, each, stop):
                     stopped[each.job.id] = stop
@@ -173,12 +180,15 @@ class SilentAgents:
         if silent_s is None:
             return carried.why or "other jobs have its GPUs in this time slice"
         until = clock(silent_s + self.patience_s)
-        what = (
-            f"{_jobs(users)} on its GPUs meanwhile. If the agent is still silent at {until}, a job with a checkpoint starts "
-            "again from that, and another one stays suspended until its GPUs are free"
-            if users
-            else f"Penstock resumes it at {until} if the agent is still silent"
-        )
+        what = f"Penstock resumes it at {until} if the agent is still silent"
+        if users or carried.checkpointed:
+            now, end = (f"{_jobs(users)} on its GPUs meanwhile", "its GPUs are free")
+            if carried.checkpointed:
+                now, end = MOVED, "the agent is back"
+            what = (
+                f"{now}. If the agent is still silent at {until}, a job with a checkpoint starts again from that, and "
+                f"another one stays suspended until {end}"
+            )
         return f"the agent of {node}, which would resume it, has been silent since {clock(silent_s)}; {what}"
 
 

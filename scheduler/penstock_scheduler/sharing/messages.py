@@ -31,9 +31,10 @@ REMEMBERED = 256
 
 State = Literal["waiting", "running", "suspending", "suspended"]
 
-Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-devices", "unknown"]
+Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-devices", "old-driver", "unknown"]
 """What a node lacks: the SPANK plugin, a SPANK plugin of the agent's release, the MPS control daemon that the settings
-name, or a way to open GPUs to jobs to which Slurm's device cgroups deny them. `unknown`: the agent cannot find out."""
+name, a way to open GPUs to jobs to which Slurm's device cgroups deny them, or a driver of NVIDIA's that can checkpoint
+processes. `unknown`: the agent cannot find out."""
 
 
 class OrderedJob(Message):
@@ -98,6 +99,8 @@ class CarriedJob(Message):
     use: JobUse
     mps: bool = False
     """Whether it is a client of NVIDIA's MPS, which is never suspended."""
+    checkpointed: bool = False
+    """Whether NVIDIA's driver may have its GPU memory on the host, so that only the agent can let it go on."""
     why: str = ""
     """Why it is not as ordered, as a sentence; "": it is."""
 

@@ -68,6 +68,7 @@ class Agent:
         device_cgroups: the jobs' device cgroups; None: Slurm constrains no devices.
         links: how well each two GPUs are connected, by Slurm's indexes; empty: unknown.
         gpu_times: the GPU time of processes, which a job cannot falsify; None: unknown.
+        driver: version of NVIDIA's driver; None: unknown.
         freezer: freezes processes; None: by this machine's cgroups and signals.
     """
 
@@ -86,6 +87,7 @@ class Agent:
         device_cgroups: DeviceCgroups | None = None,
         links: Links = (),
         gpu_times: GpuTimes | None = None,
+        driver: str | None = None,
         freezer: Freezer | None = None,
     ) -> None:
         boot = BOOT.read_text(encoding="ascii").strip()
@@ -107,7 +109,7 @@ class Agent:
             state, groups, view, self._controls, self._access, self._containment, slurm, links, freezer, checkpoints
         )
         self._duty_cycles = DutyCycles(state, groups, self._containment, freezer, gpu_times)
-        self._observer = Observer(state, self._orders, self._containment, sample, plugin, cgroups, mps_dir)
+        self._observer = Observer(state, self._orders, self._containment, sample, plugin, cgroups, mps_dir, driver)
         self._status = StatusWriter(state, groups, spool, links)
 
     def tick(self, now_s: float) -> None:

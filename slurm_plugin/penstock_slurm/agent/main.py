@@ -119,6 +119,7 @@ def _run_alone(
         # If the site names the device files, Slurm's indexes may differ from NVML's.
         nvml.links() if nvml is not None and settings.gpu_file is None else (),
         gpu_times,
+        nvml.driver if nvml is not None else None,
     )
     log.info("agent starts", extra={"node": node, "run_dir": str(channels.folder), "spool": str(slurm.spool_dir)})
     try:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock_profiles.cuda_checkpoint import FIRST_DRIVER, too_old
 from penstock_profiles.nvml import Sample, by_job
 from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.messages import Lack, XidSeen
@@ -34,6 +35,7 @@ class Observer:
         plugin: says what is wrong with the node's SPANK plugin, with a sentence; None: nothing.
         device_cgroups: the jobs' device cgroups.
         mps_dir: folder of the site's MPS control daemon; None: no MPS.
+        driver: version of NVIDIA's driver; None: unknown.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class Observer:
         plugin: Callable[[], tuple[Lack, str] | None],
         device_cgroups: DeviceCgroups,
         mps_dir: Path | None,
+        driver: str | None,
     ) -> None:
         self._state, self._orders, self._containment = state, orders, containment
         self._sample, self._plugin, self._device_cgroups, self._mps_dir = sample, plugin, device_cgroups, mps_dir
+        self._driver = driver
         self._sampled_s = self._inspected_s = -math.inf
 
     def set_back(self) -> None:
@@ -152,6 +156,9 @@ class Observer:
             lacks[found[0]] = found[1]
         if self._mps_dir is not None and (text := mps.trouble(self._mps_dir)):
             lacks["no-mps"] = f"no nvidia-cuda-mps-control answers, packs run without it: {text}"
+        if state.settings.cuda_checkpoint == "auto" and too_old(self._driver):
+            text = f"NVIDIA's driver {self._driver} cannot checkpoint processes, {FIRST_DRIVER} or later can"
+            lacks["old-driver"] = f"{text}: jobs that do not move off their GPUs are frozen with their memory there"
         living = any(job.slurm_job in state.living for job in state.sharing_jobs())
         if text := self._device_cgroups.trouble(living=living):
             lacks["no-devices"] = f"GPUs cannot be opened to co-located jobs, to which Slurm denies them: {text}"

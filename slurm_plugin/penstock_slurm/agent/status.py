@@ -99,5 +99,6 @@ class StatusWriter:
             devices=devices,
             use=use,
             mps=local.mps,
+            checkpointed=bool(local.checkpointed),
             why=local.why,
         )

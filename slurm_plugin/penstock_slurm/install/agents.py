@@ -77,6 +77,11 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         "`penstock slurm unit penstock-agent.service --constrain-devices` prints; for a missing device file, set [agent] "
         "gpu_file to gres.conf's File=",
     ),
+    "old-driver": (
+        "has a driver of NVIDIA's that cannot checkpoint processes: jobs that do not move off their GPUs are frozen with their "
+        "memory there",
+        'install driver 570 or later on each node; or set [agent] cuda_checkpoint = "off"',
+    ),
     "unknown": (
         "cannot find out whether its node lacks anything that sharing needs",
         "`journalctl -u penstock-agent` shows what failed; please report it",

@@ -98,6 +98,7 @@ class Node:
         self.plugin: Callable[[], tuple[Lack, str] | None] = lambda: None
         self.links: tuple[tuple[int, ...], ...] = ()
         self.gpu_times: GpuTimes | None = None
+        self.driver: str | None = None
         self.number = 0
         self.spool.mkdir()
         self.agent = self.start()
@@ -118,6 +119,7 @@ class Node:
             device_cgroups=self.device_cgroups,
             links=self.links,
             gpu_times=self.gpu_times,
+            driver=self.driver,
         )
         return self.agent
 

@@ -97,6 +97,7 @@ def test_the_driver_moves_a_job_that_knows_nothing_of_us_and_back(make: Callable
             if local is not None and local.state == "suspended":
                 assert state(node, cuda, number) == "checkpointed"
                 assert (local.left_mb, local.moved_mb, local.off) == (0, USED_MB, True)
+                assert [each.checkpointed for each in node.agent.status().jobs if each.job == f"j{number}"] == [True]
         seen.append(tuple(state(node, cuda, number) for number in (1, 2)))
 
     while not both_ran(node, cuda, 2)():
@@ -351,6 +352,16 @@ def test_a_job_whose_limit_has_no_room_for_it_is_frozen_in_place(
         "it takes 2000 MB, and Slurm lets the job have 1844 MB more on the host"
         in node.agent.state.jobs[JobId("j1")].why
     )
+
+
+@pytest.mark.parametrize(
+    ("driver", "how", "lacks"), [("550.54", "auto", 1), ("550.54", "off", 0), ("580.1", "auto", 0)]
+)
+def test_the_status_says_that_a_driver_is_too_old(make_node: Callable[..., Node], driver: str, how: str, lacks: int):
+    node = make_node(cuda_checkpoint=how)
+    node.driver = driver
+    node.start().tick(time.time())
+    assert node.agent.status().lacks == ("old-driver",) * lacks
 
 
 def test_an_agent_that_is_stopped_waits_for_its_helpers(make: Callable[..., Node], cuda: FakeCuda):

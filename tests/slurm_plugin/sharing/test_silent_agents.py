@@ -130,6 +130,18 @@ def test_a_job_whose_gpus_another_job_uses_starts_again_if_it_has_saved(scene: S
     assert scene.gateway.asked == [("requeue_hold", "8")]
 
 
+def test_a_job_that_only_its_agent_can_restore_is_not_resumed(scene: Scene) -> None:
+    """NVIDIA's driver has moved its GPU memory to the host: resumed, it would hang in its next CUDA call."""
+    scene.told = (scene.told[0], scene.told[1].model_copy(update={"checkpointed": True}))
+    scene.states["7"] = "COMPLETED"
+    scene.observe(PATIENCE_S + 1)
+    assert scene.relieve() == {}, "it has not saved: it would lose all its work"
+    assert "another one stays suspended until the agent is back" in scene.says()
+    stops = scene.relieve(["8"])
+    assert "from which only the agent has it moved back; it starts again from its last checkpoint" in stops["8"].text
+    assert scene.gateway.asked == [("requeue_hold", "8")]
+
+
 @pytest.mark.parametrize(("spec", "stops"), [({"checkpointable": True}, 1), ({"preemptible": False}, 0)])
 def test_what_the_job_spec_says_of_saving_and_moving_counts(scene: Scene, spec: dict[str, bool], stops: int) -> None:
     scene.spec = JobSpec.model_validate({"max_gpus": 1} | spec)
