@@ -2,17 +2,20 @@
 
     python -m benchmarks.gpu.sharing [--dry] [CHECK...]
 
-Needs one NVIDIA GPU, torch and nvidia-ml-py. Each check runs in a process of its own with a time limit, so one that fails or
-hangs fails alone. Each figure is one line of JSON; the last line of a check says how it ended. `--dry` computes on the
-processor and asks neither driver nor NVML: it shows that the script itself works.
+Needs one NVIDIA GPU, torch, nvidia-ml-py, numpy and pydantic; the project need not be installed. Each check runs in a process
+of its own with a time limit, so one that fails or hangs fails alone. Each figure is one line of JSON; the last line of a check
+says how it ended. `--dry` computes on the processor and asks neither driver nor NVML: it shows that the script itself works.
 
 | check | what it shows |
 | --- | --- |
 | `nvml` | what NVML says of each process, and whether its pids are the pids that we see |
+| `slices` | the agent itself suspends and resumes two programs of 2 GB that know nothing of it, in time slices |
+| `guarantee` | a guaranteed trainer's speed beside an honest and beside a silent opportunistic one, against that alone |
+| `mps` | a client's throughput with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, against that alone |
+| `large` | as `slices`, with programs that do not fit on the GPU together (not run unless named, as the following) |
 | `driver` | the driver's checkpoints: who may ask for them, how long 2 GB take, the states after each call |
 | `rough` | the same for processes that are stopped, helpers that are killed, and a GPU without room |
 | `kinds` | processes that end while checkpointed, or have pinned, managed or shared memory |
-| `mps` | a client's throughput with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, against that alone |
 """
 
 from __future__ import annotations
@@ -20,19 +23,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
+NODE = "bench"
 NOBODY = 65534
 PTRACE, UNIT = 19, (0, 1, 2, 3, 19)
 """CAP_SYS_PTRACE, and the capabilities of the agent's unit."""
@@ -107,6 +115,51 @@ while True:
         made, since_s = 0, now_s
 """
 
+TRAINS = """
+# A trainer that reports its steps to the agent of its node. `silent`: it trains on without reporting anything.
+import json, os, sys, time
+from pathlib import Path
+import torch
+run_dir, number, device, behaviour, path, products = Path(sys.argv[1]), *sys.argv[2:5], sys.argv[5], int(sys.argv[6])
+channel = None
+if behaviour != "silent":
+    from penstock_executor.node_channel import Channel
+    channel = Channel(run_dir, int(number), anywhere=False)
+size = 4096 if device != "cpu" else 256
+kind = torch.bfloat16 if device != "cpu" else torch.float32
+one = torch.randn(size, size, dtype=kind, device=device)
+steps, said_s = 0, 0.0
+while True:
+    for _ in range(products):
+        torch.matmul(one, one)
+    if device != "cpu":
+        torch.cuda.synchronize()
+    steps += 1
+    if channel is not None:
+        channel.step_done(8)
+        if channel.request is not None:  # it cannot move off its GPU
+            request = channel.request
+            channel.suspended(request)
+            while channel.wants(request):
+                time.sleep(0.02)
+            channel.resumed()
+    if time.monotonic() - said_s > 0.05:
+        said_s = time.monotonic()
+        with open(path + ".new", "w") as file:
+            json.dump({"pid": os.getpid(), "steps": steps, "at_s": said_s}, file)
+        os.replace(path + ".new", path)
+"""
+
+SCONTROL = """#!/bin/sh
+pid=$(cat {folder}/$2.pid 2>/dev/null)
+echo "$1 $2" >> {folder}/asked
+case "$1" in
+suspend) kill -TSTP $pid; (sleep 2; kill -STOP $pid) & ;;
+resume) kill -CONT $pid ;;
+show) echo "SLURM_CONF = {folder}/slurm.conf" ;;
+esac
+"""
+
 ASKS = """
 # Asks the driver: each argument is a verb, or a number of seconds to wait. Says what it answered, one line each.
 import ctypes, json, sys, time
@@ -150,6 +203,12 @@ class Bench:
         self.check, self.folder, self.dry = check, folder, dry
         self.device = "cpu" if dry else "cuda"
         self._processes: list[subprocess.Popen[Any]] = []
+        self._numbers = itertools.count()
+        self.other_user = os.getuid()
+        if self.other_user == 0:
+            with contextlib.suppress(OSError):  # it may not enter the folder of our Python
+                subprocess.run([sys.executable, "-c", ""], cwd="/", check=True, **as_user(NOBODY))
+                self.other_user = NOBODY
         folder.chmod(0o777)
 
     def say(self, figure: str, **fields: object) -> None:
@@ -157,9 +216,9 @@ class Bench:
 
     def start(self, program: str, *arguments: object, uid: int = 0, **environment: str) -> Program:
         """Start a program in Python that reports in a file."""
-        report = self.folder / f"report-{len(self._processes)}"
-        log = self.folder / f"log-{len(self._processes)}"
-        where = {"HOME": str(self.folder), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        number = next(self._numbers)
+        report, log = self.folder / f"report-{number}", self.folder / f"log-{number}"
+        where = {"HOME": str(self.folder), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-c", program, *(str(each).replace("REPORT", str(report)) for each in arguments)],
@@ -175,6 +234,9 @@ class Bench:
     def counts(self, kind: str = "plain", gib: float = 2.0, uid: int = 0, **environment: str) -> Program:
         gib = gib if not self.dry else 0.01
         return self.start(COUNTS, kind, gib, "REPORT", self.device, uid=uid, **environment)
+
+    def node(self, **settings: object) -> Node:
+        return Node(self, settings)
 
     def ask(
         self, pid: int, *verbs: object, uid: int = 0, limits: str = "", limit_s: float = 10.0
@@ -205,6 +267,10 @@ class Bench:
         if helper.returncode != 0:
             answers.append({"helper": helper.returncode, "said": errors[-300:]})
         return answers
+
+    def also(self, process: subprocess.Popen[Any]) -> None:
+        """Have a process end with the check, before the others."""
+        self._processes.insert(0, process)
 
     def close(self) -> None:
         for process in self._processes:
@@ -298,6 +364,94 @@ class Program:
         }
 
 
+class Node:
+    """A spool, the agent of a node, which is a process of its own, and a stand-in for Slurm that sends Slurm's signals."""
+
+    def __init__(self, bench: Bench, settings: dict[str, object]) -> None:
+        self.bench, self.folder = bench, bench.folder
+        self.spool, self.run_dir, self.log = (self.folder / each for each in ("spool", "run", "agent.log"))
+        self.spool.mkdir()
+        (self.folder / "bin").mkdir()
+        for name in ("scontrol", "squeue", "scancel"):
+            program = self.folder / "bin" / name
+            program.write_text(SCONTROL.format(folder=self.folder))
+            program.chmod(0o755)
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+        file = self.folder / "penstock.toml"
+        file.write_text(
+            f'[slurm]\npartitions = ["a"]\nspool_dir = "{self.spool}"\n'
+            f'[agent]\nrun_dir = "{self.run_dir}"\nstate_dir = "{self.folder}/state"\n{text}'
+        )
+        self.command = [sys.executable, "-m", "penstock_slurm.agent.main", "--config", str(file), "--node", NODE]
+        self.jobs: dict[int, Program] = {}
+        self._number = itertools.count(1)
+        self.agent: subprocess.Popen[Any] | None = None
+
+    def start(self) -> None:
+        environment = os.environ | {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("profiles", "scheduler", "slurm_plugin")),
+        }
+        with self.log.open("a") as log:
+            self.agent = subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
+        self.bench.also(self.agent)
+
+    def job(self, number: int, program: Program) -> None:
+        self.jobs[number] = program
+        (self.folder / f"{number}.pid").write_text(str(program.pid))
+
+    def environment(self, number: int) -> dict[str, str]:
+        path = os.pathsep.join(str(ROOT / each) for each in ("profiles", "executor"))
+        return {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": NODE, "PYTHONPATH": path}
+
+    def order(self, packs: list[tuple[int, ...]], slice_s: float, users: dict[int, int]) -> None:
+        """Packs on the one GPU. In a pack of two, the first is guaranteed."""
+        together = [
+            {"jobs": list(map(str, each))} | ({"guaranteed": str(each[0])} if len(each) > 1 else {}) for each in packs
+        ]
+        jobs = [
+            {"job": str(each), "slurm_job": each, "uid": users[each], "gpus": 1, "running": True}
+            for each in itertools.chain(*packs)
+        ]
+        shared = {"node": NODE, "gpus": 1, "packs": together, "slice_s": slice_s}
+        order = {
+            "node": NODE,
+            "number": next(self._number),
+            "written_s": time.time(),
+            "groups": [{"shared": shared, "devices": [0]}],
+            "jobs": jobs,
+        }
+        folder = self.spool / "agents" / NODE
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "order.new").write_text(json.dumps(order))
+        (folder / "order.new").rename(folder / "order.json")
+
+    def status(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError):
+            return json.loads((self.spool / "agents" / NODE / "status.json").read_text())
+        return {}
+
+    def states(self) -> dict[str, str]:
+        return {each["job"]: each["state"] for each in self.status().get("jobs", ())}
+
+    def whys(self) -> dict[str, str]:
+        return {each["job"]: each["why"] for each in self.status().get("jobs", ()) if each["why"]}
+
+    def moves(self, verb: str) -> list[float]:
+        """Seconds of each move by the driver, as the agent saw it."""
+        return [
+            float(each)
+            for each in re.findall(rf'event="GPU memory moved".* verb={verb} seconds=(\S+)', _text(self.log))
+        ]
+
+    def until(self, what: Callable[[], object], seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while not what():
+            if time.monotonic() > end_s or (self.agent is not None and self.agent.poll() is not None):
+                raise RuntimeError(f"{self.states()} {self.whys()} {_text(self.log)[-900:]}")
+            time.sleep(0.05)
+
+
 class Gpu:
     """NVML's first GPU."""
 
@@ -314,6 +468,31 @@ class Gpu:
     def processes(self) -> dict[int, int | None]:
         found = self.api.nvmlDeviceGetComputeRunningProcesses_v3(self.handle)
         return {each.pid: each.usedGpuMemory and each.usedGpuMemory // 2**20 for each in found}
+
+    def share_of(self, pids: dict[int, int]) -> Callable[[], dict[int, float]]:
+        """Begins to count the GPU time of processes; what it returns ends that, and says which share each had."""
+        from penstock_profiles.nvml import Nvml
+
+        nvml, end, began_s = Nvml(), threading.Event(), time.monotonic()
+
+        def count() -> None:
+            while not end.wait(0.2):
+                nvml.gpu_times()
+
+        nvml.__enter__()
+        nvml.gpu_times()
+        thread = threading.Thread(target=count, daemon=True)
+        thread.start()
+
+        def stop() -> dict[int, float]:
+            end.set()
+            thread.join()
+            times = nvml.gpu_times() or {}
+            nvml.__exit__()
+            seconds = time.monotonic() - began_s
+            return {job: sum(s for (_, of), s in times.items() if of == pid) / seconds for job, pid in pids.items()}
+
+        return stop
 
     def utilisation(self) -> list[tuple[int, int, int]]:
         try:
@@ -354,7 +533,7 @@ def check_nvml(bench: Bench) -> None:
         devices=sorted(map(str, Path("/dev").glob("nvidia*"))),
         persistenced=_text("/run/nvidia-persistenced/nvidia-persistenced.pid"),
     )
-    ours, other = bench.counts("forks", 2.0), bench.counts("plain", 1.0, uid=NOBODY)
+    ours, other = bench.counts("forks", 2.0), bench.counts("plain", 1.0, uid=bench.other_user)
     for program in (ours, other):
         program.until(lambda said: said.get("steps", 0) > 20, 40)
     for _ in range(3):
@@ -375,12 +554,12 @@ def check_nvml(bench: Bench) -> None:
 def check_driver(bench: Bench) -> None:
     """Suspend and resume by each user who might ask."""
     gpu = gpu_of(bench)
-    for whose in (0, NOBODY):
+    for whose in sorted({0, bench.other_user}):
         program = bench.counts(uid=whose)
         program.until(lambda said: said.get("steps", 0) > 20, 40)
         if whose == 0:
             bench.say("state without cuInit", asked=bench.ask(program.pid, "state", "init", "state"))
-            bench.say("nobody of root's", asked=bench.ask(program.pid, "state", "lock", "unlock", uid=NOBODY))
+            bench.say("nobody of root's", asked=bench.ask(program.pid, "state", "lock", "unlock", uid=bench.other_user))
         else:
             bench.say(
                 "root without CAP_SYS_PTRACE",
@@ -388,7 +567,7 @@ def check_driver(bench: Bench) -> None:
             )
             asked = bench.ask(program.pid, "state", "lock", "checkpoint", "restore", "unlock", limits="unit")
             bench.say("root as in the agent's unit", asked=asked, goes_on=program.goes_on())
-        for asker in (0, NOBODY) if whose else (0, 0):
+        for asker in (0, whose):
             before_mb, host = gpu.used_mb(), program.memory_mb()
             away = bench.ask(program.pid, "state", "lock", "checkpoint", "state", uid=asker)
             bench.say("suspend", of=whose, by=asker, asked=away)
@@ -479,6 +658,120 @@ def check_kinds(bench: Bench) -> None:
         )
 
 
+def check_slices(bench: Bench) -> None:
+    """Two programs of 2 GB, of root and of another user, in time slices of 4 s until each was moved away and back twice."""
+    slices(bench, 2.0, 2, 90.0)
+
+
+def check_large(bench: Bench) -> None:
+    """Two programs that take 55 % of the GPU each."""
+    gib = 2.0 if bench.dry else 0.55 * gpu_of(bench).api.nvmlDeviceGetMemoryInfo(gpu_of(bench).handle).total / 2**30
+    slices(bench, gib, 1, 200.0)
+
+
+def slices(bench: Bench, gib: float, times: int, limit_s: float) -> None:
+    gpu = None if bench.dry else gpu_of(bench)
+    empty_mb = gpu.used_mb() if gpu is not None else 0
+    users = {1: os.getuid(), 2: bench.other_user}
+    node = bench.node(start_wait_s=0.5, sample_s=1.0, suspend_wait_s=60.0)
+    for number in (1, 2):  # the second begins when it has its first slice, as the SPANK plugin has it
+        node.order([(each,) for each in range(1, number + 1)], 4.0, users)
+        if number == 1:
+            node.start()
+        node.until((node.run_dir / str(number) / "devices").exists, 60)
+        began_s = time.monotonic()
+        program = bench.counts(gib=gib, uid=users[number], **node.environment(number))
+        node.job(number, program)
+        program.until(lambda said: said.get("steps", 0) > 2, 60)
+        bench.say(
+            "started", job=number, s=time.monotonic() - began_s, used_mb=gpu.used_mb() - empty_mb if gpu else None
+        )
+    watch(bench, node, gpu, times, limit_s, empty_mb)
+    for number, program in node.jobs.items():
+        node.until(lambda number=number: node.states().get(str(number)) == "running", 60)
+        node.order([(1,), (2,)], 1000.0, users)  # time for it to end
+        bench.say("result", job=number, goes_on=program.goes_on(20), **program.finish())
+    bench.say("agent", whys=node.whys(), asked=_text(node.folder / "asked").splitlines(), log=warnings(node))
+
+
+def watch(bench: Bench, node: Node, gpu: Gpu | None, times: int, limit_s: float, empty_mb: int) -> None:
+    """Until both jobs were moved away and back so often: what NVML says of the GPU."""
+    pids = {program.pid for program in node.jobs.values()}
+    at_once, used_mb, ends = 0, list[int](), 0
+
+    def done() -> bool:
+        nonlocal at_once
+        if gpu is not None:
+            there = len(pids & set(gpu.processes()))
+            at_once, _ = max(at_once, there), used_mb.append(gpu.used_mb() - empty_mb)
+            return min(len(node.moves("suspend")), len(node.moves("resume"))) >= 2 * times
+        return _text(node.folder / "asked").count("resume") >= 2 * times
+
+    with contextlib.suppress(RuntimeError):
+        node.until(done, limit_s)
+        ends = 1
+    away, back = node.moves("suspend"), node.moves("resume")
+    bench.say("moves", done=bool(ends), suspend_s=away, resume_s=back, whys=node.whys(), log=warnings(node))
+    good = bool(away and back) and max(away + back) < 1.0
+    bench.say(
+        "memory", at_once=at_once, least_mb=min(used_mb, default=None), most_mb=max(used_mb, default=None), good=good
+    )
+
+
+def warnings(node: Node) -> str:
+    return "\n".join(line[:400] for line in _text(node.log).splitlines() if "level=info" not in line)[-1500:]
+
+
+def check_guarantee(bench: Bench) -> None:
+    """Steps per second of the guaranteed trainer alone, and in the last 25 s of 40 beside each kind of other."""
+    gpu = None if bench.dry else gpu_of(bench)
+    users = dict.fromkeys((1, 2, 3), os.getuid())
+    node = bench.node(start_wait_s=5.0, sample_s=1.0)
+    node.order([(1,)], 2.0, users)
+    node.start()
+
+    def begin(number: int, behaviour: str, products: int) -> Program:
+        node.until((node.run_dir / str(number) / "devices").exists, 60)
+        arguments = node.run_dir, number, bench.device, behaviour, "REPORT", products
+        program = bench.start(TRAINS, *arguments, **node.environment(number))
+        node.job(number, program)
+        program.until(lambda said: "steps" in said, 60)
+        return program
+
+    def speed(program: Program, seconds: float) -> float:
+        before = program.said()
+        time.sleep(seconds)
+        after = program.said()
+        return (after["steps"] - before["steps"]) / (after["at_s"] - before["at_s"])
+
+    short = 0.2 if bench.dry else 1.0
+    first = begin(1, "honest", 100)  # some 20 ms
+    time.sleep(5.0 * short)
+    alone = speed(first, 12.0 * short)
+    bench.say("alone", steps_per_s=alone)
+    for number, behaviour in ((2, "honest"), (3, "silent")):
+        node.order([(1, number)], 2.0, users)
+        other = begin(number, behaviour, 200)
+        time.sleep(15.0 * short)
+        taken = gpu.share_of({1: first.pid, 2: other.pid}) if gpu is not None else None
+        beside, others = speed(first, 25.0 * short), other.said().get("steps")
+        shares = taken() if taken is not None else None
+        of_alone = beside / alone
+        group = (node.status().get("groups") or [{}])[0]
+        bench.say(
+            behaviour,
+            of_alone=of_alone,
+            good=of_alone >= 0.95,
+            steps_of_other=others,
+            share=group.get("share"),
+            gpu_time=shares,
+            whys=node.whys(),
+        )
+        other.process.kill()
+        other.process.wait()
+    bench.say("agent", log=warnings(node), contained=[each["text"] for each in node.status().get("contained", ())])
+
+
 @contextlib.contextmanager
 def mps(bench: Bench) -> Iterator[dict[str, str]]:
     """MPS's control daemon in a folder of its own; the environment of its clients."""
@@ -558,12 +851,18 @@ def _text(path: str | Path) -> str:
 
 CHECKS: dict[str, tuple[Callable[[Bench], None], float]] = {
     "nvml": (check_nvml, 60.0),
+    "slices": (check_slices, 120.0),
+    "guarantee": (check_guarantee, 150.0),
+    "mps": (check_mps, 90.0),
+    "large": (check_large, 300.0),
     "driver": (check_driver, 90.0),
     "rough": (check_rough, 150.0),
     "kinds": (check_kinds, 90.0),
-    "mps": (check_mps, 90.0),
 }
 """Each with its time limit, s."""
+
+USUAL = ("nvml", "slices", "guarantee", "mps")
+"""What runs if nothing is named: some four minutes."""
 
 
 def one(name: str, dry: bool) -> None:
@@ -586,7 +885,9 @@ def one(name: str, dry: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"of {', '.join(CHECKS)}; all if none is named")
+    parser.add_argument(
+        "checks", nargs="*", metavar="CHECK", help=f"of {', '.join(CHECKS)}; the first four if none is named"
+    )
     parser.add_argument("--dry", action="store_true", help="without a GPU")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -596,7 +897,7 @@ def main() -> None:
     if options.one:
         one(options.checks[0], options.dry)
         return
-    for name in options.checks or CHECKS:
+    for name in options.checks or USUAL:
         command = [sys.executable, "-m", "benchmarks.gpu.sharing", "--one", name, *(["--dry"] if options.dry else [])]
         process = subprocess.Popen(command, start_new_session=True)
         try:
