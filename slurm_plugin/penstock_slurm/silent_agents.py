@@ -115,7 +115,7 @@ class SilentAgents:
             )
             self.suspended[job] = Suspension(mine.since_s or None, self._why(node, mine, users))
             if node in self._silent:
-                held.append(Held(jobs[job], record, node, self._silent[node], users, mine.checkpointed))
+                held.append(Held(jobs[job], record, node, self._silent[node], users, mine.cuda_checkpointed))
         self._held = tuple(held)
 
     def silent(self) -> tuple[SilentAgent, ...]:
@@ -181,9 +181,9 @@ class SilentAgents:
             return carried.why or "other jobs have its GPUs in this time slice"
         until = clock(silent_s + self.patience_s)
         what = f"Penstock resumes it at {until} if the agent is still silent"
-        if users or carried.checkpointed:
+        if users or carried.cuda_checkpointed:
             now, end = (f"{_jobs(users)} on its GPUs meanwhile", "its GPUs are free")
-            if carried.checkpointed:
+            if carried.cuda_checkpointed:
                 now, end = MOVED, "the agent is back"
             what = (
                 f"{now}. If the agent is still silent at {until}, a job with a checkpoint starts again from that, and "

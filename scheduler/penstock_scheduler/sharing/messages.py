@@ -99,7 +99,7 @@ class CarriedJob(Message):
     use: JobUse
     mps: bool = False
     """Whether it is a client of NVIDIA's MPS, which is never suspended."""
-    checkpointed: bool = False
+    cuda_checkpointed: bool = False
     """Whether NVIDIA's driver may have its GPU memory on the host, so that only the agent can let it go on."""
     why: str = ""
     """Why it is not as ordered, as a sentence; "": it is."""

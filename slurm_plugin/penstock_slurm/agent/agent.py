@@ -24,9 +24,9 @@ from penstock_profiles.nvml import Sample
 from penstock_scheduler.sharing.messages import Lack, NodeStatus
 from penstock_scheduler.sharing.node import Groups
 from penstock_slurm.agent.channel import Channels
-from penstock_slurm.agent.checkpoints import Checkpoints
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
+from penstock_slurm.agent.cuda_checkpoints import CudaCheckpoints
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.duty_cycles import DutyCycles
 from penstock_slurm.agent.freezer import Freezer
@@ -104,7 +104,7 @@ class Agent:
         self._access = GpuAccess(state, channels, cgroups, mps_dir)
         self._containment = Containment(state, groups, slurm)
         self._guarantees = Guarantees(state, groups, self._containment)
-        self._checkpoints = checkpoints = Checkpoints(state, sample, state_folder)
+        self._checkpoints = checkpoints = CudaCheckpoints(state, sample, state_folder)
         self._transitions = Transitions(
             state, groups, view, self._controls, self._access, self._containment, slurm, links, freezer, checkpoints
         )

@@ -94,7 +94,7 @@ class DutyCycles:
         """The pack in which the job runs beside a guaranteed job; None: it does not."""
         pack = self._groups.pack_of(job.job)
         # What the driver is restoring must not be frozen, and cannot use the GPU yet.
-        here = job.running and not local.gone and local.state == "running" and not local.checkpointed
+        here = job.running and not local.gone and local.state == "running" and not local.cuda_checkpointed
         return pack if here and pack is not None and pack.guaranteed not in (None, job.job) else None
 
     def _release(self, job: OrderedJob, local: LocalJob) -> None:

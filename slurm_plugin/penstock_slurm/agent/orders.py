@@ -125,7 +125,7 @@ class Orders:
             if uid is None:
                 self._channels.close(number)
             elif number not in departing:  # the state was lost, or the job never ran
-                departing[number] = DepartingJob(uid, self._channels.bound(number), True, checkpointed=None)
+                departing[number] = DepartingJob(uid, self._channels.bound(number), True, cuda_checkpointed=None)
 
     def _found(self, job: OrderedJob) -> LocalJob:
         """A job that is new to this agent. It may run already, if the state was lost or an order left the job out."""
@@ -142,7 +142,7 @@ class Orders:
             resumed_s=self._state.now_s,
             unconfirmed=frozen,
             alive=frozen,
-            checkpointed=None,
+            cuda_checkpointed=None,
             mps=self._channels.by_mps(job.slurm_job),
         )
 
@@ -151,7 +151,7 @@ class Orders:
         devices = local.devices or job.own_devices
         frozen = local.state in ("suspending", "suspended") or local.unconfirmed or local.stopped
         if devices or frozen:
-            departing = DepartingJob(job.uid, devices, frozen, local.checkpointed, local.cgroup)
+            departing = DepartingJob(job.uid, devices, frozen, local.cuda_checkpointed, local.cgroup)
             self._state.saved.departing[local.slurm_job] = departing
 
     def resume_departing(self) -> None:

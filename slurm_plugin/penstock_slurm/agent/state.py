@@ -69,10 +69,10 @@ class LocalJob:
     started."""
     mps: bool = False
     """Whether it is a client of NVIDIA's MPS."""
-    checkpointed: tuple[int, ...] | None = ()
+    cuda_checkpointed: tuple[int, ...] | None = ()
     """Its processes that NVIDIA's driver may have locked or checkpointed, so that they must be restored when it runs;
-    None: unknown. See `checkpoints`."""
-    no_checkpoint: str = ""
+    None: unknown. See `cuda_checkpoints`."""
+    no_cuda_checkpoint: str = ""
     """Why it is not checkpointed again, as the end of a sentence: the driver has failed."""
     anywhere: bool = False
     """Whether, suspended, it can continue on other GPUs."""
@@ -104,7 +104,7 @@ class DepartingJob:
     devices: tuple[int, ...]
     frozen: bool
     """Whether Slurm has yet to resume it."""
-    checkpointed: tuple[int, ...] | None = ()
+    cuda_checkpointed: tuple[int, ...] | None = ()
     """As in `LocalJob`."""
     cgroup: int | None = None
     """As in `LocalJob`. None: no GPUs are opened to it."""

@@ -99,6 +99,6 @@ class StatusWriter:
             devices=devices,
             use=use,
             mps=local.mps,
-            checkpointed=bool(local.checkpointed),
+            cuda_checkpointed=bool(local.cuda_checkpointed),
             why=local.why,
         )

@@ -7,9 +7,9 @@ import logging
 from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.messages import OrderedJob
 from penstock_scheduler.sharing.node import Groups
-from penstock_slurm.agent.checkpoints import Checkpoints
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
+from penstock_slurm.agent.cuda_checkpoints import CudaCheckpoints
 from penstock_slurm.agent.devices import bind
 from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.gpu_access import GpuAccess
@@ -39,7 +39,7 @@ class Transitions:
         slurm: Slurm,
         links: Links,
         freezer: Freezer,
-        checkpoints: Checkpoints,
+        checkpoints: CudaCheckpoints,
     ) -> None:
         self._state, self._groups, self._view = state, groups, view
         self._controls, self._access, self._containment = controls, access, containment

@@ -132,7 +132,7 @@ def test_a_job_whose_gpus_another_job_uses_starts_again_if_it_has_saved(scene: S
 
 def test_a_job_that_only_its_agent_can_restore_is_not_resumed(scene: Scene) -> None:
     """NVIDIA's driver has moved its GPU memory to the host: resumed, it would hang in its next CUDA call."""
-    scene.told = (scene.told[0], scene.told[1].model_copy(update={"checkpointed": True}))
+    scene.told = (scene.told[0], scene.told[1].model_copy(update={"cuda_checkpointed": True}))
     scene.states["7"] = "COMPLETED"
     scene.observe(PATIENCE_S + 1)
     assert scene.relieve() == {}, "it has not saved: it would lose all its work"

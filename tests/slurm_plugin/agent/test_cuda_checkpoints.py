@@ -12,7 +12,7 @@ import pytest
 
 from penstock_profiles.nvml import Device, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Pack
-from penstock_slurm.agent import checkpoints
+from penstock_slurm.agent import cuda_checkpoints
 from penstock_slurm.agent.memory_room import room_mb
 from tests.profiles.fake_cuda import FakeCuda
 
@@ -97,7 +97,9 @@ def test_the_driver_moves_a_job_that_knows_nothing_of_us_and_back(make: Callable
             if local is not None and local.state == "suspended":
                 assert state(node, cuda, number) == "checkpointed"
                 assert (local.left_mb, local.moved_mb, local.off) == (0, USED_MB, True)
-                assert [each.checkpointed for each in node.agent.status().jobs if each.job == f"j{number}"] == [True]
+                assert [each.cuda_checkpointed for each in node.agent.status().jobs if each.job == f"j{number}"] == [
+                    True
+                ]
         seen.append(tuple(state(node, cuda, number) for number in (1, 2)))
 
     while not both_ran(node, cuda, 2)():
@@ -144,7 +146,7 @@ def test_a_driver_that_hangs_is_given_up_and_the_job_is_unlocked(make: Callable[
     assert time.monotonic() - ticks < 0.5
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     assert (state(node, cuda, 1), node.slurm.letter(1)) == ("running", "T")
-    assert "did not do it within 1 s" in node.agent.state.jobs[JobId("j1")].no_checkpoint
+    assert "did not do it within 1 s" in node.agent.state.jobs[JobId("j1")].no_cuda_checkpoint
 
 
 def test_a_job_that_cannot_be_unlocked_is_frozen_and_unlocked_later(make: Callable[..., Node], cuda: FakeCuda):
@@ -161,7 +163,7 @@ def test_a_job_that_cannot_be_unlocked_is_frozen_and_unlocked_later(make: Callab
 def test_a_restore_that_fails_is_repeated_and_said(
     make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(checkpoints, "RETRY_S", 0.3)
+    monkeypatch.setattr(cuda_checkpoints, "RETRY_S", 0.3)
     node = make(slice_s=5.0)
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     cuda.set("restore", "2")
@@ -227,7 +229,7 @@ def test_a_job_that_leaves_the_order_while_it_is_checkpointed_is_restored(make: 
     node.until(lambda: node.states()["j2"] == "running" and node.slurm.letter(1) == "T", "time slice of the other")
     node.order(alone(2), (0,), slice_s=30.0)
     node.agent.tick(time.time())
-    assert node.agent.state.saved.departing[1].checkpointed == (node.slurm.processes[1].pid,)
+    assert node.agent.state.saved.departing[1].cuda_checkpointed == (node.slurm.processes[1].pid,)
     node.start()
     node.until(lambda: state(node, cuda, 1) == "running", "restored process")
     assert node.states() == {"j2": "running"}
@@ -263,6 +265,37 @@ def test_a_job_whose_time_slice_comes_back_meanwhile_is_restored(make: Callable[
     node.until(lambda: "unlock" in cuda.calls(), "restored process")
     assert (state(node, cuda, 1), node.slurm.letter(1)) == ("running", "S")
     assert ("suspend", 1) not in node.slurm.calls
+
+
+def test_a_helper_that_hangs_in_the_kernel_holds_up_nobody(
+    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    """It does not end when it is killed. Its job is frozen in place, and the other one has its time slice."""
+    monkeypatch.setattr(cuda_checkpoints, "GIVEN_UP_S", 0.5)
+    node = make(suspend_wait_s=1.0)
+    cuda.set("checkpoint", "hang")
+    node.until(lambda: "checkpoint" in cuda.calls(), "call")
+    process = node.agent._checkpoints._helpers[1].process
+    kill = process.kill
+    monkeypatch.setattr(process, "kill", lambda: None)
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert process.poll() is None
+    assert node.slurm.letter(1) == "T"
+    kill()
+
+
+def test_an_error_of_nvml_holds_up_nobody(make: Callable[..., Node], cuda: FakeCuda):
+    node = make()
+    node.until(lambda: node.states()["j1"] == "running", "time slice")
+
+    def fails() -> Sample:
+        raise RuntimeError("Unknown Error")
+
+    node.sample = fails
+    node.start()
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    assert node.agent.state.jobs[JobId("j1")].why.endswith("NVML does not say what the job has there: Unknown Error")
+    assert cuda.calls() == []
 
 
 @pytest.mark.parametrize("how", ["off", "no NVML", "several processes", "no CUDA"])
@@ -344,7 +377,7 @@ def test_a_job_whose_limit_has_no_room_for_it_is_frozen_in_place(
     make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ):
     """Else the kernel would end it."""
-    monkeypatch.setattr(checkpoints, "room_mb", lambda pid: 2100.0)
+    monkeypatch.setattr(cuda_checkpoints, "room_mb", lambda pid: 2100.0)
     node = make()
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     assert cuda.calls() == []

@@ -5,7 +5,7 @@ A call of the driver takes a second and more, and may hang. So a process of its 
 (`penstock_profiles.cuda_checkpoint`), and the agent's tick only looks whether that has ended. Such a helper ends what
 it has begun even if the agent is killed, and the next agent's helper waits for it.
 
-`checkpointed` of a job is in the saved state before a helper begins: from then on the driver may have locked the
+`cuda_checkpointed` of a job is in the saved state before a helper begins: from then on the driver may have locked the
 process, so that its CUDA calls wait until it is restored. To restore a process that runs does nothing. So that is tried
 as soon as the job runs, and until the driver says that the process runs.
 """
@@ -13,6 +13,7 @@ as soon as the job runs, and until the driver says that the process runs.
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 SPARE_MB = 256
 """Host memory that must be left to a job beside what a checkpoint takes."""
+
+GIVEN_UP_S = 2.0
+"""How long a helper that was killed is waited for. One that hangs in the kernel does not end."""
 
 LAST_S = 20.0
 """How long an agent that stops waits for its helpers."""
@@ -51,7 +55,7 @@ class Helper:
         return time.monotonic() - self.began_s
 
 
-class Checkpoints:
+class CudaCheckpoints:
     """Has the driver suspend and resume jobs.
 
     Args:
@@ -79,7 +83,7 @@ class Checkpoints:
 
     def is_away(self, local: LocalJob) -> bool:
         """Whether the job's GPU memory is on the host."""
-        return bool(local.checkpointed) and self._away.get(local.slurm_job) == local.checkpointed
+        return bool(local.cuda_checkpointed) and self._away.get(local.slurm_job) == local.cuda_checkpointed
 
     def in_place(self, local: LocalJob) -> str:
         """Why the job's GPU memory could not be moved, as the end of a sentence; "": it was, or there is none."""
@@ -105,7 +109,7 @@ class Checkpoints:
         pid = self._candidate(local)
         if pid is None:
             return True
-        local.checkpointed = (pid,)
+        local.cuda_checkpointed = (pid,)
         self._state.save()
         self._start("suspend", local.slurm_job, (pid,))
         return False
@@ -118,10 +122,13 @@ class Checkpoints:
             return None
         state.scan_processes()
         ours = set(state.living.get(number, []))
-        processes = [
-            each for reading in self._sample().readings for each in reading.processes or () if each.pid in ours
-        ]
-        if processes and (why := local.no_checkpoint or self._hindrance([(p.pid, p.used_mb) for p in processes])):
+        try:
+            readings = self._sample().readings
+        except Exception as error:  # an error of the driver must not stop time slices
+            self._in_place[number] = f"NVML does not say what the job has there: {error}"
+            return None
+        processes = [each for reading in readings for each in reading.processes or () if each.pid in ours]
+        if processes and (why := local.no_cuda_checkpoint or self._hindrance([(p.pid, p.used_mb) for p in processes])):
             self._in_place[number] = why
             return None
         return processes[0].pid if processes else None
@@ -135,7 +142,10 @@ class Checkpoints:
         pid, needs_mb = processes[0]
         if needs_mb is None:
             return "NVML does not say how much that is"
-        left_mb = room_mb(pid) - SPARE_MB
+        try:
+            left_mb = room_mb(pid) - SPARE_MB
+        except OSError:
+            return "its process is ending"
         if needs_mb > left_mb:
             return f"it takes {needs_mb:.0f} MB, and Slurm lets the job have {max(left_mb, 0):.0f} MB more on the host"
         return ""
@@ -148,16 +158,14 @@ class Checkpoints:
         there: dict[int, LocalJob | DepartingJob] = dict(state.saved.departing)
         there |= {local.slurm_job: local for local in state.jobs.values() if not local.gone}
         for number in self._helpers.keys() - there.keys():
-            helper = self._helpers.pop(number)
-            helper.process.kill()  # it has nobody to ask about
-            helper.process.wait()
+            self._helpers.pop(number).process.kill()  # it has nobody to ask about
         for known in (self._away, self._in_place, self._retry_s):
             for number in known.keys() - there.keys():
                 del known[number]
         for number, each in there.items():
             with state.guard(f"restore the GPU memory of Slurm's job {number}"):
                 runs = each.state == "running" if isinstance(each, LocalJob) else not each.frozen
-                if runs and each.checkpointed != ():
+                if runs and each.cuda_checkpointed != ():
                     self._restore(number, each)
 
     def _restore(self, number: int, job: LocalJob | DepartingJob) -> None:
@@ -171,9 +179,11 @@ class Checkpoints:
         if not living or self._state.is_frozen(number) or time.monotonic() < self._retry_s.get(number, 0.0):
             return
         self._away.pop(number, None)
-        job.checkpointed = tuple(pid for pid in living if job.checkpointed is None or pid in job.checkpointed)
-        if job.checkpointed:  # else it has ended
-            self._start("resume", number, job.checkpointed)
+        job.cuda_checkpointed = tuple(
+            pid for pid in living if job.cuda_checkpointed is None or pid in job.cuda_checkpointed
+        )
+        if job.cuda_checkpointed:  # else it has ended
+            self._start("resume", number, job.cuda_checkpointed)
 
     # Helpers.
 
@@ -191,25 +201,24 @@ class Checkpoints:
     def _end(self, number: int, job: LocalJob | DepartingJob, helper: Helper) -> None:
         """Note how a helper has ended, if it has. One that takes too long to suspend is killed."""
         process, limit_s = helper.process, self._state.settings.suspend_wait_s
-        if helper.verb == "suspend" and helper.age_s > limit_s:
+        if process.poll() is None and helper.verb == "suspend" and helper.age_s > limit_s:
             process.kill()
-            process.wait()
-        if process.poll() is None:
+        given_up = helper.verb == "suspend" and helper.age_s > limit_s + GIVEN_UP_S
+        if process.poll() is None and not given_up:
             return
         del self._helpers[number]
-        if job.checkpointed != helper.pids:
+        if job.cuda_checkpointed != helper.pids:
             return  # it was of an earlier run of the job
-        assert process.stderr is not None, "it is a pipe"
-        said = process.stderr.read().strip() or f"the helper ended with status {process.returncode}"
-        if process.returncode == -9:
-            said = f"the driver did not do it within {limit_s:g} s"
+        said = f"the driver did not do it within {limit_s:g} s"
+        if process.returncode not in (None, -signal.SIGKILL) and process.stderr is not None:
+            said = process.stderr.read().strip() or f"the helper ended with status {process.returncode}"
         facts = {"slurm_job": number, "verb": helper.verb, "seconds": round(helper.age_s, 2)}
         if process.returncode == 0:
             log.info("GPU memory moved", extra=facts)
             if helper.verb == "suspend":
                 self._away[number] = helper.pids
             else:
-                job.checkpointed = ()
+                job.cuda_checkpointed = ()
                 self._tell(job, "")
             return
         log.warning("GPU memory not moved", extra=facts | {"text": said})
@@ -218,9 +227,9 @@ class Checkpoints:
             self._tell(job, f"has not restored its GPU memory: {said}")
             return
         if isinstance(job, LocalJob):
-            job.no_checkpoint = said  # a second failure may break it
+            job.no_cuda_checkpoint = said  # a second failure may break it
         if process.returncode == 1:
-            job.checkpointed = ()
+            job.cuda_checkpointed = ()
         else:
             self._start("resume", number, helper.pids)
 
