@@ -154,7 +154,7 @@ SCONTROL = """#!/bin/sh
 pid=$(cat {folder}/$2.pid 2>/dev/null)
 echo "$1 $2" >> {folder}/asked
 case "$1" in
-suspend) kill -TSTP $pid; (sleep 2; kill -STOP $pid) & ;;
+suspend) kill -TSTP $pid; (sleep 2; kill -STOP $pid) >/dev/null 2>&1 & ;;
 resume) kill -CONT $pid ;;
 show) echo "SLURM_CONF = {folder}/slurm.conf" ;;
 esac
@@ -387,11 +387,15 @@ class Node:
         self._number = itertools.count(1)
         self.agent: subprocess.Popen[Any] | None = None
 
-    def start(self) -> None:
-        environment = os.environ | {
-            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("profiles", "scheduler", "slurm_plugin")),
-        }
+    def start(self, **more: str) -> None:
+        environment = (
+            os.environ
+            | more
+            | {
+                "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+                "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("profiles", "scheduler", "slurm_plugin")),
+            }
+        )
         with self.log.open("a") as log:
             self.agent = subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
         self.bench.also(self.agent)

@@ -3,17 +3,20 @@ driver (`fake_cuda.c`), which as the real one can do nothing with a process that
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from benchmarks.gpu.sharing import Bench
 
 from penstock_profiles.nvml import Device, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import cuda_checkpoints
 from penstock_slurm.agent.memory_room import room_mb
+from tests.profiles import fake_nvml
 from tests.profiles.fake_cuda import FakeCuda
 
 from .node import Node, alone, at_once, steps
@@ -171,8 +174,8 @@ def test_a_restore_that_fails_is_repeated_and_said(
     node.until(lambda: "has not restored its GPU memory" in node.agent.state.jobs[JobId("j1")].why, "reason")
     assert (node.states()["j1"], state(node, cuda, 1)) == ("running", "checkpointed")
     cuda.unset("restore")
-    node.until(lambda: state(node, cuda, 1) == "running", "restored process")
-    assert node.agent.state.jobs[JobId("j1")].why == ""
+    node.until(lambda: node.agent.state.jobs[JobId("j1")].why == "", "restored process")
+    assert state(node, cuda, 1) == "running"
 
 
 @pytest.mark.parametrize("call", ["lock", "checkpoint"])
@@ -342,6 +345,43 @@ def test_a_driven_job_is_not_frozen_while_it_is_restored(make: Callable[..., Nod
     cuda.set("restore", "slow 500")
     node.until(lambda: cuda.calls().count("unlock") >= 3, "restored processes")
     assert state(node, cuda, 3) == "running"
+
+
+def test_the_program_itself_killed_while_a_job_is_checkpointed(tmp_path: Path, cuda: FakeCuda):
+    """Two agents as processes of their own, with stand-ins for NVML, the driver and Slurm. The first is killed."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install nvidia-ml-py")
+    bench = Bench("test", tmp_path, dry=True)
+    node = bench.node(start_wait_s=0.0, sample_s=0.5)
+    scenario = tmp_path / "gpus"
+    scenario.write_text(fake_nvml.TWO_GPUS)
+    more = fake_nvml.environment(fake_nvml.build(tmp_path), scenario)
+    more["LD_LIBRARY_PATH"] += ":" + cuda.variables["LD_LIBRARY_PATH"]
+    users = {1: os.getuid(), 2: os.getuid()}
+    try:
+        for number in (1, 2):
+            program = bench.start("import time; time.sleep(600)", **node.environment(number))
+            node.job(number, program)
+            cuda.add(program.pid)
+        first, second = (node.jobs[number].pid for number in (1, 2))
+        scenario.write_text(f"{fake_nvml.TWO_GPUS}0.pids {first}:2000 {second}:2000\n")
+        node.order([(1,), (2,)], 3.0, users)
+        node.start(**more)
+        node.until(lambda: node.states().get("2") == "running" and stopped(first), 60)
+        assert cuda.state(first) == "checkpointed"
+        assert node.agent is not None
+        node.agent.kill()
+        node.agent.wait()
+        node.start(**more)
+        node.until(lambda: cuda.state(first) == "running", 60)
+        node.until(lambda: cuda.state(second) == "checkpointed", 60)
+        assert not stopped(first)
+        node.until(lambda: node.moves("suspend") and node.moves("resume"), 60)
+    finally:
+        bench.close()
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_room_on_the_host_is_what_the_limits_around_a_process_leave(tmp_path: Path):
