@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -373,12 +374,15 @@ class Node:
         self.agent: subprocess.Popen[Any] | None = None
 
     def start(self, **more: str) -> None:
+        # The agent's helper runs as the job's user, who may not enter the folder of the project.
+        readable = self.folder / "lib"
+        shutil.copytree(ROOT / "profiles" / "penstock_profiles", readable / "penstock_profiles", dirs_exist_ok=True)
         environment = (
             os.environ
             | more
             | {
                 "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-                "PYTHONPATH": python_path("profiles", "scheduler", "slurm_plugin"),
+                "PYTHONPATH": f"{readable}:{python_path('profiles', 'scheduler', 'slurm_plugin')}",
             }
         )
         with self.log.open("a") as log:

@@ -14,10 +14,12 @@ Checkpointing" describes. It has four states of a process::
 
 Threads of the process itself do the work, so it must not be frozen meanwhile. A call may hang, so each command is a
 process of its own that its caller can give up. It may be repeated: what is done already is not done again. With
-`--lock FILE` it waits until no other command has the file.
+`--lock N` it waits until no other command has the file that it has inherited as descriptor N.
+
+It runs as the user of the process: that needs no privileges.
 
 Exit status: 0: done; 1: not done, and each process runs as before (`suspend`) or can be tried again (`resume`);
-3: `suspend` is not done and could not be undone, so `resume` must be tried.
+3: `suspend` is not done and could not be undone, so `resume` must be tried; 4: there is no driver that could do it.
 """
 
 from __future__ import annotations
@@ -29,16 +31,15 @@ import fcntl
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from pathlib import Path
 
 FIRST_DRIVER = 570
 LIBRARY = "libcuda.so.1"
 LOCK_MS = 10_000
 """For how long the driver tries to lock a process: work that was submitted must end first."""
 
-NOT_UNDONE = 3
+NOT_UNDONE, NO_DRIVER = 3, 4
 """Exit status."""
 
 
@@ -55,6 +56,14 @@ class CannotCheckpoint(RuntimeError):
     """The driver cannot do it. The message says why."""
 
 
+class NoDriver(CannotCheckpoint):
+    """There is no driver here, or it is too old."""
+
+
+class NotUndone(CannotCheckpoint):
+    """A process may be left locked, or worse."""
+
+
 class _LockArgs(ctypes.Structure):
     _fields_ = (
         ("timeout_ms", ctypes.c_uint),
@@ -68,19 +77,15 @@ _NoArgs = ctypes.c_uint64 * 8
 
 
 class Driver:
-    """NVIDIA's driver.
-
-    Raises:
-        CannotCheckpoint: there is no such library, or it is too old.
-    """
+    """NVIDIA's driver. Raises NoDriver."""
 
     def __init__(self) -> None:
         try:
             self._cuda = ctypes.CDLL(LIBRARY)
         except OSError as error:
-            raise CannotCheckpoint(f"NVIDIA's driver is not here: {error}") from None
+            raise NoDriver(f"NVIDIA's driver is not here: {error}") from None
         if not hasattr(self._cuda, "cuCheckpointProcessLock"):
-            raise CannotCheckpoint(f"NVIDIA's driver is too old; {FIRST_DRIVER} or later is needed")
+            raise NoDriver(f"NVIDIA's driver is too old; {FIRST_DRIVER} or later is needed")
         self._cuda.cuInit(0)  # its failure shows in the calls that follow
 
     def state(self, pid: int) -> State:
@@ -149,10 +154,6 @@ def suspend(driver: Driver, pid: int) -> None:
         raise
 
 
-class NotUndone(CannotCheckpoint):
-    """A process may be left locked, or worse."""
-
-
 def resume(driver: Driver, pid: int) -> None:
     """Undo `suspend`. A process that runs is left alone. Raises CannotCheckpoint."""
     state = driver.state(pid)
@@ -179,22 +180,12 @@ def resume_all(driver: Driver, pids: Sequence[int]) -> None:
         raise CannotCheckpoint("; ".join(failed))
 
 
-@contextlib.contextmanager
-def _alone(path: Path | None) -> Iterator[None]:
-    if path is None:
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m penstock_profiles.cuda_checkpoint")
     parser.add_argument("verb", choices=["suspend", "resume"])
     parser.add_argument("pids", type=int, nargs="+", metavar="PID")
-    parser.add_argument("--lock", type=Path)
+    parser.add_argument("--lock", type=int, metavar="N")
     options = parser.parse_args(arguments)
     if options.verb == "suspend" and len(options.pids) > 1:
         parser.error("one process can be suspended at a time")
@@ -206,12 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "resume": lambda driver: resume_all(driver, options.pids),
     }
     try:
-        with _alone(options.lock):
-            began_s = time.monotonic()
-            does[options.verb](Driver())
+        if options.lock is not None:
+            fcntl.flock(options.lock, fcntl.LOCK_EX)
+        began_s = time.monotonic()
+        does[options.verb](Driver())
     except CannotCheckpoint as error:
         print(error, file=sys.stderr)  # noqa: T201
-        return NOT_UNDONE if isinstance(error, NotUndone) else 1
+        return NOT_UNDONE if isinstance(error, NotUndone) else NO_DRIVER if isinstance(error, NoDriver) else 1
     print(f"{options.verb} took {time.monotonic() - began_s:.3f} s")  # noqa: T201
     return 0
 

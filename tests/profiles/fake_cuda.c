@@ -53,7 +53,7 @@ static int stopped(int pid) {
 static int call(const char *name, int pid, char before, char after, int all_zero) {
   FILE *calls = file("calls", "a"), *how;
   char text[64] = "";
-  fprintf(calls, "%s %d\n", name, pid);
+  fprintf(calls, "%s %d %d\n", name, pid, (int)getuid());
   fclose(calls);
   while (stopped(pid)) usleep(10000);
   if (!all_zero) return INVALID_VALUE;

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.cuda_checkpoint import NOT_UNDONE, too_old
+from penstock_profiles.cuda_checkpoint import NO_DRIVER, NOT_UNDONE, too_old
 
 from .fake_cuda import FakeCuda
 
@@ -119,12 +119,12 @@ def test_it_is_not_interrupted_between_two_calls(cuda: FakeCuda, program: int):
 
 def test_the_message_names_what_is_missing(cuda: FakeCuda, tmp_path: Path):
     done = ask(cuda, "suspend", 1, LD_LIBRARY_PATH="/nonexistent")
-    assert done.returncode == 1
+    assert done.returncode == NO_DRIVER
     assert "NVIDIA's driver is not here: libcuda.so.1" in done.stderr
     (tmp_path / "old").mkdir()
     source = tmp_path / "old.c"
     source.write_text("int cuInit(unsigned flags) { return flags; }\n")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "old" / "libcuda.so.1", source], check=True)
     done = ask(cuda, "suspend", 1, LD_LIBRARY_PATH=str(tmp_path / "old"))
-    assert (done.returncode, done.stderr) == (1, "NVIDIA's driver is too old; 570 or later is needed\n")
+    assert (done.returncode, done.stderr) == (NO_DRIVER, "NVIDIA's driver is too old; 570 or later is needed\n")
     assert [too_old(each) for each in ("550.54.15", "570.86.15", None, "")] == [True, False, False, False]

@@ -13,6 +13,7 @@ as soon as the job runs, and until the driver says that the process runs.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -20,14 +21,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from penstock_profiles.cuda_checkpoint import NO_DRIVER
 from penstock_profiles.nvml import Sample
 from penstock_slurm.agent.memory_room import room_mb
 from penstock_slurm.agent.node_state import RETRY_S, NodeState
 from penstock_slurm.agent.state import DepartingJob, LocalJob
 
 log = logging.getLogger(__name__)
+
+PYTHON = sys.executable
+"""What helpers run. Jobs' users must be able to run it."""
 
 SPARE_MB = 256
 """Host memory that must be left to a job beside what a checkpoint takes."""
@@ -55,6 +60,12 @@ class Helper:
         return time.monotonic() - self.began_s
 
 
+def _group(pid: int) -> int:
+    """The group of a process."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    return int(next(line for line in text.splitlines() if line.startswith("Gid:")).split()[1])
+
+
 class CudaCheckpoints:
     """Has the driver suspend and resume jobs.
 
@@ -75,6 +86,12 @@ class CudaCheckpoints:
         """SLURM_JOB_ID -> why its GPU memory stays where it is."""
         self._retry_s: dict[int, float] = {}
         """SLURM_JOB_ID -> when it is next tried to be restored, by the clock that is never set back."""
+        self._unknown: set[int] = set()
+        """Jobs of which it is unknown whether they were checkpointed, and which are asked for the first time."""
+        known = state.users()
+        for path in folder.glob("checkpoint-*.lock"):
+            if not any(path == self._lock(number) for number in known):
+                path.unlink()
 
     @property
     def busy(self) -> bool:
@@ -111,7 +128,13 @@ class CudaCheckpoints:
             return True
         local.cuda_checkpointed = (pid,)
         self._state.save()
-        self._start("suspend", local.slurm_job, (pid,))
+        try:
+            self._start("suspend", local.slurm_job, (pid,))
+        except OSError as error:  # such as a Python that the job's user may not run
+            local.cuda_checkpointed = ()
+            local.no_cuda_checkpoint = self._in_place[local.slurm_job] = f"the agent cannot start its helper: {error}"
+            log.warning("GPU memory not moved", extra={"slurm_job": local.slurm_job, "text": str(error)})
+            return True
         return False
 
     def _candidate(self, local: LocalJob) -> int | None:
@@ -165,6 +188,8 @@ class CudaCheckpoints:
         for number, each in there.items():
             with state.guard(f"restore the GPU memory of Slurm's job {number}"):
                 runs = each.state == "running" if isinstance(each, LocalJob) else not each.frozen
+                if each.cuda_checkpointed is None and self._sample is None:
+                    each.cuda_checkpointed = ()
                 if runs and each.cuda_checkpointed != ():
                     self._restore(number, each)
 
@@ -179,24 +204,38 @@ class CudaCheckpoints:
         if not living or self._state.is_frozen(number) or time.monotonic() < self._retry_s.get(number, 0.0):
             return
         self._away.pop(number, None)
+        if job.cuda_checkpointed is None:
+            self._unknown.add(number)
         job.cuda_checkpointed = tuple(
             pid for pid in living if job.cuda_checkpointed is None or pid in job.cuda_checkpointed
         )
         if job.cuda_checkpointed:  # else it has ended
+            self._retry_s[number] = time.monotonic() + RETRY_S
             self._start("resume", number, job.cuda_checkpointed)
 
     # Helpers.
 
     def _start(self, verb: Literal["suspend", "resume"], number: int, pids: tuple[int, ...]) -> None:
-        command = [sys.executable, "-m", "penstock_profiles.cuda_checkpoint", verb, *map(str, pids)]
-        process = subprocess.Popen(
-            [*command, "--lock", str(self._folder / f"checkpoint-{number}.lock")],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        """Start a helper as the job's user: it reads what the job's processes tell it."""
+        command = [PYTHON, "-m", "penstock_profiles.cuda_checkpoint", verb, *map(str, pids)]
+        user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            user = {"user": self._state.users()[number], "group": _group(pids[0]), "extra_groups": ()}
+        with self._lock(number).open("a") as lock:
+            process = subprocess.Popen(
+                [*command, "--lock", str(lock.fileno())],
+                cwd="/",
+                pass_fds=[lock.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                **user,
+            )
         self._helpers[number] = Helper(verb, pids, process, time.monotonic())
+
+    def _lock(self, number: int) -> Path:
+        return self._folder / f"checkpoint-{number}.lock"
 
     def _end(self, number: int, job: LocalJob | DepartingJob, helper: Helper) -> None:
         """Note how a helper has ended, if it has. One that takes too long to suspend is killed."""
@@ -213,7 +252,9 @@ class CudaCheckpoints:
         if process.returncode not in (None, -signal.SIGKILL) and process.stderr is not None:
             said = process.stderr.read().strip() or f"the helper ended with status {process.returncode}"
         facts = {"slurm_job": number, "verb": helper.verb, "seconds": round(helper.age_s, 2)}
-        if process.returncode == 0:
+        nothing = process.returncode == NO_DRIVER and number in self._unknown
+        self._unknown.discard(number)
+        if process.returncode == 0 or nothing:
             log.info("GPU memory moved", extra=facts)
             if helper.verb == "suspend":
                 self._away[number] = helper.pids
@@ -228,7 +269,7 @@ class CudaCheckpoints:
             return
         if isinstance(job, LocalJob):
             job.no_cuda_checkpoint = said  # a second failure may break it
-        if process.returncode == 1:
+        if process.returncode in (1, NO_DRIVER):
             job.cuda_checkpointed = ()
         else:
             self._start("resume", number, helper.pids)

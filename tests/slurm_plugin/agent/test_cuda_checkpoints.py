@@ -4,7 +4,10 @@ driver (`fake_cuda.c`), which as the real one can do nothing with a process that
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 from benchmarks.gpu.sharing import Bench
 
+import penstock_profiles
 from penstock_profiles.nvml import Device, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import cuda_checkpoints
@@ -213,6 +217,62 @@ def test_an_agent_that_is_killed_while_a_job_is_checkpointed(make: Callable[...,
     node.start()
     node.until(lambda: node.slurm.letter(1) == "S" and state(node, cuda, 1) == "running", "restored process")
     assert not at_once(node)
+
+
+def test_without_a_driver_nothing_is_restored_after_the_state_was_lost(
+    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nonexistent")
+    node = make(slice_s=30.0)
+    node.until(lambda: node.states()["j1"] == "running", "time slice")
+    (node.run_dir.with_name("state") / "state.json").unlink()
+    node.start()
+    node.until(lambda: node.agent.state.jobs and node.agent.state.jobs[JobId("j1")].cuda_checkpointed == (), "answer")
+    assert node.agent.state.jobs[JobId("j1")].why == ""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a helper as another user")
+def test_the_driver_is_asked_as_the_jobs_user(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch):
+    """The helper reads what a process of the job tells it, so it has no privileges."""
+    nobody, python = 65534, shutil.which("python3", path="/usr/bin")
+    if python is None:
+        pytest.skip("no Python that another user can run for sure")
+    monkeypatch.setattr(cuda_checkpoints, "PYTHON", python)
+    monkeypatch.setenv("PYTHONPATH", str(Path(penstock_profiles.__file__).parents[1]))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cuda = FakeCuda(folder)
+        for each in (folder, folder / "cuda-states"):
+            each.chmod(0o777)
+        for variable, value in cuda.variables.items():
+            monkeypatch.setenv(variable, value)
+        node = make_node(start_wait_s=0.0)
+        gpus = node.sample = Gpus(cuda)
+        node.start()
+        environment = os.environ | {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": node.name}
+        process = subprocess.Popen(["sleep", "600"], env=environment, user=nobody, group=nobody)
+        node.slurm.processes[1] = process
+        cuda.add(process.pid)
+        (folder / "cuda-states" / str(process.pid)).chmod(0o666)
+        gpus.pids.append(process.pid)
+        node.order(alone(1, 2), (0,), 0.5, running=[1], fields={1: {"uid": nobody}})
+        node.until(lambda: node.states()["j1"] == "running", "time slice")
+        node.job(2, "--mute")
+        node.order(alone(1, 2), (0,), 0.5, fields={1: {"uid": nobody}})
+        node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+        assert cuda.state(process.pid) == "checkpointed", node.agent.state.jobs[JobId("j1")].why
+        users = {line.split()[2] for line in (folder / "cuda-states" / "calls").read_text().splitlines()}
+        assert users == {str(nobody)}
+
+
+def test_a_helper_that_cannot_be_started_holds_up_nobody(
+    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """As where Python is in a folder that the job's user may not enter."""
+    monkeypatch.setattr(cuda_checkpoints, "PYTHON", str(tmp_path))
+    node = make()
+    node.until(both_ran(node, cuda), "time slices")
+    assert "the agent cannot start its helper: [Errno 13]" in node.agent.state.jobs[JobId("j1")].no_cuda_checkpoint
 
 
 def test_an_agent_that_is_killed_while_the_driver_restores(make: Callable[..., Node], cuda: FakeCuda):
