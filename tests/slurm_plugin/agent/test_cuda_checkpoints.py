@@ -19,7 +19,6 @@ import penstock_profiles
 from penstock_profiles.nvml import Device, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import cuda_checkpoints
-from penstock_slurm.agent.memory_room import room_mb
 from tests.profiles import fake_nvml
 from tests.profiles.fake_cuda import FakeCuda
 
@@ -442,35 +441,6 @@ def test_the_program_itself_killed_while_a_job_is_checkpointed(tmp_path: Path, c
 
 def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def test_room_on_the_host_is_what_the_limits_around_a_process_leave(tmp_path: Path):
-    """1000 MB of 4096 in use, 200 of them cached files: 3296 left; the cgroup around it leaves 2000."""
-    mib, job = 2**20, tmp_path / "cgroup/system.slice/slurmstepd.scope/job_7"
-    step = job / "step_0/user"
-    (tmp_path / "proc/5").mkdir(parents=True)
-    (tmp_path / "proc/5/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user\n")
-    step.mkdir(parents=True)
-
-    def room() -> float:
-        return room_mb(5, tmp_path / "proc", tmp_path / "cgroup")
-
-    assert room() == float("inf")
-    (step / "memory.max").write_text(f"{4096 * mib}\n")
-    (step / "memory.current").write_text(f"{1000 * mib}\n")
-    (step / "memory.stat").write_text(f"anon 5\ninactive_file {200 * mib}\n")
-    assert room() == 3296
-    (job / "memory.max").write_text(f"{3000 * mib}\n")
-    (job / "memory.current").write_text(f"{1000 * mib}\n")
-    assert room() == 2000
-    (job / "memory.max").write_text("max\n")
-    assert room() == 3296
-    v1 = tmp_path / "cgroup/memory/slurm/uid_1/job_7"
-    v1.mkdir(parents=True)
-    (tmp_path / "proc/5/cgroup").write_text("9:memory:/slurm/uid_1/job_7\n0::/\n")
-    (v1 / "memory.limit_in_bytes").write_text(f"{100 * mib}\n")
-    (v1 / "memory.usage_in_bytes").write_text(f"{60 * mib}\n")
-    assert room() == 40
 
 
 def test_a_job_whose_limit_has_no_room_for_it_is_frozen_in_place(
