@@ -86,6 +86,8 @@ class CudaCheckpoints:
         """SLURM_JOB_ID -> why its GPU memory stays where it is."""
         self._retry_s: dict[int, float] = {}
         """SLURM_JOB_ID -> when it is next tried to be restored, by the clock that is never set back."""
+        self._failed: dict[int, str] = {}
+        """SLURM_JOB_ID -> what its last helper failed with."""
         self._unknown: set[int] = set()
         """Jobs of which it is unknown whether they were checkpointed, and which are asked for the first time."""
         known = state.users()
@@ -182,7 +184,7 @@ class CudaCheckpoints:
         there |= {local.slurm_job: local for local in state.jobs.values() if not local.gone}
         for number in self._helpers.keys() - there.keys():
             self._helpers.pop(number).process.kill()  # it has nobody to ask about
-        for known in (self._away, self._in_place, self._retry_s):
+        for known in (self._away, self._in_place, self._retry_s, self._failed):
             for number in known.keys() - there.keys():
                 del known[number]
         for number, each in there.items():
@@ -256,13 +258,16 @@ class CudaCheckpoints:
         self._unknown.discard(number)
         if process.returncode == 0 or nothing:
             log.info("GPU memory moved", extra=facts)
+            self._failed.pop(number, None)
             if helper.verb == "suspend":
                 self._away[number] = helper.pids
             else:
                 job.cuda_checkpointed = ()
                 self._tell(job, "")
             return
-        log.warning("GPU memory not moved", extra=facts | {"text": said})
+        if self._failed.get(number) != said:  # what is repeated is logged once
+            log.warning("GPU memory not moved", extra=facts | {"text": said})
+        self._failed[number] = said
         if helper.verb == "resume":
             self._retry_s[number] = time.monotonic() + RETRY_S
             self._tell(job, f"has not restored its GPU memory: {said}")

@@ -167,15 +167,18 @@ def test_a_job_that_cannot_be_unlocked_is_frozen_and_unlocked_later(make: Callab
 
 
 def test_a_restore_that_fails_is_repeated_and_said(
-    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(cuda_checkpoints, "RETRY_S", 0.3)
     node = make(slice_s=5.0)
+    caplog.set_level("WARNING")
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     cuda.set("restore", "2")
     node.until(lambda: "restore" in cuda.calls(), "restore")
     node.until(lambda: "has not restored its GPU memory" in node.agent.state.jobs[JobId("j1")].why, "reason")
     assert (node.states()["j1"], state(node, cuda, 1)) == ("running", "checkpointed")
+    node.until(lambda: cuda.calls().count("restore") >= 3, "repetition")
+    assert caplog.messages.count("GPU memory not moved") == 1
     cuda.unset("restore")
     node.until(lambda: node.agent.state.jobs[JobId("j1")].why == "", "restored process")
     assert state(node, cuda, 1) == "running"
