@@ -56,6 +56,18 @@ for killed. With Airflow 3.3 on a busy machine a worker took 5 s to end, and tas
 """
 LOGS_PER_S = 5.0
 """Requests for jobs' output per second and connection. For each of them penstockd asks Slurm for the output's path."""
+LOGS_AT_ONCE = 25
+"""Jobs whose output is read before any of it is logged. Each time that something is logged, Airflow's triggerer reads all
+triggers from its database, so single lines of many jobs would keep it busy."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Lines of a job's output."""
+
+    lines: list[str]
+    shown: int
+    """The byte up to which the output was read once they are logged."""
 
 
 @dataclass(eq=False)
@@ -70,7 +82,7 @@ class Waiting:
     """The latest view."""
     read_s: float = float("-inf")
     """When the job's output was last read."""
-    reading: asyncio.Task[None] | None = None
+    reading: asyncio.Task[Output | None] | None = None
     """A request for the job's output."""
 
     def take(self, job: Job) -> None:
@@ -212,18 +224,21 @@ class Poller:
             each.take(job)
 
     async def _show_outputs(self, client: httpx.AsyncClient) -> None:
-        """Let triggers show their jobs' output, one after the other, `LOGS_PER_S` a second at most."""
+        """Let triggers show their jobs' output, `LOGS_AT_ONCE` together, and `LOGS_PER_S` a second at most."""
         now_s = asyncio.get_running_loop().time
         while True:
             due = [each for those in self._waiting.values() for each in those if each.wants_output(now_s())]
-            for each in sorted(due, key=lambda each: each.read_s):
-                if not each.wants_output(now_s()):
-                    continue  # it has ended meanwhile
+            due = sorted(due, key=lambda each: each.read_s)[:LOGS_AT_ONCE]
+            read = []
+            for each in due:
                 each.read_s = now_s()
-                each.reading = asyncio.create_task(each.trigger.show_output(client), context=each.context)
+                each.reading = asyncio.create_task(each.trigger.read_output(client), context=each.context)
                 await asyncio.wait([each.reading])
-                await asyncio.sleep(1 / LOGS_PER_S)
-            await asyncio.sleep(self.poll_interval_s)
+                read.append((each, each.reading))
+            for each, reading in read:
+                if not each.end.done() and not reading.cancelled():  # else the end shows it
+                    each.context.run(each.trigger.log_output, reading.result())
+            await asyncio.sleep(max(self.poll_interval_s, len(due) / LOGS_PER_S))
 
     async def _read_all(self, client: httpx.AsyncClient) -> None:
         watched = set(self._waiting)
@@ -436,17 +451,28 @@ class PenstockJobTrigger(BaseTrigger):
 
     async def show_output(self, client: httpx.AsyncClient) -> None:
         """Log the output from byte `shown` on."""
+        self.log_output(await self.read_output(client))
+
+    async def read_output(self, client: httpx.AsyncClient) -> Output | None:
+        """The output from byte `shown` on; None if penstockd does not answer. Then the next reading, or the end of the job,
+        shows it."""
         try:
             query = {"offset": self.shown}
             part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
         except (httpx.TransportError, PenstockAway, PenstockRefused):
-            return  # the next reading, or the end of the job, shows it
+            return None
         whole, _, begun = part["text"].rpartition("\n")
-        self.shown = part["next"] - len(begun.encode())  # an incomplete line is shown once it is complete
+        shown = part["next"] - len(begun.encode())  # an incomplete line is shown once it is complete
         if part["next"] < part["size"] and not whole:  # a line longer than a part, such as that of a progress bar
-            whole, self.shown = begun, part["next"]
-        for line in whole.splitlines():
-            self.log.info("%s", line)
+            whole, shown = begun, part["next"]
+        return Output(whole.splitlines(), shown)
+
+    def log_output(self, output: Output | None) -> None:
+        """Log what `read_output` returned."""
+        if output is not None:
+            for line in output.lines:
+                self.log.info("%s", line)
+            self.shown = output.shown
 
 
 @dataclass(frozen=True)
