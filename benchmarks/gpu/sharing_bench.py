@@ -366,7 +366,7 @@ class Node:
         file = self.folder / "penstock.toml"
         file.write_text(
             f'[slurm]\npartitions = ["a"]\nspool_dir = "{self.spool}"\n'
-            f'[agent]\nrun_dir = "{self.run_dir}"\nstate_dir = "{self.folder}/state"\n{text}'
+            f'[agent]\ncuda_checkpoint = "auto"\nrun_dir = "{self.run_dir}"\nstate_dir = "{self.folder}/state"\n{text}'
         )
         self.command = [sys.executable, "-m", "penstock_slurm.agent.main", "--config", str(file), "--node", NODE]
         self.jobs: dict[int, Program] = {}

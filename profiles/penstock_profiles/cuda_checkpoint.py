@@ -18,8 +18,12 @@ process of its own that its caller can give up. It may be repeated: what is done
 
 It runs as the user of the process: that needs no privileges.
 
+**A restore without room on the GPU loses the process**: with driver 580 on an H100, each later restore failed, too. So
+`--free MB` says how much memory is free there, and a process that needs more stays as it is.
+
 Exit status: 0: done; 1: not done, and each process runs as before (`suspend`) or can be tried again (`resume`);
-3: `suspend` is not done and could not be undone, so `resume` must be tried; 4: there is no driver that could do it.
+3: `suspend` is not done and could not be undone, so `resume` must be tried; 4: there is no driver that could do it;
+5: there is no room for it yet.
 """
 
 from __future__ import annotations
@@ -28,19 +32,23 @@ import argparse
 import contextlib
 import ctypes
 import fcntl
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from pathlib import Path
 
 FIRST_DRIVER = 570
 LIBRARY = "libcuda.so.1"
 LOCK_MS = 10_000
 """For how long the driver tries to lock a process: work that was submitted must end first."""
 
-NOT_UNDONE, NO_DRIVER = 3, 4
+NOT_UNDONE, NO_DRIVER, NO_ROOM = 3, 4, 5
 """Exit status."""
+SPARE_MB = 256.0
+"""Memory of a GPU that must be free beside what a process needs."""
 
 
 class State(IntEnum):
@@ -58,6 +66,10 @@ class CannotCheckpoint(RuntimeError):
 
 class NoDriver(CannotCheckpoint):
     """There is no driver here, or it is too old."""
+
+
+class NoRoom(CannotCheckpoint):
+    """Its GPU has too little free memory now."""
 
 
 class NotUndone(CannotCheckpoint):
@@ -154,10 +166,22 @@ def suspend(driver: Driver, pid: int) -> None:
         raise
 
 
-def resume(driver: Driver, pid: int) -> None:
-    """Undo `suspend`. A process that runs is left alone. Raises CannotCheckpoint."""
+def resume(driver: Driver, pid: int, free_mb: float = math.inf, needs_mb: float = 0.0) -> None:
+    """Undo `suspend`. A process that runs is left alone.
+
+    Args:
+        free_mb: free memory of its GPU, MB.
+        needs_mb: what it had there; 0: unknown, so at most all of its own memory on the host.
+
+    Raises:
+        NoRoom: it stays as it is.
+        CannotCheckpoint: the driver failed.
+    """
     state = driver.state(pid)
     if state is State.CHECKPOINTED:
+        needs_mb = (needs_mb or _own_mb(pid)) + SPARE_MB
+        if needs_mb > free_mb:
+            raise NoRoom(f"process {pid} needs {needs_mb:.0f} MB of its GPU, and {free_mb:.0f} MB are free")
         driver.restore(pid)
     if state in (State.CHECKPOINTED, State.LOCKED):
         driver.unlock(pid)
@@ -165,19 +189,32 @@ def resume(driver: Driver, pid: int) -> None:
         raise CannotCheckpoint(f"a checkpoint of process {pid} failed; its CUDA calls fail, too")
 
 
-def resume_all(driver: Driver, pids: Sequence[int]) -> None:
+def _own_mb(pid: int) -> float:
+    """Memory of a process that no file is behind, MB: a checkpoint is a part of it."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        return int(next(line for line in text.splitlines() if line.startswith("RssAnon:")).split()[1]) / 1024
+    except (OSError, StopIteration, ValueError):
+        return 0.0
+
+
+def resume_all(driver: Driver, pids: Sequence[int], free_mb: float = math.inf, needs_mb: float = 0.0) -> None:
     """Undo `suspend` of these processes. Those that have ended or do not use CUDA are skipped. Raises
     CannotCheckpoint."""
-    failed = []
+    failed: list[CannotCheckpoint] = []
     for pid in pids:
         with contextlib.suppress(CannotCheckpoint):
             driver.state(pid)
             try:
-                resume(driver, pid)
+                resume(driver, pid, free_mb, needs_mb)
             except CannotCheckpoint as error:
-                failed.append(str(error))
+                failed.append(error)
     if failed:
-        raise CannotCheckpoint("; ".join(failed))
+        kind = NoRoom if all(isinstance(each, NoRoom) for each in failed) else CannotCheckpoint
+        raise kind("; ".join(map(str, failed)))
+
+
+STATUS: dict[type[CannotCheckpoint], int] = {NotUndone: NOT_UNDONE, NoDriver: NO_DRIVER, NoRoom: NO_ROOM}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("verb", choices=["suspend", "resume"])
     parser.add_argument("pids", type=int, nargs="+", metavar="PID")
     parser.add_argument("--lock", type=int, metavar="N")
+    parser.add_argument("--free", type=float, metavar="MB", default=math.inf)
+    parser.add_argument("--needs", type=float, metavar="MB", default=0.0)
     options = parser.parse_args(arguments)
     if options.verb == "suspend" and len(options.pids) > 1:
         parser.error("one process can be suspended at a time")
@@ -194,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     does: dict[str, Callable[[Driver], None]] = {
         "suspend": lambda driver: suspend(driver, options.pids[0]),
-        "resume": lambda driver: resume_all(driver, options.pids),
+        "resume": lambda driver: resume_all(driver, options.pids, options.free, options.needs),
     }
     try:
         if options.lock is not None:
@@ -203,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         does[options.verb](Driver())
     except CannotCheckpoint as error:
         print(error, file=sys.stderr)  # noqa: T201
-        return NOT_UNDONE if isinstance(error, NotUndone) else NO_DRIVER if isinstance(error, NoDriver) else 1
+        return next((status for kind, status in STATUS.items() if isinstance(error, kind)), 1)
     print(f"{options.verb} took {time.monotonic() - began_s:.3f} s")  # noqa: T201
     return 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.cuda_checkpoint import NO_DRIVER, NOT_UNDONE, too_old
+from penstock_profiles.cuda_checkpoint import NO_DRIVER, NO_ROOM, NOT_UNDONE, too_old
 
 from .fake_cuda import FakeCuda
 
@@ -28,14 +28,28 @@ def program() -> Iterator[int]:
         process.kill()
 
 
-def ask(cuda: FakeCuda, verb: str, *pids: int, **more: str) -> subprocess.CompletedProcess[str]:
+def ask(cuda: FakeCuda, verb: str, *pids: object, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(verb, *pids), env=cuda.environment() | more, capture_output=True, text=True, timeout=60
     )
 
 
-def command(verb: str, *pids: int) -> list[str]:
-    return [sys.executable, "-m", "penstock_profiles.cuda_checkpoint", verb, *map(str, pids)]
+def command(verb: str, *words: object) -> list[str]:
+    return [sys.executable, "-m", "penstock_profiles.cuda_checkpoint", verb, *map(str, words)]
+
+
+@pytest.mark.parametrize("needs", ["2000", "0"])
+def test_nothing_is_restored_without_room(cuda: FakeCuda, program: int, needs: str):
+    """On an H100, each later restore failed, too, and the process was lost. 0: unknown, so all memory of its own counts."""
+    cuda.add(program)
+    assert ask(cuda, "suspend", program).returncode == 0
+    for free, status in (("10", NO_ROOM), ("2255", NO_ROOM if needs == "2000" else 0), ("2256", 0)):
+        done = ask(cuda, "resume", program, "--free", free, "--needs", needs)
+        assert done.returncode == status, (free, done.stderr)
+        if status:
+            assert f"MB of its GPU, and {free} MB are free" in done.stderr
+            assert cuda.state(program) == "checkpointed"
+    assert cuda.calls() == ["lock", "checkpoint", "restore", "unlock"]
 
 
 def test_twice_suspended_is_once(cuda: FakeCuda, program: int):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock_profiles.cuda_checkpoint import NO_DRIVER
+from penstock_profiles.cuda_checkpoint import NO_DRIVER, NO_ROOM
 from penstock_profiles.nvml import Sample
 from penstock_slurm.agent.memory_room import room_mb
 from penstock_slurm.agent.node_state import RETRY_S, NodeState
@@ -125,9 +125,10 @@ class CudaCheckpoints:
             return self.is_away(local)
         if self.is_away(local):
             return True
-        pid = self._candidate(local)
-        if pid is None:
+        found = self._candidate(local)
+        if found is None:
             return True
+        pid, local.cuda_needs = found
         local.cuda_checkpointed = (pid,)
         self._state.save()
         try:
@@ -139,8 +140,9 @@ class CudaCheckpoints:
             return True
         return False
 
-    def _candidate(self, local: LocalJob) -> int | None:
-        """The job's process on a GPU; None: it has none, or cannot be checkpointed (see `in_place`)."""
+    def _candidate(self, local: LocalJob) -> tuple[int, tuple[str, float]] | None:
+        """The job's process on a GPU, and what it has there; None: it has none, or cannot be checkpointed (see
+        `in_place`)."""
         state, number = self._state, local.slurm_job
         self._in_place.pop(number, None)
         if self._sample is None or state.settings.cuda_checkpoint == "off" or state.is_frozen(number):
@@ -152,11 +154,14 @@ class CudaCheckpoints:
         except Exception as error:  # an error of the driver must not stop time slices
             self._in_place[number] = f"NVML does not say what the job has there: {error}"
             return None
-        processes = [each for reading in readings for each in reading.processes or () if each.pid in ours]
-        if processes and (why := local.no_cuda_checkpoint or self._hindrance([(p.pid, p.used_mb) for p in processes])):
+        found = [(reading.device, each) for reading in readings for each in reading.processes or () if each.pid in ours]
+        if not found:
+            return None
+        if why := local.no_cuda_checkpoint or self._hindrance([(each.pid, each.used_mb) for _, each in found]):
             self._in_place[number] = why
             return None
-        return processes[0].pid if processes else None
+        device, process = found[0]
+        return process.pid, (device.uuid, process.used_mb or 0.0)
 
     @staticmethod
     def _hindrance(processes: list[tuple[int, float | None]]) -> str:
@@ -200,7 +205,7 @@ class CudaCheckpoints:
         if helper is not None:
             self._end(number, job, helper)
             if number in self._helpers and helper.verb == "resume" and helper.age_s > RETRY_S:
-                self._tell(job, f"has been restoring its GPU memory for {helper.age_s:.0f} s")
+                self._tell(job, f"NVIDIA's driver has been restoring its GPU memory for {helper.age_s:.0f} s")
             return
         living = self._state.living.get(number, [])
         if not living or self._state.is_frozen(number) or time.monotonic() < self._retry_s.get(number, 0.0):
@@ -213,13 +218,38 @@ class CudaCheckpoints:
         )
         if job.cuda_checkpointed:  # else it has ended
             self._retry_s[number] = time.monotonic() + RETRY_S
-            self._start("resume", number, job.cuda_checkpointed)
+            self._start_restoring(number, job, job.cuda_checkpointed)
+
+    def _start_restoring(self, number: int, job: LocalJob | DepartingJob, pids: tuple[int, ...]) -> None:
+        """Start a helper that restores, if there is room: a restore without room would lose the process."""
+        gpu, needs_mb = job.cuda_needs
+        free_mb = self._free_mb(gpu)
+        if free_mb is None:
+            self._tell(job, "NVML does not say how much memory of its GPU is free")
+        else:
+            self._start("resume", number, pids, "--free", f"{free_mb:.0f}", "--needs", f"{needs_mb:.0f}")
+
+    def _free_mb(self, gpu: str) -> float | None:
+        """Free memory of a GPU, or the least of all if it is unknown which, MB; None: unknown."""
+        assert self._sample is not None
+        try:
+            readings = self._sample().readings
+        except Exception as error:  # an error of the driver must not stop time slices
+            log.debug("no sample of GPUs", extra={"text": str(error)})
+            return None
+        those = [each for each in readings if each.device.uuid == gpu] or readings
+        free = [
+            each.device.memory_mb - each.used_mb
+            for each in those
+            if each.device.memory_mb is not None and each.used_mb is not None
+        ]
+        return min(free, default=None)
 
     # Helpers.
 
-    def _start(self, verb: Literal["suspend", "resume"], number: int, pids: tuple[int, ...]) -> None:
+    def _start(self, verb: Literal["suspend", "resume"], number: int, pids: tuple[int, ...], *options: str) -> None:
         """Start a helper as the job's user: it reads what the job's processes tell it."""
-        command = [PYTHON, "-m", "penstock_profiles.cuda_checkpoint", verb, *map(str, pids)]
+        command = [PYTHON, "-m", "penstock_profiles.cuda_checkpoint", verb, *map(str, pids), *options]
         user: dict[str, Any] = {}
         if os.geteuid() == 0:
             user = {"user": self._state.users()[number], "group": _group(pids[0]), "extra_groups": ()}
@@ -270,19 +300,20 @@ class CudaCheckpoints:
         self._failed[number] = said
         if helper.verb == "resume":
             self._retry_s[number] = time.monotonic() + RETRY_S
-            self._tell(job, f"has not restored its GPU memory: {said}")
+            waits = process.returncode == NO_ROOM
+            self._tell(job, said if waits else f"NVIDIA's driver has not restored its GPU memory: {said}")
             return
         if isinstance(job, LocalJob):
             job.no_cuda_checkpoint = said  # a second failure may break it
         if process.returncode in (1, NO_DRIVER):
             job.cuda_checkpointed = ()
         else:
-            self._start("resume", number, helper.pids)
+            self._start_restoring(number, job, helper.pids)
 
     @staticmethod
     def _tell(job: LocalJob | DepartingJob, what: str) -> None:
         if isinstance(job, LocalJob):
-            job.why = f"waits for NVIDIA's driver, which {what}" if what else ""
+            job.why = f"waits, because its GPU memory is on the host: {what}" if what else ""
 
     def close(self) -> None:
         """Wait for the helpers: a service manager may kill them after the agent."""

@@ -151,7 +151,7 @@ class Orders:
         devices = local.devices or job.own_devices
         frozen = local.state in ("suspending", "suspended") or local.unconfirmed or local.stopped
         if devices or frozen:
-            departing = DepartingJob(job.uid, devices, frozen, local.cuda_checkpointed, local.cgroup)
+            departing = DepartingJob(job.uid, devices, frozen, local.cuda_checkpointed, local.cuda_needs, local.cgroup)
             self._state.saved.departing[local.slurm_job] = departing
 
     def resume_departing(self) -> None:

@@ -71,10 +71,10 @@ class AgentSettings(BaseModel):
         "in place, `kill` cancels it.",
     )
     cuda_checkpoint: Literal["auto", "off"] = Field(
-        default="auto",
+        default="off",
         description="Whether NVIDIA's driver moves the GPU memory of a job that does not move off its GPU by itself to "
         "the host when it is suspended: `auto`: if it can (driver 570 or later, one process on one GPU); `off`: never. "
-        "Else the job is frozen with its memory on the GPU.",
+        "Else the job is frozen with its memory on the GPU. A process may not survive a checkpoint that fails.",
     )
     misuse: Literal["tell", "kill"] = Field(
         default="kill",

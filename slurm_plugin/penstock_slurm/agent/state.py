@@ -72,6 +72,8 @@ class LocalJob:
     cuda_checkpointed: tuple[int, ...] | None = ()
     """Its processes that NVIDIA's driver may have locked or checkpointed, so that they must be restored when it runs;
     None: unknown. See `cuda_checkpoints`."""
+    cuda_needs: tuple[str, float] = "", 0.0
+    """What a checkpointed process had, and needs again: its GPU, by UUID, and memory of it, MB; "", 0: unknown."""
     no_cuda_checkpoint: str = ""
     """Why it is not checkpointed again, as the end of a sentence: the driver has failed."""
     anywhere: bool = False
@@ -105,6 +107,8 @@ class DepartingJob:
     frozen: bool
     """Whether Slurm has yet to resume it."""
     cuda_checkpointed: tuple[int, ...] | None = ()
+    """As in `LocalJob`."""
+    cuda_needs: tuple[str, float] = "", 0.0
     """As in `LocalJob`."""
     cgroup: int | None = None
     """As in `LocalJob`. None: no GPUs are opened to it."""

@@ -80,7 +80,7 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
     "old-driver": (
         "has a driver of NVIDIA's that cannot checkpoint processes: jobs that do not move off their GPUs are frozen with their "
         "memory there",
-        'install driver 570 or later on each node; or set [agent] cuda_checkpoint = "off"',
+        "install driver 570 or later on each node; or remove [agent] cuda_checkpoint from the settings",
     ),
     "unknown": (
         "cannot find out whether its node lacks anything that sharing needs",

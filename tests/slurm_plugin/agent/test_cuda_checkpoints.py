@@ -40,12 +40,12 @@ class Gpus:
     """NVML's view: the CUDA processes whose memory is on the GPU."""
 
     def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda, self.pids = cuda, list[int]()
+        self.cuda, self.pids, self.taken_mb = cuda, list[int](), 0
 
     def __call__(self) -> Sample:
         there = [pid for pid in self.pids if Path(f"/proc/{pid}").exists() and self.cuda.state(pid) != "checkpointed"]
         processes = tuple(Process(pid, USED_MB, None) for pid in there)
-        return Sample((Reading(GPU, USED_MB * len(there), None, None, processes),), ())
+        return Sample((Reading(GPU, self.taken_mb + USED_MB * len(there), None, None, processes),), ())
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def make(make_node: Callable[..., Node], cuda: FakeCuda) -> Callable[..., Node]:
     """A node with two jobs in time slices on one GPU, which use CUDA and say nothing."""
 
     def make_with_jobs(slice_s: float = 0.6, options: tuple[str, ...] = ("--mute",), **settings: object) -> Node:
-        node = make_node(**{"start_wait_s": 0.0, **settings})
+        node = make_node(**{"start_wait_s": 0.0, "cuda_checkpoint": "auto", **settings})
         gpus = node.sample = Gpus(cuda)
         node.start()
         for number in (1, 2):
@@ -124,6 +124,22 @@ def test_memory_that_is_moved_makes_room_for_a_job_that_needs_the_whole_gpu(make
     node.agent.state.jobs[JobId("j2")].memory_mb = 15_000
     node.until(lambda: node.states()["j2"] == "running", "time slice of the large one")
     assert state(node, cuda, 1) == "checkpointed"
+
+
+def test_a_job_waits_until_its_gpu_has_room_for_it(make: Callable[..., Node], cuda: FakeCuda):
+    """A process outside Slurm has taken the memory. A restore without room would lose the job."""
+    node = make(slice_s=1000.0)
+    node.until(lambda: node.states().get("j1") == "running", "first slice")
+    node.order(alone(2), (0,), 1000.0)
+    node.order(alone(1, 2), (0,), 0.6)
+    node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
+    node.sample.taken_mb = 15_500
+    node.until(lambda: "MB are free" in node.agent.state.jobs[JobId("j1")].why, "reason")
+    assert state(node, cuda, 1) == "checkpointed"
+    assert "restore" not in cuda.calls()
+    node.sample.taken_mb = 0
+    node.until(lambda: state(node, cuda, 1) == "running", "restored job")
+    node.until(lambda: not node.agent.state.jobs[JobId("j1")].why, "no reason any more")
 
 
 @pytest.mark.parametrize(("call", "how"), [("lock", "600"), ("checkpoint", "801")])
@@ -248,7 +264,7 @@ def test_the_driver_is_asked_as_the_jobs_user(make_node: Callable[..., Node], mo
             each.chmod(0o777)
         for variable, value in cuda.variables.items():
             monkeypatch.setenv(variable, value)
-        node = make_node(start_wait_s=0.0)
+        node = make_node(start_wait_s=0.0, cuda_checkpoint="auto")
         gpus = node.sample = Gpus(cuda)
         node.start()
         environment = os.environ | {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": node.name}
@@ -429,7 +445,7 @@ def test_the_program_itself_killed_while_a_job_is_checkpointed(tmp_path: Path, c
         node.order([(1,), (2,)], 3.0, users)
         node.start(**more)
         node.until(lambda: node.states().get("2") == "running" and stopped(first), 60)
-        assert cuda.state(first) == "checkpointed"
+        assert cuda.state(first) == "checkpointed", (node.whys(), node.log.read_text()[-3000:])
         assert node.agent is not None
         node.agent.kill()
         node.agent.wait()
