@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
 from penstock_cloud.catalogue import Catalogue
-from penstock_cloud.ec2 import LOOK_UP, Ec2, connect_ssm
+from penstock_cloud.ec2 import Ec2, connect_ssm
 from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
+from penstock_cloud.templates import LOOK_UP
 from penstock_scheduler.burst_manager.provider import LaunchFailed
 
 QUOTAS = {
@@ -237,7 +238,7 @@ def _image(settings: CloudSettings, ec2: Any) -> Finding:
     if not settings.image:
         return Finding("image", "none is set", remedy)
     try:
-        image = Ec2(ec2, settings, ssm=connect_ssm(settings)).image()
+        image = Ec2(ec2, settings, ssm=connect_ssm(settings)).templates.image()
         found = _ask(ec2.describe_images, ImageIds=[image])["Images"]
     except LaunchFailed as error:
         return _refused("image", error, remedy)
@@ -251,10 +252,28 @@ def _groups(settings: CloudSettings, ec2: Any) -> Finding:
     if not settings.security_groups:
         return Finding("security groups", "none is set", remedy)
     try:
-        _ask(ec2.describe_security_groups, GroupIds=list(settings.security_groups))
+        found = _ask(ec2.describe_security_groups, GroupIds=list(settings.security_groups))["SecurityGroups"]
     except LaunchFailed as error:
         return _refused("security groups", error, remedy)
+    if settings.efa and not any(_open_among_members(each) for each in found):
+        text = "[cloud] efa needs a group that allows all traffic to and from its own members, and none does"
+        return Finding(
+            "security groups", text, "add such a rule for inbound and one for outbound traffic to one of them"
+        )
     return Finding("security groups", ", ".join(settings.security_groups))
+
+
+def _open_among_members(group: Mapping[str, Any]) -> bool:
+    """Whether a security group allows all traffic to and from itself. EFA asks for such rules, not for wider ones."""
+
+    def allows(rules: Iterable[Mapping[str, Any]]) -> bool:
+        return any(
+            rule.get("IpProtocol") == "-1"
+            and any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", ()))
+            for rule in rules
+        )
+
+    return allows(group.get("IpPermissions", ())) and allows(group.get("IpPermissionsEgress", ()))
 
 
 def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> Iterator[Finding]:
@@ -290,7 +309,7 @@ def _permission(settings: CloudSettings, ec2: Any) -> Finding:
     """A launch with DryRun. EC2 says whether it would be allowed."""
     remedy = "read EC2's message, and change [cloud]"
     try:
-        template = Ec2(ec2, settings, ssm=connect_ssm(settings)).template()
+        template = Ec2(ec2, settings, ssm=connect_ssm(settings)).templates.of_site()
         subnet = settings.subnets[0] if settings.subnets else ""
         launch = {"LaunchTemplateId": template, "Version": "$Default"}
         tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:site", "Value": str(settings.site)}]}]

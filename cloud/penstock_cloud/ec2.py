@@ -6,9 +6,6 @@ The same order has the same ClientToken, so EC2 answers a repeated order with th
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,12 +14,9 @@ from typing import Any
 from penstock_cloud.catalogue import Catalogue, Kept
 from penstock_cloud.failures import refusal, understood
 from penstock_cloud.settings import CloudSettings
-from penstock_cloud.user_data import user_data
+from penstock_cloud.templates import LOOK_UP, TAG, Templates, ec2_tags, mine
 from penstock_scheduler.burst_manager.provider import DescribedInstance, Kind, LaunchFailed, Machine, Order
 from penstock_scheduler.errors import ConfigError
-
-TAG = "penstock:"
-"""Prefix of Penstock's tags."""
 
 Listed = list[DescribedInstance]
 Tags = list[dict[str, str]]
@@ -50,19 +44,23 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """An order with what EC2 needs besides: the placement group of a gang (empty: none), and the launch template's id."""
+    """An order with what EC2 needs besides.
+
+    Attributes:
+        group: the placement group of a gang; empty: none.
+        template: the launch template's id.
+        efa: number of its EFA interfaces on each instance.
+    """
 
     order: Order
     group: str
     template: str
+    efa: int = 0
 
     @property
     def template_spec(self) -> dict[str, str]:
         return {"LaunchTemplateId": self.template, "Version": "$Default"}
 
-
-LOOK_UP = "ssm:"
-"""How `[cloud] image` begins if a parameter of Systems Manager has the AMI's id."""
 
 BLOCK_ENDS_S = 1800.0
 """EC2 begins to end a capacity block's instances half an hour before the block's end: AWS, "Capacity Blocks for ML"."""
@@ -107,6 +105,7 @@ class Ec2:
 
     Attributes:
         name: the region that the client speaks to.
+        templates: its launch templates.
     """
 
     def __init__(
@@ -120,9 +119,8 @@ class Ec2:
         self._ec2 = ec2
         self.name = str(ec2.meta.region_name)
         self._settings = settings
-        self._catalogue, self._kept, self._ssm = catalogue, kept, ssm
-        self._image = ""
-        self._template: str | None = None
+        self._catalogue, self._kept = catalogue, kept
+        self.templates = Templates(self._ask, settings, ssm)
         self._zones: dict[str, str] = {}
 
     # --- offers
@@ -190,89 +188,6 @@ class Ec2:
             self._zones = {subnet: zones[subnet] for subnet in subnets}
         return self._zones
 
-    def image(self) -> str:
-        """Id of the AMI. One that is looked up stays the same until the daemon starts again."""
-        if not self._image:
-            name = self._settings.image
-            if not name.startswith(LOOK_UP):
-                self._image = name
-            else:
-                asked = name.removeprefix(LOOK_UP)
-                self._image = str(self._ask("get_parameter", self._ssm, Name=asked)["Parameter"]["Value"])
-        return self._image
-
-    def template(self) -> str:
-        """Id of the launch template for these settings. It is created if it does not exist. Its name has a hash of its
-        contents."""
-        if self._template is None:
-            data = self._template_data(user_data(self._settings).encode())
-            digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
-            self._template = self._make_template(digest, data)
-        return self._template
-
-    def _own_template(self, run: str, text: bytes) -> str:
-        """Id of the launch template for one run, with its own user data. It is created if it does not exist."""
-        return self._make_template(run, self._template_data(text))
-
-    def _drop_template(self, run: str) -> None:
-        """Delete a run's launch template."""
-        try:
-            self._ask("delete_launch_template", LaunchTemplateName=self._template_name(run))
-        except LaunchFailed as error:
-            if error.code != "InvalidLaunchTemplateName.NotFoundException":
-                raise
-
-    def _template_name(self, what: str) -> str:
-        return f"penstock-{self._settings.site}-{what}"
-
-    def _make_template(self, what: str, data: Mapping[str, Any]) -> str:
-        name = self._template_name(what)
-        tags = [{"ResourceType": "launch-template", "Tags": _tags(self._mine())}]
-        try:
-            made = self._ask(
-                "create_launch_template", LaunchTemplateName=name, LaunchTemplateData=data, TagSpecifications=tags
-            )
-            return str(made["LaunchTemplate"]["LaunchTemplateId"])
-        except LaunchFailed as error:
-            if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
-                raise
-        found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
-        return str(found["LaunchTemplates"][0]["LaunchTemplateId"])
-
-    def _template_data(self, text: bytes) -> dict[str, Any]:
-        settings = self._settings
-        image = self.image()
-        images = self._ask("describe_images", ImageIds=[image])["Images"]
-        if not images:
-            raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} does not exist")
-        volume: dict[str, Any] = {
-            "Encrypted": True,
-            "DeleteOnTermination": True,
-            "VolumeType": "gp3",
-            "VolumeSize": settings.volume_gb,
-        }
-        if settings.kms_key is not None:
-            volume["KmsKeyId"] = settings.kms_key
-        data: dict[str, Any] = {
-            "ImageId": image,
-            "SecurityGroupIds": list(settings.security_groups),
-            "UserData": base64.b64encode(text).decode(),
-            # A shutdown from inside terminates the instance, so that it can end itself when the daemon is silent.
-            "InstanceInitiatedShutdownBehavior": "terminate",
-            # Only IMDSv2, and not from containers. The tags tell a node its name.
-            "MetadataOptions": {
-                "HttpTokens": "required",
-                "HttpPutResponseHopLimit": 1,
-                "InstanceMetadataTags": "enabled",
-            },
-            "BlockDeviceMappings": [{"DeviceName": images[0].get("RootDeviceName", "/dev/sda1"), "Ebs": volume}],
-            # CreateFleet tags instances alone; those of a template reach their volumes.
-            "TagSpecifications": [{"ResourceType": "volume", "Tags": _tags(self._mine())}],
-        }
-        if settings.instance_profile is not None:
-            data["IamInstanceProfile"] = {"Name": settings.instance_profile}
-        return data
-
     def _make_group(self, name: str) -> None:
         """Create a placement group that keeps nodes near each other, unless it exists."""
         try:
@@ -298,18 +213,20 @@ class Ec2:
         a lost answer, reaches the same reservation with the same token. The instances of a gang get their nodes' names once
         they exist, since one order gives all of them the same tags; they wait for them.
         """
-        group, template = "", self.template() if order.guest is None else self._own_template(order.run, order.guest)
+        group, efa = "", 0
         if len(order.nodes) > 1:
-            group = f"penstock-{order.run}"
+            group, efa = f"penstock-{order.run}", self.templates.efa(order.instance_type)
             self._make_group(group)
-        ids = self._launch(_Launch(order, group, template))
+        templates = self.templates
+        template = templates.of_site(efa) if order.guest is None else templates.of_run(order.run, order.guest)
+        ids = self._launch(_Launch(order, group, template, efa))
         if len(ids) < len(order.nodes):
             words = f"EC2 has launched {len(ids)} of {len(order.nodes)} instances"
             raise refusal("InsufficientInstanceCapacity", words)
         named = dict(zip(order.nodes, sorted(ids), strict=True))
         if group:
             for node, id_ in named.items():
-                self._ask("create_tags", Resources=[id_], Tags=_tags({"node": node}))
+                self._ask("create_tags", Resources=[id_], Tags=ec2_tags({"node": node}))
         return named
 
     def _launch(self, launch: _Launch) -> list[str]:
@@ -330,7 +247,7 @@ class Ec2:
         """See `Provider`. Only detached runs have a template of their own, and only their sites may delete templates."""
         self._drop_group(f"penstock-{run}")
         if self._settings.bucket is not None:
-            self._drop_template(run)
+            self.templates.drop(run)
 
     def reservations(self) -> list[Reservation]:
         """The active ones among the reservations in the settings, in the order of the settings."""
@@ -462,11 +379,14 @@ class Ec2:
             "LaunchTemplate": launch.template_spec,
             "ClientToken": token,
             "InstanceType": order.instance_type,
-            "SubnetId": subnet,
             "MinCount": count,
             "MaxCount": count,
             "TagSpecifications": [{"ResourceType": "instance", "Tags": self._order_tags(order)}],
         }
+        if launch.efa:  # RunInstances takes no subnet beside a template's interfaces
+            asked["NetworkInterfaces"] = [each | {"SubnetId": subnet} for each in self.templates.interfaces(launch.efa)]
+        else:
+            asked["SubnetId"] = subnet
         if launch.group:
             asked["Placement"] = {"GroupName": launch.group}
         return asked
@@ -485,7 +405,7 @@ class Ec2:
 
     def adopt(self, id_: str) -> None:
         """Make an instance this site's, by its tag."""
-        self._ask("create_tags", Resources=[id_], Tags=_tags(self._mine()))
+        self._ask("create_tags", Resources=[id_], Tags=ec2_tags(mine(self._settings)))
 
     def known(self, ids: Collection[str]) -> Listed:
         """Those of these instances that EC2 lists, whatever tags they have by now. Oldest first."""
@@ -523,11 +443,7 @@ class Ec2:
     def _order_tags(self, order: Order) -> Tags:
         extra = [{"Key": key, "Value": value} for key, value in sorted(self._settings.tags.items())]
         node = {"node": order.nodes[0]} if len(order.nodes) == 1 else {}
-        return _tags(self._mine() | dict(order.tags) | node) + extra
-
-    def _mine(self) -> dict[str, str]:
-        """Tags of everything that this site creates."""
-        return {"site": str(self._settings.site), "cluster": self._settings.name}
+        return ec2_tags(mine(self._settings) | dict(order.tags) | node) + extra
 
     def _ask(self, method: str, client: Any = None, /, **asked: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -536,10 +452,6 @@ class Ec2:
             return getattr(self._ec2 if client is None else client, method)(**asked)
         except (BotoCoreError, ClientError) as error:
             raise understood(error) from error
-
-
-def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"Key": TAG + key, "Value": value} for key, value in sorted(tags.items())]
 
 
 def _seen(instance: Mapping[str, Any], region: str) -> DescribedInstance:

@@ -56,6 +56,11 @@ class CloudSettings(BurstSettings):
         default=None,
         description="Key that encrypts volumes; not set: the account's default. Volumes are always encrypted.",
     )
+    efa: bool = Field(
+        default=False,
+        description="Whether the instances of jobs on several nodes get Elastic Fabric Adapters, on types that have them. The "
+        "image needs EFA's driver, and the security groups must allow all traffic among their members.",
+    )
     volume_gb: PositiveInt = Field(default=200, description="Size of the root volume; at least the image's.")
     instance_types: tuple[str, ...] = Field(
         default=("g4dn.xlarge", "g5.xlarge", "g5.12xlarge", "g6.xlarge"), description="Types that may be launched."

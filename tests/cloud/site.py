@@ -15,10 +15,11 @@ from typing import Any
 
 from penstock_cloud.catalogue import Catalogue, shipped
 from penstock_cloud.detached_runs import DetachedRuns
-from penstock_cloud.ec2 import TAG, connect
 from penstock_cloud.ec2 import Ec2 as Region
+from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
+from penstock_cloud.templates import TAG
 from penstock_scheduler.burst_manager.manager import BurstManager
 from penstock_scheduler.burst_manager.places import Places
 from penstock_scheduler.burst_manager.share import Share

@@ -172,9 +172,20 @@ def test_the_image_may_be_one_that_a_parameter_names(cloud_settings: Callable[..
         Name="/lab/penstock/ami", Value=plain.image, Type="String"
     )
     assert wrong(settings) == {}
-    template = Ec2Region(connect(settings), settings, ssm=connect_ssm(settings)).template()
+    template = Ec2Region(connect(settings), settings, ssm=connect_ssm(settings)).templates.of_site()
     (made,) = ec2.direct().describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"]
     assert made["LaunchTemplateData"]["ImageId"] == plain.image
     rights = {each["Sid"]: each["Resource"] for each in policy(settings)["Statement"]}
     assert rights["LookUpTheImage"] == "arn:aws:ssm:*:*:parameter/lab/penstock/ami"
     assert "LookUpTheImage" not in {each["Sid"] for each in policy(plain)["Statement"]}
+
+
+def test_groups_that_efa_cannot_work_with_are_found(cloud_settings: Callable[..., CloudSettings], ec2: Ec2) -> None:
+    settings = cloud_settings(efa=True)
+    (group,) = settings.security_groups
+    client = ec2.direct()
+    all_traffic = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    for allow in (client.authorize_security_group_ingress, client.authorize_security_group_egress):
+        assert "one for outbound" in wrong(settings)["security groups"]
+        allow(GroupId=group, IpPermissions=all_traffic)
+    assert wrong(settings) == {}

@@ -1,0 +1,161 @@
+"""Launch templates of one region of EC2: what all instances of the site have in common, and what those of one run have."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from penstock_cloud.settings import CloudSettings
+from penstock_cloud.user_data import user_data
+from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed
+
+TAG = "penstock:"
+"""Prefix of Penstock's tags."""
+
+LOOK_UP = "ssm:"
+"""How `[cloud] image` begins if a parameter of Systems Manager has the AMI's id."""
+
+
+class Ask(Protocol):
+    """Calls a method of EC2's client, or of `client`. Raises LaunchFailed."""
+
+    def __call__(self, method: str, client: Any = None, /, **asked: Any) -> Any:
+        """See the class."""
+        ...
+
+
+class Templates:
+    """See the module. Every method raises LaunchFailed.
+
+    Args:
+        ask: calls EC2.
+        settings: the settings as they are in this region.
+        ssm: boto3's client of Systems Manager, if the image is looked up there.
+    """
+
+    def __init__(self, ask: Ask, settings: CloudSettings, ssm: Any = None) -> None:
+        self._ask, self._settings, self._ssm = ask, settings, ssm
+        self._image = ""
+        self._of_site: dict[int, str] = {}
+        self._efa: dict[str, int] = {}
+
+    def image(self) -> str:
+        """Id of the AMI. One that is looked up stays the same until the daemon starts again."""
+        if not self._image:
+            name = self._settings.image
+            if not name.startswith(LOOK_UP):
+                self._image = name
+            else:
+                asked = name.removeprefix(LOOK_UP)
+                self._image = str(self._ask("get_parameter", self._ssm, Name=asked)["Parameter"]["Value"])
+        return self._image
+
+    def of_site(self, efa: int = 0) -> str:
+        """Id of the launch template for these settings, with this number of EFA interfaces. It is created if it does not
+        exist. Its name has a hash of its contents."""
+        if efa not in self._of_site:
+            data = self._data(user_data(self._settings).encode())
+            if efa:
+                del data["SecurityGroupIds"]  # EC2 wants them in each interface then
+                data["NetworkInterfaces"] = self.interfaces(efa)
+            digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+            self._of_site[efa] = self._make(digest, data)
+        return self._of_site[efa]
+
+    def efa(self, instance_type: str) -> int:
+        """Number of EFA interfaces of a type: one for each of its network cards that has one; 0: none, or not wanted."""
+        if not self._settings.efa:
+            return 0
+        if instance_type not in self._efa:
+            (found,) = self._ask("describe_instance_types", InstanceTypes=[instance_type])["InstanceTypes"]
+            self._efa[instance_type] = found["NetworkInfo"].get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+        return self._efa[instance_type]
+
+    def interfaces(self, efa: int) -> list[dict[str, Any]]:
+        """The network interfaces of an instance with EFA. Only the first card's may have device index 0."""
+        return [
+            {
+                "DeviceIndex": min(card, 1),
+                "NetworkCardIndex": card,
+                "InterfaceType": "efa",
+                "Groups": list(self._settings.security_groups),
+                "DeleteOnTermination": True,
+            }
+            for card in range(efa)
+        ]
+
+    def of_run(self, run: str, text: bytes) -> str:
+        """Id of the launch template for one run, with its own user data. It is created if it does not exist."""
+        return self._make(run, self._data(text))
+
+    def drop(self, run: str) -> None:
+        """Delete a run's launch template."""
+        try:
+            self._ask("delete_launch_template", LaunchTemplateName=self._name(run))
+        except LaunchFailed as error:
+            if error.code != "InvalidLaunchTemplateName.NotFoundException":
+                raise
+
+    def _name(self, what: str) -> str:
+        return f"penstock-{self._settings.site}-{what}"
+
+    def _make(self, what: str, data: Mapping[str, Any]) -> str:
+        name = self._name(what)
+        tags = [{"ResourceType": "launch-template", "Tags": ec2_tags(mine(self._settings))}]
+        try:
+            made = self._ask(
+                "create_launch_template", LaunchTemplateName=name, LaunchTemplateData=data, TagSpecifications=tags
+            )
+            return str(made["LaunchTemplate"]["LaunchTemplateId"])
+        except LaunchFailed as error:
+            if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
+                raise
+        found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
+        return str(found["LaunchTemplates"][0]["LaunchTemplateId"])
+
+    def _data(self, text: bytes) -> dict[str, Any]:
+        settings = self._settings
+        image = self.image()
+        images = self._ask("describe_images", ImageIds=[image])["Images"]
+        if not images:
+            raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} does not exist")
+        volume: dict[str, Any] = {
+            "Encrypted": True,
+            "DeleteOnTermination": True,
+            "VolumeType": "gp3",
+            "VolumeSize": settings.volume_gb,
+        }
+        if settings.kms_key is not None:
+            volume["KmsKeyId"] = settings.kms_key
+        data: dict[str, Any] = {
+            "ImageId": image,
+            "SecurityGroupIds": list(settings.security_groups),
+            "UserData": base64.b64encode(text).decode(),
+            # A shutdown from inside terminates the instance, so that it can end itself when the daemon is silent.
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            # Only IMDSv2, and not from containers. The tags tell a node its name.
+            "MetadataOptions": {
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": 1,
+                "InstanceMetadataTags": "enabled",
+            },
+            "BlockDeviceMappings": [{"DeviceName": images[0].get("RootDeviceName", "/dev/sda1"), "Ebs": volume}],
+            # CreateFleet tags instances alone; those of a template reach their volumes.
+            "TagSpecifications": [{"ResourceType": "volume", "Tags": ec2_tags(mine(self._settings))}],
+        }
+        if settings.instance_profile is not None:
+            data["IamInstanceProfile"] = {"Name": settings.instance_profile}
+        return data
+
+
+def ec2_tags(named: Mapping[str, str]) -> list[dict[str, str]]:
+    """Penstock's tags, as EC2 takes them."""
+    return [{"Key": TAG + key, "Value": value} for key, value in sorted(named.items())]
+
+
+def mine(settings: CloudSettings) -> dict[str, str]:
+    """Tags of everything that a site creates."""
+    return {"site": str(settings.site), "cluster": settings.name}
