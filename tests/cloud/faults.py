@@ -196,6 +196,8 @@ class Ec2:
 
     def answer(self, path: str, headers: dict[str, str], body: bytes) -> Answer | None:
         if "AWSPriceListService" in headers.get("X-Amz-Target", ""):
+            if self.slow is not None:
+                self.slow("GetProducts")
             return self._price(json.loads(body))
         if "GetServiceQuota" in headers.get("X-Amz-Target", ""):  # moto has no quotas of EC2
             told = json.dumps({"Quota": {"Value": 64.0, "QuotaCode": json.loads(body)["QuotaCode"]}})

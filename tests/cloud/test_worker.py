@@ -5,14 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from penstock_cloud import open_cloud
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst_manager.manager import BurstManager
 from penstock_scheduler.model import BurstJob, CloudAction, CloudState, Phase, Progress, Recall
+from penstock_scheduler.settings import DaemonSettings, Settings
 from penstock_scheduler.store import SqlStore
+from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2, Fault
-from tests.cloud.site import CloudSite
+from tests.cloud.site import CloudSite, there
+
+THERE = "eu-west-1"
 
 
 @pytest.fixture
@@ -81,6 +88,103 @@ def test_no_tick_waits_for_a_call_however_long_each_of_them_takes(site: CloudSit
     site.really_until(lambda: not site.state.runs, "all is over")
     assert late == [], "a tick waited for a call, and the call for a tick"
     assert waited[0] > 10
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+
+
+def test_a_job_that_is_submitted_and_ordered_while_ec2_lists_its_instances_leaves(site: CloudSite, ec2: Ec2) -> None:
+    """The pass that lists has begun before the job was there, and must not take it for one that has ended."""
+    site.really_until(lambda: site.state.offers, "there are offers")
+    go = ec2.gates["DescribeInstances"] = threading.Event()
+    ec2.calls.clear()
+    site.sleep(120)
+    site.really_until(lambda: asked(ec2, "DescribeInstances"), "EC2 is asked")
+    site.submit("7")
+    site.tick()
+    site.tick(BurstJob("7", 1, "g5.xlarge", 5.0))
+    assert site.outcomes[0].progress is Progress.UNDER_WAY
+    go.set()
+    site.really_until(lambda: site.jobs["7"].phase is Phase.RUNNING or not site.state.runs, "it runs")
+    assert site.away == ["7"]
+    assert len(ec2.running()) == 1
+
+
+class Wired(CloudSite):
+    """A site whose cloud is put together as penstockd does it, over two regions."""
+
+    def open(self) -> BurstManager:
+        self.watch = None
+        sections = {"cloud": self.settings, "daemon": DaemonSettings(state_dir=self.settings.share.parent)}
+        nothing: Any = None
+        return open_cloud(Settings(sections, nothing, {}, "the test"), self, self.store, self)
+
+
+def test_what_is_offered_stays_while_new_prices_are_fetched(
+    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
+) -> None:
+    ec2.on_demand = {"g5.xlarge": 1.0, "g4dn.xlarge": 0.5}
+    site = Wired(cloud_settings(refresh_h=1 / 60), store, ec2, object())
+    site.really_until(lambda: len(site.state.offers) > 2, "there are offers")
+    go, waits = threading.Event(), threading.Event()
+
+    def slow(action: str) -> None:
+        if action == "GetProducts":
+            waits.set()
+            go.wait(60)
+
+    ec2.slow = slow
+    site.sleep(700)
+    site.really_until(waits.is_set, "prices are fetched")
+    site.submit("7")
+    site.tick()
+    site.tick(BurstJob("7", 1, "g5.xlarge", 5.0))
+    assert [each.progress for each in site.outcomes] == [Progress.UNDER_WAY]
+    go.set()
+    site.really_until(lambda: site.jobs["7"].phase is Phase.RUNNING, "it runs")
+
+
+@pytest.mark.long
+def test_no_tick_takes_a_second_while_every_call_takes_five(
+    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
+) -> None:
+    """A job in each of two regions, one of them on two nodes, from their orders to a recall, an end and a crash."""
+    ec2.on_demand = {"g5.xlarge": 1.0, "g4dn.xlarge": 0.5}
+    regions = {THERE: there(ec2, THERE) | {"endpoint": ec2.url}}
+    site = Wired(cloud_settings(regions=regions), store, ec2, object())
+    slowest_s, waited_s = 0.0, 0.0
+
+    def slow(action: str) -> None:
+        nonlocal waited_s
+        time.sleep(5.0)
+        waited_s += 5.0
+
+    def until(condition: Callable[[], object], what: str) -> None:
+        def now() -> object:
+            nonlocal slowest_s
+            since_s = time.monotonic()
+            site.tick()
+            slowest_s = max(slowest_s, time.monotonic() - since_s)
+            site.ahead_s -= 2.0
+            time.sleep(0.1)
+            return condition()
+
+        wait_for(now, 600, what, details=lambda: f"{site.state.runs} {site.state.words} {site.state.closed}")
+
+    ec2.slow = slow
+    until(lambda: len({offer.id.split("@")[1] for offer in site.state.offers}) == 2, "both regions offer")
+    for job, offer in (("7", f"2x g5.xlarge@{THERE}"), ("8", "g4dn.xlarge@us-east-1")):
+        site.submit(job, max_gpus=2)
+        site.tick(BurstJob(job, 1, offer, 10.0))
+    until(lambda: all(job.phase is Phase.RUNNING for job in site.jobs.values()), "both run")
+    assert {region for region, _ in site.running_in()} == {THERE, "us-east-1"}
+    site.crash()
+    site.recall("7")
+    site.finish("8")
+    until(lambda: not site.state.runs, "one is back and one has ended")
+    assert not site.running_in()
+    assert slowest_s < 1.0
+    assert waited_s > 60.0
+    print(f"slowest tick: {slowest_s:.3f} s; calls to EC2 took {waited_s:.0f} s together")
     spent, owed = site.bill()
     assert spent == pytest.approx(owed, abs=1e-9)
 

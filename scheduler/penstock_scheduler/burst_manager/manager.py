@@ -176,15 +176,15 @@ class BurstManager:
     def _pass(self) -> None:
         """The part that asks the cloud: one step of each run, the sweep, and new offers."""
         now_s = self._clock.now_s()
-        there = self._jobs_seen
         self._asks = []
         self._guests.begin()
         self._look(now_s)
         if self._older_store and not self._know_all_runs(now_s):
             return None
         for run in tuple(self._book.runs.values()):
-            self._advance(self._book.runs[run.id], there.get(run.job), now_s)
-        self._instances.sweep(there)
+            # As the loop has seen the jobs by now: it may have ordered this run for a new one while the clouds were listed.
+            self._advance(self._book.runs[run.id], self._jobs_seen.get(run.job), now_s)
+        self._instances.sweep(self._jobs_seen)
         self._asked = self._asks
         self._words = {job: text for job, text in self._words.items() if job in self._jobs_seen}
         self._returned = {job: at_s for job, at_s in self._returned.items() if job in self._jobs_seen}

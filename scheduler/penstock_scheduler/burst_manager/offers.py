@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock_scheduler.burst_manager.places import Places
@@ -79,7 +79,7 @@ class Offers:
         self.by_id = {}
 
     def make(self, room: Sequence[CloudNode], left: int, usable: Iterable[Provider], now_s: float) -> None:
-        """Offer what fits.
+        """Offer what fits. What was offered before stays until all places have answered, since the loop orders meanwhile.
 
         Args:
             room: the nodes that no run has.
@@ -87,8 +87,8 @@ class Offers:
             usable: the places in which something may be launched now.
             now_s: now, s since 1970.
         """
-        self.none()
-        self._refused = {}
+        found: dict[str, Offered] = {}
+        refused: dict[str, str] = {}
         for place in usable:
             place.refresh(now_s)
             if left < 1:
@@ -96,12 +96,15 @@ class Offers:
             try:
                 machines = place.offers(now_s)
             except LaunchFailed as error:
-                self._refused[place.name] = f"{place.name} does not say what can be ordered: {error}"
+                refused[place.name] = f"{place.name} does not say what can be ordered: {error}"
                 continue
             for machine in machines:
-                self._offer(place.name, machine, room, left, now_s)
+                found |= {each.offer.id: each for each in self._sizes_of(place.name, machine, room, left, now_s)}
+        self.by_id, self._refused = found, refused
 
-    def _offer(self, place: str, machine: Machine, room: Sequence[CloudNode], left: int, now_s: float) -> None:
+    def _sizes_of(
+        self, place: str, machine: Machine, room: Sequence[CloudNode], left: int, now_s: float
+    ) -> Iterator[Offered]:
         if any(self.pauses.rests(self.key(place, what), now_s) for what in (machine.line, machine.family)):
             return
         free = sum(machine.suits(node) for node in room)
@@ -114,7 +117,7 @@ class Offers:
                 offer = Offer(
                     name, machine.gpu_type, size, gpus, usd_per_h, count, settings.boot_s, settings.boot_timeout_s
                 )
-                self.by_id[name] = Offered(offer, place, machine)
+                yield Offered(offer, place, machine)
 
     def stale(self, now_s: float) -> str:
         """Which prices are too old to be used; empty: none."""
