@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst_manager.run_store import CloudRunRow
 from penstock_scheduler.store import open_store
-from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.loopback.machine import free_ports
+from tests.cloud.conftest import SITE
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
+from tests.cloud.test_providers import FileCloud
 from tests.end_to_end.site import UNFORESEEN, Site
 
 # slurmctld checks only every half minute whether a booted node has joined, so one job takes more than a minute.
@@ -33,11 +40,8 @@ def toml(settings: CloudSettings) -> str:
     return text + "[cloud.budget.site]\nusd_total = 100.0\n"
 
 
-@pytest.fixture
-def cloud_site(
-    make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
-) -> Iterator[tuple[Site, Hypervisor]]:
-    """One T4 on site, two cloud nodes with an A10G each, penstockd, and a hypervisor that boots moto's instances."""
+def with_cloud_nodes(make_loopback: MakeLoopback, tmp_path: Path) -> LoopbackCluster:
+    """A Slurm with one T4 on site and two cloud nodes with an A10G each."""
     host, first, config = socket.gethostname().split(".")[0], free_ports(2), tmp_path / "penstock.toml"
     programs = {}
     for kind in ("resume", "suspend"):
@@ -48,7 +52,7 @@ def cloud_site(
             f'exec {sys.executable} -m penstock_cloud.programs {kind} "$1" >>{tmp_path}/{kind}.log 2>&1\n'
         )
         programs[kind].chmod(0o755)
-    slurm = make_loopback(
+    return make_loopback(
         "t4:1x1",
         settings={
             "NodeName": f"cloud-[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{first + 1}] CPUs=4 Boards=1 "
@@ -69,6 +73,14 @@ def cloud_site(
             "NodeName=cloud-[0-1] Name=gpu Type=a10g File=/dev/null\n"
         },
     )
+
+
+@pytest.fixture
+def cloud_site(
+    make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+) -> Iterator[tuple[Site, Hypervisor]]:
+    """Such a Slurm, penstockd, and a hypervisor that boots moto's instances."""
+    slurm = with_cloud_nodes(make_loopback, tmp_path)
     site = Site(slurm, tmp_path, cloud="ec2")
     site.partitions = ["t4"]
     site.slurm_settings |= {"cloud_partition": "burst"}
@@ -135,5 +147,100 @@ def test_jobs_leave_boot_run_and_end_also_when_the_daemon_is_killed_meanwhile(
             "it is no node here"
         )
         assert not store.cloud_runs()
+    finally:
+        store.close()
+
+
+class Machines:
+    """Boots the instances of a `FileCloud`: a slurmd for each one that has not ended. Use as a context manager."""
+
+    def __init__(self, cloud: FileCloud, slurm: LoopbackCluster) -> None:
+        self._cloud, self._slurm = cloud, slurm
+        self._slurmds: dict[str, subprocess.Popen[bytes]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Machines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for each in tuple(self._slurmds):
+            self._off(each)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.3):
+            alive = {each["id"]: each["tags"]["node"] for each in self._cloud.instances() if not each["gone"]}
+            for gone in set(self._slurmds) - set(alive):
+                self._off(gone)
+            for id_, node in alive.items():
+                # As in data/node.sh: slurmctld ignores a node that registers before it has asked for it.
+                shown = self._slurm.command("scontrol", "show", "node", node).stdout
+                if id_ not in self._slurmds and any(each in shown for each in ("POWERING_UP", "ALLOCATED", "MIXED")):
+                    environment = dict(os.environ) | self._slurm.environment()
+                    self._slurmds[id_] = subprocess.Popen(["slurmd", "-D", "-N", node, "-b"], env=environment)
+
+    def _off(self, id_: str) -> None:
+        slurmd = self._slurmds.pop(id_)
+        slurmd.kill()
+        slurmd.wait()
+
+
+def test_a_job_leaves_for_another_cloud_by_the_admins_own_command_and_penstockd_is_killed_meanwhile(
+    make_loopback: MakeLoopback, tmp_path: Path
+) -> None:
+    """A whole penstockd with `[daemon] cloud = "command"`, as docs/admin/bursting.md sets it up."""
+    slurm, files = with_cloud_nodes(make_loopback, tmp_path), FileCloud(tmp_path)
+    site = Site(slurm, tmp_path, cloud="command")
+    site.partitions = ["t4"]
+    site.slurm_settings |= {"cloud_partition": "burst"}
+    site.extra = f"""
+[cloud]
+site = "{SITE}"
+name = "lab"
+share = "{tmp_path / "share"}"
+wait = "no-wait"
+reconcile_s = 1.0
+boot_timeout_s = 120.0
+[cloud.budget.site]
+usd_total = 100.0
+[cloud.commands.files]
+command = ["{files.script}", "{files.file}"]
+"""
+
+    def told() -> str:
+        return f"{site.tail()}\n{files.instances()}\n{slurm.command('scontrol', 'show', 'node').stdout}"
+
+    def alive() -> list[str]:
+        return [each["id"] for each in files.instances() if not each["gone"]]
+
+    def runs() -> list[CloudRunRow]:
+        with contextlib.closing(open_store(site.state)) as store:
+            return store.cloud_runs()
+
+    with Machines(files, slurm):
+        try:
+            site.start()
+            job = site.submit(8.0, "-p", "t4", rates=RATES, burst="only", runtime_s=60.0)
+            wait_for(alive, 120, "the command launches", details=told)
+            site.kill()
+            site.start()
+            wait_for(lambda: site.states(job)[job] == "RUNNING", 120, "the job runs there", details=told)
+            assert site.job(job).nodes == ("cloud-0",)
+            wait_for(lambda: site.states(job)[job] == "COMPLETED", 120, "the job ends", details=told)
+            wait_for(lambda: not alive(), 120, "the command has ended the instance", details=told)
+            wait_for(lambda: not runs(), 120, "the run is over", details=told)
+        finally:
+            site.stop()
+    assert UNFORESEEN not in site.log.read_text(), told()
+    (instance,) = files.instances()
+    store = open_store(site.state)
+    try:
+        (line,) = [line for line in store.cloud_ledger() if line.kind == "usd"]
+        assert (line.job, store.cloud_runs()) == (job, [])
+        lived_s = max(instance["ended_s"] - instance["launched_s"], 60.0)
+        assert line.amount == pytest.approx(lived_s / 3600 * 1.0, abs=1e-9), "a dollar an hour"
     finally:
         store.close()
