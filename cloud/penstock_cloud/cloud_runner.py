@@ -8,8 +8,10 @@ The script names its files, with paths inside the job's working directory::
 
     #PENSTOCK input data train.py
     #PENSTOCK output checkpoints results
+    #PENSTOCK container docker://pytorch/pytorch:2.9.1-cuda13.0-cudnn9-runtime
 
-Output files that exist already are uploaded too, so that a checkpoint travels with its job. A symbolic link is followed.
+The last line may be left out; with it, the instance's apptainer runs the script in a container. Output files that exist
+already are uploaded too, so that a checkpoint travels with its job. A symbolic link is followed.
 
 Only the standard library is used, since hundreds of cloud runners may run on a gateway.
 """
@@ -82,15 +84,16 @@ class Trouble(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """Input and output paths in the job's working directory."""
+    """Input and output paths in the job's working directory, and the image of its container; empty: it has none."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    container: str = ""
 
 
 def directives(script: str) -> Directives:
-    """The paths in a script's lines `#PENSTOCK input|output PATH ...`. Raises Trouble."""
-    found: dict[str, list[str]] = {"input": [], "output": []}
+    """What a script's lines `#PENSTOCK input|output PATH ...` and `#PENSTOCK container IMAGE` say. Raises Trouble."""
+    found: dict[str, list[str]] = {"input": [], "output": [], "container": []}
     for number, line in enumerate(script.splitlines(), 1):
         if not line.startswith(DIRECTIVE):
             continue
@@ -100,13 +103,16 @@ def directives(script: str) -> Directives:
                 raise ValueError
         except ValueError:
             raise Trouble(
-                f"line {number} of the script: {line}: give {DIRECTIVE} input PATH or {DIRECTIVE} output PATH"
+                f"line {number} of the script: {line}: give {DIRECTIVE} input PATH, {DIRECTIVE} output PATH or "
+                f"{DIRECTIVE} container IMAGE"
             ) from None
-        for path in paths:
+        if kind == "container" and len(found[kind]) + len(paths) > 1:
+            raise Trouble(f"line {number} of the script: {line}: a job runs in one container; name one image")
+        for path in paths if kind != "container" else ():
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise Trouble(f"line {number} of the script: {path}: name a path inside the job's working directory")
         found[kind] += paths
-    return Directives(tuple(found["input"]), tuple(found["output"]))
+    return Directives(tuple(found["input"]), tuple(found["output"]), "".join(found["container"]))
 
 
 def environment(mine: Mapping[str, str]) -> str:
@@ -128,6 +134,7 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         notes = Path(folder)
         (notes / "directory").write_text(str(directory))
+        (notes / "container").write_text(wanted.container)
         (notes / "environment").write_text(environment(mine))
         (notes / "outputs").write_text("".join(f"{path}\0" for path in wanted.outputs))
         (notes / "work").mkdir()

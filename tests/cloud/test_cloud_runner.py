@@ -24,6 +24,15 @@ def test_directives_name_paths_inside_the_working_directory() -> None:
             directives(line)
 
 
+def test_a_script_names_the_image_of_its_one_container() -> None:
+    assert directives("#PENSTOCK container docker://lab/train:2\n#PENSTOCK output d") == Directives(
+        (), ("d",), "docker://lab/train:2"
+    )
+    for line in ("#PENSTOCK container a b", "#PENSTOCK container a\n#PENSTOCK container a"):
+        with pytest.raises(Trouble, match="name one image"):
+            directives(line)
+
+
 def test_the_environment_goes_along_but_not_what_is_this_machines() -> None:
     mine = {"PATH": "/site/bin", "A": "it's", "CUDA_VISIBLE_DEVICES": "0", "BASH_FUNC_x%%": "() { :; }"}
     assert environment(mine) == "A='it'\"'\"'s'\nSLURM_JOB_NODELIST=localhost\nSLURM_NODELIST=localhost\n"

@@ -115,6 +115,43 @@ def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec
     assert spent == pytest.approx(owed, abs=1e-9)
 
 
+APPTAINER = """#!/bin/bash
+echo "$*"
+exec "${@: -1}"
+"""
+
+
+LACKS_IT = pytest.mark.skipif(shutil.which("apptainer") is not None, reason="this machine has apptainer")
+
+
+@pytest.mark.parametrize("there", [True, pytest.param(False, marks=LACKS_IT)])
+def test_a_job_runs_in_the_container_that_its_script_names(
+    site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor, there: bool
+) -> None:
+    """A stand-in for apptainer notes its arguments and runs the script."""
+    if there:
+        program = hypervisor.root("bin") / "apptainer"
+        program.write_text(APPTAINER)
+        program.chmod(0o755)
+    site.script(
+        "7", "#!/bin/bash\n#PENSTOCK container docker://lab/train:2\necho inside with $SLURM_JOB_ID$PWD\nexit 4\n"
+    )
+    site.submit("7")
+    site.send("7")
+    site.really_until(lambda: "7" in site.exits, "the job ends")
+    machine = hypervisor.root(hypervisor.booted[0])
+    folder, work = f"{machine}{site.folder}", f"{machine}/var/lib/penstock/run/job"
+    out = site.output("7")
+    if there:
+        bound = f"--bind {folder} --bind {work}"
+        assert f"exec --nv --pwd {folder} {bound} docker://lab/train:2 {work}/script\n" in out
+        assert f"inside with 7{folder}\n" in out
+    else:
+        assert "penstock: the image of the instance has no apptainer\n" in out
+    assert site.exits["7"] == (4 if there else 127)
+    site.really_until(lambda: not site.state.runs and not ec2.running(), "the run is over")
+
+
 COUNTS = """#!/bin/bash
 #PENSTOCK output checkpoint
 trap 'echo $((count + 1)) >checkpoint; echo saved; exit 0' TERM

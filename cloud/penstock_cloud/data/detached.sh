@@ -53,7 +53,17 @@ fi
 "${as[@]}" mkdir -p "$directory" && "${as[@]}" cp -a "$work/work/." "$directory/" && "${as[@]}" rm -r "$work/work" ||
   end "$directory cannot be filled: $user may not write it"
 "${as[@]}" chmod 755 "$work/script"
-sh=("${as[@]}" bash -c 'set -a; . "$1/environment"; set +a; cd "$2" && exec "$1/script"' penstock "$work" "$directory")
+# In a container, if the script names its image. Without a daemon: apptainer runs it as the user.
+inside=()
+if image=$("${as[@]}" cat "$work/container") && [ -n "$image" ]; then
+  inside=(apptainer exec --nv --pwd "$directory" --bind "$directory" --bind "$work")
+  for each in ${mounts[@]+"${mounts[@]}"}; do inside+=(--bind "${each%% *}"); done
+  inside+=("$image")
+fi
+# shellcheck disable=SC2016  # the user's shell expands it
+run='set -a; . "$1/environment"; set +a; cd "$2" && shift 2 || exit 1
+  command -v "$1" >/dev/null || { echo "penstock: the image of the instance has no $1"; exit 127; }; exec "$@"'
+sh=("${as[@]}" bash -c "$run" penstock "$work" "$directory" ${inside[@]+"${inside[@]}"} "$work/script")
 : >log
 # By default, bash blocks some signals for background jobs. With job control, each job has its own process group and gets them.
 set -m
