@@ -44,6 +44,12 @@ LOOK_S = 2.0
 TRIES = 7
 """Attempts at an upload or download that must succeed, over about two minutes."""
 
+MOST_FILES = 1_000_000
+"""Files, folders and links that an archive of output may have."""
+
+MOST_BYTES = 500 * 10**9
+"""Bytes of its files, unpacked: a hundred times the largest archive."""
+
 ANSWER_S = 60.0
 """How long S3 may take to answer, s."""
 
@@ -189,7 +195,12 @@ def _safe(
     Each member is checked right before it is unpacked, so links that are unpacked already count. The others go to `amiss`.
     """
     declared = [Path(path).parts for path in outputs]
-    for member in archive:
+    size = 0
+    for number, member in enumerate(archive, 1):
+        size += member.size
+        if number > MOST_FILES or size > MOST_BYTES:
+            amiss.append(f"{member.name} and what follows: only {MOST_FILES:,} files and {MOST_BYTES:,} bytes come back")
+            return
         parts = Path(member.name).parts
         if not any(parts[: len(path)] == path or path[: len(parts)] == parts for path in declared):
             amiss.append(f"{member.name}: the script declares no such {DIRECTIVE} output")

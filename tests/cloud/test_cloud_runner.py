@@ -111,6 +111,22 @@ def test_nothing_outside_the_jobs_declared_outputs_changes(
     assert not any(each.is_symlink() for each in here.rglob("*"))
 
 
+@pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_BYTES"])
+def test_an_archive_beyond_the_limits_comes_back_up_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A folder and three files of four bytes each. Two files are within the limits."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "results").mkdir(parents=True)
+    here.mkdir()
+    for name in "abc":
+        (there / "results" / name).write_text("1234")
+    monkeypatch.setattr(f"penstock_cloud.cloud_runner.{limit}", {"MOST_FILES": 3, "MOST_BYTES": 11}[limit])
+    with pytest.raises(Trouble, match="results/c and what follows: only"):
+        unpack(io.BytesIO(archive_of(there)), here, ["results"])
+    assert sorted(each.name for each in (here / "results").iterdir()) == ["a", "b"]
+
+
 def test_what_comes_back_is_there_whole_or_as_before(tmp_path: Path) -> None:
     """A link inside, folders without write permission, a folder on site that is a link, and an archive that ends early."""
     there, here = tmp_path / "there", tmp_path / "here"
