@@ -199,7 +199,9 @@ def _safe(
     for number, member in enumerate(archive, 1):
         size += member.size
         if number > MOST_FILES or size > MOST_BYTES:
-            amiss.append(f"{member.name} and what follows: only {MOST_FILES:,} files and {MOST_BYTES:,} bytes come back")
+            amiss.append(
+                f"{member.name} and what follows: only {MOST_FILES:,} files and {MOST_BYTES:,} bytes come back"
+            )
             return
         parts = Path(member.name).parts
         if not any(parts[: len(path)] == path or path[: len(parts)] == parts for path in declared):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
 from penstock_cloud.templates import LOOK_UP
 from penstock_scheduler.burst_manager.provider import LaunchFailed
+from penstock_scheduler.burst_manager.share import Share
 
 QUOTAS = {
     ("g", "on-demand"): "L-DB2E81BA",
@@ -172,11 +172,8 @@ def examine(
         )
     else:
         yield Finding("budget", "a cap is set")
-    if share_writable() and _everybody_writes(settings):
-        text = f"everybody can write {settings.share}, and could end runs by false notices and requests"
-        yield Finding(
-            "share", text, f"chmod o-w {settings.share} {settings.share}/*; slurmctld's user must still write it"
-        )
+    if share_writable() and (why := Share(settings.share).trouble()):
+        yield Finding("share", *why.split("; ", 1))
     elif share_writable():
         yield Finding("share", f"{settings.share} can be written")
     else:
@@ -184,15 +181,6 @@ def examine(
             "make the folder, on a file system that the cloud nodes mount, and let penstockd and slurmctld write it"
         )
         yield Finding("share", f"{settings.share} cannot be written", remedy)
-
-
-def _everybody_writes(settings: CloudSettings) -> bool:
-    """Whether every user of a machine that has the shared folder can write it, or a folder in it."""
-    share = settings.share
-    try:
-        return any(each.stat().st_mode & stat.S_IWOTH for each in (share, *share.iterdir()) if each.is_dir())
-    except OSError:
-        return False
 
 
 def _ask(ask: Callable[..., Any], **asked: Any) -> Any:

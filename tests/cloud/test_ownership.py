@@ -161,3 +161,18 @@ def test_what_an_earlier_job_of_the_same_id_has_left_is_not_taken_for_this_ones(
         assert [tags_of(each)["penstock:run"] for each in ec2.instances("running")] == [site.run_of("7")]
     finally:
         new.close()
+
+
+def test_a_shared_folder_that_everybody_can_write_is_told(site: CloudSite) -> None:
+    """False notices and requests in it could end runs."""
+    notices = site.settings.share / "notices"
+    notices.mkdir(parents=True)
+    assert site.tick().troubles == ()
+    notices.chmod(0o777)
+    site.sleep(120)
+    (told,) = site.tick().troubles
+    assert f"everybody can write {notices}" in told
+    assert "chmod o-w" in told
+    notices.chmod(0o755)
+    site.sleep(120)
+    assert site.tick().troubles == ()

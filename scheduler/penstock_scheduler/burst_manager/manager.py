@@ -94,6 +94,7 @@ class BurstManager:
     ) -> None:
         self._places, self._settings, self._store, self._clock, self._rng = places, settings, store, clock, rng
         self._share = Share(settings.share) if share is None else share
+        self._share_trouble = ""
         self._cluster = ClusterSide(nodes, self._share)
         self._guests: Guests = JoinSlurm() if guests is None else guests
         self._offers = Offers(settings, places, SIZES[:1] if self._guests.on else SIZES)
@@ -182,8 +183,8 @@ class BurstManager:
         if self._older_store and not self._know_all_runs(now_s):
             return None
         for run in tuple(self._book.runs.values()):
-            # As the loop has seen the jobs by now: it may have ordered this run for a new one while the clouds were listed.
-            self._advance(self._book.runs[run.id], self._jobs_seen.get(run.job), now_s)
+            # As it is by now: listing took its time, and the loop may have ordered this run meanwhile, for a new job.
+            self._advance(self._book.runs[run.id], self._jobs_seen.get(run.job), self._clock.now_s())
         self._instances.sweep(self._jobs_seen)
         self._asked = self._asks
         self._words = {job: text for job, text in self._words.items() if job in self._jobs_seen}
@@ -222,6 +223,7 @@ class BurstManager:
         busy = any(run.state in ("booting", "leaving") for run in self._book.runs.values())
         self._instances.look(now_s, min(SOON_S, self._settings.reconcile_s) if busy else self._settings.reconcile_s)
         if self._instances.seen is not None:
+            self._share_trouble = self._share.trouble()
             self._guests.trouble = ""
             self._guests.say_alive(now_s)
 
@@ -251,7 +253,7 @@ class BurstManager:
             closed=self._closed(now_s),
             troubles=(
                 *(bad.trouble for bad in self._book.unreadable.values()),
-                *filter(None, [self._offers.stale(now_s)]),
+                *filter(None, [self._offers.stale(now_s), self._share_trouble]),
             ),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,20 @@ class Share:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._undeleted: set[Path] = set()
+
+    def trouble(self) -> str:
+        """Why others could speak in the name of Slurm or of instances, with the remedy; empty: they cannot."""
+        try:
+            folders = (self._folder, *(each for each in sorted(self._folder.iterdir()) if each.is_dir()))
+            open_ = [str(each) for each in folders if each.stat().st_mode & stat.S_IWOTH]
+        except OSError:
+            return ""
+        if not open_:
+            return ""
+        return (
+            f"everybody can write {', '.join(open_)}, and could end runs by false notices and requests; chmod o-w "
+            f"{' '.join(open_)}; slurmctld's user must still write it"
+        )
 
     def say_alive(self) -> None:
         """Tell the cloud nodes that penstockd is alive."""
