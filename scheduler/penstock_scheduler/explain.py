@@ -222,7 +222,7 @@ def words(explanation: Explanation, *, now_s: float, estimate: JobEstimate | Non
 def _headline(said: Explanation) -> str:
     job, reason = said.job, said.reason
     if reason.code in (ReasonCode.BURST, ReasonCode.RECALLED):
-        return f"Job {job.id} is the cloud's: it {reason.text}."
+        return f"Job {job.id} {reason.text}."
     if said.assignment is None:
         needs = f" It needs {reason.needs}." if reason.needs else ""
         verb = "cannot start" if reason.code is ReasonCode.NEVER_FITS else "waits"

@@ -38,6 +38,15 @@ def test_money(running: CloudSite) -> None:
     assert reasons(running) == {"the $1.01 committed to it are spent"}
 
 
+def test_money_by_the_time_at_which_the_step_is_taken(running: CloudSite, ec2: Ec2) -> None:
+    """The listing before it takes a minute, in which the time to leave comes."""
+    running.sleep(3480 - 30 - (running.now_s() - ec2.instances()[0]["LaunchTime"].timestamp()))
+    assert [run.state for run in running.tick().runs] == ["running"]
+    ec2.slow = lambda action: running.sleep(60) if action == "DescribeInstances" else None
+    running.sleep(5)
+    assert [run.state for run in running.tick().runs] == ["leaving"]
+
+
 def test_a_recall(running: CloudSite) -> None:
     running.recall("7")
     assert reasons(running) == {"it was recalled"}

@@ -10,6 +10,7 @@ from penstock_profiles.sensitivity import Option, Sensitivity, SensitivityProfil
 from penstock_scheduler.explain import explain, words
 from penstock_scheduler.model import (
     BudgetLine,
+    CloudRun,
     CloudState,
     Configuration,
     GpuLimit,
@@ -271,3 +272,19 @@ def test_a_waiting_job_is_told_when_it_may_leave_for_the_cloud_and_for_how_much(
     said = explain(decided(base), "2")
     assert said is not None
     assert not any("cloud" in line for line in words(said, now_s=1080.0)), "a site without a cloud"
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("booting", "Job 2 waits in the cloud for 2 a100 (vm2, $3.00/h), for at most $7.50."),
+        ("running", "Job 2 runs in the cloud on 2 a100 (vm2, $3.00/h), for at most $7.50."),
+    ],
+)
+def test_a_job_in_the_cloud_is_told_whether_its_instances_are_there(state: str, told: str):
+    base = full_cluster(min_gpus=2, max_gpus=2, gpu_types=("a100",)).snapshot
+    run = CloudRun("2", Offer("vm2", "a100", 1, 2, 3.0), 900.0, 7.5, state=state)
+    cloud = CloudState((), (run,), (), WaitingPolicy(Wait.CONSTANT, 1.0), by_default=True)
+    said = explain(decided(dataclasses.replace(base, cloud=cloud)), "2")
+    assert said is not None
+    assert words(said, now_s=1080.0)[0] == told

@@ -206,4 +206,6 @@ def _stays(run: CloudRun) -> Reason:
     if run.trouble:
         return Reason(ReasonCode.BURST, f"runs in the cloud, and nothing is done with it there: {run.trouble}")
     what = "is on its way back from" if run.ending else "runs in the cloud on"
+    if run.state in ("ordered", "booting"):
+        what = "waits in the cloud for"
     return Reason(ReasonCode.BURST, f"{what} {run.offer}, for at most ${run.usd:.2f}")
