@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -23,8 +24,14 @@ THERE = "eu-west-1"
 
 
 @pytest.fixture
-def site(cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, site: CloudSite) -> CloudSite:
-    return CloudSite(cloud_settings(), store, ec2, ec2.through, background=True)
+def settings(cloud_settings: Callable[..., CloudSettings]) -> Callable[..., CloudSettings]:
+    """With an identity of its own for each test: a pass that a test has left behind must not touch the next one's instances."""
+    return lambda **other: cloud_settings(site=uuid4(), **other)
+
+
+@pytest.fixture
+def site(settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, site: CloudSite) -> CloudSite:
+    return CloudSite(settings(), store, ec2, ec2.through, background=True)
 
 
 def asked(ec2: Ec2, action: str) -> int:
@@ -120,10 +127,10 @@ class Wired(CloudSite):
 
 
 def test_what_is_offered_stays_while_new_prices_are_fetched(
-    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
+    settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
 ) -> None:
     ec2.on_demand = {"g5.xlarge": 1.0, "g4dn.xlarge": 0.5}
-    site = Wired(cloud_settings(refresh_h=1 / 60), store, ec2, object())
+    site = Wired(settings(refresh_h=1 / 60), store, ec2, object())
     site.really_until(lambda: len(site.state.offers) > 2, "there are offers")
     go, waits = threading.Event(), threading.Event()
 
@@ -145,12 +152,12 @@ def test_what_is_offered_stays_while_new_prices_are_fetched(
 
 @pytest.mark.long
 def test_no_tick_takes_a_second_while_every_call_takes_five(
-    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
+    settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
 ) -> None:
     """A job in each of two regions, one of them on two nodes, from their orders to a recall, an end and a crash."""
     ec2.on_demand = {"g5.xlarge": 1.0, "g4dn.xlarge": 0.5}
     regions = {THERE: there(ec2, THERE) | {"endpoint": ec2.url}}
-    site = Wired(cloud_settings(regions=regions), store, ec2, object())
+    site = Wired(settings(regions=regions), store, ec2, object())
     slowest_s, waited_s = 0.0, 0.0
 
     def slow(action: str) -> None:
