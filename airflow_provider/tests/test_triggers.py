@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,8 @@ from airflow_provider_penstock.hooks.penstock import PenstockHook
 from airflow_provider_penstock.operators.penstock import PenstockCancelOperator, PenstockWaitOperator
 from airflow_provider_penstock.ownership import ownership
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
-from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger, connect, poller
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+from airflow_provider_penstock.triggers.poller import Output, Poller, Waiting, connect, poller
 
 TIMED_OUT = "Trigger/execution timeout" if version("apache-airflow").startswith("2.") else "Trigger timeout"
 
@@ -42,14 +42,14 @@ def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, ho
     operator = submit("deferred", folder, script=script)
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute(context(ti))
-    show = PenstockJobTrigger.show_output
+    log_output = PenstockJobTrigger.log_output
 
-    async def show_and_open(self, client):
-        await show(self, client)
+    def log_and_open(self, output):
+        log_output(self, output)
         if self.shown:
             gate.touch()
 
-    monkeypatch.setattr(PenstockJobTrigger, "show_output", show_and_open)
+    monkeypatch.setattr(PenstockJobTrigger, "log_output", log_and_open)
     with caplog.at_level("INFO"):
         event = first_event(revived(deferred))
         told = capsys.readouterr().out + caplog.text  # a trigger's log is structlog's from Airflow 3 on
@@ -173,90 +173,48 @@ def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
     assert all(event.payload == {"job_id": job_id, "shown": 0} for event in events)
 
 
+def test_the_outputs_of_many_jobs_are_read_before_any_of_them_is_logged(monkeypatch):
+    """Each time that something is logged, Airflow's triggerer reads all triggers from its database. What a job that has ended
+    meanwhile still had to show is left to its end, and the reading of one that does not answer does no harm."""
+    done = []
+
+    async def read_output(self, client):
+        done.append(f"read {self.job_id}")
+        if self.job_id == "ends":
+            ending.end.set_result({})
+        return None if self.job_id == "silent" else Output([f"line of {self.job_id}"], 7)
+
+    async def show():
+        nonlocal ending
+        made = Poller("penstock_default", 0.05)
+        for job_id in ("one", "silent", "ends", "two"):
+            trigger = PenstockJobTrigger("penstock_default", job_id, log_interval_s=60.0)
+            waiting = Waiting(trigger, asyncio.get_running_loop().create_future(), job={"state": "running"})
+            made._waiting[job_id] = {waiting}
+            if job_id == "ends":
+                ending = waiting
+        task = asyncio.create_task(made._show_outputs(None))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        return [waiting.trigger.shown for (waiting,) in made._waiting.values()]
+
+    ending = None
+    monkeypatch.setattr(PenstockJobTrigger, "read_output", read_output)
+    log_output = PenstockJobTrigger.log_output
+    monkeypatch.setattr(
+        PenstockJobTrigger,
+        "log_output",
+        lambda self, output: (done.append(f"log {self.job_id}"), log_output(self, output)),
+    )
+    shown = asyncio.run(show())
+    assert done == ["read one", "read silent", "read ends", "read two", "log one", "log silent", "log two"]
+    assert shown == [7, 0, 0, 7]
+
+
 def test_a_trigger_for_a_job_that_is_not_there_says_so(instance):
     assert "no job 999999" in first_event(PenstockJobTrigger("penstock_default", "999999"))["error"]
     with pytest.raises(PenstockRefused):
         PenstockHook().job("999999")
-
-
-def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hook):
-    async def watch():
-        trigger = PenstockJobEventTrigger("watched-*", poll_interval_s=0.3)
-        again = PenstockJobEventTrigger(**trigger.serialize()[1])
-        event = asyncio.ensure_future(anext(again.run()))
-        await asyncio.sleep(1)
-        ids = []
-        for name, script in (("other", "exit 0"), ("watched-bad", "exit 1"), ("watched-good", "exit 0")):
-            order = {"key": f"watcher:{time.time()}", "name": name, "script": f"#!/bin/bash\n{script}\n"}
-            ids.append((await asyncio.to_thread(hook.submit, order | {"output": f"{folder}/%j.out"}))["id"])
-        return ids, (await asyncio.wait_for(event, 60)).payload
-
-    ids, payload = asyncio.run(watch())
-    assert (payload["id"], payload["ended"], payload["name"]) == (ids[2], "COMPLETED", "watched-good")
-
-
-class Kept(dict):
-    """As a trigger's `asset_state_store` is from Airflow 3.3 on. The first request of each kind fails."""
-
-    failed = frozenset()
-
-    async def aget(self, key, default=None):
-        self._fail_once("aget")
-        return self.get(key, default)
-
-    async def aset(self, key, value):
-        self._fail_once("aset")
-        self[key] = json.loads(json.dumps(value))
-
-    def _fail_once(self, kind):
-        if kind not in self.failed:
-            self.failed |= {kind}
-            raise ConnectionError("Airflow's API server is away")
-
-
-def test_an_asset_watcher_that_was_away_hears_of_each_end_once(folder, instance, hook, until):
-    """One job ends while it is away, one begins and ends, one is still running when it comes back."""
-    gates = [folder / f"missed-{number}" for number in range(4)]
-    kept = Kept()
-
-    def begin(number):
-        script = f"#!/bin/bash\nuntil [ -e {gates[number]} ]; do sleep 0.2; done\n"
-        order = {"key": f"missed:{number}:{time.time()}", "name": "missed", "script": script}
-        return hook.submit(order | {"output": f"{folder}/%j.out"})["id"]
-
-    def end(number, job_id):
-        gates[number].touch()
-        until(lambda: hook.job(job_id)["state"] == "ended")
-
-    async def heard(during, most):
-        """The jobs of the first events of a triggerer's life, while `during` runs."""
-        trigger = PenstockJobEventTrigger("missed", poll_interval_s=0.3)
-        trigger.asset_state_store = kept
-        jobs = []
-
-        async def hear():
-            async for event in trigger.run():
-                jobs.append(event.payload["id"])
-
-        task = asyncio.create_task(hear())
-        while not kept:  # it has not looked yet
-            await asyncio.sleep(0.1)
-        await asyncio.to_thread(during)
-        for _ in range(100):
-            if len(jobs) >= most:
-                break
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(2)  # nothing more may come
-        task.cancel()
-        return jobs
-
-    first, second = begin(0), begin(1)
-    assert asyncio.run(heard(lambda: end(0, first), 1)) == [first]
-    end(1, second)
-    third, fourth = begin(2), begin(3)
-    end(2, third)
-    assert sorted(asyncio.run(heard(lambda: None, 2))) == sorted([second, third])
-    assert asyncio.run(heard(lambda: end(3, fourth), 1)) == [fourth]
 
 
 def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_it(folder, instance, hook):
@@ -309,7 +267,7 @@ def test_a_job_is_cancelled_once_penstockd_answers_again(folder, instance, hook,
 def test_a_token_that_was_replaced_is_read_again_and_a_wrong_one_fails_the_task(folder, instance, monkeypatch, hook):
     job_id = submit("rotated", folder, wait_for_completion=False).execute(context(instance("rotated")))["job_id"]
     good = os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"]
-    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.RECHECK_S", 0.5)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.poller.RECHECK_S", 0.5)
     monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_ROTATED", good)
 
     async def wait(after):
@@ -365,8 +323,8 @@ def test_a_task_that_waits_renews_its_jobs_lease(folder, instance, hook, monkeyp
         return answer
 
     monkeypatch.setattr(httpx.AsyncClient, "post", noted)
-    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.RENEW_S", 0.1)
-    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.RECHECK_S", 0.1)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.poller.RENEW_S", 0.1)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.poller.RECHECK_S", 0.1)
 
     async def wait():
         waiting = asyncio.ensure_future(anext(revived(deferred).run()))
@@ -421,11 +379,10 @@ def test_a_task_may_end_in_the_triggerer_with_its_summary_and_the_whole_log(
     assert not stored or (stored["run_id"], stored["task_id"], stored["map_index"]) == (ti.run_id, ti.task_id, -1)
 
 
-def test_a_task_whose_connection_cannot_be_read_at_the_end_of_its_job_ends_on_a_worker(
-    folder, instance, hook, monkeypatch
-):
-    ti, reads = instance("unread"), []
-    real = import_module("airflow_provider_penstock.triggers.penstock").get_async_connection
+def test_the_end_of_a_task_reads_no_connection_again(folder, instance, hook, monkeypatch):
+    """A triggerer answers its triggers one by one: a thousand tasks that end would wait for their connections for a minute."""
+    ti, reads = instance("read-once"), []
+    real = import_module("airflow_provider_penstock.triggers.poller").get_async_connection
 
     async def read_once(conn_id):
         reads.append(1)
@@ -435,7 +392,25 @@ def test_a_task_whose_connection_cannot_be_read_at_the_end_of_its_job_ends_on_a_
 
     with pytest.raises(TaskDeferred) as deferred:
         submit(ti.task_id, folder, script="#!/bin/sh\nsleep 1\n", end_from_trigger=True).execute(context(ti))
-    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.get_async_connection", read_once)
+    monkeypatch.setattr("airflow_provider_penstock.triggers.poller.get_async_connection", read_once)
+    monkeypatch.setattr(PenstockJobTrigger, "_success", lambda self, result: asyncio.sleep(0, TaskSuccessEvent()))
+
+    async def first():
+        return await asyncio.wait_for(anext(revived(deferred).run()), 60)
+
+    assert isinstance(asyncio.run(first()), TaskSuccessEvent)
+
+
+def test_a_task_whose_end_cannot_be_read_ends_on_a_worker(folder, instance, hook, monkeypatch):
+    """For example because the token was replaced meanwhile."""
+    ti = instance("unread")
+
+    async def refused(client, job_id):
+        raise PenstockRefused("the token is not valid", "unauthorized")
+
+    with pytest.raises(TaskDeferred) as deferred:
+        submit(ti.task_id, folder, script="#!/bin/sh\nsleep 1\n", end_from_trigger=True).execute(context(ti))
+    monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.final_summary", refused)
     assert first_event(revived(deferred)) == {"job_id": ti.pushed["job_id"], "shown": 0}
 
 

@@ -18,7 +18,8 @@ from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_LINKS, push_links
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
 from airflow_provider_penstock.ownership import Ownership, ownership
-from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger, describe
+from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+from airflow_provider_penstock.triggers.poller import describe
 
 LOG_LINES = 10_000
 """Most lines of the job's output that its end adds to the task's log."""
