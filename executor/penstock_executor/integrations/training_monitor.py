@@ -107,13 +107,7 @@ class TrainingMonitor:
         """
         self._steps = steps
         now = time.monotonic()
-        asked = superseded = False
-        if self._reporter is not None:
-            asked, superseded = self._reporter.request is not None, self._reporter.superseded
-            if self._reports.due(now):
-                self._observe(now)
-                asked |= self._reporter.has_daemon and not self._has_saved  # Penstock moves no job that has not saved
-        asked, stop, superseded = self._agree((asked, self._stop, superseded))
+        asked, stop, superseded = self._wishes(now) if self._world == 1 else self._agreed()
         self._has_saved |= asked
         if asked and self._reporter is not None and self._reporter.request is not None:
             self._request, self._reporter.request = self._reporter.request.id, None
@@ -122,6 +116,8 @@ class TrainingMonitor:
             raise SystemExit(SUPERSEDED)
         if stop:  # if not, keep the flag: a signal may have come meanwhile
             self._stop = True
+        if self._world > 1:
+            self._vote = self._cast(self._wishes(now))
         if self._channel is not None:
             began_s = time.monotonic()
             self._channel.step_done(self._samples)
@@ -129,27 +125,39 @@ class TrainingMonitor:
         self._save_began_s = time.monotonic()
         return asked or stop, stop
 
-    def _agree(self, flags: tuple[bool, bool, bool]) -> tuple[bool, bool, bool]:
-        """Which flags any process has set, the same on all of them.
+    def _wishes(self, now: float) -> tuple[bool, bool, bool]:
+        """Whether this process wants to save, to stop, and has been superseded. Reports if it is time to."""
+        asked = superseded = False
+        if self._reporter is not None:
+            asked, superseded = self._reporter.request is not None, self._reporter.superseded
+            if self._reports.due(now):
+                self._observe(now)
+                asked |= self._reporter.has_daemon and not self._has_saved  # Penstock moves no job that has not saved
+        return asked, self._stop, superseded
 
-        With several processes, the answer is that of the step before: so no process waits until its GPU has done this
-        step, and the GPU always has work.
-        """
-        if self._world == 1:
-            return flags
-        vote = torch.tensor(flags, dtype=torch.float32).to(self._device, non_blocking=True)
+    def _cast(self, wishes: tuple[bool, bool, bool]) -> tuple[torch.Tensor, Any]:
+        """Begin to find out which wishes any process has: where they will be, and what happens on the GPU then."""
+        vote = torch.tensor(wishes, dtype=torch.float32).to(self._device, non_blocking=True)
         dist.all_reduce(vote, op=dist.ReduceOp.MAX)
-        read, event = vote, None
-        if vote.is_cuda:
-            read = torch.empty(vote.shape, pin_memory=True).copy_(vote, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        before, self._vote = self._vote, (read, event)
-        if before is None:
+        if not vote.is_cuda:
+            return vote, None
+        read, event = torch.empty(vote.shape, pin_memory=True), torch.cuda.Event()
+        read.copy_(vote, non_blocking=True)
+        event.record()
+        return read, event
+
+    def _agreed(self) -> tuple[bool, bool, bool]:
+        """Which wishes any of several processes had after the step before, the same on all of them.
+
+        Those of this step would make each process wait until its GPU has done this step, and the GPU would then have no
+        work.
+        """
+        if self._vote is None:
             return False, False, False
-        if before[1] is not None:
-            before[1].synchronize()
-        asked, stop, superseded = (bool(flag) for flag in before[0].tolist())
+        read, event = self._vote
+        if event is not None:
+            event.synchronize()
+        asked, stop, superseded = (bool(flag) for flag in read.tolist())
         return asked, stop, superseded
 
     def report(self, metric: float, *, minimize: bool) -> None:

@@ -33,11 +33,10 @@ class HostCopies:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy on the host, of the same type and shape, without gradients."""
         tensor = tensor.detach()
-        if tensor.device.type != "cuda":
+        if tensor.device.type == "cpu":
             return tensor.clone()
-        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.numel():
-            return tensor.cpu()
-        return self.copy_from_gpu(tensor)
+        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.numel()
+        return self.copy_from_gpu(tensor) if plain and tensor.device.type == "cuda" else tensor.cpu()
 
     def copy_from_gpu(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `copy`, of a plain tensor that is not empty."""

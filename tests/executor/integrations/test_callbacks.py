@@ -144,11 +144,11 @@ def test_the_packages_are_imported_only_if_they_are_used():
 
 def test_several_processes_act_on_what_they_said_in_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """To act on this step's word, each process would have to wait for its GPU. A stand-in adds up the words: here another
-    process has received SIGTERM during the second step, this one during the fourth."""
-    run, (on_term,) = monitor_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
+    process has received SIGTERM during the second step."""
+    run, _ = monitor_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
     from penstock_executor.integrations import training_monitor as monitor
 
-    others = iter([0.0, 1.0, 0.0, 0.0])
+    others = iter([0.0, 1.0, 0.0, 0.0, 0.0])
 
     def add_up(vote: Any, op: object) -> None:
         vote[1] = max(vote[1], next(others))
@@ -158,9 +158,17 @@ def test_several_processes_act_on_what_they_said_in_the_step_before(tmp_path: Pa
     assert run.step_done(1) == (False, False)
     assert run.step_done(2) == (False, False)
     assert run.step_done(3) == (True, True), "all processes stop after the same step"
-    run._stop = False
-    on_term(15, None)
-    assert run.step_done(4) == (False, False)
     run._world = 1
-    assert run.step_done(5) == (True, True)
+    run.end()
+
+
+def test_several_processes_save_once_for_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, _ = monitor_at(SimpleNamespace(now=0.0), tmp_path, monkeypatch)
+    from penstock_executor.integrations import training_monitor as monitor
+
+    monkeypatch.setattr(monitor.dist, "all_reduce", lambda vote, op: None)
+    run._world = 2
+    run._reporter.request = SimpleNamespace(kind="checkpoint", id="now")
+    assert [run.step_done(step) for step in (1, 2, 3, 4)] == [(False, False), (True, False)] + [(False, False)] * 2
+    run._world = 1
     run.end()
