@@ -19,7 +19,7 @@ process of its own that its caller can give up. It may be repeated: what is done
 It runs as the user of the process: that needs no privileges.
 
 **A restore without room on the GPU loses the process**: with driver 580 on an H100, each later restore failed, too. So
-`--free MB` says how much memory is free there, and a process that needs more stays as it is.
+`--free MB` says how much memory is free there (by default, NVML does), and a process that needs more stays as it is.
 
 Exit status: 0: done; 1: not done, and each process runs as before (`suspend`) or can be tried again (`resume`);
 3: `suspend` is not done and could not be undone, so `resume` must be tried; 4: there is no driver that could do it;
@@ -39,6 +39,8 @@ import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
+
+from penstock_profiles.nvml import NoNvml, Nvml
 
 FIRST_DRIVER = 570
 LIBRARY = "libcuda.so.1"
@@ -198,6 +200,21 @@ def _own_mb(pid: int) -> float:
         return 0.0
 
 
+def _least_free_mb() -> float:
+    """Free memory of the fullest GPU here, by NVML, MB; inf without NVML."""
+    try:
+        with Nvml() as nvml:
+            readings = nvml.sample().readings
+    except NoNvml:
+        return math.inf
+    free = [
+        each.device.memory_mb - each.used_mb
+        for each in readings
+        if each.device.memory_mb is not None and each.used_mb is not None
+    ]
+    return min(free, default=math.inf)
+
+
 def resume_all(driver: Driver, pids: Sequence[int], free_mb: float = math.inf, needs_mb: float = 0.0) -> None:
     """Undo `suspend` of these processes. Those that have ended or do not use CUDA are skipped. Raises
     CannotCheckpoint."""
@@ -223,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("verb", choices=["suspend", "resume"])
     parser.add_argument("pids", type=int, nargs="+", metavar="PID")
     parser.add_argument("--lock", type=int, metavar="N")
-    parser.add_argument("--free", type=float, metavar="MB", default=math.inf)
+    parser.add_argument("--free", type=float, metavar="MB", help="free memory of the GPU; by default, NVML says it")
     parser.add_argument("--needs", type=float, metavar="MB", default=0.0)
     options = parser.parse_args(arguments)
     if options.verb == "suspend" and len(options.pids) > 1:
@@ -233,7 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     does: dict[str, Callable[[Driver], None]] = {
         "suspend": lambda driver: suspend(driver, options.pids[0]),
-        "resume": lambda driver: resume_all(driver, options.pids, options.free, options.needs),
+        "resume": lambda driver: resume_all(
+            driver, options.pids, _least_free_mb() if options.free is None else options.free, options.needs
+        ),
     }
     try:
         if options.lock is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from penstock_profiles.cuda_checkpoint import NO_DRIVER, NO_ROOM, NOT_UNDONE, too_old
 
+from . import fake_nvml
 from .fake_cuda import FakeCuda
 
 
@@ -62,6 +63,21 @@ def test_twice_suspended_is_once(cuda: FakeCuda, program: int):
         states.append(cuda.state(program))
     assert states == ["checkpointed", "checkpointed", "running", "running"]
     assert cuda.calls() == ["lock", "checkpoint", "restore", "unlock"]
+
+
+def test_by_hand_nvml_is_asked_whether_there_is_room(cuda: FakeCuda, program: int, tmp_path: Path):
+    """There may be several GPUs, and nobody says which: all must have room."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install nvidia-ml-py")
+    cuda.add(program)
+    assert ask(cuda, "suspend", program).returncode == 0
+    scenario = tmp_path / "gpus"
+    more = fake_nvml.environment(fake_nvml.build(tmp_path), scenario)
+    more["LD_LIBRARY_PATH"] += ":" + cuda.variables["LD_LIBRARY_PATH"]
+    for used, status in ((15000, NO_ROOM), (3, 0)):
+        scenario.write_text(fake_nvml.TWO_GPUS.replace("1.used 3", f"1.used {used}"))
+        done = ask(cuda, "resume", program, "--needs", "2000", **more)
+        assert done.returncode == status, done.stderr
+    assert cuda.state(program) == "running"
 
 
 def test_what_was_locked_when_a_helper_died_can_be_suspended_and_resumed(cuda: FakeCuda, program: int):
