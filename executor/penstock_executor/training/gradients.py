@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ SHARE = 0.002
 
 CHUNK = 8 * 2**20
 """Values of a gradient that are looked at together, unless one parameter has more."""
+
+MOST_SPANS = 64
+"""Pieces of the GPU's work whose times are not added up yet."""
 
 LONGEST_INTERVAL = 20
 """The most steps from one measurement to the next: gradients change as training goes on."""
@@ -109,7 +113,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._spans: list[tuple[Any, Any]] = []
+        self._spans: deque[tuple[Any, Any]] = deque()
         """Beginnings and ends of what the GPU may not have done yet."""
 
     @contextlib.contextmanager
@@ -118,18 +122,26 @@ class Stopwatch:
         began = _mark(cuda=cuda)
         yield
         ended = _mark(cuda=cuda)
-        if cuda:
-            self._spans.append((began, ended))
-        else:
+        if not cuda:
             self._seconds += ended - began
+            return
+        self._spans.append((began, ended))
+        if len(self._spans) > MOST_SPANS:  # only one process takes the time
+            self._collect()
 
     def take_s(self) -> float | None:
         """The seconds since they were last taken; None while the GPU has not done all of it."""
-        if self._spans and not self._spans[-1][1].query():
+        self._collect()
+        if self._spans:
             return None
-        seconds = self._seconds + float(sum(began.elapsed_time(ended) / 1000 for began, ended in self._spans))
-        self._seconds, self._spans = 0.0, []
+        seconds, self._seconds = self._seconds, 0.0
         return seconds
+
+    def _collect(self) -> None:
+        """Add up what the GPU has done."""
+        while self._spans and self._spans[0][1].query():
+            began, ended = self._spans.popleft()
+            self._seconds += began.elapsed_time(ended) / 1000
 
 
 def _mark(*, cuda: bool) -> Any:
