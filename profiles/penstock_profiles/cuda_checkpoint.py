@@ -40,8 +40,6 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from penstock_profiles.nvml import NoNvml, Nvml
-
 FIRST_DRIVER = 570
 LIBRARY = "libcuda.so.1"
 LOCK_MS = 10_000
@@ -202,6 +200,10 @@ def _own_mb(pid: int) -> float:
 
 def _least_free_mb() -> float:
     """Free memory of the fullest GPU here, by NVML, MB; inf without NVML."""
+    try:  # here, because the agent's helper, which is told, has only the standard library
+        from penstock_profiles.nvml import NoNvml, Nvml
+    except ImportError:
+        return math.inf
     try:
         with Nvml() as nvml:
             readings = nvml.sample().readings

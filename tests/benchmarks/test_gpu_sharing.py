@@ -41,6 +41,7 @@ def test_a_name_that_is_unknown_is_an_error():
     assert "no check is called mig; there are nvml," in done.stderr
 
 
+@pytest.mark.long
 def test_programs_compute_what_is_known_although_they_are_suspended():
     """The agent as a process of its own, with a stand-in for Slurm. Without a GPU it freezes the programs in place."""
     pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[executor]'")

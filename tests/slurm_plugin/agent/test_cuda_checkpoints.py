@@ -333,7 +333,7 @@ def test_a_helper_ends_with_its_job(make: Callable[..., Node], cuda: FakeCuda):
     helper = node.agent._checkpoints._helpers[1].process
     node.slurm.cancel("1")
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
-    assert helper.poll() is not None
+    node.until(lambda: helper.poll() is not None, "end of the helper")
 
 
 def test_a_job_whose_time_slice_comes_back_meanwhile_is_restored(make: Callable[..., Node], cuda: FakeCuda):
