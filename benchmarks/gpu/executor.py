@@ -186,7 +186,7 @@ def _plain_step(kind: str, data: Any, batch: int) -> tuple[Callable[[], None], f
 
 def _ratio(plain: Callable[[], object], ours: Callable[[], object], steps: int, rounds: int) -> float:
     """Median over the rounds of what our step takes, times the plain one."""
-    return statistics.median(1 / (_ms(plain, steps) / _ms(ours, steps)) for _ in range(rounds))
+    return statistics.median(_ms(ours, steps) / _ms(plain, steps) for _ in range(rounds))
 
 
 def _forget_memory() -> None:
@@ -195,22 +195,6 @@ def _forget_memory() -> None:
     if HAS_GPU:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def _plain(kind: str, data: Any, batch: int, count: int) -> tuple[float, int]:
-    """Milliseconds of a plain step, and the most memory that it took, in bytes."""
-    model, optimizer = language_model(kind)
-    batches = iter(torch.utils.data.DataLoader(data, batch, shuffle=True))
-
-    def step() -> None:
-        language_loss(model, next(batches)[0]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-
-    _ms(step, 20)
-    ms = min(_ms(step, count // 2), _ms(step, count // 2))
-    peak = torch.cuda.max_memory_allocated() if HAS_GPU else 0
-    return ms, peak
 
 
 def _waits(step: Callable[[], object], steps: int) -> float | None:

@@ -209,12 +209,7 @@ def _least_free_mb() -> float:
             readings = nvml.sample().readings
     except NoNvml:
         return math.inf
-    free = [
-        each.device.memory_mb - each.used_mb
-        for each in readings
-        if each.device.memory_mb is not None and each.used_mb is not None
-    ]
-    return min(free, default=math.inf)
+    return min((each.free_mb for each in readings if each.free_mb is not None), default=math.inf)
 
 
 def resume_all(driver: Driver, pids: Sequence[int], free_mb: float = math.inf, needs_mb: float = 0.0) -> None:

@@ -101,6 +101,12 @@ class Reading:
     xids: tuple[int, ...] = ()
     """Errors that the driver has logged since the last sample. For a MIG device, those of the whole GPU."""
 
+    @property
+    def free_mb(self) -> float | None:
+        """Memory that nothing uses; None: unknown."""
+        total_mb = self.device.memory_mb
+        return None if total_mb is None or self.used_mb is None else total_mb - self.used_mb
+
 
 @dataclass(frozen=True, slots=True)
 class Lost:

@@ -231,19 +231,15 @@ class CudaCheckpoints:
 
     def _free_mb(self, gpu: str) -> float | None:
         """Free memory of a GPU, or the least of all if it is unknown which, MB; None: unknown."""
-        assert self._sample is not None
+        if self._sample is None:
+            return None
         try:
             readings = self._sample().readings
         except Exception as error:  # an error of the driver must not stop time slices
             log.debug("no sample of GPUs", extra={"text": str(error)})
             return None
         those = [each for each in readings if each.device.uuid == gpu] or readings
-        free = [
-            each.device.memory_mb - each.used_mb
-            for each in those
-            if each.device.memory_mb is not None and each.used_mb is not None
-        ]
-        return min(free, default=None)
+        return min((each.free_mb for each in those if each.free_mb is not None), default=None)
 
     # Helpers.
 
