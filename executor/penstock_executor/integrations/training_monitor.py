@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from penstock_executor.allocation import Allocation, UnknownAllocation, find_all
 from penstock_executor.client import ReportSchedule, connect
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.node_channel import open_channel
+from penstock_executor.training.host_copies import OnItsWay
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.status import STOPPED, SUPERSEDED
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
@@ -57,8 +58,8 @@ class TrainingMonitor:
         self._first = not dist.is_initialized() or dist.get_rank() == 0
         self._samples, self._atomic, self._device = samples_per_step, atomic_batch, device
         self._stop = False
-        self._vote: tuple[torch.Tensor, Any] | None = None
-        """Of the last step, and what happens on the GPU once it can be read."""
+        self._vote: OnItsWay | None = None
+        """Of the last step."""
         self._request: str | None = None
         self._has_saved = steps > 0
         self._steps = self._reported_steps = steps
@@ -135,16 +136,11 @@ class TrainingMonitor:
                 asked |= self._reporter.has_daemon and not self._has_saved  # Penstock moves no job that has not saved
         return asked, self._stop, superseded
 
-    def _cast(self, wishes: tuple[bool, bool, bool]) -> tuple[torch.Tensor, Any]:
-        """Begin to find out which wishes any process has: where they will be, and what happens on the GPU then."""
+    def _cast(self, wishes: tuple[bool, bool, bool]) -> OnItsWay:
+        """Begin to find out which wishes any process has."""
         vote = torch.tensor(wishes, dtype=torch.float32).to(self._device, non_blocking=True)
         dist.all_reduce(vote, op=dist.ReduceOp.MAX)
-        if not vote.is_cuda:
-            return vote, None
-        read, event = torch.empty(vote.shape, pin_memory=True), torch.cuda.Event()
-        read.copy_(vote, non_blocking=True)
-        event.record()
-        return read, event
+        return OnItsWay(vote)
 
     def _agreed(self) -> tuple[bool, bool, bool]:
         """Which wishes any of several processes had after the step before, the same on all of them.
@@ -154,10 +150,7 @@ class TrainingMonitor:
         """
         if self._vote is None:
             return False, False, False
-        read, event = self._vote
-        if event is not None:
-            event.synchronize()
-        asked, stop, superseded = (bool(flag) for flag in read.tolist())
+        asked, stop, superseded = (bool(flag) for flag in self._vote.read().tolist())
         return asked, stop, superseded
 
     def report(self, metric: float, *, minimize: bool) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from penstock_executor.training.batches import Part
+from penstock_executor.training.host_copies import OnItsWay
 from penstock_executor.training.preconditioning import Preconditioner, local, split
 
 SHARE = 0.002
@@ -59,24 +60,15 @@ class Norms:
 
 
 class PendingNorms:
-    """A step's `Norms` on their way to the host. Reading them one step later does not wait for the GPU."""
+    """A step's `Norms` on their way to the host."""
 
     def __init__(self, norms: Norms, step_samples: int) -> None:
         self.count, self.consecutive, self.step_samples = norms.count, norms.consecutive, step_samples
-        pair = torch.stack([norms.local_sqr, norms.mean_sqr])
-        self._event: Any = None
-        self._pair = pair
-        if pair.is_cuda:
-            self._pair = torch.empty(2, dtype=pair.dtype, pin_memory=True)
-            self._pair.copy_(pair, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
+        self._pair = OnItsWay(torch.stack([norms.local_sqr, norms.mean_sqr]))
 
     def read(self) -> torch.Tensor:
         """The local and the mean squared norm, shape (2,), on the host."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._pair
+        return self._pair.read()
 
 
 class SyncTimer:

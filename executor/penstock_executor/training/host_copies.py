@@ -105,3 +105,22 @@ class _Buffer:
         for mine, target in self._parts:
             target.copy_(mine)
         self._used, self._parts, self._filled = 0, [], None
+
+
+class OnItsWay:
+    """A small tensor on its way to the host. Reading it one step later does not wait for the GPU."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._here = tensor
+        self._arrived: Any = None
+        if tensor.is_cuda:
+            self._here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._here.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> torch.Tensor:
+        """The tensor, on the host."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._here
