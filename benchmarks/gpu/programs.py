@@ -156,11 +156,11 @@ def _resident_gib(name: str) -> float:
 
 
 def grow_until_out_of_memory(folder: str) -> None:
-    """Trains with growing batches under a limit of 4 GiB; prints END after 70 s."""
+    """Trains with growing batches under a limit of 1 GiB, some 150 samples; prints END after 70 s."""
     from penstock_executor.training.gpu_memory import limit_memory
 
     run = px.start(folder, report_every_s=1)
-    limit_memory(run.device, 4096)
+    limit_memory(run.device, 1024)
     model: nn.Module = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(8)])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     # The run knows how much memory the GPU has, and not that it may use less: that makes it too bold.
@@ -168,7 +168,7 @@ def grow_until_out_of_memory(folder: str) -> None:
     began_s = time.monotonic()
     for _ in run.epochs(1):
         for x in loader:
-            x = x.to(run.device).repeat_interleave(64, 0)
+            x = x.to(run.device).repeat_interleave(96, 0)
             run.step((model(x) - 100 * torch.randn_like(x)).square().mean())  # all noise: larger batches pay
             if time.monotonic() - began_s > 70:
                 print("END", loader.size, flush=True)

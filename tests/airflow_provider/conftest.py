@@ -12,8 +12,7 @@ import pytest
 
 from penstock_scheduler.access_messages import TokenOrder
 from penstock_scheduler.client import Client
-from penstock_slurm.loopback import LoopbackCluster
-from penstock_slurm.loopback.fixtures import skip_without_slurm
+from penstock_slurm.loopback.fixtures import running_slurm
 from tests.airflow_provider.deployment import REPOSITORY, Deployment, free_port
 from tests.airflow_provider.proxy import Proxy
 from tests.cloud.conftest import cloud_settings, ec2, moto
@@ -146,9 +145,8 @@ def listening(site: Site, certificate: tuple[Path, Path] | None = None) -> dict[
 @contextmanager
 def accounted_site(folder: Path, nodes: str = CLUSTER) -> Iterator[Site]:
     """A site on its own Slurm, with accounting that records every job."""
-    skip_without_slurm(accounting=True)
     settings = {"AccountingStoreFlags": "job_comment"}
-    with LoopbackCluster(folder / "slurm", nodes, settings=settings, accounting=True) as slurm:
+    with running_slurm(folder / "slurm", nodes, settings=settings, accounting=True) as slurm:
         (folder / "site").mkdir()
         site = Site(slurm, folder / "site")
         try:

@@ -6,13 +6,14 @@ Where Slurm's daemons are not installed, tests that use the fixtures are skipped
 import contextlib
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from penstock_slurm.loopback import LoopbackCluster, LoopbackError, ProgramsMissing, machine, wait_for
 
-__all__ = ["MakeLoopback", "loopback", "make_loopback", "skip_without_slurm", "wait_for"]
+__all__ = ["MakeLoopback", "loopback", "make_loopback", "running_slurm", "skip_without_slurm", "wait_for"]
 
 SMALL = "t4:2x4,rtx:2x8,a100:2x8"
 
@@ -62,16 +63,23 @@ def make_loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLoop
     with contextlib.ExitStack() as clusters:
 
         def make(nodes: str = "t4:1x4", **options: Any) -> LoopbackCluster:
-            skip_without_slurm(accounting=bool(options.get("accounting")))
-            cluster = LoopbackCluster(tmp_path_factory.mktemp("loopback"), nodes, **options)
-            try:
-                return clusters.enter_context(cluster)
-            except LoopbackError as error:
-                if NO_DATABASE not in str(error):
-                    raise
-                pytest.skip("this slurmdbd cannot use this libmariadb (docs/developer/slurm-versions.md)")
+            return clusters.enter_context(running_slurm(tmp_path_factory.mktemp("loopback"), nodes, **options))
 
         yield make
+
+
+@contextlib.contextmanager
+def running_slurm(folder: Path, nodes: str, **options: Any) -> Iterator[LoopbackCluster]:
+    """A running cluster; the calling test is skipped where it cannot be. `options` are `LoopbackCluster`'s."""
+    skip_without_slurm(accounting=bool(options.get("accounting")))
+    with contextlib.ExitStack() as clusters:
+        try:
+            cluster = clusters.enter_context(LoopbackCluster(folder, nodes, **options))
+        except LoopbackError as error:
+            if NO_DATABASE not in str(error):
+                raise
+            pytest.skip("this slurmdbd cannot use this libmariadb (docs/developer/slurm-versions.md)")
+        yield cluster
 
 
 def skip_without_slurm(*, accounting: bool) -> None:
