@@ -121,7 +121,8 @@ class DutyCycles:
             if not silent and observed.credit_s >= -allowed_s:
                 return
             if local.mps:
-                self._tell(job, pack, share, "was left as it is, since a client of NVIDIA's MPS is not frozen")
+                done = "was left as it is, since a client of NVIDIA's MPS is not frozen"
+                self._tell(job, pack, share, done, silent=silent)
                 return
             self._begin_driving(job, local, pack, share, silent=silent)
         self._drive(job, local, observed, share)
@@ -143,15 +144,18 @@ class DutyCycles:
         local.driven_until_s = math.inf if silent else self._state.now_s + self._trial_s(local)
         log.info("drives a job", extra={"job": job.job, "share": round(share, 4), "silent": silent})
         if silent or local.driven_times > 1:
-            self._tell(job, pack, share, "is frozen from time to time by the agent of its node, so that it keeps to it")
+            done = "is frozen from time to time by the agent of its node, so that it keeps to its share"
+            self._tell(job, pack, share, done, silent=silent)
 
     @staticmethod
     def _trial_s(local: LocalJob) -> float:
         """How long a job is driven before it is tried again, s."""
         return float(TRIAL_S * 2 ** min(local.driven_times - 1, MOST_DOUBLINGS))
 
-    def _tell(self, job: OrderedJob, pack: Pack, share: float, done: str) -> None:
-        text = f"did not keep to its share of {share:.1%} of a GPU's time beside guaranteed job {pack.guaranteed}"
+    def _tell(self, job: OrderedJob, pack: Pack, share: float, done: str, *, silent: bool) -> None:
+        wait_s = self._state.settings.start_wait_s
+        did = f"has reported no step within {wait_s:g} s" if silent else f"did not keep to {share:.1%} of a GPU's time"
+        text = f"{did} beside guaranteed job {pack.guaranteed}"
         remedy = "a program that uses Penstock's executor keeps to its share by itself"
         self._containment.contain(job, "share", text, kill=False, otherwise=f"{done}; {remedy}")
 

@@ -27,6 +27,7 @@ def test_an_opportunistic_job_that_never_says_anything_is_frozen_beyond_its_shar
     for _ in range(2):
         (contained,) = node.agent.status().contained
         assert (contained.job, contained.cause, contained.killed) == ("j2", "share", False)
+        assert "has reported no step within 0.5 s" in contained.text
         assert "Penstock's executor" in contained.text
         node.until(
             lambda: [each.use.answers for each in node.agent.status().jobs] == [True, False], "the answers of both"
