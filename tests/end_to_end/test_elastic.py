@@ -30,13 +30,19 @@ SPEEDS = {"1": 1.0, "2": 3.0, "4": 9.0}
 the job is twice as old as its pause is long (`restart_factor`)."""
 
 
-def submit(site: Site, folder: Path, *options: str, **spec: object) -> str:
+WAYS = {
+    "srun": "srun --overcommit --ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --ntasks-per-node=$SLURM_GPUS_ON_NODE "
+    f"{shlex.quote(PYTHON)} ",
+    "launch": f"srun --ntasks-per-node=1 --cpu-bind=none {shlex.quote(PYTHON)} -m penstock_executor.launch ",
+}
+"""How the processes are started: by Slurm, or by a launcher on each node."""
+
+
+def submit(site: Site, folder: Path, way: str, *options: str, **spec: object) -> str:
     folder.mkdir()
     fields = {"max_gpus": 4, "goodput_table": {"t4": SPEEDS}} | spec
-    script = (
-        "exec srun --overcommit --ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --ntasks-per-node=$SLURM_GPUS_ON_NODE "
-        + shlex.join([PYTHON, str(SCRIPT), str(folder), f"--size={SIZE}", f"--epochs={EPOCHS}", *options])
-    )
+    arguments = [str(SCRIPT), str(folder), f"--size={SIZE}", f"--epochs={EPOCHS}", *options]
+    script = f"exec {WAYS[way]}{shlex.join(arguments)}"
     return site.sbatch(
         *("--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps({'penstock': fields})}"),
         *("--open-mode=append", f"--output={site.folder}/%j.out", f"--wrap={script}"),
@@ -80,8 +86,9 @@ def resize(site: Site, folder: Path, one: str, two: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("way", WAYS)
 def test_resized_in_mid_epoch_the_parameters_are_those_of_a_run_that_was_not(
-    make_loopback: Callable[..., LoopbackCluster], make_site: Callable[..., Site], tmp_path: Path
+    make_loopback: Callable[..., LoopbackCluster], make_site: Callable[..., Site], tmp_path: Path, way: str
 ):
     """Batch 32 on 1, 2, 4 and 1 processes: each step has the same samples, so only the order of additions differs.
 
@@ -94,7 +101,7 @@ def test_resized_in_mid_epoch_the_parameters_are_those_of_a_run_that_was_not(
     site.wait_states("RUNNING", *others)
     site.start()
     moved, alone = tmp_path / "moved", tmp_path / "alone"
-    job = submit(site, moved, "--sleep=1.0", adaptivity="strong-scaling", batch_size=32)
+    job = submit(site, moved, way, "--sleep=1.0", adaptivity="strong-scaling", batch_size=32)
     resize(site, moved, *others)
     site.wait_states("COMPLETED", job, timeout_s=120)
     alone.mkdir()

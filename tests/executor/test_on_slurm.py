@@ -61,3 +61,25 @@ def test_requeued_onto_other_gpus_it_goes_on_where_it_was(loopback: LoopbackClus
     assert said(2, "started")[0].progress == ended.progress > 0
     assert seen.progress > ended.progress
     loopback.command("scancel", job)
+
+
+@pytest.mark.slurm
+def test_a_launcher_on_each_node_starts_a_process_for_each_gpu(loopback: LoopbackCluster, tmp_path: Path):
+    """They join one group over both nodes, as those of srun do."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    (tmp_path / "train.py").write_text(
+        "import os, penstock_executor as px\n"
+        f"run = px.start('{tmp_path}/checkpoints')\n"
+        "said = run._group.gather((run.rank, os.environ['SLURMD_NODENAME'], os.environ['SLURM_LOCALID']))\n"
+        "print(run.rank, said, flush=True)\n"
+    )
+    paths = os.pathsep.join(str(ROOT / name) for name in ("profiles", "executor"))
+    launcher = f"{shlex.quote(sys.executable)} -m penstock_executor.launch {tmp_path}/train.py"
+    loopback.command(
+        *("sbatch", "--wait", "--partition=t4", "--nodes=2", "--ntasks=2", "--gres=gpu:2", f"--output={tmp_path}/log"),
+        *(f"--export=ALL,PYTHONPATH={paths}", f"--wrap=exec srun --ntasks-per-node=1 --cpu-bind=none {launcher}"),
+        timeout_s=240,
+    )
+    place = [(0, "t4-00", "0"), (1, "t4-00", "1"), (2, "t4-01", "0"), (3, "t4-01", "1")]
+    said = sorted(line for line in (tmp_path / "log").read_text().splitlines() if line[:1].isdigit())
+    assert said == [f"{rank} {place}" for rank in range(4)], (tmp_path / "log").read_text()

@@ -1,0 +1,196 @@
+"""Start one process for each GPU of this node, all forked from one that has imported PyTorch.
+
+    srun --ntasks-per-node=1 --cpu-bind=none python -m penstock_executor.launch train.py [ARGUMENT ...]
+    srun --ntasks-per-node=1 --cpu-bind=none python -m penstock_executor.launch -m package.train [ARGUMENT ...]
+
+Importing PyTorch takes a process some seconds of a core and thousands of files. With a process for each GPU, all of them do it at
+once, in each move of the job. Here one process does it and then forks, so the others begin with everything imported. They see the
+variables of an srun that starts one task for each GPU. Outside Slurm, the script runs in one process.
+
+`--import NAME` also imports another module first, such as torchvision. It must neither use a GPU nor start threads when it is
+imported. If it does, the command fails and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import ctypes
+import importlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from penstock_executor.allocation import find_allocation
+from penstock_executor.environment import EnvironmentDisagrees, expand_hostlist, read_environment
+from penstock_executor.node_channel import devices_of_job
+from penstock_executor.training.status import STOPPED, SUPERSEDED
+
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed", "penstock_executor.training.starting")
+"""What an elastic script imports in any case: PyTorch's optimisers import `torch._dynamo`."""
+
+PATIENCE_S = 10.0
+"""Time between the failure of a process and SIGTERM to the others, and between that and SIGKILL. Most others fail for the same
+reason, and say so; the rest would wait for the one that failed."""
+
+IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Slurm sends signals to all processes of a step. The script's own processes decide what they mean."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. The exit status is that of the first process that failed, else 75 or 143 if the run was superseded or
+    stopped, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock_executor.launch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="NAME", help="another module to import first"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the script")
+    options = parser.parse_args(arguments)
+    try:
+        tasks = tasks_of_node(os.environ)
+        cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // len(tasks), 1)))  # read when PyTorch is imported
+        for name in (*PRELOADED, *options.imports):
+            importlib.import_module(name)
+        _check_that_it_may_fork(options.imports)
+    except (EnvironmentDisagrees, ImportError) as error:
+        parser.error(str(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pids, parent = [], os.getpid()
+    for task in tasks:
+        pid = os.fork()
+        if pid == 0:
+            _begin(task, parent)
+            _end(_status_of(options.script, options.arguments, module=options.module))
+        pids.append(pid)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    return _wait(pids)
+
+
+def tasks_of_node(environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """The variables of each process of this node, as srun would set them: one for each GPU, and one without GPUs.
+
+    Raises:
+        EnvironmentDisagrees: the step does not have one task on each node, or Slurm does not say which GPUs it has.
+    """
+    if not environ.get("SLURM_JOB_ID"):
+        return [{}]
+    nodes = expand_hostlist(environ.get("SLURM_STEP_NODELIST", ""))
+    if not nodes or environ.get("SLURM_STEP_NUM_TASKS") != str(len(nodes)):
+        raise EnvironmentDisagrees(
+            "start one launcher on each node: srun --ntasks-per-node=1 --cpu-bind=none python -m ..."
+        )
+    counts = _gpus_of(nodes)
+    node = int(environ.get("SLURM_NODEID", "0"))
+    world, before, text = sum(counts), sum(counts[:node]), ",".join(map(str, counts))
+    whole = dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), str(world))
+    whole |= dict.fromkeys(("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), text)
+    return [whole | {"SLURM_PROCID": str(before + n), "SLURM_LOCALID": str(n)} for n in range(counts[node])]
+
+
+def _gpus_of(nodes: Sequence[str]) -> list[int]:
+    """Number of processes for each node of the step."""
+    environment = read_environment()
+    if len(nodes) == 1:
+        return [len(devices_of_job(environment)) or environment.gpus_on_node or 1]
+    found = find_allocation(environment, gpu_type="gpu").gpu_ids
+    if missing := [node for node in nodes if node not in found]:
+        raise EnvironmentDisagrees(f"Slurm does not say which GPUs the job has on {', '.join(missing)}")
+    return [len(found[node]) or 1 for node in nodes]
+
+
+def _check_that_it_may_fork(imported: Sequence[str]) -> None:
+    """Raise EnvironmentDisagrees if a process forked from this one would not work."""
+    torch = sys.modules["torch"]
+    others = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+    what = "used a GPU" if torch.cuda.is_initialized() else f"started threads ({', '.join(others)})" if others else ""
+    if what:
+        raise EnvironmentDisagrees(f"the import of {', '.join(imported)} has {what}: leave that to the script")
+
+
+def _begin(task: Mapping[str, str], parent: int) -> None:
+    """In a new process: make it one of the script's."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit(STOPPED)
+    os.environ.update(task)
+    if "numpy" in sys.modules:  # Python's own generator draws a new seed by itself
+        sys.modules["numpy"].random.seed()
+
+
+def _status_of(script: str, arguments: Sequence[str], *, module: bool) -> int:
+    """What `python SCRIPT` or `python -m SCRIPT` does, and its exit status."""
+    try:
+        _run(script, arguments, module=module)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        sys.stderr.write(f"{error.code}\n")
+        return 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _end(status: int) -> NoReturn:
+    """End this process as Python does, but leave its memory to the kernel: freeing PyTorch's modules takes a second."""
+    threading._shutdown()  # type: ignore[attr-defined] # waits for threads, as Python does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def _run(script: str, arguments: Sequence[str], *, module: bool) -> None:
+    sys.orig_argv = [sys.executable, *(("-m",) if module else ()), script, *arguments]
+    sys.argv = [script, *arguments]
+    if module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(script).resolve().parent)
+        runpy.run_path(script, run_name="__main__")
+
+
+def _wait(pids: Sequence[int]) -> int:
+    """Wait for all processes. If one has failed, the others are ended after a while. Returns the exit status."""
+    left, statuses, failed_s, sent = set(pids), list[int](), None, 0
+    while left:
+        pid, raw = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            left.discard(pid)
+            code = os.waitstatus_to_exitcode(raw)
+            statuses.append(code if code >= 0 else 128 - code)
+            if failed_s is None and statuses[-1] not in (0, STOPPED, SUPERSEDED):
+                failed_s = time.monotonic()
+        elif failed_s is not None and time.monotonic() > failed_s + (sent + 1) * PATIENCE_S:
+            for each in left:
+                os.kill(each, (signal.SIGTERM, signal.SIGKILL)[min(sent, 1)])
+            sent += 1
+        else:
+            time.sleep(0.05)
+    failures = [each for each in statuses if each not in (0, STOPPED, SUPERSEDED)]
+    return failures[0] if failures else next((each for each in (SUPERSEDED, STOPPED) if each in statuses), 0)
+
+
+if __name__ == "__main__":
+    _end(main())

@@ -1,0 +1,182 @@
+"""`python -m penstock_executor.launch`: several processes from one that has imported PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from penstock_executor.launch import main
+from tests.executor.elastic import environment
+from tests.executor.spool import process, send_to_all, wait_for
+from tests.forking import FORKING
+
+SHOWS = """
+import json, os, random, sys
+imported = "torch._dynamo" in sys.modules
+import numpy, torch
+import penstock_executor as px
+run = px.start(os.environ["FOLDER"] + "/checkpoints")
+print(json.dumps({"rank": run.rank, "world": run.world, "local": os.environ.get("SLURM_LOCALID"), "imported": imported,
+    "argv": sys.argv[1:], "main": __name__, "path": sys.path[0], "draws": [random.random(), numpy.random.rand()],
+    "seed": torch.initial_seed(), "threads": torch.get_num_threads(), "sum": run._group.from_first(run.rank)}), flush=True)
+"""
+STEP = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NODELIST": "t4-00",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_JOB_NODELIST": "t4-00",
+    "SLURM_GPUS_ON_NODE": "3",
+    "SLURM_JOB_GPUS": "0,1,2",
+}
+
+
+def launched(folder: Path, code: str) -> BaseProcess:
+    """The launcher with three processes of this script, forked from a process that has imported PyTorch."""
+    (folder / "train.py").write_text(code)
+    inherited = environment() | STEP | {"FOLDER": str(folder)}
+    process = FORKING.Process(target=_launch, args=(str(folder / "train.py"), inherited))
+    process.start()
+    return process
+
+
+def _launch(script: str, environ: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.exit(main([script]))
+
+
+def launcher(folder: Path, code: str, *arguments: str, name: str = "train.py", **environ: str):
+    """The command, in an environment that says of which processes it is."""
+    (folder / name).write_text(code)
+    inherited = environment() | {"FOLDER": str(folder)}
+    inherited.pop("OMP_NUM_THREADS")
+    return process("-m", "penstock_executor.launch", *arguments, environment=inherited | environ)
+
+
+def test_each_gpu_has_a_process_with_everything_imported_and_the_variables_of_srun(tmp_path: Path):
+    script = str(tmp_path / "train.py")
+    with launcher(tmp_path, SHOWS, script, "--lr", "1", "-m", **STEP | {"OMP_NUM_THREADS": "1"}) as child:
+        out, error = child.communicate(timeout=120)
+    assert child.returncode == 0, error
+    said = sorted(map(json.loads, out.splitlines()), key=lambda each: each["rank"])
+    assert [(each["rank"], each["world"], each["local"]) for each in said] == [(0, 3, "0"), (1, 3, "1"), (2, 3, "2")]
+    assert all(each["imported"] and each["main"] == "__main__" and each["sum"] == 0 for each in said)
+    assert all(each["argv"] == ["--lr", "1", "-m"] and each["path"] == str(tmp_path) for each in said)
+    draws = [draw for each in said for draw in each["draws"]]
+    assert len(set(draws)) == 6, "no two processes draw the same numbers"
+    assert len({each["seed"] for each in said}) == 1, "PyTorch's seed is what it is without the launcher"
+
+
+def test_several_nodes_have_the_ranks_that_srun_would_give(tmp_path: Path):
+    """Slurm has given one GPU on the first node and two on the second: this is the second."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "scontrol").write_text(
+        "#!/bin/sh\necho 'JobId=42 Nodes=t4-00 CPU_IDs=0 Mem=1 GRES=gpu:t4:1(IDX:0)"
+        " Nodes=t4-01 CPU_IDs=0-1 Mem=1 GRES=gpu:t4:2(IDX:0-1)'\n"
+    )
+    (commands / "scontrol").chmod(stat.S_IRWXU)
+    both = {"SLURM_STEP_NODELIST": "t4-[00-01]", "SLURM_JOB_NODELIST": "t4-[00-01]", "SLURM_STEP_NUM_TASKS": "2"}
+    here = {"SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0,1"}
+    show = (
+        "from penstock_executor.environment import read_ranks\nr = read_ranks()\n"
+        "print(r.rank, r.world, r.local_rank, r.local_world, r.nodes, r.first_node, flush=True)"
+    )
+    path = f"{commands}:/usr/bin:/bin"
+    with launcher(tmp_path, show, str(tmp_path / "train.py"), **STEP | both | here | {"PATH": path}) as child:
+        out, error = child.communicate(timeout=120)
+    assert child.returncode == 0, error
+    assert sorted(out.splitlines()) == ["1 3 0 2 2 t4-00", "2 3 1 2 2 t4-00"]
+
+
+def test_outside_slurm_and_of_a_module_it_is_one_process_as_python_would_run_it(tmp_path: Path):
+    with launcher(
+        tmp_path, SHOWS, "-m", "of_a_package", "x", name="of_a_package.py", PYTHONPATH=_paths(tmp_path)
+    ) as child:
+        out, error = child.communicate(timeout=120)
+    assert child.returncode == 0, error
+    (said,) = map(json.loads, out.splitlines())
+    assert (said["rank"], said["world"], said["argv"]) == (0, 1, ["x"])
+
+
+def _paths(folder: Path) -> str:
+    return f"{environment()['PYTHONPATH']}:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "words"),
+    [
+        (STEP | {"SLURM_STEP_NUM_TASKS": "3"}, (), "srun --ntasks-per-node=1"),
+        ({"SLURM_JOB_ID": "42"}, (), "srun --ntasks-per-node=1"),
+        (STEP, ("--import=no_such_module",), "no_such_module"),
+        (STEP, ("--import=begins_a_thread",), r"begins_a_thread has started threads \(watcher\)"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(
+    environ: dict[str, str], arguments: tuple[str, ...], words: str, tmp_path: Path
+):
+    (tmp_path / "begins_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='watcher', daemon=True).start()"
+    )
+    script = str(tmp_path / "train.py")
+    with launcher(tmp_path, "print(1)", *arguments, script, **environ | {"PYTHONPATH": _paths(tmp_path)}) as child:
+        out, error = child.communicate(timeout=120)
+    assert child.returncode == 2
+    assert out == ""
+    assert re.search(words, error), error
+
+
+def test_a_process_that_fails_ends_the_others_and_gives_its_status(tmp_path: Path):
+    code = "import os, sys, time\nif os.environ['SLURM_PROCID'] == '1': sys.exit(7)\ntime.sleep(600)"
+    child = launched(tmp_path, code)
+    child.join(120)
+    assert child.exitcode == 7
+
+
+def test_slurms_signal_stops_all_and_the_launcher_waits_for_their_checkpoints(tmp_path: Path):
+    code = (
+        "import os, signal, sys, time\n"
+        "def stop(*_):\n"
+        "    time.sleep(1 + int(os.environ['SLURM_PROCID']))\n"
+        "    open(os.environ['FOLDER'] + '/saved' + os.environ['SLURM_PROCID'], 'w')\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "open(os.environ['FOLDER'] + '/ready' + os.environ['SLURM_PROCID'], 'w')\n"
+        "time.sleep(600)"
+    )
+    child = launched(tmp_path, code)
+    wait_for(lambda: len(list(tmp_path.glob("ready*"))) == 3, "the processes")
+    send_to_all(child.pid, signal.SIGTERM)
+    child.join(60)
+    assert child.exitcode == 143
+    assert len(list(tmp_path.glob("saved*"))) == 3
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(tmp_path: Path):
+    code = "import os, time\nopen(os.environ['FOLDER'] + '/' + str(os.getpid()) + '.pid', 'w')\ntime.sleep(600)"
+    child = launched(tmp_path, code)
+    wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 3, "the processes")
+    child.kill()
+    child.join()
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    wait_for(lambda: not any(_lives(pid) for pid in pids), "their ends", 30)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
