@@ -85,6 +85,7 @@ def serve(
         leader=lambda: leading(store.leadership, None),
         may_lead=str,
         hand_over=lambda to: None,
+        cloud=None,
         store=str(folder),
     )
     settings = ApiSettings.model_validate(api_settings(folder) | {"embedded": not separate})

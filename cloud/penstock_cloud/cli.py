@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from penstock_cloud.command import Client, Command
 from penstock_cloud.doctor import Finding
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst_manager.provider import LaunchFailed, Provider
+from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
 
@@ -274,41 +274,19 @@ def adopt(
 
 
 @app.command()
-def forget(run: str, config: Path = CONFIG) -> None:
-    """Close a run whose record cannot be read, once its instances have ended. Its commitment stays in the ledger.
+def forget(run: str) -> None:
+    """Close a run whose record cannot be read, once its instances have ended. For admins.
 
-    Stop penstockd before, and start it afterwards.
+    Its commitment stays in the ledger.
     """
-    from penstock_scheduler.burst_manager.book import Book
-    from penstock_scheduler.store import open_store
-
-    daemon = load_settings(config).section(DaemonSettings)
-    store = open_store(daemon.store or daemon.state_dir, writer=True)
-    try:
-        bad = Book(store).unreadable.get(run)
-        if bad is None:
-            raise ConfigError(f"{run} is no open run with an unreadable record; `penstock doctor` names those")
-        row = next(row for row in store.cloud_runs() if row.run == run)
-        store.save_cloud_run(replace(row, state="over", ended_s=datetime.now(UTC).timestamp()))
-    finally:
-        store.close()
-    typer.echo(f"run {run} of job {bad.job} is closed; what was committed to it stays in the ledger")
+    closed = ask(lambda penstock: penstock.forget_cloud_run(run))
+    typer.echo(f"run {closed.run} of job {closed.job} is closed; what was committed to it stays in the ledger")
 
 
 @app.command()
-def resume(config: Path = CONFIG) -> None:
-    """End protected mode, so that penstockd may launch again. Stop penstockd before, and start it afterwards."""
-    from penstock_scheduler.burst_manager.instances import PROTECTED, PROTECTED_PLACES
-    from penstock_scheduler.store import open_store
-
-    daemon = load_settings(config).section(DaemonSettings)
-    store = open_store(daemon.store or daemon.state_dir, writer=True)
-    try:
-        why = store.control(PROTECTED)
-        places = store.control(PROTECTED_PLACES) or {}
-        store.set_control(PROTECTED, None)
-        store.set_control(PROTECTED_PLACES, None)
-    finally:
-        store.close()
-    reasons = "; ".join(([] if why is None else [str(why)]) + list(places.values()))
-    typer.echo(f"protected mode is off; it was on because {reasons}" if reasons else "protected mode was off")
+def resume() -> None:
+    """End protected mode, so that penstockd may launch again. For admins."""
+    reasons = ask(lambda penstock: penstock.resume_cloud()).reasons
+    typer.echo(
+        f"protected mode is off; it was on because {'; '.join(reasons)}" if reasons else "protected mode was off"
+    )

@@ -24,8 +24,9 @@ from pydantic import BaseModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Report, read
 from penstock_scheduler.access_messages import AuditLine, AuditPage, Identity, NewToken, TokenOrder, TokenView
+from penstock_scheduler.admin_client import AdminCalls
 from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.health_messages import Health, LeaderMove
+from penstock_scheduler.health_messages import Health
 from penstock_scheduler.history_messages import (
     Allocations,
     AllocationSpan,
@@ -38,10 +39,8 @@ from penstock_scheduler.lease_messages import Renewal, Renewed
 from penstock_scheduler.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.messages import (
     MAX_PAGE,
-    ApprovalView,
     ClusterView,
     Drain,
-    DrainOrder,
     ExplanationView,
     Forecast,
     History,
@@ -50,7 +49,6 @@ from penstock_scheduler.messages import (
     LogPart,
     NodeView,
     OwnerView,
-    Pause,
     PolicyView,
     ProfileList,
     RefusedJob,
@@ -61,9 +59,7 @@ from penstock_scheduler.messages import (
     Submission,
 )
 from penstock_scheduler.munge import credential
-from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.settings import DEFAULT_SOCKET
-from penstock_scheduler.whatif_client import WhatIfCalls
 
 URL_VARIABLE = "PENSTOCK_URL"
 """Environment variable: URL of penstockd, `https://host:port` or `unix:/path/of/the/socket`; several are separated by commas."""
@@ -100,7 +96,7 @@ class ApiError(PenstockError):
         self.code = code
 
 
-class Client(WhatIfCalls):
+class Client(AdminCalls):
     """A connection to penstockd. Methods raise ApiError if it refuses, and DaemonAway if it does not answer.
 
     Args:
@@ -336,11 +332,11 @@ class Client(WhatIfCalls):
 
     def refused(self) -> list[RefusedJob]:
         """Jobs that ask for Penstock and cannot be managed, and why: for users their own, for operators all."""
-        return [RefusedJob.model_validate(each, extra="ignore") for each in self._json("GET", "/v1/refused")]
+        return self._list(RefusedJob, "/v1/refused")
 
     def nodes(self) -> list[NodeView]:
         """The nodes."""
-        return [NodeView.model_validate(node, extra="ignore") for node in self._json("GET", "/v1/nodes")]
+        return self._list(NodeView, "/v1/nodes")
 
     def prices(self) -> dict[str, float]:
         """GPU type -> its price in the newest round; empty: the policy has no prices."""
@@ -348,27 +344,11 @@ class Client(WhatIfCalls):
 
     def policies(self) -> list[PolicyView]:
         """The policies, and which one decides."""
-        return [PolicyView.model_validate(policy, extra="ignore") for policy in self._json("GET", "/v1/policies")]
-
-    def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
-        """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
-        return self._ask(PolicyChoice, "PUT", "/v1/policy", body=choice)
-
-    def approve(self, number: int) -> ApprovalView:
-        """Let plans stop the jobs that the refused plan of a round would have stopped. For admins."""
-        return self._ask(ApprovalView, "POST", f"/v1/rounds/{number}/approval")
-
-    def pause(self, *, paused: bool) -> Pause:
-        """Pause or resume the rounds. Running jobs keep running. For admins."""
-        return self._ask(Pause, "PUT", "/v1/pause", body=Pause(paused=paused))
+        return self._list(PolicyView, "/v1/policies")
 
     def drains(self) -> list[Drain]:
         """What is drained for adaptive jobs."""
-        return [Drain.model_validate(each, extra="ignore") for each in self._json("GET", "/v1/drains")]
-
-    def drain(self, order: DrainOrder) -> Drain:
-        """Drain a node, a GPU type or a partition for adaptive jobs. For operators."""
-        return self._ask(Drain, "POST", "/v1/drains", body=order, again=True)
+        return self._list(Drain, "/v1/drains")
 
     def end_drain(self, kind: str, name: str) -> None:
         """End a drain. For operators."""
@@ -376,7 +356,7 @@ class Client(WhatIfCalls):
 
     def budgets(self) -> list[BudgetView]:
         """Budgets as of the newest round: for users those of their accounts, for operators all."""
-        return [BudgetView.model_validate(each, extra="ignore") for each in self._json("GET", "/v1/budgets")]
+        return self._list(BudgetView, "/v1/budgets")
 
     def usage(self, by: UsageBy = "user", *, from_s: float | None = None, to_s: float | None = None) -> Usage:
         """What jobs used between two times, s since 1970: for users their own, for operators all. None: the beginning, now.
@@ -409,7 +389,7 @@ class Client(WhatIfCalls):
 
     def tokens(self) -> list[TokenView]:
         """All tokens, without their secrets. For admins."""
-        return [TokenView.model_validate(token, extra="ignore") for token in self._json("GET", "/v1/tokens")]
+        return self._list(TokenView, "/v1/tokens")
 
     def revoke_token(self, token: str) -> TokenView:
         """Revoke the token with this id. For admins."""
@@ -454,10 +434,6 @@ class Client(WhatIfCalls):
             self._use_next()
         return found
 
-    def move_leader(self, to: str = "") -> str:
-        """Let another penstockd lead: the one of this name, or any. Returns who may lead next. For admins."""
-        return self._ask(LeaderMove, "POST", "/v1/leader/move", body=LeaderMove(to=to)).to
-
     def events(self, after: str | None = None) -> Iterator[tuple[str, str]]:
         """(kind, JSON) of each event, until the API ends.
 
@@ -500,6 +476,9 @@ class Client(WhatIfCalls):
     ) -> Answer:
         answer = self._send(method, path, body=body, query=query, again=again, patience_s=patience_s)
         return read(model, answer.content)
+
+    def _list(self, model: type[Answer], path: str) -> list[Answer]:
+        return [model.model_validate(each, extra="ignore") for each in self._json("GET", path)]
 
     def _json(self, method: str, path: str) -> Any:
         return self._send(method, path, again=True).json()

@@ -461,6 +461,7 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
         site.vitals.leader,
         site.may_lead,
         site.hand_over,
+        site.loop.cloud,
         _store_of(daemon),
     )
 

@@ -32,5 +32,9 @@ class NoStandby(PenstockError):
     """No other penstockd can take the lead."""
 
 
+class NoSuchRun(PenstockError):
+    """There is no such run in the cloud."""
+
+
 class NotLeading(StoreError):
     """This penstockd does not lead, or cannot show that it still does. Nothing was written, and nothing may be."""

@@ -27,7 +27,7 @@ INCOMPLETE = "the view of the cluster is incomplete"
 """How the warning of an incomplete observation begins."""
 PROTECTED = "the cloud is in protected mode, so no job may leave"
 """How the warning of protected mode begins."""
-RESUME = "when the cause is gone, stop penstockd, run `penstock cloud resume`, and start penstockd"
+RESUME = "when the cause is gone, run `penstock cloud resume`"
 """How protected mode ends."""
 
 

@@ -267,6 +267,11 @@ class RoundLoop:
             self._unsaved.clear()
 
     @property
+    def cloud(self) -> Burst | None:
+        """Where jobs may burst to; None: the site has no cloud."""
+        return self._cloud
+
+    @property
     def cloud_protected(self) -> str:
         """Why the cloud launches nothing until an admin says so, as of the newest tick; empty: it may."""
         return self._cloud_state.protected

@@ -528,6 +528,19 @@ class Pause(Body):
     paused: bool
 
 
+class CloudResumed(Body):
+    """Why the cloud launched nothing until an admin resumed it; no reasons: it did."""
+
+    reasons: list[str]
+
+
+class RunForgotten(Body):
+    """A run in the cloud that an admin has closed, and its job."""
+
+    run: str
+    job: str
+
+
 Drained = Literal["node", "gpu-type", "partition"]
 
 

@@ -221,6 +221,17 @@ class Burst(Protocol):
         """Actions for the cluster, for jobs that burst or come back on nodes of the cluster. To be called after `observe`."""
         ...
 
+    def end_protection(self) -> tuple[str, ...]:
+        """Launch again after protected mode. Returns why it was on; empty: it was not. May be called from any thread."""
+        ...
+
+    def forget(self, run: str) -> JobId:
+        """Close a run whose record cannot be read. Its commitment stays in the ledger. Returns its job.
+
+        May be called from any thread. Raises NoSuchRun: no open run of that name has an unreadable record.
+        """
+        ...
+
 
 class Clock(Protocol):
     """Time: the wall clock, or a simulated one that jumps."""

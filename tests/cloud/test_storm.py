@@ -12,7 +12,6 @@ import pytest
 
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.instances import PROTECTED, PROTECTED_PLACES
 from penstock_scheduler.burst_manager.runs import BurstRun
 from penstock_scheduler.model import Phase
 from penstock_scheduler.store import SqlStore, open_store
@@ -119,8 +118,8 @@ class Storm:
                 for other in self.sites:
                     other.sleep(3700)
             if rng.random() < 0.5:
-                site.store.set_control(PROTECTED, None)  # an admin has read the notice
-                site.store.set_control(PROTECTED_PLACES, None)
+                site.watch = None
+                site.cloud.end_protection()  # an admin has read the notice
         self.ec2.faults.clear()
         for site in self.sites:
             site.crash()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from penstock_cloud import cli
+from penstock_scheduler.errors import NoSuchRun
 from penstock_scheduler.model import BurstJob, Phase, Progress
-from penstock_scheduler.store import open_store
 from tests.cloud.faults import Ec2
 from tests.cloud.site import CloudSite
 
@@ -74,24 +71,17 @@ def test_its_instance_ends_with_its_job_and_is_paid_for(damaged: CloudSite, ec2:
     assert [run.state for run in site.state.runs] == ["unreadable"], "an admin closes it"
 
 
-def test_an_admin_closes_the_run_and_its_commitment_stays(damaged: CloudSite, tmp_path: Path, ec2: Ec2) -> None:
+def test_an_admin_closes_the_run_and_its_commitment_stays(damaged: CloudSite, ec2: Ec2) -> None:
     site, run = damaged, damaged.run_of("7")
     for job in "78":
         site.finish(job)
     site.until(lambda: not ec2.running())
-    config = tmp_path / "penstock.toml"
-    config.write_text(f'[daemon]\nstate_dir = "{tmp_path / "state"}"\n')
-    site.store.close()
-    told = CliRunner().invoke(cli.app, ["forget", run, "--config", str(config)])
-    assert f"run {run} of job 7 is closed" in told.output
-    again = CliRunner().invoke(cli.app, ["forget", run, "--config", str(config)])
-    assert "is no open run with an unreadable record" in str(again.exception)
-    site.store = open_store(tmp_path / "state", writer=True)
-    try:
-        site.crash()
+    assert site.cloud.forget(run) == "7"
+    with pytest.raises(NoSuchRun, match="is no open run with an unreadable record"):
+        site.cloud.forget(run)
+    for _ in range(2):
         site.submit("9")
         site.ticks(2)
         assert not site.state.troubles
         assert site.state.budgets[0].used_usd > 5.0
-    finally:
-        site.store.close()
+        site.crash()

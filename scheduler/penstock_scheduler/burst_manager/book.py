@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -14,6 +14,7 @@ from penstock_scheduler.burst_manager.places import MISSED
 from penstock_scheduler.burst_manager.provider import DescribedInstance
 from penstock_scheduler.burst_manager.run_store import CloudRunRow, RunStore
 from penstock_scheduler.burst_manager.runs import BurstRun, Slot, cost_usd, entries
+from penstock_scheduler.errors import NoSuchRun
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.model import BudgetLine, CloudRun, Job, JobId, Offer
 
@@ -44,8 +45,7 @@ class Unreadable:
         """What is wrong, with the remedy, as a sentence."""
         return (
             f"the record of run {self.run} of job {self.job} in the cloud cannot be read: {self.why}; look for its "
-            "instances with `penstock cloud list`, and when they have ended, stop penstockd, run "
-            f"`penstock cloud forget {self.run}`, and start penstockd"
+            f"instances with `penstock cloud list`, and when they have ended, run `penstock cloud forget {self.run}`"
         )
 
 
@@ -100,6 +100,16 @@ class Book:
         self._lines.extend(lines)
         for entry in entries(lines):
             self._used.add(entry)
+
+    def forget(self, run: str, now_s: float) -> JobId:
+        """Close an open run that cannot be read, and return its job. Raises NoSuchRun."""
+        bad = self.unreadable.get(run)
+        if bad is None:
+            raise NoSuchRun(f"{run} is no open run with an unreadable record; `penstock doctor` names those")
+        row = next(row for row in self._store.cloud_runs() if row.run == run)
+        self._store.save_cloud_run(replace(row, state="over", ended_s=now_s))
+        del self.unreadable[run]
+        return bad.job
 
     @property
     def open_count(self) -> int:

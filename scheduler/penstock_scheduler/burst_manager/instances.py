@@ -63,6 +63,14 @@ class Instances:
         """Why nothing more is launched in a place until an admin says so; None: it may be."""
         return self.protected or self.protected_places.get(place)
 
+    def end_protection(self) -> tuple[str, ...]:
+        """Launch again everywhere. Returns why that was not done."""
+        everywhere = self.protected
+        reasons = (() if everywhere is None else (everywhere,)) + tuple(self.protected_places.values())
+        self._store.set_control(PROTECTED, None)
+        self._store.set_control(PROTECTED_PLACES, None)
+        return reasons
+
     def usable_places(self) -> list[Provider]:
         """The places of the settings that have answered last time."""
         return [place for place in self._places.all if place.name in self._heard]

@@ -165,6 +165,17 @@ class BurstManager:
         with self._lock:
             return tuple(self._recall(each) if isinstance(each, Recall) else self._order(each) for each in actions)
 
+    def end_protection(self) -> tuple[str, ...]:
+        """See `ports.Burst`."""
+        with self._lock:
+            self._boot_failures = 0
+            return self._instances.end_protection()
+
+    def forget(self, run: str) -> JobId:
+        """See `ports.Burst`."""
+        with self._lock:
+            return self._book.forget(run, self._clock.now_s())
+
     def _meet_cluster(self, jobs: Sequence[Job]) -> None:
         """The part that asks the cluster, and never the cloud. It changes no run: the pass may be in the middle of one."""
         self._jobs_seen = {job.id: job for job in jobs}

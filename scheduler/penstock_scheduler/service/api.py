@@ -25,7 +25,7 @@ from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import ModelSource, Submitter
+from penstock_scheduler.ports import Burst, ModelSource, Submitter
 from penstock_scheduler.report_quota import ReportQuota
 from penstock_scheduler.rules import SchedulingRules
 from penstock_scheduler.service.addresses import host_of
@@ -75,6 +75,8 @@ class Controls:
     """Who may lead next, by name, if this one or anybody (empty) is asked for. Raises NoStandby."""
     hand_over: Callable[[str], None]
     """Let another penstockd lead, of this name or any, from now on."""
+    cloud: Burst | None
+    """Where jobs may burst to; None: the site has no cloud."""
     store: str
     """The store, a folder or a URL, for processes of their own."""
 

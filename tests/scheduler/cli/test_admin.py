@@ -39,6 +39,23 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api, tmp_path):
     assert "unknown policy ''" in str(penstock(api, "policy", "set", "").exception)
 
 
+def test_an_admin_resumes_the_cloud_and_closes_a_run_while_penstockd_runs(api):
+    assert "it was on because no permission" in penstock(api, "cloud", "resume").output
+    assert "protected mode was off" in penstock(api, "cloud", "resume").output
+    assert "run 7.1 of job 7 is closed" in penstock(api, "cloud", "forget", "7.1").output
+    assert "7.1 is no open run" in str(penstock(api, "cloud", "forget", "7.1").exception)
+    assert penstock(api, "cloud", "resume", who="oz").exit_code != 0
+    lines = [
+        (line.user, line.action, line.allowed, line.text) for line in api.board.store.audit() if "cloud" in line.action
+    ]
+    assert [line[1:] for line in lines[::-1] if line[2]] == [
+        ("POST /v1/cloud/resume", True, "no permission"),
+        ("POST /v1/cloud/resume", True, ""),
+        ("POST /v1/cloud/runs/{run}/forget", True, "job 7"),
+    ]
+    assert lines[0][:3] == ("oz", "POST /v1/cloud/resume", False)
+
+
 def test_an_operator_drains_and_ends_it(api):
     assert "Nothing is drained" in penstock(api, "drain").output
     assert penstock(api, "drain", "node", "t4-01", who="ada").exit_code != 0

@@ -22,7 +22,7 @@ from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.access_messages import TokenOrder
 from penstock_scheduler.client import Client
 from penstock_scheduler.disks import store_check
-from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.errors import BadJobSpec, NoSuchRun
 from penstock_scheduler.health import HealthSettings, LoopHealth, StepName
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.messages import OutputFiles, Role, Submission
@@ -215,6 +215,22 @@ class ApiProcess:
             assert self.process.exitcode == 0, self.log
 
 
+class MadeUpCloud:
+    """A cloud in protected mode, with one run whose record cannot be read."""
+
+    def __init__(self) -> None:
+        self._reasons, self._unreadable = ("no permission",), {"7.1": "7"}
+
+    def end_protection(self) -> tuple[str, ...]:
+        reasons, self._reasons = self._reasons, ()
+        return reasons
+
+    def forget(self, run: str) -> str:
+        if run not in self._unreadable:
+            raise NoSuchRun(f"{run} is no open run with an unreadable record")
+        return self._unreadable.pop(run)
+
+
 def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str, float]) -> tuple[Controls, Vitals]:
     """Controls that only note what is changed, and the health of a loop that ticks."""
 
@@ -246,6 +262,7 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
         lambda: vitals.leader(),
         may_lead,
         lambda to: changes.update(moved_after=board.store.audit(limit=1)[0].action),
+        MadeUpCloud(),  # type: ignore[arg-type]
         str(board.store.file.parent if board.store.file is not None else ""),
     )
     return controls, vitals

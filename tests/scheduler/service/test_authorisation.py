@@ -84,6 +84,8 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("POST", "/v1/rounds/{number}/approval"): (ADMINS, None),
     ("PUT", "/v1/pause"): (ADMINS, {"paused": False}),
     ("POST", "/v1/leader/move"): (ADMINS, {}),
+    ("POST", "/v1/cloud/resume"): (ADMINS, None),
+    ("POST", "/v1/cloud/runs/{run}/forget"): (ADMINS | {ADMIN: 404}, None),
     ("GET", "/v1/drains"): (USERS, None),
     ("POST", "/v1/drains"): (OPERATORS, {"kind": "node", "name": "t4-01"}),
     ("DELETE", "/v1/drains/{kind}/{name}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
@@ -201,6 +203,7 @@ def test_every_change_of_state_is_audited(api, endpoint):
     session = log_in(api, api.tokens[who]) if endpoint == ("DELETE", "/v1/session") else None
     before = len(api.board.store.audit(limit=500))
     asked = path.replace("{job}", "1").replace("{number}", "1").replace("{kind}/{name}", "node/t4-01")
+    asked = asked.replace("{run}", "7.1")
     assert 200 <= ask(api, who, method, asked, body, session) < 300
     lines = api.board.store.audit(limit=500)
     if path in ("/v1/jobs/plan", "/v1/jobs/renew", "/v1/jobs/{job}/reports"):

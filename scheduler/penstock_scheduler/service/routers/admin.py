@@ -9,13 +9,24 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from penstock_scheduler.access_messages import AuditPage, NewToken, TokenOrder, TokenView
-from penstock_scheduler.errors import NoStandby
+from penstock_scheduler.errors import NoStandby, NoSuchRun
 from penstock_scheduler.health_messages import LeaderMove
-from penstock_scheduler.messages import MAX_PAGE, ApprovalView, Drain, Drained, DrainOrder, Pause, PolicyView
+from penstock_scheduler.messages import (
+    MAX_PAGE,
+    ApprovalView,
+    CloudResumed,
+    Drain,
+    Drained,
+    DrainOrder,
+    Pause,
+    PolicyView,
+    RunForgotten,
+)
 from penstock_scheduler.plan_gate import NothingToApprove
 from penstock_scheduler.policies import make_policy, policy_names
 from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.service.api import Admin, Operator, User, storable
+from penstock_scheduler.ports import Burst
+from penstock_scheduler.service.api import Admin, Call, Operator, User, storable
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.forwarding import Route
 from penstock_scheduler.service.routers.history import From, To
@@ -59,6 +70,31 @@ async def put_pause(pause: Pause, call: Admin) -> Pause:
     await asyncio.to_thread(call.api.controls.set_paused, pause.paused)
     await call.audit(allowed=True, text=pause.model_dump_json())
     return pause
+
+
+@router.post("/cloud/resume")
+async def post_cloud_resume(call: Admin) -> CloudResumed:
+    """End protected mode, so that the cloud may launch again. The answer says why it did not."""
+    reasons = await asyncio.to_thread(_cloud(call).end_protection)
+    await call.audit(allowed=True, text="; ".join(reasons))
+    return CloudResumed(reasons=list(reasons))
+
+
+@router.post("/cloud/runs/{run}/forget")
+async def post_cloud_forget(run: str, call: Admin) -> RunForgotten:
+    """Close a run whose record cannot be read, once its instances have ended. Its commitment stays in the ledger."""
+    try:
+        job = await asyncio.to_thread(_cloud(call).forget, run)
+    except NoSuchRun as error:
+        raise Refusal(404, "no-such-run", str(error)) from None
+    await call.audit(allowed=True, text=f"job {job}")
+    return RunForgotten(run=run, job=job)
+
+
+def _cloud(call: Call) -> Burst:
+    if call.api.controls.cloud is None:
+        raise Refusal(409, "no-cloud", "the site has no cloud; see [daemon] cloud in the settings")
+    return call.api.controls.cloud
 
 
 @router.post("/leader/move", status_code=202)

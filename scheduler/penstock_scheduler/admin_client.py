@@ -1,0 +1,40 @@
+"""The part of the API's client with which operators and admins steer penstockd."""
+
+from __future__ import annotations
+
+from penstock_scheduler.health_messages import LeaderMove
+from penstock_scheduler.messages import ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
+from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.whatif_client import WhatIfCalls
+
+
+class AdminCalls(WhatIfCalls):
+    """What changes how penstockd decides. For admins, and drains for operators."""
+
+    def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
+        """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
+        return self._ask(PolicyChoice, "PUT", "/v1/policy", body=choice)
+
+    def approve(self, number: int) -> ApprovalView:
+        """Let plans stop the jobs that the refused plan of a round would have stopped. For admins."""
+        return self._ask(ApprovalView, "POST", f"/v1/rounds/{number}/approval")
+
+    def pause(self, *, paused: bool) -> Pause:
+        """Pause or resume the rounds. Running jobs keep running. For admins."""
+        return self._ask(Pause, "PUT", "/v1/pause", body=Pause(paused=paused))
+
+    def resume_cloud(self) -> CloudResumed:
+        """End protected mode, so that the cloud may launch again. For admins."""
+        return self._ask(CloudResumed, "POST", "/v1/cloud/resume")
+
+    def forget_cloud_run(self, run: str) -> RunForgotten:
+        """Close a run in the cloud whose record cannot be read. For admins."""
+        return self._ask(RunForgotten, "POST", f"/v1/cloud/runs/{run}/forget")
+
+    def drain(self, order: DrainOrder) -> Drain:
+        """Drain a node, a GPU type or a partition for adaptive jobs. For operators."""
+        return self._ask(Drain, "POST", "/v1/drains", body=order, again=True)
+
+    def move_leader(self, to: str = "") -> str:
+        """Let another penstockd lead: the one of this name, or any. Returns who may lead next. For admins."""
+        return self._ask(LeaderMove, "POST", "/v1/leader/move", body=LeaderMove(to=to)).to
