@@ -8,6 +8,7 @@ from airflow.providers.common.compat.sdk import DAG, AirflowException, AirflowFa
 from helpers import LONG, STARTED, Store, context, submit
 
 from airflow_provider_penstock.exceptions import PenstockJobFailed, PenstockRefused
+from airflow_provider_penstock.hooks import penstock
 from airflow_provider_penstock.hooks.penstock import OPEN, PenstockHook
 from airflow_provider_penstock.operators.penstock import (
     PenstockCancelOperator,
@@ -208,6 +209,25 @@ def test_a_worker_that_is_killed_after_submission_submits_once(folder, instance,
     again.on_kill()
     again.on_kill()
     until(lambda: hook.job(job_id)["ended"] == "CANCELLED")
+
+
+@pytest.mark.parametrize("token", ["known", "replaced"])
+def test_a_task_that_is_killed_while_it_asks_airflow_for_its_connection_cancels_its_job(
+    folder, instance, hook, until, monkeypatch, token
+):
+    """Airflow calls `on_kill` in a signal handler. There, another question to Airflow would wait for the interrupted one."""
+    operator = submit(f"killed-asking-{token}", folder, wait_for_completion=False)
+    operator.execute(context(instance(f"killed-asking-{token}")))
+    with monkeypatch.context() as patch:
+        if token == "known":
+            patch.setattr(PenstockHook, "get_connection", lambda *_: pytest.fail("it asks Airflow"))
+        else:
+            known = penstock._read_options["penstock_default"]
+            patch.setitem(
+                penstock._read_options, "penstock_default", known | {"headers": {"Authorization": "Bearer of-old"}}
+            )
+        operator.on_kill()
+    until(lambda: hook.job(operator.job_id)["ended"] == "CANCELLED")
 
 
 def test_a_try_that_airflow_runs_twice_has_one_job_although_the_task_was_edited_in_between(

@@ -188,6 +188,11 @@ class Storm:
             "stuck in queued reschedule",
             "stuck in queued tries exceeded",
         }
+        task = self.airflow.task(DAG, run, "job")
+        if task["state"] == "failed":
+            # What Airflow says of a connection that its API server, which the storm kills, does not answer about.
+            log = self.airflow.log(DAG, run, "job", max(task["try_number"], 1))
+            lost |= {"no answer about the connection"} if "isn't defined" in log else set()
         return ", ".join(sorted(lost) + (["a user marked it"] if run in self.marked else []))
 
     def story(self) -> str:

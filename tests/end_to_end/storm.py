@@ -336,8 +336,8 @@ class Storm:
             path: the file that `gpu_seconds` wrote; None: Slurm's accounts are not to be trusted, so only the trainers tell.
         """
         store = open_store(self.site.state)
+        history = list(store.outcomes())  # before the rounds: a round is stored before it stops a job
         records = {number: store.round(number) for number in store.round_numbers()}
-        history = list(store.outcomes())
         bare = [
             f"{line.time_s}: {line.action}: {line.text}"
             for line in history

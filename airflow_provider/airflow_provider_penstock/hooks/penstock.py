@@ -64,7 +64,23 @@ class PenstockHook(BaseHook):
 
     def get_conn(self) -> httpx.Client:
         """An HTTP client with the connection's address, token, certificates and timeout."""
-        return httpx.Client(**(self._client_options or client_options(self.get_connection(self.penstock_conn_id))))
+        if self._client_options is None:
+            _read_options[self.penstock_conn_id] = client_options(self.get_connection(self.penstock_conn_id))
+        return httpx.Client(**(self._client_options or _read_options[self.penstock_conn_id]))
+
+    def cancel_at_once(self, job_id: str) -> None:
+        """Cancel a job that its own task gives up, without reading the connection again.
+
+        Airflow calls `on_kill` in a signal handler. If the signal came while the task asked Airflow for something, such as this
+        connection, asking again would wait for ever, and 5 s later Airflow would kill the task before it had cancelled the job.
+        """
+        known = _read_options.get(self.penstock_conn_id)
+        try:
+            PenstockHook(self.penstock_conn_id, client_options=known).cancel(job_id, for_owner=True)
+        except PenstockRefused as refused:
+            if refused.code != UNAUTHENTICATED or known is None:
+                raise
+            self.cancel(job_id, for_owner=True)  # the token has been replaced since
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
@@ -306,6 +322,9 @@ async def final_summary(client: httpx.AsyncClient, job_id: str) -> dict[str, Any
     history = read(await client.get(f"/v1/jobs/{job_id}/history"))
     return summary(read(await client.get(f"/v1/jobs/{job_id}")), used(job_id, ledger, history["observations"]))
 
+
+_read_options: dict[str, dict[str, Any]] = {}
+"""Connection -> its `client_options`, as this process has read them last."""
 
 _unanswered_s: dict[str, float] = {}
 """URL of a penstockd -> when it last did not answer, or stood by; on a monotonic clock."""

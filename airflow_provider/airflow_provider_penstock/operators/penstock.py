@@ -157,7 +157,7 @@ class _JobOperator(BaseOperator):
     def on_kill(self) -> None:
         """Cancel the job, because the task was stopped while it ran on a worker."""
         if self.job_id and self.cancel_on_kill:
-            self.hook.cancel(self.job_id, for_owner=True)
+            self.hook.cancel_at_once(self.job_id)
 
 
 class _NoFile(str):
