@@ -41,10 +41,11 @@ def job_colour(job: str) -> str:
     return COLOURS[index(job)]
 
 
-def classes() -> str:
-    """A class of CSS for the colour of each job: `c` and its index, for SVG and for keys beside text."""
-    rules = (f".c{at}{{fill:{colour};background:{colour}}}" for at, colour in enumerate(COLOURS))
-    return "\n".join(rules) + "\n"
+def rules() -> str:
+    """The colours as CSS: for jobs, the class `c` and an index, in SVG and for keys; for lines, `--line-` and an index."""
+    jobs = (f".c{at}{{fill:{colour};background:{colour}}}" for at, colour in enumerate(COLOURS))
+    lines = ";".join(f"--line-{at}:{colour}" for at, colour in enumerate(LINES))
+    return "\n".join((*jobs, f":root{{{lines}}}")) + "\n"
 
 
 def is_dark(colour: str) -> bool:

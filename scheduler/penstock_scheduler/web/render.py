@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from penstock_scheduler.drawing.colours import classes, index
+from penstock_scheduler.drawing.colours import index, rules
 from penstock_scheduler.drawing.page import style
 from penstock_scheduler.estimate_messages import TimeRange
 from penstock_scheduler.units import clock, duration
@@ -39,7 +39,7 @@ _CHARTS = ("vendor/uPlot.iife.min.js", "vendor/uPlot.min.css")
 def static(name: str) -> tuple[bytes, str]:
     """A file of the pages, and its media type. Raises KeyError if there is none."""
     if name == "drawing.css":
-        return (style() + classes()).encode(), _TYPES[".css"]
+        return (style() + rules()).encode(), _TYPES[".css"]
     if name not in _FILES + _CHARTS:
         raise KeyError(name)
     content = files(__package__).joinpath("static", name).read_bytes()
