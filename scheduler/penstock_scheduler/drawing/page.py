@@ -10,6 +10,7 @@ from importlib.resources import files
 _REPORT = """
 body { max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
 h1 + .card { font-size: 1.1rem; }
+td.n { white-space: nowrap; }
 code { background: var(--card); padding: .1em .3em; border-radius: 3px; }
 """
 

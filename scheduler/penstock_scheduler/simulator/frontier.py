@@ -152,8 +152,8 @@ def frontier_page(points: Sequence[Point], title: str) -> str:
         lines.append(Line(colour, [dot.at for dot in dots], dots=dots))
     across = [low_h + (high_h - low_h) * tick / 5 for tick in range(6)]
     axes = (
-        Axis(low_h, high_h, [(hours, f"{hours:.2f} h") for hours in across]),
-        Axis(0, most_usd, [(usd, f"${usd:,.0f}") for usd, _ in ticks(most_usd, 5)]),
+        Axis(low_h, low_h + 1.08 * (high_h - low_h), [(hours, f"{hours:.2f} h") for hours in across]),
+        Axis(0, 1.05 * most_usd, [(usd, f"${usd:,.0f}") for usd, _ in ticks(most_usd, 5)]),
     )
     label = "Cloud cost against average completion time"
     picture = chart(label, "average completion time of a job; up: cost of the cloud", lines, *axes, tall=340)
