@@ -1,8 +1,8 @@
-"""Compares the simulator with a real Slurm: the demo's jobs on both, in compressed time.
+"""Compares the simulator with a real Slurm: the same twelve jobs on both, in compressed time.
 
     python benchmarks/fidelity.py [--trials 1] [--out DIR]
 
-Each trial runs the twelve jobs on two loopback clusters side by side: under penstockd with `sia`, and as plain jobs under
+Each trial runs them on two loopback clusters side by side: under penstockd with `sia`, and as plain jobs under
 Slurm's own backfill. Both are then simulated. The durations of starts and stops come from a third run with other jobs. The
 benchmark prints a line for each comparison and, last, one JSON object. With `--out`, it writes a page for each comparison. One
 trial takes six minutes. The limits are those of issue 5: average completion time and makespan within 5 %, on a quiet machine.
@@ -30,13 +30,33 @@ from penstock_slurm.demo.fidelity import (
     run_on_slurm,
     tabled,
 )
-from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
+from penstock_slurm.demo.jobs import TIME_SCALE, DemoJob
 from penstock_slurm.demo.simulated import Pace, simulate_site
 
 LIMIT = 0.05
 LIMIT_S = 420.0
 
 FAMILIES = load_families()
+ARRIVALS_S = 120.0
+JOBS = (
+    DemoJob("imagenet-a", "resnet50-imagenet", 10, {"max_gpus": 16}, ("a100", 1, 8)),
+    DemoJob("cifar-a", "resnet18-cifar10", 2.5, {"max_gpus": 16}, ("rtx", 1, 4)),
+    DemoJob("bert-a", "bert-squad", 12, {"max_gpus": 16}, ("a100", 1, 4)),
+    DemoJob("speech-a", "deepspeech2", 1.5, {"max_gpus": 16}, ("t4", 1, 4)),
+    DemoJob("yolo", "yolov3", 1.2, {"max_gpus": 8}, ("t4", 1, 4)),
+    DemoJob("ncf", "ncf", 0.4, {"max_gpus": 1, "adaptivity": "fixed"}, ("t4", 1, 1)),
+    DemoJob(
+        "imagenet-rigid", "resnet50-imagenet", 3, {"min_gpus": 4, "max_gpus": 4, "adaptivity": "rigid"}, ("rtx", 1, 4)
+    ),
+    DemoJob("bert-scaling", "bert-squad", 2, {"max_gpus": 4, "adaptivity": "strong-scaling"}, ("a100", 1, 1)),
+    DemoJob("cifar-b", "resnet18-cifar10", 4, {"max_gpus": 16}, ("rtx", 1, 8)),
+    DemoJob("speech-b", "deepspeech2", 2.5, {"max_gpus": 16}, ("rtx", 1, 8)),
+    DemoJob("bert-b", "bert-squad", 8, {"min_gpus": 2, "max_gpus": 16}, ("rtx", 1, 8)),
+    DemoJob(
+        "imagenet-pinned", "resnet50-imagenet", 6, {"min_gpus": 2, "max_gpus": 8, "preemptible": False}, ("a100", 1, 8)
+    ),
+)
+"""In the order of their submission. Few of them wait, so that a job's time is its own."""
 COMPARED = tuple(tabled(job, DEFAULT_SPEC, FAMILIES) for job in JOBS)
 ARRIVALS = [1.0 + number * ARRIVALS_S / (len(JOBS) - 1) for number in range(len(JOBS))]
 

@@ -7,6 +7,9 @@ import hashlib
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 """Okabe and Ito's colours, which people tell apart whatever colours they see."""
 
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a", "#b8a800")
+"""The same for lines, on a light and on a dark ground: the yellow is darker, and black is grey."""
+
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
@@ -36,6 +39,13 @@ def index(job: str) -> int:
 def job_colour(job: str) -> str:
     """The colour of a job, such as "#0072b2"."""
     return COLOURS[index(job)]
+
+
+def rules() -> str:
+    """The colours as CSS: for jobs, the class `c` and an index, in SVG and for keys; for lines, `--line-` and an index."""
+    jobs = (f".c{at}{{fill:{colour};background:{colour}}}" for at, colour in enumerate(COLOURS))
+    lines = ";".join(f"--line-{at}:{colour}" for at, colour in enumerate(LINES))
+    return "\n".join((*jobs, f":root{{{lines}}}")) + "\n"
 
 
 def is_dark(colour: str) -> bool:

@@ -16,22 +16,17 @@ import numpy as np
 from scipy.special import stdtrit
 
 from penstock_profiles.throughput import FloatArray
+from penstock_scheduler.drawing.colours import LINES
+from penstock_scheduler.drawing.history import History, JobHistory, NodeShape, Span
+from penstock_scheduler.drawing.svg import HOURS_FROM_S
 from penstock_scheduler.model import Node
-from penstock_scheduler.report import History, JobHistory, NodeShape, Span
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.results import SeedResult
 
 BINS = 300
 """Points of a line."""
 
-HOURS_FROM_S = 3 * 3600.0
-"""From this length on, time axes are in hours, else in minutes."""
-
 SHARED = "Where jobs share GPUs, one covers the other. The numbers of a node's GPUs are assumed."
-
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A8A8A", "#B8A800")
-"""Okabe and Ito (2008), for any kind of colour vision. Black is grey and yellow is darker here, for the light and the
-dark page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +120,7 @@ def figures(results: Sequence[SeedResult], document: Mapping[str, Any]) -> Figur
     unit = ("hours", 3600.0) if end_s > HOURS_FROM_S else ("minutes", 60.0)
     return Figures(
         heading=f"{document['workload']} on {document['cluster']}",
-        colours={name: PALETTE[index % len(PALETTE)] for index, name in enumerate(histories)},
+        colours={name: LINES[index % len(LINES)] for index, name in enumerate(histories)},
         seeds=max(map(len, histories.values())),
         comparison=_comparison(document["policies"]),
         lines=(_done_within(results), *_over_time(histories, end_s, unit)),

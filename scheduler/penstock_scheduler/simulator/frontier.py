@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock_scheduler.drawing.colours import LINES
+from penstock_scheduler.drawing.page import legend, page, wide
+from penstock_scheduler.drawing.svg import Axis, Dot, Line, chart, ticks
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.simulator.cloud import CloudSpec
@@ -129,68 +132,52 @@ def frontier_document(points: Sequence[Point], workload: str, cluster: str, usd_
     }
 
 
-COLOURS = ("#1f6feb", "#2da44e", "#bf8700", "#cf222e", "#8250df", "#57606a")
-WIDTH, HEIGHT, LEFT, TOP = 860, 440, 80, 24
-
-
 def frontier_page(points: Sequence[Point], title: str) -> str:
     """The frontier as one page that opens offline: a chart and its table."""
-    ways = list(dict.fromkeys(point.way for point in points))
-    most_usd = max(point.usd for point in points) * 1.05 or 1.0
+    ways = dict.fromkeys(point.way for point in points)
+    colours = dict(zip(ways, cycle(LINES), strict=False))
+    most_usd = max(point.usd for point in points) or 1.0
     low_h, high_h = min(p.avg_jct_h for p in points), max(p.avg_jct_h for p in points)
-    span_h = (high_h - low_h) * 1.1 or 1.0
-
-    def at(point: Point) -> tuple[float, float]:
-        x = LEFT + (point.avg_jct_h - low_h) / span_h * (WIDTH - LEFT - 30)
-        return x, TOP + (1 - point.usd / most_usd) * (HEIGHT - TOP - 50)
-
-    parts = []
-    for tick in range(6):
-        y = TOP + (1 - tick / 5) * (HEIGHT - TOP - 50)
-        x = LEFT + tick / 5 * (WIDTH - LEFT - 30)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 30}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">${most_usd * tick / 5:,.0f}</text>')
-        hours = low_h + span_h * tick / 5
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 30}" text-anchor="middle">{hours:.2f} h</text>')
-    for colour, way in zip(cycle(COLOURS), ways, strict=False):
-        mine = [point for point in points if point.way == way]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, mine))
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for point in mine:
-            x, y = at(point)
-            what = escape(f"{way}, P = {point.percent:g} %: ${point.usd:,.0f}, average JCT {point.avg_jct_h:.3f} h")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{what}</title></circle>')
-            if point.percent in (25, 100):
-                parts.append(f'<text x="{x + 7:.1f}" y="{y - 6:.1f}" fill="{colour}">{point.percent:g} %</text>')
-    legend = "".join(
-        f'<span><i style="background:{colour}"></i>{escape(way)}</span>'
-        for colour, way in zip(cycle(COLOURS), ways, strict=False)
+    lines = []
+    for way, colour in colours.items():
+        dots = [
+            Dot(
+                (point.avg_jct_h, point.usd),
+                f"{way}, P = {point.percent:g} %: ${point.usd:,.0f}, average JCT {point.avg_jct_h:.3f} h",
+                f"{point.percent:g} %" if point.percent in (25, 100) else "",
+            )
+            for point in points
+            if point.way == way
+        ]
+        lines.append(Line(colour, [dot.at for dot in dots], dots=dots))
+    across = [low_h + (high_h - low_h) * tick / 5 for tick in range(6)]
+    axes = (
+        Axis(low_h, low_h + 1.08 * (high_h - low_h), [(hours, f"{hours:.2f} h") for hours in across]),
+        Axis(0, 1.05 * most_usd, [(usd, f"${usd:,.0f}") for usd, _ in ticks(most_usd, 5)]),
     )
+    label = "Cloud cost against average completion time"
+    picture = chart(label, "average completion time of a job; up: cost of the cloud", lines, *axes, tall=340)
     base = points[0]
     rows = "".join(
-        f"<tr><td>{escape(p.way)}</td><td>{p.percent:g} %</td><td>${p.usd:,.0f}</td><td>{p.gpu_h:,.1f}</td>"
-        f"<td>{_share(p.usd, base.usd)}</td>"
-        f"<td>{p.avg_jct_h:.3f} h</td><td>{_share(p.avg_jct_h, base.avg_jct_h)}</td><td>{p.p99_wait_h:.2f} h</td>"
-        f"<td>{p.cloud_jobs}</td><td>{p.utilization:.1%}</td></tr>"
+        f"<tr><td>{escape(p.way)}"
+        + "".join(
+            f"<td class=n>{cell}"
+            for cell in (
+                f"{p.percent:g} %", f"${p.usd:,.0f}", f"{p.gpu_h:,.1f}", _share(p.usd, base.usd), f"{p.avg_jct_h:.3f} h",
+                _share(p.avg_jct_h, base.avg_jct_h), f"{p.p99_wait_h:.2f} h", p.cloud_jobs, f"{p.utilization:.1%}",
+            )
+        )
         for p in points
-    )
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>
-body{{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#1f2328;background:#fff}}
-text{{font-size:12px;fill:#57606a}} .grid{{stroke:#d0d7de;stroke-width:1}} svg{{width:100%;height:auto}}
-table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}} td,th{{padding:.2em .6em;text-align:right}}
-td{{white-space:nowrap}}
-td:first-child,th:first-child{{text-align:left}} tr:nth-child(even){{background:#f6f8fa}}
-span{{margin-right:1.5em}} i{{display:inline-block;width:12px;height:12px;margin-right:6px;border-radius:6px}}
-</style></head><body><h1>{escape(title)}</h1>
-<p>Each point is one waiting budget P: jobs may wait for GPUs on site P % of the mean running time, on average, before they go to
-the cloud. Lower is cheaper, further left is faster. With P = 0, a job that does not fit goes there at once.
-Simulated with the scheduler's own round loop and burst manager.</p>
-<p>{legend}</p><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Cloud cost against average completion time">
-{"".join(parts)}<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">average completion time of a job</text></svg>
-<table><tr><th>way to wait</th><th>P</th><th>cloud</th><th>GPU-hours</th><th>against the first</th>
-<th>average JCT</th><th>against the first</th>
-<th>99th % wait</th><th>jobs away</th><th>site in use</th></tr>{rows}</table></body></html>
-"""
+    )  # fmt: skip
+    heads = (
+        "P", "cloud", "GPU-hours", "against the first", "average JCT", "against the first", "99th % wait", "jobs away",
+        "site in use",
+    )  # fmt: skip
+    head = "<th>way to wait" + "".join(f"<th class=n>{each}" for each in heads)
+    about = """<p>Each point is one waiting budget P: jobs may wait for GPUs on site P % of the mean running time, on average,
+before they go to the cloud. Lower is cheaper, further left is faster. With P = 0, a job that does not fit goes there at once.
+Simulated with the scheduler's own round loop and burst manager."""
+    return page(title, [about, legend(colours), wide(picture), wide(f"<table><tr>{head}{rows}</table>")])
 
 
 def _share(value: float, base: float) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-import numpy as np
-
-from penstock_profiles.throughput import FloatArray
-from penstock_scheduler.report.html import COLOURS, LEFT, STYLE, WIDTH, gantt
+from penstock_scheduler.drawing import svg
+from penstock_scheduler.drawing.gantt import gantt
+from penstock_scheduler.drawing.page import key, legend, page, wide
 from penstock_scheduler.simulator.figures import Figures, Lines
 
 ROWS = {
@@ -50,37 +48,33 @@ def render(drawn: Figures, document: Mapping[str, Any]) -> str:
         )
     else:
         notes.append("One seed, so there are no confidence intervals; use --seeds 5 for some.")
-    parts = [f"<h1>{escape(drawn.heading)}</h1>", _verdict(policies)]
+    parts = [_verdict(policies)]
     parts += [f"<p class=soft>{escape(note)}</p>" for note in notes]
     parts.append(_figures(policies, drawn.colours))
-    parts.append("<h2>Policy against policy</h2>" + _legend(drawn.colours) + _wide(_bars(drawn)))
+    parts.append("<h2>Policy against policy</h2>" + legend(drawn.colours) + wide(_bars(drawn)))
     for lines in drawn.lines:
         title = f"<h2>{escape(lines.title)}</h2><p class=soft>{escape(lines.about)}</p>"
-        parts.append(title + _legend(drawn.colours) + _wide(_chart(lines, drawn.colours)))
-    jobs = {job.name: COLOURS[index % len(COLOURS)] for index, job in enumerate(drawn.gantts[0].jobs)}
+        parts.append(title + legend(drawn.colours) + wide(_chart(lines, drawn.colours)))
     for each in drawn.gantts:
         about = f"One row for each GPU, one colour for each job. {each.note}"
         parts.append(f"<h2>{escape(each.title)}: the job on each GPU</h2><p class=soft>{escape(about)}</p>")
         runs = sum(len(job.spans) for job in each.jobs)
         too_many = f"<p>{runs} runs are too many for this page; the PNG beside it shows them.</p>"
-        parts.append(_wide(gantt(each, drawn.end_s, 1.0, jobs)) if runs <= MOST_RUNS else too_many)
+        parts.append(wide(gantt(each, drawn.end_s)) if runs <= MOST_RUNS else too_many)
     parts.append(
         "<h2>What this is, and is not</h2><p>Every policy got the same jobs. Jobs progress as measured tables or "
         "models of their speed say, and lose time when they start or move. The scheduler sees what it would see on a real "
         "cluster. "
         "<code>jobs.csv</code>, <code>rounds.csv</code> and <code>summary.json</code> beside this page have all the numbers.</p>"
     )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(drawn.heading)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
-    )
+    return page(drawn.heading, parts)
 
 
 def _verdict(policies: Mapping[str, Any]) -> str:
     (mine, figures), *others = policies.items()
     average = figures["mean"]["avg_jct_h"]
     if average is None:
-        return f"<p class=verdict>Under {escape(mine)} no job has ended.</p>"
+        return f"<p class=card>Under {escape(mine)} no job has ended.</p>"
     text = f"{mine}: a job takes {_words(average)} from submission to end, on average"
     for name, other in others:
         if (theirs := other["mean"]["avg_jct_h"]) is not None:
@@ -93,7 +87,7 @@ def _verdict(policies: Mapping[str, Any]) -> str:
         for name, figures in policies.items()
         if figures["mean"]["ended"] < figures["mean"]["jobs"]
     ]
-    return f"<p class=verdict>{escape('. '.join([text, *left]))}.</p>"
+    return f"<p class=card>{escape('. '.join([text, *left]))}.</p>"
 
 
 def _words(hours: float) -> str:
@@ -101,7 +95,7 @@ def _words(hours: float) -> str:
 
 
 def _figures(policies: Mapping[str, Any], colours: Mapping[str, str]) -> str:
-    head = "".join(f"<th class=n>{_key(colours[name])}{escape(name)}" for name in policies)
+    head = "".join(f"<th class=n>{key(colours[name])}{escape(name)}" for name in policies)
     rows = []
     for name, (label, factor, form) in ROWS.items():
         cells = []
@@ -111,27 +105,17 @@ def _figures(policies: Mapping[str, Any], colours: Mapping[str, str]) -> str:
             cells.append(text if half is None else f"{text} ± {half * factor:{form}}")
         if set(cells) != {"–"}:
             rows.append(f"<tr><td>{label}" + "".join(f"<td class=n>{cell}" for cell in cells))
-    return _wide(f"<table><tr><th>{head}{''.join(rows)}</table>")
-
-
-def _key(colour: str) -> str:
-    return f'<span class=key style="background:{colour}"></span>'
-
-
-def _legend(colours: Mapping[str, str]) -> str:
-    return f"<p>{' &emsp; '.join(_key(colour) + escape(name) for name, colour in colours.items())}</p>"
+    return wide(f"<table><tr><th>{head}{''.join(rows)}</table>")
 
 
 def _bars(drawn: Figures) -> str:
     """A small chart for each figure, side by side, with confidence intervals as whiskers."""
     across = 3
-    cell, top, height, below = (WIDTH - 8) / across, 34.0, 120.0, 20.0
+    cell, top, height, below = (svg.WIDTH - 8) / across, 34.0, 120.0, 20.0
     parts = []
     for number, figure in enumerate(drawn.comparison):
         left, up = number % across * cell, number // across * (top + height + below)
-        parts.append(
-            f'<text x="{left + 8:.0f}" y="{up + 14:.0f}" style="font-weight:600">{escape(figure.label)}</text>'
-        )
+        parts.append(f'<text x="{left + 8:.0f}" y="{up + 14:.0f}" class="strong">{escape(figure.label)}</text>')
         highest = max(bar.mean + (bar.half or 0.0) for bar in figure.bars) or 1.0
         foot, wide = up + top + height, (cell - 24) / len(figure.bars)
         parts.append(f'<line class=grid x1="{left + 8:.1f}" x2="{left + cell - 16:.1f}" y1="{foot}" y2="{foot}"/>')
@@ -148,61 +132,25 @@ def _bars(drawn: Figures) -> str:
                 path = (
                     f"M{middle:.1f} {low:.1f}V{above:.1f}M{middle - 5:.1f} {above:.1f}h10M{middle - 5:.1f} {low:.1f}h10"
                 )
-                parts.append(f'<path d="{path}" fill="none" stroke="var(--fg)" stroke-width="1.5"/>')
+                parts.append(f'<path class="whisker" d="{path}"/>')
             parts.append(f'<text x="{middle:.1f}" y="{above - 4:.1f}" text-anchor="middle">{bar.mean:.3g}</text>')
     rows = -(-len(drawn.comparison) // across)
-    return _svg("Policy against policy", rows * (top + height + below), parts)
+    return svg.picture("Policy against policy", rows * (top + height + below), parts)
 
 
 def _chart(picture: Lines, colours: Mapping[str, str]) -> str:
     """A line for each policy, perhaps with a band."""
-    plot, top, bottom = WIDTH - LEFT - 8, 8.0, 188.0
     tops = [line.mean if line.high is None else line.high for line in picture.lines]
     highest = picture.most or max((float(each.max()) for each in tops), default=0.0) or 1.0
-    along = np.log10(picture.x) if picture.ticks is not None else picture.x
-    first, span = (
-        (float(along[0]), float(along[-1] - along[0])) if picture.ticks is not None else (0.0, float(along[-1]))
-    )
-    x = (LEFT + (along - first) / (span or 1.0) * plot).tolist()
-
-    def path(values: FloatArray) -> list[str]:
-        y = (bottom - values / highest * (bottom - top)).tolist()
-        return [f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True)]
-
-    parts = []
-    for at, label in picture.ticks or axis_ticks(span, 12):
-        here = LEFT + ((np.log10(at) if picture.ticks is not None else at) - first) / (span or 1.0) * plot
-        parts.append(f'<line class=grid x1="{here:.1f}" x2="{here:.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(f'<text x="{here:.1f}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
-    for value, label in axis_ticks(highest, 5):
-        y = bottom - value / highest * (bottom - top)
-        parts.append(f'<line class=grid x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    x, end = picture.x.tolist(), float(picture.x[-1]) or 1.0
+    lines = []
     for line in picture.lines:
-        colour = colours[line.policy]
+        band: list[svg.Point] = []
         if line.low is not None and line.high is not None:
-            outline = "L".join([*path(line.high), *reversed(path(line.low))])
-            parts.append(f'<path d="M{outline}Z" fill="{colour}" fill-opacity=".22" stroke="none"/>')
-        parts.append(f'<path d="M{"L".join(path(line.mean))}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    parts.append(
-        f'<text class=soft x="{LEFT}" y="{bottom + 29}">{escape(picture.x_label)}; up: {escape(picture.y_label)}</text>'
+            band = [*zip(x, line.high.tolist(), strict=True), *reversed([*zip(x, line.low.tolist(), strict=True)])]
+        lines.append(svg.Line(colours[line.policy], [*zip(x, line.mean.tolist(), strict=True)], band))
+    across = (
+        svg.Axis(0, end, svg.ticks(end, 12)) if picture.ticks is None else svg.Axis(x[0], end, picture.ticks, log=True)
     )
-    return _svg(picture.title, bottom + 36, parts)
-
-
-def axis_ticks(span: float, most: int) -> list[tuple[float, str]]:
-    """Round numbers from 0 to `span` > 0: 0 and at most `most` others."""
-    power = math.floor(math.log10(span / most))
-    step = next(size for part in (1, 2, 5, 10, 20) if span / (size := part * 10.0**power) <= most)
-    return [(number * step, f"{number * step:g}") for number in range(int(span / step) + 1)]
-
-
-def _svg(label: str, height: float, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" role="img" aria-label="{escape(label)}">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def _wide(inside: str) -> str:
-    return f"<div class=wide>{inside}</div>"
+    up = svg.Axis(0, highest, svg.ticks(highest, 5))
+    return svg.chart(picture.title, f"{picture.x_label}; up: {picture.y_label}", lines, across, up)

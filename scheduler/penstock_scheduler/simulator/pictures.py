@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock_scheduler.report import History
-from penstock_scheduler.report.html import COLOURS
+from penstock_scheduler.drawing.colours import job_colour
+from penstock_scheduler.drawing.gantt import bars, rows
+from penstock_scheduler.drawing.history import History
 from penstock_scheduler.simulator.figures import Bars, Figures, Lines
 
 if TYPE_CHECKING:
@@ -91,29 +92,21 @@ def _lines(drawn: Figures, picture: Lines, path: Path) -> Path:
 
 def _gantt(drawn: Figures, history: History, path: Path) -> Path:
     """A chart with a row for each GPU and a colour for each job."""
-    rows: dict[tuple[str, int], int] = {}
-    middles: list[tuple[float, str]] = []
-    for node in history.nodes:
-        first = len(rows) + len(middles)  # an empty row between nodes
-        for gpu in range(node.gpus):
-            rows[node.name, gpu] = first + gpu
-        middles.append((first + node.gpus / 2 - 0.5, node.name))
-    height = max(rows.values(), default=0) + 1
+    drawn_rows = rows(history)
+    height = drawn_rows.end
     with _figure(path, 11, min(max(height * 0.11 + 1.2, 3.0), 40.0)) as figure:
         axes = figure.add_subplot()
-        bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
-        for index, job in enumerate(history.jobs):
-            for span in job.spans:
-                begin, long = span.start_s / drawn.unit[1], (span.end_s - span.start_s) / drawn.unit[1]
-                for node_name, gpus in span.gpu_ids.items():
-                    for gpu in gpus:
-                        bars.setdefault((rows[node_name, gpu], COLOURS[index % len(COLOURS)]), []).append((begin, long))
-        for (row, colour), spans in bars.items():
-            axes.broken_barh(spans, (row - 0.42, 0.84), facecolors=colour, linewidth=0)
+        drawn_bars: dict[tuple[float, int, str], list[tuple[float, float]]] = {}
+        for job, span, node, gpus in bars(history):
+            begin, long = span.start_s / drawn.unit[1], (span.end_s - span.start_s) / drawn.unit[1]
+            place = drawn_rows.of[node, gpus[0]], len(gpus), job_colour(job.id)
+            drawn_bars.setdefault(place, []).append((begin, long))
+        for (row, tall, colour), spans in drawn_bars.items():
+            axes.broken_barh(spans, (row + 0.08, tall - 0.16), facecolors=colour, linewidth=0)
         most = 40  # names of more nodes would overlap
-        shown = middles[:: max(-(-len(middles) // most), 1)]
-        axes.set_yticks([at for at, _ in shown], [name for _, name in shown], fontsize=8)
-        axes.set_ylim(height - 0.5, -0.5)
+        shown = list(drawn_rows.nodes.items())[:: max(-(-len(history.nodes) // most), 1)]
+        axes.set_yticks([at for _, at in shown], [name for name, _ in shown], fontsize=8)
+        axes.set_ylim(max(height, 1.0), 0)
         axes.set_xlim(0, drawn.end_s / drawn.unit[1])
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{drawn.unit[0]} since the start")

@@ -8,6 +8,7 @@ from html import escape
 from itertools import pairwise
 
 from penstock_scheduler.drawing.colours import HUES, index
+from penstock_scheduler.drawing.svg import Axis, Dot, Line, chart, picture
 from penstock_scheduler.history_messages import AllocationSpan
 from penstock_scheduler.messages import ConfigurationView
 from penstock_scheduler.units import duration
@@ -65,7 +66,7 @@ def strip(spans: Sequence[AllocationSpan], begin_s: float, end_s: float, most: i
         form = "%d %b %H:%M" if length_s > 20 * 3600 else "%H:%M" if length_s > 600 else "%H:%M:%S"
         label = time.strftime(form, time.localtime(at_s))
         parts.append(f'<text x="{x(at_s)}" y="{tall + 34}" text-anchor="{anchor}">{label}</text>')
-    return _svg("GPUs that the job held over time", tall + 42, parts)
+    return picture("GPUs that the job held over time", tall + 42, parts, WIDTH)
 
 
 def curve(options: Sequence[ConfigurationView], present: tuple[str, int] | None) -> str:
@@ -75,46 +76,34 @@ def curve(options: Sequence[ConfigurationView], present: tuple[str, int] | None)
         options: configurations that the job may have.
         present: GPU type and number of GPUs that it has; None: it has none.
     """
-    lines = best(options)
-    if not lines:
+    found = best(options)
+    if not found:
         return ""
-    tall, most = 220, max(gpus for line in lines.values() for gpus in line)
-    top = max(option.goodput for line in lines.values() for option in line.values()) or 1.0
-    colours = type_colours(lines)
-
-    def x(gpus: float) -> float:
-        return round(LEFT + 16 + (WIDTH / 2 - LEFT - RIGHT - 16) * gpus / most, 1)
-
-    def y(goodput: float) -> float:
-        return round(10 + tall * (1 - goodput / top), 1)
-
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        parts.append(f'<line class="grid" x1="{x(0)}" x2="{x(most)}" y1="{y(top * share)}" y2="{y(top * share)}"/>')
-        parts.append(f'<text x="{x(0) - 6}" y="{y(top * share) + 4}" text-anchor="end">{short(top * share)}</text>')
-    counts = sorted({gpus for line in lines.values() for gpus in line})
-    for gpus in counts if len(counts) <= 10 else sorted({counts[0], most // 4, most // 2, most * 3 // 4, most}):
-        parts.append(f'<text x="{x(gpus)}" y="{tall + 28}" text-anchor="middle">{gpus}</text>')
-    for gpu_type, line in lines.items():
-        points = sorted(line.items())
-        path = "L".join(f"{x(gpus)} {y(option.goodput)}" for gpus, option in points)
-        parts.append(f'<path class="line" stroke="{colours[gpu_type]}" d="M{path}"/>')
-        for gpus, option in points:
-            tip = f"{gpus} {gpu_type}: {option.goodput:.4g} samples/s"
+    most = max(gpus for line in found.values() for gpus in line)
+    top = max(option.goodput for line in found.values() for option in line.values()) or 1.0
+    colours = type_colours(found)
+    counts = sorted({gpus for line in found.values() for gpus in line})
+    shown = counts if len(counts) <= 10 else sorted({counts[0], most // 4, most // 2, most * 3 // 4, most})
+    lines = []
+    for gpu_type, line in found.items():
+        dots = []
+        for gpus, option in line.items():
             here = present == (gpu_type, gpus)
-            parts.append(
-                f'<circle {"class=present " if here else ""}cx="{x(gpus)}" cy="{y(option.goodput)}" r="{7 if here else 3.5}" '
-                f'fill="{colours[gpu_type]}"><title>{escape(tip)}{", the present one" if here else ""}</title></circle>'
-            )
-    parts.append(
-        f'<text class="soft" x="{x(most)}" y="{tall + 44}" text-anchor="end">GPUs; up: goodput, samples/s</text>'
-    )
-    left = x(0)
-    for gpu_type in lines:
-        parts.append(f'<rect x="{left}" y="{tall + 54}" width="12" height="12" fill="{colours[gpu_type]}"/>')
-        parts.append(f'<text class="key-name" x="{left + 18}" y="{tall + 64}">{escape(gpu_type)}</text>')
+            tip = f"{gpus} {gpu_type}: {option.goodput:.4g} samples/s{', the present one' if here else ''}"
+            dots.append(Dot((gpus, option.goodput), tip, present=here))
+        lines.append(Line(colours[gpu_type], [dot.at for dot in dots], dots=dots))
+    keys, left = [], LEFT + 16
+    for gpu_type in found:
+        keys.append(f'<rect x="{left}" y="2" width="12" height="12" fill="{colours[gpu_type]}"/>')
+        keys.append(f'<text class="key-name" x="{left + 18}" y="12">{escape(gpu_type)}</text>')
         left += 40 + 8 * len(gpu_type)
-    return _svg("Goodput by number of GPUs", tall + 72, parts, width=WIDTH // 2)
+    axes = (
+        Axis(0, most, [(gpus, str(gpus)) for gpus in shown]),
+        Axis(0, top, [(top * s, short(top * s)) for s in (0, 0.5, 1)]),
+    )
+    note = "right: GPUs; up: goodput, samples/s"
+    drawn = chart("Goodput by number of GPUs", note, lines, *axes, width=WIDTH // 2, left=LEFT + 16, tall=220)
+    return drawn + picture("GPU types", 20, keys, WIDTH // 2)
 
 
 def short(value: float) -> str:
@@ -143,7 +132,3 @@ def type_colours(types: Mapping[str, object] | set[str]) -> dict[str, str]:
 def key(job: str) -> str:
     """The class of a job's colour."""
     return f"c{index(job)}"
-
-
-def _svg(label: str, tall: float, parts: Sequence[str], width: int = WIDTH) -> str:
-    return f'<svg class="picture" viewBox="0 0 {width} {tall}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

@@ -12,7 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from penstock_scheduler.drawing.colours import COLOURS, index
+from penstock_scheduler.drawing.colours import index, rules
+from penstock_scheduler.drawing.page import style
 from penstock_scheduler.estimate_messages import TimeRange
 from penstock_scheduler.units import clock, duration
 
@@ -37,18 +38,12 @@ _CHARTS = ("vendor/uPlot.iife.min.js", "vendor/uPlot.min.css")
 @cache
 def static(name: str) -> tuple[bytes, str]:
     """A file of the pages, and its media type. Raises KeyError if there is none."""
-    if name == "colours.css":
-        return colours_css().encode(), _TYPES[".css"]
+    if name == "drawing.css":
+        return (style() + rules()).encode(), _TYPES[".css"]
     if name not in _FILES + _CHARTS:
         raise KeyError(name)
     content = files(__package__).joinpath("static", name).read_bytes()
     return content, _TYPES[name[name.rindex(".") :]]
-
-
-def colours_css() -> str:
-    """A class for the colour of each job: `c` and its index, for SVG and for keys beside text."""
-    rules = (f".c{at}{{fill:{colour};background:{colour}}}" for at, colour in enumerate(COLOURS))
-    return "\n".join(rules) + "\n"
 
 
 @cache

@@ -1,1 +1,1 @@
-"""`penstock demo`: runs the same twelve jobs under Penstock and under plain Slurm, and writes a report that compares them."""
+"""`penstock demo`: runs the same jobs under Penstock and under plain Slurm, and writes a report that compares them."""

@@ -24,7 +24,7 @@ from penstock_slurm.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
 from penstock_slurm.demo.simulated import simulate
 from penstock_slurm.demo.site import DemoSite
 
-app = typer.Typer(help="Run the same twelve jobs under Penstock and under plain Slurm, in about five minutes.")
+app = typer.Typer(help="Run the same jobs under Penstock and under plain Slurm, in about four minutes.")
 
 LIMIT_S = 350.0
 """Real seconds after which the demo ends jobs that still run."""
@@ -46,7 +46,7 @@ NEXT_STEPS = (
 def demo(
     out: Path = typer.Option(Path("demo-report"), help="Folder for the report."),
     simulated: bool = typer.Option(
-        False, help="Without Slurm: the same jobs on the simulated cluster, compared with a plain queue."
+        False, help="Without Slurm: the same jobs on the simulated cluster, compared with a simulated backfill."
     ),
     keep: bool = typer.Option(False, help="Keep the clusters' folder with logs, rounds and reports."),
 ) -> None:
@@ -57,7 +57,7 @@ def demo(
     families = load_families()
     if simulated:
         console.print(
-            "this run uses the simulated cluster instead of Slurm, and a first-in-first-out queue instead of plain Slurm"
+            "this run uses the simulated cluster instead of Slurm, and a simulated backfill instead of plain Slurm's"
         )
         histories = simulate(families)
         facts = {"What is real": "nothing: the simulated cluster of Penstock ran, see docs/developer/architecture.md"}
@@ -69,7 +69,7 @@ def demo(
     page.write_text(
         render_page(
             histories,
-            heading="Penstock beside plain Slurm: the same twelve jobs",
+            heading=f"Penstock beside plain Slurm: the same {len(JOBS)} jobs",
             facts=facts,
             time_scale=TIME_SCALE,
             next_steps=NEXT_STEPS,
@@ -98,6 +98,7 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
             stack.callback(site.down)
             site.up()
         version = sites[0].gateway.version()
+        sites[0].next_round_s()
         begun_s = time.time()
         try:
             if not _play(console, families, sites, begun_s):
@@ -108,8 +109,8 @@ def _run(console: Console, families: Families, keep: bool) -> tuple[list[History
             site.observe()
         ended_s = time.time()
         notes = (
-            "every few seconds, penstockd decides how many GPUs of which type each job has",
-            "each job has the GPUs that its user requested, and Slurm's backfill decides when it starts",
+            "Every few seconds, penstockd decides how many GPUs of which type each job has",
+            "Each job has the GPUs that its user requested, and Slurm's backfill, here every second, decides when it starts",
         )
         titles = ("Under Penstock", "Under plain Slurm")
         histories = [

@@ -18,7 +18,7 @@ import numpy as np
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Checkpointed, Ended, Report, Started
-from penstock_scheduler.errors import PenstockError, StoreError
+from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Progress
 from penstock_scheduler.nodespec import parse_nodes
 from penstock_scheduler.records import RoundRecord
@@ -28,11 +28,6 @@ from penstock_scheduler.store import SqlStore, open_store
 from penstock_slurm.demo.jobs import DemoJob
 from penstock_slurm.demo.simulated import Pace
 from penstock_slurm.demo.site import HALF_A_SECOND, START_S, TICK_S, DemoSite, read_reports
-
-SLURM_SETTINGS = {
-    "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1,bf_resolution=1"
-}
-"""By default backfill runs every 30 s with a resolution of 60 s. In compressed time that would hide all other effects."""
 
 CALIBRATION = (
     (DemoJob("a", "resnet18-cifar10", 3, {"max_gpus": 16}, ("rtx", 1, 4)), 1.0),
@@ -101,10 +96,10 @@ def run_on_slurm(
     Raises:
         PenstockError: not all jobs have ended after `limit_s`, or penstockd has.
     """
-    site = DemoSite(folder, spec, penstock=penstock, settings=SLURM_SETTINGS)
+    site = DemoSite(folder, spec, penstock=penstock)
     site.up()
     try:
-        begun_s = _next_round_s(site) if penstock else time.time()
+        begun_s = site.next_round_s() if penstock else time.time()
         for job, at_s in zip(jobs, arrivals_s, strict=True):
             time.sleep(max(begun_s + at_s - time.time(), 0.0))
             site.submit(job, families)
@@ -122,25 +117,6 @@ def run_on_slurm(
         return RealRun(history, order_by_plan(rounds), measure(site), longest_round_s)
     finally:
         site.down()
-
-
-def _next_round_s(site: DemoSite) -> float:
-    """Wait for the next round, and return its time."""
-    first, until_s = None, time.time() + 180.0
-    while time.time() < until_s and not site.daemon_died:
-        try:
-            record = open_store(site.state).last_round()
-        except StoreError:  # penstockd has not created it yet
-            record = None
-        if record is not None:
-            first = record.snapshot.round if first is None else first
-            if record.snapshot.round > first:
-                return record.snapshot.time_s
-        time.sleep(0.05)
-    raise PenstockError(f"penstockd decides no round; see {site.folder}/penstockd.log")
-
-
-# Measuring how long things take.
 
 
 def measure(site: DemoSite) -> Pace | None:

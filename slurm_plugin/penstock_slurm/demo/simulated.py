@@ -54,7 +54,7 @@ def simulate(families: Families) -> list[History]:
     note = "no processes ran: progress is computed from the models"
     return [
         simulate_site(f"{title} (simulated)", note, policy, JOBS, arrivals_s, DEFAULT_SPEC, Pace(), families)[0]
-        for title, policy in (("Under Penstock", "sia"), ("Plain queue", "fifo"))
+        for title, policy in (("Under Penstock", "sia"), ("Under plain Slurm", "slurm-backfill"))
     ]
 
 
@@ -95,5 +95,5 @@ def _job(number: int, job: DemoJob, at_s: float, pace: Pace, families: Families,
     fixed = {"adaptivity": "fixed", "min_gpus": nodes * gpus, "max_gpus": nodes * gpus, "gpu_types": [gpu_type]}
     spec = job.spec_fields() | fixed if plain else job.spec_fields()
     truth = EstimatedJob(job.estimator(families), job.work(families) / pace.time_scale, pace.start_s)
-    limit_s = None if job.limit_min is None else job.limit_min * 60.0
+    limit_s = None if job.limit_min is None or not plain else job.limit_min * 60.0
     return SimulatedJob(str(number + 1), job.name, JobSpec.model_validate(spec), truth, at_s, time_limit_s=limit_s)

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report, Started
+from penstock_scheduler.errors import PenstockError, StoreError
 from penstock_scheduler.report import History, JobHistory, NodeShape, Span
+from penstock_scheduler.store import open_store
 from penstock_slurm.demo.jobs import TIME_SCALE, DemoJob
 from penstock_slurm.gateway import SlurmError, SlurmJob, open_gateway
 from penstock_slurm.gateway.base import ENDED
@@ -27,6 +28,11 @@ TICK_S = 0.25
 RESTART_COST_S = 3.0
 START_S = 0.5
 """Seconds that a job takes to start up once its process runs."""
+
+SLURM_SETTINGS = {
+    "SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1,bf_resolution=1"
+}
+"""By default backfill runs every 30 s with a resolution of 60 s. In compressed time that would hide all other effects."""
 
 HALF_A_SECOND = 0.5
 """Slurm truncates times to whole seconds, so a job ended on average this much later than recorded."""
@@ -40,7 +46,6 @@ class DemoSite:
         spec: the nodes.
         penstock: whether penstockd decides. Otherwise Slurm does, by each job's plain request.
         time_scale: emulated seconds in one real second.
-        settings: lines of slurm.conf, see `LoopbackCluster`.
     """
 
     def __init__(
@@ -50,12 +55,11 @@ class DemoSite:
         *,
         penstock: bool,
         time_scale: float = TIME_SCALE,
-        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.penstock = penstock
         self.time_scale = time_scale
-        self.slurm = LoopbackCluster(folder / "slurm", spec, settings=settings)
+        self.slurm = LoopbackCluster(folder / "slurm", spec, settings=SLURM_SETTINGS)
         self.spool = folder / "spool"
         self.state = folder / "state"
         self.jobs: dict[str, DemoJob] = {}
@@ -84,6 +88,21 @@ class DemoSite:
                 stdout=log,
                 stderr=log,
             )
+
+    def next_round_s(self) -> float:
+        """Wait for penstockd's next round, and return its time."""
+        first, until_s = None, time.time() + 180.0
+        while time.time() < until_s and not self.daemon_died:
+            try:
+                record = open_store(self.state).last_round()
+            except StoreError:  # penstockd has not created it yet
+                record = None
+            if record is not None:
+                first = record.snapshot.round if first is None else first
+                if record.snapshot.round > first:
+                    return record.snapshot.time_s
+            time.sleep(0.05)
+        raise PenstockError(f"penstockd decides no round; see {self.folder}/penstockd.log")
 
     def down(self) -> None:
         """End penstockd, the cluster and its jobs."""

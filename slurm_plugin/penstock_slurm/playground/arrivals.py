@@ -32,6 +32,8 @@ EACH_S = 5.0
 """Seconds between two looks at the queue, and so the shortest time between two submissions."""
 KEPT = 1000
 """Newest outputs, and checkpoints, that stay. No job runs for as long as so many others need to come."""
+LOG_BYTES = 16 * 2**20
+"""Most bytes of a daemon's log. A longer one loses its older half."""
 PLAIN_S = (120, 600)
 """Least and most seconds that a plain job runs."""
 
@@ -102,7 +104,10 @@ class Arrivals:
         self._submit([f"--job-name={REFUSED}", "--hold", '--comment={"penstock": {"max_gpus": 0}}', "--wrap", "true"])
 
     def look(self) -> None:
-        """Submit a job if few wait: of each kind in turn, and a plain one after each turn."""
+        """Submit a job if few wait: of each kind in turn, and a plain one after each turn. Keeps the logs short."""
+        for ending in ("*.log", "*.err", "jobcomp.txt"):
+            for path in self._cluster.log_folder.glob(ending):
+                shorten(path)
         names = self._cluster.command("squeue", "-h", "-t", "PENDING", "-o", "%j").stdout.split()
         if sum(name != REFUSED for name in names) >= WAITING:
             return
@@ -136,6 +141,22 @@ def forget_old(paths: Iterable[Path]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def shorten(log: Path, most: int = LOG_BYTES) -> None:
+    """Cut off the older half of a log if it is longer than `most` bytes.
+
+    Its daemon has it open and appends, so the file stays and its content moves. What it writes in this moment may be lost.
+    """
+    with log.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) <= most:
+            return
+        file.seek(-(most // 2), os.SEEK_END)
+        file.readline()  # the rest of a line
+        newest = file.read()
+        file.seek(0)
+        file.write(newest)
+        file.truncate()
 
 
 def main() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock_scheduler.drawing.svg import ticks
 from penstock_scheduler.simulator.figures import binned, figures, history
 from penstock_scheduler.simulator.metrics import job_rows, summarise
-from penstock_scheduler.simulator.page import axis_ticks, render
+from penstock_scheduler.simulator.page import render
 from penstock_scheduler.simulator.results import SeedResult, over_seeds
 from penstock_scheduler.simulator.run import simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
@@ -75,12 +76,12 @@ def test_bands_are_intervals_of_the_mean_over_seeds(tmp_path):
     assert (line.high > line.low).any()
     page = render(picture, document)
     assert "95 % confidence intervals of the mean over 3 seeds" in page
-    assert page.count('fill-opacity=".22"') == len(picture.lines)
+    assert page.count('class="band"') == len(picture.lines)
 
 
 def test_ticks_are_round_and_few():
-    assert [value for value, _ in axis_ticks(76.4, 5)] == [0, 20, 40, 60]
+    assert [value for value, _ in ticks(76.4, 5)] == [0, 20, 40, 60]
     for span in (0.003, 1.0, 7.3, 12.0, 99999.0):
-        values = [value for value, _ in axis_ticks(span, 12)]
+        values = [value for value, _ in ticks(span, 12)]
         assert 3 <= len(values) <= 13
         assert values[-1] <= span

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from penstock_scheduler.drawing.colours import COLOURS, is_dark, job_colour
+from penstock_scheduler.drawing.colours import COLOURS, is_dark, job_colour, rules
 from penstock_scheduler.history_messages import AllocationSpan
 from penstock_scheduler.messages import NodeView
 from penstock_scheduler.web.cells import Cell, Held, nodes_of, picture, words
 from penstock_scheduler.web.fragments import Fragments, change
-from penstock_scheduler.web.render import colours_css
 
 
 def node(name: str = "n1", gpus: int = 4, **more: object) -> NodeView:
@@ -98,7 +97,7 @@ def test_of_another_time_the_states_of_now_are_not_shown():
 def test_a_jobs_colour_is_always_the_same_and_has_a_class():
     assert job_colour("12") == job_colour("12")
     assert len({job_colour(str(number)) for number in range(300)}) == len(COLOURS) == len(set(COLOURS))
-    assert colours_css().count("fill:") == len(COLOURS)
+    assert rules().count("fill:") == len(COLOURS)
     assert is_dark("#000000")
     assert not is_dark("#f0e442")
 

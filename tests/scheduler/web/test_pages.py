@@ -109,7 +109,10 @@ def test_of_other_users_jobs_only_what_squeue_shows_reaches_the_browser(site):
     others = [entry for entry in site.api.board.store.waits() if entry.user != "ada" and entry.code != "refused"]
     assert others
     assert all(f'id="row-{entry.job}"' in text and f"/jobs/{entry.job}" not in text for entry in others)
-    assert text.count("starts with") == sum(each.user == "ada" for each in site.waiting)
+    mine = [each.id for each in site.waiting if each.user == "ada"]
+    assert text.count("starts with") == len(mine)
+    assert re.findall(r'href="/jobs/([^"]+)#explain"', text) == mine
+    assert 'id="explain"' in get(site, "ada", f"/jobs/{mine[0]}").text
     assert "give 1 or more" not in get(site, "ada", "/queue?state=refused").text
     assert "give 1 or more" in get(site, "bob", "/queue?state=refused").text
     assert "give 1 or more" in get(site, "oz", "/queue?state=refused").text

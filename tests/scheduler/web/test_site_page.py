@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from penstock_scheduler.ledger_messages import BudgetView
@@ -24,15 +25,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_only_operators_have_the_page_and_only_admins_its_buttons(site):
-    for path in ("/site", "/site/live"):
-        assert get(site, "ada", path).status_code == 403
-        assert get(site, None, path).status_code in (303, 401)
+    assert get(site, "ada", "/site").status_code == 403
+    assert get(site, None, "/site").status_code in (303, 401)
+    for who in ({"Authorization": f"Bearer {site.api.tokens['ada']}"}, {}):
+        with httpx.stream("GET", f"{site.api.url}/site/live", headers=who, timeout=60) as answer:  # it would not end
+            assert answer.status_code == (403 if who else 401)
     assert 'href="/site"' not in get(site, "ada", "/queue").text
     operator, admin = get(site, "oz", "/site").text, get(site, "boss", "/site").text
     for order in ("PUT /v1/pause", "PUT /v1/policy"):
         assert order not in operator
         assert order in admin
     assert "POST /v1/drains" in operator  # operators may drain
+    sent = {who: parts(first_events(site, who, "/site/live")[0]) for who in ("oz", "boss")}
+    assert set(sent["boss"]) - set(sent["oz"]) == {"pause"}
 
 
 def test_a_refused_plan_says_what_it_would_have_stopped_and_admins_may_approve_it(tmp_path: Path):

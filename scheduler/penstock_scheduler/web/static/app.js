@@ -204,7 +204,6 @@ if (slider) {
 
 // Charts: uPlot draws what a fragment beside it has as JSON. The fragment changes, the chart stays. -----------------------------
 
-const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const charts = [];
 
 function data(id) {
@@ -257,7 +256,7 @@ class Chart {
       scales: { x: { range: (self, first, last) => (first === last ? [first - 60, last + 60] : [first, last]) }, y: { range: (self, least, most) => [Math.min(0, least), (most || 1) * 1.05] } },
       axes: [{ ...axis, space: 70, values: (self, ticks, at, space, step) => ticks.map((tick) => timeLabel(tick, step)) }, { ...axis, size: 62, values: (self, ticks) => ticks.map((tick) => this.say(tick)) }],
       series: [{ value: (self, at) => (at === null ? "" : new Date(at * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })) },
-        ...names.map((name, at) => ({ label: name, stroke: LINES[at % LINES.length], width: 2, dash: at % 2 ? [6, 4] : [], points: { show: columns[0].length < 3 }, value: (self, value) => (value === null ? "–" : `${this.say(value)} ${this.figure.dataset.unit}`) }))],
+        ...names.map((name, at) => ({ label: name, stroke: colour(`--line-${at}`), width: 2, dash: at % 2 ? [6, 4] : [], points: { show: columns[0].length < 3 }, value: (self, value) => (value === null ? "–" : `${this.say(value)} ${this.figure.dataset.unit}`) }))],
       cursor: { y: false },
       hooks: { setLegend: [() => this.showNewest()] },
     }, columns, this.figure);
