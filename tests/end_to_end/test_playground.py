@@ -56,7 +56,9 @@ def test_it_shows_a_page_and_a_queue_until_down(folder: Path) -> None:
         wait_for(lambda: [each.name for each in penstock.refused()] == [REFUSED], 180, "the refused job")
         wait_for(lambda: len(list(penstock.queue())) > 2, 300, "a queue")
         assert {job.name for job in penstock.jobs()} <= {kind.name for kind in KINDS} | {PLAIN}
-    assert in_shell(exports, "squeue -h").count("\n") > 3
+    wait_for(
+        lambda: in_shell(exports, "squeue -h").count("\n") > 3, 120, "squeue with jobs that run and wait", poll_s=1.0
+    )
     assert REFUSED in in_shell(exports, "penstock list")
     # `up` again says the same; another user cannot read the token
     again = playground(folder, "up")
