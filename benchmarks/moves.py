@@ -54,22 +54,22 @@ torch.manual_seed(0)
 model = torch.nn.Linear(256, 256)
 data = torch.utils.data.TensorDataset(torch.randn(100_000, 256))
 model, opt, loader = run.prepare(model, torch.optim.AdamW(model.parameters()), data, batch_size=32)
-prepared_s = time.time()
-first_s = None
-def mark(**moments):
+moments = {"start": began_s, "import": imported_s, "join": joined_s, "restore": time.time()}
+def mark():
     with open(f"{os.environ['MARKS']}/{run.run_epoch}.{run.rank}", "w") as file:
         json.dump({"epoch": run.run_epoch, "world": run.world} | moments, file)
 try:
     for _ in run.epochs(10_000):
         for (x,) in loader:
             run.step(model(x).square().mean())
-            if first_s is None:
-                first_s = time.time()
-                mark(start=began_s, **{"import": imported_s}, join=joined_s, restore=prepared_s, step=first_s)
+            if "step" not in moments:
+                moments["step"] = time.time()
+                mark()
             time.sleep(0.1)
 finally:
-    if first_s is not None:
-        mark(start=began_s, **{"import": imported_s}, join=joined_s, restore=prepared_s, step=first_s, end=time.time())
+    if "step" in moments:
+        moments["end"] = time.time()
+        mark()
 """
 
 

@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import ctypes
 import importlib
+import math
 import os
 import runpy
 import signal
@@ -42,6 +43,9 @@ reason, and say so; the rest would wait for the one that failed."""
 
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm sends signals to all processes of a step. The script's own processes decide what they mean."""
+
+ORDERLY = (0, STOPPED, SUPERSEDED)
+"""Exit statuses of a process that has not failed; of several, the last one here is the launcher's."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -173,23 +177,24 @@ def _run(script: str, arguments: Sequence[str], *, module: bool) -> None:
 
 def _wait(pids: Sequence[int]) -> int:
     """Wait for all processes. If one has failed, the others are ended after a while. Returns the exit status."""
-    left, statuses, failed_s, sent = set(pids), list[int](), None, 0
+    left, ends, failure, failed_s, sent = set(pids), {0}, 0, math.inf, 0
     while left:
         pid, raw = os.waitpid(-1, os.WNOHANG)
         if pid:
             left.discard(pid)
             code = os.waitstatus_to_exitcode(raw)
-            statuses.append(code if code >= 0 else 128 - code)
-            if failed_s is None and statuses[-1] not in (0, STOPPED, SUPERSEDED):
-                failed_s = time.monotonic()
-        elif failed_s is not None and time.monotonic() > failed_s + (sent + 1) * PATIENCE_S:
+            status = code if code >= 0 else 128 - code
+            if status in ORDERLY:
+                ends.add(status)
+            elif not failure:
+                failure, failed_s = status, time.monotonic()
+        elif time.monotonic() > failed_s + (sent + 1) * PATIENCE_S:
             for each in left:
                 os.kill(each, (signal.SIGTERM, signal.SIGKILL)[min(sent, 1)])
             sent += 1
         else:
             time.sleep(0.05)
-    failures = [each for each in statuses if each not in (0, STOPPED, SUPERSEDED)]
-    return failures[0] if failures else next((each for each in (SUPERSEDED, STOPPED) if each in statuses), 0)
+    return failure or max(ends, key=ORDERLY.index)
 
 
 if __name__ == "__main__":
