@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import socket
 import subprocess
 import time
 from dataclasses import dataclass
 
-from penstock_executor.environment import Environment, expand_hostlist
+from penstock_executor.environment import Environment, Ranks, expand_hostlist
 from penstock_executor.node_channel import devices_of_job
 
 log = logging.getLogger(__name__)
@@ -120,3 +121,23 @@ def _type_of_node(node: str) -> str:
         return ""
     gres = re.search(r" Gres=(?:\S*,)?gpu:([^:,(\s]+):\d", answer)
     return gres[1] if gres else ""
+
+
+def address_of_first(ranks: Ranks) -> str:
+    """The address of rank 0, from DNS or Slurm. The name of a Slurm node may differ from its host name.
+
+    Raises:
+        RuntimeError: neither knows it.
+    """
+    if ranks.nodes == 1 or ranks.first_node is None:
+        return "127.0.0.1"
+    try:
+        return socket.gethostbyname(ranks.first_node)
+    except OSError:
+        pass
+    if shutil.which("scontrol"):
+        command = ["scontrol", "-o", "show", "node", ranks.first_node]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+        if found := re.search(r" NodeAddr=(\S+)", answer):
+            return found[1]
+    raise RuntimeError(f"neither DNS nor Slurm knows the address of {ranks.first_node}; set MASTER_ADDR")

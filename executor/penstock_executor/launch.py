@@ -5,7 +5,9 @@
 
 Importing PyTorch takes a process some seconds of a core and thousands of files. With a process for each GPU, all of them do it at
 once, in each move of the job. Here one process does it and then forks, so the others begin with everything imported. They see the
-variables of an srun that starts one task for each GPU. Outside Slurm, the script runs in one process.
+variables of an srun that starts one task for each GPU, and those of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`,
+`MASTER_ADDR`, `MASTER_PORT`), so a script that was written for torchrun needs no other launcher. Outside Slurm, the script runs in one
+process.
 
 `--import NAME` also imports another module first, such as torchvision. It must neither use a GPU nor start threads when it is
 imported. If it does, the command fails and says so.
@@ -22,6 +24,7 @@ import math
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,8 +32,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from penstock_executor.allocation import find_allocation
-from penstock_executor.environment import EnvironmentDisagrees, expand_hostlist, read_environment
+from penstock_executor.allocation import address_of_first, find_allocation
+from penstock_executor.environment import EnvironmentDisagrees, expand_hostlist, read_environment, read_ranks
 from penstock_executor.node_channel import devices_of_job
 from penstock_executor.training.status import STOPPED, SUPERSEDED
 
@@ -72,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in (*PRELOADED, *options.imports):
             importlib.import_module(name)
         _check_that_it_may_fork(options.imports)
-    except (EnvironmentDisagrees, ImportError) as error:
+    except (EnvironmentDisagrees, ImportError, RuntimeError) as error:
         parser.error(str(error))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -89,13 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tasks_of_node(environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """The variables of each process of this node, as srun would set them: one for each GPU, and one without GPUs.
+    """The variables of each process of this node, as srun and torchrun would set them: one for each GPU, and one without
+    GPUs.
 
     Raises:
-        EnvironmentDisagrees: the step does not have one task on each node, or Slurm does not say which GPUs it has.
+        EnvironmentDisagrees: the step does not have one task on each node, or Slurm does not say which GPUs it has, or
+            torchrun's variables are set already.
+        RuntimeError: the address of the first node is not known.
     """
+    if environ.get("RANK"):
+        raise EnvironmentDisagrees("RANK is set: this launcher takes the place of torchrun, so do not use both")
     if not environ.get("SLURM_JOB_ID"):
-        return [{}]
+        return [_as_torchrun({}, rank=0, world=1, local=0, local_world=1, master=("127.0.0.1", _free_port()))]
     nodes = expand_hostlist(environ.get("SLURM_STEP_NODELIST", ""))
     if not nodes or environ.get("SLURM_STEP_NUM_TASKS") != str(len(nodes)):
         raise EnvironmentDisagrees(
@@ -106,7 +114,33 @@ def tasks_of_node(environ: Mapping[str, str]) -> list[dict[str, str]]:
     world, before, text = sum(counts), sum(counts[:node]), ",".join(map(str, counts))
     whole = dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), str(world))
     whole |= dict.fromkeys(("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), text)
-    return [whole | {"SLURM_PROCID": str(before + n), "SLURM_LOCALID": str(n)} for n in range(counts[node])]
+    tasks = [whole | {"SLURM_PROCID": str(before + n), "SLURM_LOCALID": str(n)} for n in range(counts[node])]
+    ranks = read_ranks({**environ, **tasks[0]})
+    master = (ranks.master or address_of_first(ranks), ranks.port or _free_port())
+    return [
+        _as_torchrun(task, rank=before + n, world=world, local=n, local_world=counts[node], master=master)
+        for n, task in enumerate(tasks)
+    ]
+
+
+def _as_torchrun(
+    task: Mapping[str, str], *, rank: int, world: int, local: int, local_world: int, master: tuple[str, int]
+) -> dict[str, str]:
+    """The process's variables, with those that torchrun would set."""
+    places = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": local_world}
+    return {
+        **task,
+        **{name: str(place) for name, place in places.items()},
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+    }
+
+
+def _free_port() -> int:
+    """A port for the only process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _gpus_of(nodes: Sequence[str]) -> list[int]:

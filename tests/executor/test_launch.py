@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_executor.environment import read_ranks
 from penstock_executor.launch import main
 from tests.executor.elastic import environment
 from tests.executor.spool import process, send_to_all, wait_for
@@ -80,26 +81,42 @@ def test_each_gpu_has_a_process_with_everything_imported_and_the_variables_of_sr
     assert len({each["seed"] for each in said}) == 1, "PyTorch's seed is what it is without the launcher"
 
 
+def test_a_script_written_for_torchrun_joins_its_processes(tmp_path: Path):
+    code = (
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "place = [dist.get_rank(), int(os.environ['LOCAL_RANK']), int(os.environ['LOCAL_WORLD_SIZE'])]\n"
+        "open(f\"{os.environ['FOLDER']}/{place}\", 'w').write(str(total.item()))\n"
+    )
+    child = launched(tmp_path, code)
+    child.join(120)
+    assert child.exitcode == 0
+    assert {path.name: path.read_text() for path in tmp_path.glob("[[]*")} == {f"[{n}, {n}, 3]": "3.0" for n in range(3)}
+
+
 def test_several_nodes_have_the_ranks_that_srun_would_give(tmp_path: Path):
     """Slurm has given one GPU on the first node and two on the second: this is the second."""
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "scontrol").write_text(
         "#!/bin/sh\necho 'JobId=42 Nodes=t4-00 CPU_IDs=0 Mem=1 GRES=gpu:t4:1(IDX:0)"
-        " Nodes=t4-01 CPU_IDs=0-1 Mem=1 GRES=gpu:t4:2(IDX:0-1)'\n"
+        " Nodes=t4-01 CPU_IDs=0-1 Mem=1 GRES=gpu:t4:2(IDX:0-1) NodeAddr=10.0.0.7'\n"
     )
     (commands / "scontrol").chmod(stat.S_IRWXU)
     both = {"SLURM_STEP_NODELIST": "t4-[00-01]", "SLURM_JOB_NODELIST": "t4-[00-01]", "SLURM_STEP_NUM_TASKS": "2"}
     here = {"SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0,1"}
     show = (
         "from penstock_executor.environment import read_ranks\nr = read_ranks()\n"
-        "print(r.rank, r.world, r.local_rank, r.local_world, r.nodes, r.first_node, flush=True)"
+        "print(r.rank, r.world, r.local_rank, r.local_world, r.nodes, r.master, r.port, flush=True)"
     )
+    port = read_ranks(STEP | both | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}).port
     path = f"{commands}:/usr/bin:/bin"
     with launcher(tmp_path, show, str(tmp_path / "train.py"), **STEP | both | here | {"PATH": path}) as child:
         out, error = child.communicate(timeout=120)
     assert child.returncode == 0, error
-    assert sorted(out.splitlines()) == ["1 3 0 2 2 t4-00", "2 3 1 2 2 t4-00"]
+    assert sorted(out.splitlines()) == [f"1 3 0 2 1 10.0.0.7 {port}", f"2 3 1 2 1 10.0.0.7 {port}"]
 
 
 def test_outside_slurm_and_of_a_module_it_is_one_process_as_python_would_run_it(tmp_path: Path):
@@ -120,6 +137,7 @@ def _paths(folder: Path) -> str:
     ("environ", "arguments", "words"),
     [
         (STEP | {"SLURM_STEP_NUM_TASKS": "3"}, (), "srun --ntasks-per-node=1"),
+        (STEP | {"RANK": "0"}, (), "takes the place of torchrun"),
         ({"SLURM_JOB_ID": "42"}, (), "srun --ntasks-per-node=1"),
         (STEP, ("--import=no_such_module",), "no_such_module"),
         (STEP, ("--import=begins_a_thread",), r"begins_a_thread has started threads \(watcher\)"),

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import re
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock_executor.allocation import address_of_first
 from penstock_executor.environment import EnvironmentDisagrees, Ranks
 
 log = logging.getLogger(__name__)
@@ -32,7 +29,7 @@ def join(ranks: Ranks) -> torch.device:
     """
     device = _device(ranks)
     if ranks.world > 1 and not dist.is_initialized():
-        address = ranks.master or _address(ranks)
+        address = ranks.master or address_of_first(ranks)
         where = f"tcp://{'[' + address + ']' if ':' in address else address}:{ranks.port}"
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
@@ -184,19 +181,3 @@ def _device(ranks: Ranks) -> torch.device:
     device = torch.device("cuda", ranks.local_rank % visible)
     torch.cuda.set_device(device)
     return device
-
-
-def _address(ranks: Ranks) -> str:
-    """The address of rank 0, from DNS or Slurm. The name of a Slurm node may differ from its host name."""
-    if ranks.nodes == 1 or ranks.first_node is None:
-        return "127.0.0.1"
-    try:
-        return socket.gethostbyname(ranks.first_node)
-    except OSError:
-        pass
-    if shutil.which("scontrol"):
-        command = ["scontrol", "-o", "show", "node", ranks.first_node]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
-        if found := re.search(r" NodeAddr=(\S+)", answer):
-            return found[1]
-    raise RuntimeError(f"neither DNS nor Slurm knows the address of {ranks.first_node}; set MASTER_ADDR")
