@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.checkpoint import Checkpoint, Checkpoints, NotSaved, Superseded
 from penstock_executor.client import Client, connect
-from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment
+from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment, share
 from penstock_executor.profiling import profile
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "find_allocation",
     "profile",
     "read_environment",
+    "share",
     "start",
 ]
 

@@ -151,6 +151,25 @@ def read_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
     return found
 
 
+def share(batch_size: int) -> int:
+    """Samples of this process, of a batch of `batch_size` over all processes of the job.
+
+    Loops that are configured with a batch for each process, such as those of Hugging Face and Lightning, keep the same total
+    batch on any number of GPUs by it.
+
+    Raises:
+        ValueError: the number of processes does not divide `batch_size`.
+        EnvironmentDisagrees: see `read_ranks`.
+    """
+    world = read_ranks().world
+    if batch_size % world:
+        raise ValueError(
+            f"a batch of {batch_size} cannot be divided evenly among {world} processes: choose one that every number of GPUs up"
+            " to --max-gpus divides, or submit with --scale-unit"
+        )
+    return batch_size // world
+
+
 def _torchrun_ranks(environ: Mapping[str, str]) -> Ranks:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if not environ.get(name)]

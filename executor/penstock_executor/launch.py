@@ -5,9 +5,9 @@
 
 Importing PyTorch takes a process some seconds of a core and thousands of files. With a process for each GPU, all of them do it at
 once, in each move of the job. Here one process does it and then forks, so the others begin with everything imported. They see the
-variables of an srun that starts one task for each GPU, and those of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`,
-`MASTER_ADDR`, `MASTER_PORT`), so a script that was written for torchrun needs no other launcher. Outside Slurm, the script runs in one
-process.
+variables of an srun that starts one task for each GPU. They also see those of torchrun (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+`LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`), so a script that was written for torchrun needs no other. Outside Slurm,
+the script runs in one process.
 
 `--import NAME` also imports another module first, such as torchvision. It must neither use a GPU nor start threads when it is
 imported. If it does, the command fails and says so.

@@ -93,7 +93,9 @@ def test_a_script_written_for_torchrun_joins_its_processes(tmp_path: Path):
     child = launched(tmp_path, code)
     child.join(120)
     assert child.exitcode == 0
-    assert {path.name: path.read_text() for path in tmp_path.glob("[[]*")} == {f"[{n}, {n}, 3]": "3.0" for n in range(3)}
+    assert {path.name: path.read_text() for path in tmp_path.glob("[[]*")} == {
+        f"[{n}, {n}, 3]": "3.0" for n in range(3)
+    }
 
 
 def test_several_nodes_have_the_ranks_that_srun_would_give(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_executor.environment import EnvironmentDisagrees, Ranks, read_ranks
+from penstock_executor.environment import EnvironmentDisagrees, Ranks, read_ranks, share
 
 STEP = {
     "SLURM_JOB_ID": "1",
@@ -69,3 +69,14 @@ def test_torchrun_goes_before_the_step_it_runs_in():
 def test_contradictions_are_named(environ: dict[str, str], words: str):
     with pytest.raises(EnvironmentDisagrees, match=words):
         read_ranks(environ)
+
+
+def test_a_share_of_a_batch(monkeypatch: pytest.MonkeyPatch):
+    for name in ("RANK", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert share(64) == 64
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert share(64) == 16
+    with pytest.raises(ValueError, match="a batch of 66 cannot be divided evenly among 4 processes"):
+        share(66)

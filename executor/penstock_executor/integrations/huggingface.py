@@ -16,13 +16,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, __version__
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from penstock_executor.integrations.training_monitor import TrainingMonitor
 from penstock_executor.training.workers import protect_workers
 
 log = logging.getLogger(__name__)
+
+RESTORES_BATCH = int(__version__.partition(".")[0]) < 5
+"""Whether the Trainer takes the batch size of each process from the checkpoint."""
 
 
 def latest_checkpoint(output_dir: str | Path) -> str | None:
@@ -64,7 +67,18 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
         protect_workers()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report that the run starts, and at which step."""
+        """Report that the run starts, and at which step.
+
+        Raises:
+            RuntimeError: the Trainer would train with the batch size of the checkpoint, which is that of another number of
+                processes.
+        """
+        saved = state.train_batch_size
+        if RESTORES_BATCH and saved not in (None, args.train_batch_size) and not args.auto_find_batch_size:
+            raise RuntimeError(
+                f"transformers {__version__} goes on with the {saved} samples a process of the checkpoint, not with"
+                f" {args.train_batch_size}: to move a job to another number of GPUs, install transformers 5"
+            )
         atomic = args.per_device_train_batch_size
         self._monitor = TrainingMonitor(
             Path(args.output_dir) / "penstock",

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DistributedSampler
 
+from penstock_executor.environment import read_ranks
 from penstock_executor.integrations.training_monitor import TrainingMonitor
 from penstock_executor.training.workers import protect_workers
 
@@ -27,7 +29,8 @@ class PenstockCallback(Callback):  # type: ignore[misc]
 
     Args:
         folder: for checkpoints, on a file system that all nodes share.
-        batch_size: samples of one process in a micro-step.
+        batch_size: samples of one process in a micro-step. With `penstock_executor.share(64)`, here and in the
+            `DataLoader`, a step has 64 samples on any number of processes.
         report_every_s: seconds between two reports. The first few reports follow each other faster.
         metric: name of a metric that the module logs in validation, such as `val_accuracy`. A search compares its
             trials by it. None: no metric is reported.
@@ -73,6 +76,8 @@ class PenstockCallback(Callback):  # type: ignore[misc]
             # (2.6) makes the loaders before it knows their states in the checkpoint, and never sets them.
             loop._load_combined_loader_states()
             iter(loop._data_fetcher)
+        elif loop.restarting:
+            _skip(loop, trainer.current_epoch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Do what the daemon asks for, once per optimiser step."""
@@ -110,3 +115,32 @@ class PenstockCallback(Callback):  # type: ignore[misc]
                 os.fsync(file.fileno())
             beside.rename(self._folder / "penstock.ckpt")
         self._monitor.saved()
+
+
+def sampler(dataset: Any, *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
+    """The `sampler` of a training `DataLoader` with the same order of samples on any number of processes.
+
+    Lightning chooses one order for a single process and another for several, so after a move in mid-epoch some samples would be
+    seen twice and others never. If the number of processes does not divide the length of `dataset`, the last step of an epoch is
+    filled up with samples that were seen before.
+    """
+    ranks = read_ranks()
+    return DistributedSampler(dataset, num_replicas=ranks.world, rank=ranks.rank, shuffle=shuffle, seed=seed)
+
+
+def _skip(loop: Any, epoch: int) -> None:
+    """Leave out the batches of the epoch that were trained on before the restart.
+
+    Lightning (2.6) continues to count from there, but reads a loader without a state from its beginning, with workers even in the
+    order of the first epoch: some samples would be seen twice and others never.
+    """
+    for loader in loop._combined_loader.flattened:
+        order = getattr(loader, "sampler", None)
+        if hasattr(order, "set_epoch"):
+            order.set_epoch(epoch)
+    fetcher, batches = loop._data_fetcher, loop.epoch_loop.batch_progress.current.ready
+    iter(fetcher)
+    for _ in range(batches):
+        next(fetcher)
+    fetcher.fetched -= batches  # Lightning adds them itself
+    fetcher.done = False

@@ -1,6 +1,7 @@
 """Training loops of Hugging Face and Lightning under Penstock: the examples, as real processes."""
 
 import collections
+import contextlib
 import importlib.util
 import signal
 from pathlib import Path
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from penstock_slurm.loopback.machine import free_ports
 
 from ..elastic import environment
 from ..spool import ROOT, bodies, process, send_to_all, tell, wait_for
@@ -58,18 +61,45 @@ def test_a_foreign_loop_reports_saves_on_request_stops_and_goes_on(
     assert (done.outcome, done.progress) == ("completed", again.total)
 
 
-def test_lightning_stopped_in_mid_epoch_sees_each_sample_once(tmp_path: Path):
-    """12 steps an epoch; SIGTERM comes in the sixth of the second."""
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("loop", ["lightning", "huggingface"])
+def test_a_loop_stopped_in_mid_epoch_sees_each_sample_once_on_another_number_of_processes(
+    loop: str, worlds: tuple[int, int], tmp_path: Path
+):
+    needed({"huggingface": "transformers"}.get(loop, loop))
+    sees_each_sample_once(tmp_path, f"train_{loop}.py", worlds)
+
+
+def test_lightning_with_a_stateful_loader_stopped_in_mid_epoch_sees_each_sample_once(tmp_path: Path):
     needed("lightning")
     needed("torchdata")
-    script = Path(__file__).with_name("train_lightning.py")
-    for status in (143, 0):
-        with process(script, tmp_path, "17", environment=environment()) as child:
-            _, said = child.communicate(timeout=400)
-            assert child.returncode == status, said
-        assert (tmp_path / "done").exists() == (status == 0), "nothing after `fit` runs in a job that was stopped"
-    seen = (tmp_path / "seen").read_text().split()
+    sees_each_sample_once(tmp_path, "train_lightning.py", (1, 1), "stateful")
+
+
+def sees_each_sample_once(folder: Path, name: str, worlds: tuple[int, int], *options: str) -> None:
+    """12 steps an epoch; SIGTERM comes in the sixth of the second. Then other processes continue."""
+    script = Path(__file__).with_name(name)
+    for status, world in zip((143, 0), worlds, strict=True):
+        port = free_ports(1)
+        with contextlib.ExitStack() as stack:
+            children = [
+                stack.enter_context(
+                    process(script, folder, "17", *options, environment=environment() | torchrun(rank, world, port))
+                )
+                for rank in range(world)
+            ]
+            for child in children:
+                _, said = child.communicate(timeout=400)
+                assert child.returncode == status, said
+        assert (folder / "done").exists() == (status == 0), "nothing after the loop runs in a job that was stopped"
+    seen = (folder / "seen").read_text().split()
     assert collections.Counter(seen) == {str(sample): 2 for sample in range(96)}
+
+
+def torchrun(rank: int, world: int, port: int) -> dict[str, str]:
+    """The variables of a process, as torchrun sets them on one node."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    return {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
 
 
 def monitor_at(clock: SimpleNamespace, folder: Path, monkeypatch: pytest.MonkeyPatch, channel: object = None):
