@@ -116,7 +116,8 @@ def tasks_of_node(environ: Mapping[str, str]) -> list[dict[str, str]]:
     whole |= dict.fromkeys(("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), text)
     tasks = [whole | {"SLURM_PROCID": str(before + n), "SLURM_LOCALID": str(n)} for n in range(counts[node])]
     ranks = read_ranks({**environ, **tasks[0]})
-    master = (ranks.master or address_of_first(ranks), ranks.port or _free_port())
+    port = ranks.port if len(nodes) > 1 or environ.get("MASTER_PORT") else _free_port()
+    master = (ranks.master or address_of_first(ranks), port)
     return [
         _as_torchrun(task, rank=before + n, world=world, local=n, local_world=counts[node], master=master)
         for n, task in enumerate(tasks)
@@ -137,7 +138,7 @@ def _as_torchrun(
 
 
 def _free_port() -> int:
-    """A port for the only process."""
+    """A port for the processes of a single node. Those of several nodes compute the same one, which may be in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -136,7 +136,7 @@ def _skip(loop: Any, epoch: int) -> None:
     """
     for loader in loop._combined_loader.flattened:
         order = getattr(loader, "sampler", None)
-        if hasattr(order, "set_epoch"):
+        if order is not None and hasattr(order, "set_epoch"):
             order.set_epoch(epoch)
     fetcher, batches = loop._data_fetcher, loop.epoch_loop.batch_progress.current.ready
     iter(fetcher)
