@@ -27,7 +27,7 @@ import penstock_executor as px
 run = px.start(os.environ["FOLDER"] + "/checkpoints")
 print(json.dumps({"rank": run.rank, "world": run.world, "local": os.environ.get("SLURM_LOCALID"), "imported": imported,
     "argv": sys.argv[1:], "main": __name__, "path": sys.path[0], "draws": [random.random(), numpy.random.rand()],
-    "seed": torch.initial_seed(), "threads": torch.get_num_threads(), "sum": run._group.from_first(run.rank)}), flush=True)
+    "seed": torch.initial_seed(), "threads": torch.get_num_threads(), "sum": run._group.from_first(run.rank)}) + "\\n", end="")
 """
 STEP = {
     "SLURM_JOB_ID": "42",
@@ -111,7 +111,8 @@ def test_several_nodes_have_the_ranks_that_srun_would_give(tmp_path: Path):
     here = {"SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0,1"}
     show = (
         "from penstock_executor.environment import read_ranks\nr = read_ranks()\n"
-        "print(r.rank, r.world, r.local_rank, r.local_world, r.nodes, r.master, r.port, flush=True)"
+        "said = map(str, [r.rank, r.world, r.local_rank, r.local_world, r.nodes, r.master, r.port])\n"
+        "print(' '.join(said) + '\\n', end='')"
     )
     port = read_ranks(STEP | both | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}).port
     path = f"{commands}:/usr/bin:/bin"
