@@ -87,6 +87,8 @@ class Run:
         """The run's number among all runs of the job: an older run writes no checkpoints (`penstock_profiles.wire`)."""
         self.steps = 0
         """Optimiser steps so far, over all runs."""
+        self.epoch_steps = 0
+        """Those of this epoch. A loop with a loader of its own leaves out so many batches."""
         self.progress = 0.0
         """In samples, over all runs."""
         self.epoch = 0
@@ -186,6 +188,7 @@ class Run:
             yield self.epoch
             self._act()
             self.epoch += 1
+            self.epoch_steps = 0
             if self._loader is not None:
                 self._loader.position = 0
             self._end_epoch()
@@ -217,6 +220,7 @@ class Run:
             self._loader.position += part.step_samples
             samples = part.step_samples
         self.steps += 1
+        self.epoch_steps += 1
         self.progress += samples
         if self._channel is not None:
             self._channel.finish()
@@ -323,6 +327,7 @@ class Run:
         """What a checkpoint says about the run, as JSON can hold it."""
         return {
             "epoch": self.epoch,
+            "epoch_steps": self.epoch_steps,
             "position": self._loader.position if self._loader is not None else 0,
             "progress": self.progress,
             "gpus": self._configuration,
@@ -369,6 +374,7 @@ class Run:
         self._has_saved = True
         meta = found.meta
         self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
+        self.epoch_steps = meta.get("epoch_steps", 0)  # not in checkpoints of before November 2026
         self._first_step, self._position = self.steps, meta["position"]
         if self._loader is not None:
             self._loader.position = self._position

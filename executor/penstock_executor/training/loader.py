@@ -55,7 +55,7 @@ class Loader:
         self.position = position
         """Samples of the epoch that are done, by whole steps."""
         self.samples = samples_of(dataset)
-        self._dataset, self._seed, self._shuffle, self._before_part, self._options = (
+        self.dataset, self._seed, self._shuffle, self._before_part, self._options = (
             dataset,
             seed,
             shuffle,
@@ -128,7 +128,7 @@ class Loader:
         indices = self._batches.indices(order, self.position)
         # Else the DataLoader draws from PyTorch's global generator, and a pass in two parts draws twice.
         options = {"generator": self._generator()} | self._options
-        yield from DataLoader(self._dataset, batch_sampler=indices, **options)  # type: ignore[arg-type,unused-ignore]
+        yield from DataLoader(self.dataset, batch_sampler=indices, **options)  # type: ignore[arg-type,unused-ignore]
 
     def _generator(self) -> torch.Generator:
         """For the seeds of the workers."""
@@ -141,7 +141,7 @@ class Loader:
         while True:
             size, ends = self.size, False
             batches = Batches(size, *self._place, drop_last=self._drop_last)
-            own = _StreamOfOneProcess(self._dataset, self.epoch, self.position, batches, self._options)
+            own = _StreamOfOneProcess(self.dataset, self.epoch, self.position, batches, self._options)
             options = {"generator": self._generator()} | self._options | {"collate_fn": _unchanged}
             self._batches.parts.clear()
             for part, batch in DataLoader(own, batch_size=None, **options):

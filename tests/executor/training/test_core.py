@@ -66,3 +66,11 @@ def test_a_sharded_model_is_refused_by_name(tmp_path: Path):
     with gang(GAN, tmp_path, "--sharded", processes=2) as job:
         assert job.wait() == 1
     assert "maker is sharded by fully_shard, which run.keep cannot save; pass it to run.prepare" in job.said.read_text()
+
+
+def test_a_loop_with_a_loader_of_its_own_continues_after_the_batches_that_are_done(tmp_path: Path):
+    script = GAN.with_name("train_own_loader.py")
+    for status in (143, 0):
+        with gang(script, tmp_path) as job:
+            assert job.wait() == status, job.said.read_text()
+    assert (tmp_path / "seen").read_text().split() == [f"{epoch}.{batch}" for epoch in range(3) for batch in range(10)]

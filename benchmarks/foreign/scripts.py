@@ -1,0 +1,136 @@
+"""The scripts, where they come from, and how they are started. `diffs/` has the changed lines.
+
+`NAME.elastic.diff` makes a script elastic. `NAME.here.diff` is what it takes to run it at all on processors and without a
+network, and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.foreign import made_up
+
+DIFFS = Path(__file__).with_name("diffs")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Where scripts come from. `folder` is the name of its clone below `--sources`."""
+
+    url: str
+    commit: str
+    folder: str
+
+
+EXAMPLES = Repository("https://github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "examples")
+LIGHTNING = Repository(
+    "https://github.com/Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414", "pytorch-lightning"
+)
+TRANSFORMERS = Repository("https://github.com/huggingface/transformers", "v4.57.0", "transformers")
+
+
+@dataclass(frozen=True)
+class Script:
+    """One of them."""
+
+    repository: Repository
+    path: str
+    """Of the script in the repository. All files of its folder are copied."""
+    options: str
+    """Of the script, in its own folder."""
+    loss: str
+    """Pattern of its losses in the output; the last one counts."""
+    imports: tuple[str, ...] = ()
+    """What the launcher imports first."""
+    prepare: Callable[[Path], None] = lambda _: None
+    """Makes the data up, in the script's folder."""
+    pause_s: float = 0.4
+    """Pause after each step of an optimiser until the job has been moved five times."""
+
+    def added(self, name: str) -> int:
+        """Number of lines that make it elastic."""
+        lines = (DIFFS / f"{name}.elastic.diff").read_text().splitlines()
+        return sum(line.startswith("+") and not line.startswith("+++") for line in lines)
+
+
+TRAINER = "--do_train --use_cpu --output_dir out --logging_steps 10 --save_strategy no --seed 1 --report_to none"
+SCRIPTS = {
+    "imagenet": Script(
+        EXAMPLES,
+        "imagenet/main.py",
+        "--no-accel -a squeezenet1_1 -b 8 --lr 0.01 -j 1 --epochs 16 -p 1 images",
+        r"Epoch: \[15\].*Loss \S+ \((\S+)\)",
+        ("torchvision",),
+        made_up.images,
+        1.0,
+    ),
+    "vae": Script(
+        EXAMPLES,
+        "vae/main.py",
+        "--no-accel --epochs 4",
+        r"Test set loss: (\S+)",
+        ("torchvision",),
+        made_up.digits_beside,
+    ),
+    "dcgan": Script(
+        EXAMPLES,
+        "dcgan/main.py",
+        "--dataset fake --imageSize 64 --ngf 8 --ndf 8 --batchSize 16 --niter 3 --manualSeed 1 --workers 1",
+        r"Loss_D: (\S+)",
+        ("torchvision",),
+    ),
+    "word_language_model": Script(
+        EXAMPLES,
+        "word_language_model/main.py",
+        "--model Transformer --use-optimizer --lr 0.002 --data words --emsize 32 --nhid 32 --epochs 6 --batch_size 20 --bptt 20",
+        r"test loss\s+(\S+)",
+        (),
+        made_up.words,
+    ),
+    "mingpt": Script(
+        EXAMPLES,
+        "distributed/minGPT-ddp/mingpt/main.py",
+        "data_config.path=data/input.txt data_config.truncate=0.004 gpt_config.n_layer=2 gpt_config.n_head=2 gpt_config.n_embd=32"
+        " trainer_config.max_epochs=4 trainer_config.batch_size=64 trainer_config.data_loader_workers=0"
+        " trainer_config.use_amp=False optimizer_config.learning_rate=0.01",
+        r"Train Loss (\S+)",
+    ),
+    "fsdp2": Script(EXAMPLES, "distributed/FSDP2/example.py", "", r"^loss (\S+)"),
+    "run_glue": Script(
+        TRANSFORMERS,
+        "examples/pytorch/text-classification/run_glue.py",
+        f"{TRAINER} --model_name_or_path tiny --train_file train.csv --validation_file train.csv --max_seq_length 16"
+        " --per_device_train_batch_size 16 --num_train_epochs 4 --learning_rate 1e-3",
+        r"'loss': '?([\d.e-]+)",
+        ("transformers", "datasets", "evaluate"),
+        made_up.sentences,
+    ),
+    "run_clm": Script(
+        TRANSFORMERS,
+        "examples/pytorch/language-modeling/run_clm.py",
+        f"{TRAINER} --config_name tiny --tokenizer_name tiny --train_file train.txt --block_size 16"
+        " --per_device_train_batch_size 16 --num_train_epochs 4 --learning_rate 1e-3",
+        r"'loss': '?([\d.e-]+)",
+        ("transformers", "datasets", "evaluate"),
+        made_up.text,
+    ),
+    "lightning": Script(
+        LIGHTNING,
+        "examples/pytorch/basics/backbone_image_classifier.py",
+        "--trainer.accelerator=cpu --trainer.devices=${SLURM_GPUS_ON_NODE:-1} --trainer.max_epochs=3 --data.batch_size=1024"
+        " --model.learning_rate=0.001 --trainer.enable_progress_bar=false",
+        r"test_loss\W+([\d.]+)",
+        ("lightning.pytorch", "torchvision"),
+        made_up.digits_for_lightning,
+    ),
+    "mnist": Script(
+        LIGHTNING,
+        "examples/fabric/image_classifier/train_torch.py",
+        "--batch-size 32 --epochs 4 --lr 0.5",
+        r"Average loss: (\S+),",
+        ("torchvision",),
+        made_up.digits_for_fabric,
+    ),
+}
