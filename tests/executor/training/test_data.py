@@ -78,6 +78,7 @@ def test_stopped_in_the_middle_and_on_with_other_processes_each_sample_is_seen_o
                 (rank, processes),
                 seed=0,
                 shuffle=True,
+                drop_last=False,
                 position=position,
                 before_part=lambda last: None,
             )
