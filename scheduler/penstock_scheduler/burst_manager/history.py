@@ -27,9 +27,14 @@ class SiteHistory:
         self._by_script: Mapping[tuple[str, str], Sequence[float]] = {}
         self.waiting = self._policy()
 
+    @property
+    def learns_s(self) -> float:
+        """When the history is read next, s since 1970."""
+        return self._read_s + HISTORY_S
+
     def learn(self, now_s: float) -> None:
         """Read the history again if it is time."""
-        if now_s - self._read_s < HISTORY_S:
+        if now_s < self.learns_s:
             return
         self._read_s = now_s
         self._past = [view for _, view in reversed(self._store.jobs(states=("ended",), limit=NEWEST))]

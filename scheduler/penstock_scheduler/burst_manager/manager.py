@@ -131,6 +131,11 @@ class BurstManager:
         """Whether a run is to be recalled in the next pass. As above."""
         return run.id in self._recalled
 
+    @property
+    def learns_s(self) -> float:
+        """When the waiting policy next follows the recorded history, s since 1970. As above."""
+        return self._history.learns_s
+
     # --- the port
 
     def observe(self, jobs: Sequence[Job]) -> CloudState:

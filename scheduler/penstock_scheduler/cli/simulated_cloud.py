@@ -13,8 +13,8 @@ from penstock_scheduler.cli.options import split
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.model.spec import describe_errors
-from penstock_scheduler.settings import load_settings
-from penstock_scheduler.simulator.cloud import CloudSpec, cloud_settings
+from penstock_scheduler.settings import DaemonSettings, load_settings
+from penstock_scheduler.simulator.cloud import TICK_S, CloudSpec, cloud_settings
 from penstock_scheduler.simulator.workloads import Workload
 
 OWN = ("usd_per_gpu_h", "gpu_type")
@@ -29,7 +29,8 @@ def cloud_of(text: str, config: Path | None, workload: Workload, nodes: Sequence
 
     Args:
         text: the value of --cloud: `usd_per_gpu_h=2.5`, and keys of section [cloud].
-        config: a settings file, whose section [cloud] applies where `text` says nothing; None: the daemon's defaults.
+        config: a settings file, whose section [cloud] applies where `text` says nothing, and whose `[daemon] tick_s` is the
+            time between two ticks; None: the daemon's defaults.
         workload: the jobs.
         nodes: the site's nodes.
 
@@ -56,7 +57,8 @@ def cloud_of(text: str, config: Path | None, workload: Workload, nodes: Sequence
         raise ConfigError(f"--cloud: {'; '.join(describe_errors(error, BurstSettings))}") from None
     largest = max(node.gpus for node in nodes)
     asked = {gpus for job in workload.jobs for gpus in (job.gpus, job.spec.min_gpus) if gpus <= largest}
-    return CloudSpec(settings, gpu_type, usd_per_gpu_h, tuple(sorted(asked | {largest})))
+    tick_s = TICK_S if config is None else load_settings(config).section(DaemonSettings).tick_s
+    return CloudSpec(settings, gpu_type, usd_per_gpu_h, tuple(sorted(asked | {largest})), tick_s)
 
 
 def _given(text: str) -> dict[str, Any]:

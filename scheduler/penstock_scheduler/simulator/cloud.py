@@ -30,7 +30,7 @@ from penstock_scheduler.burst_manager.settings import BurstSettings
 from penstock_scheduler.burst_manager.share import Request, Share
 from penstock_scheduler.burst_manager.simulated import Simulated
 from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.model import ClusterState, JobId, JobSpec, Phase, Placement
+from penstock_scheduler.model import ClusterState, JobId, JobSpec, Outcome, Phase, Placement
 from penstock_scheduler.model.waiting import Averages
 from penstock_scheduler.ports import Clock, CloudNode, Trigger
 from penstock_scheduler.records import RoundRecord
@@ -39,10 +39,10 @@ from penstock_scheduler.simulator.workloads import Workload
 
 SITE = UUID("00000000-0000-4000-8000-000000000000")
 TICK_S = 1.0
-"""Seconds between two ticks while a run takes its steps: the daemon's default."""
+"""Seconds between two ticks: the daemon's default."""
 
 ROUND_S = 60.0
-"""Longest time between two rounds while a job is in the cloud, s: the daemon's default. It may come back in any round."""
+"""Longest time between two rounds, s: the daemon's default. A wait that is over is seen by the next round."""
 
 ROOM = 8
 """Free cloud nodes of each kind: as many as the largest gang has."""
@@ -59,12 +59,14 @@ class CloudSpec:
         gpu_type: GPU type of its instances.
         usd_per_gpu_h: price of a GPU-hour, US dollars.
         sizes: GPUs of each kind of instance.
+        tick_s: seconds between two ticks of the daemon (`[daemon] tick_s`), > 0.
     """
 
     settings: BurstSettings
     gpu_type: str
     usd_per_gpu_h: float
     sizes: tuple[int, ...]
+    tick_s: float = TICK_S
 
     def machines(self) -> Iterator[Machine]:
         """The kinds of instances."""
@@ -266,7 +268,8 @@ class SimulatedCloud:
         self._nodes = _Instances(spec)
         self._nodes.fill()
         self._next_leave_s = math.inf
-        self._runs_decided: tuple[tuple[str, str], ...] = ()
+        self._outcomes: tuple[Outcome, ...] = ()
+        self._look_again = False
         rng = random.Random(seed)  # noqa: S311
         self.manager = BurstManager(
             Places([self.provider]), spec.settings, self.store, clock, self, rng, share=NoShare()
@@ -353,25 +356,40 @@ class SimulatedCloud:
             and may_leave(job, cloud)
             and not leaves_at_once(job, snapshot)
         ]
-        star_s = self.spec.settings.t_max_h * 3600 + TICK_S
+        star_s = self.spec.settings.t_max_h * 3600 + self.spec.tick_s
         if self.spec.settings.wait == "star-wait":
             times_s += [run.since_s + star_s for run in cloud.runs if not run.ending and run.job not in cloud.returned]
-        if any(not run.ending for run in cloud.runs):
+        if times_s:
+            times_s.append(self.manager.learns_s)  # all waits are other ones then
+        if cloud.runs:
             times_s.append(snapshot.time_s + ROUND_S)
-        self._next_leave_s = min((each for each in times_s if each > snapshot.time_s), default=math.inf)
-        self._runs_decided = self._states()
+        soonest_s = min((each for each in times_s if each > snapshot.time_s), default=math.inf)
+        rounds = math.inf if math.isinf(soonest_s) else math.ceil((soonest_s - snapshot.time_s) / ROUND_S)
+        self._next_leave_s = snapshot.time_s + rounds * ROUND_S
 
     def round_due(self, now_s: float) -> bool:
-        """Whether a wait is over, or a run has begun or ended, since the last round."""
-        return now_s >= self._next_leave_s or self._states() != self._runs_decided
+        """Whether a job may leave since the last round, or come back."""
+        return now_s >= self._next_leave_s
 
-    def _states(self) -> tuple[tuple[str, str], ...]:
-        return tuple((run.id, run.state) for run in self.manager.runs)
+    def acted(self, outcomes: tuple[Outcome, ...]) -> None:
+        """Note what a tick has done. If it is something new, the next tick sees other jobs, and may decide another round."""
+        self._look_again = bool(outcomes) and outcomes != self._outcomes
+        self._outcomes = outcomes
 
     def next_event_s(self) -> float:
-        """When the cloud needs the next tick; infinite: when something happens on site."""
+        """When the cloud needs the next tick."""
         now_s = self._clock.now_s()
-        return min((self._next_step_s(run, now_s) for run in self.manager.runs), default=math.inf)
+        if self._look_again:
+            return now_s + self.spec.tick_s
+        # The history is read at the same times as in life: with few ended jobs, one more of them changes all waits.
+        return min((self.manager.learns_s, *(self._next_step_s(run, now_s) for run in self.manager.runs)))
+
+    def tick_from(self, time_s: float) -> float:
+        """The first tick at or after a time. The daemon sees only then what has happened."""
+        if math.isinf(time_s):
+            return time_s
+        tick_s = math.ceil(time_s / self.spec.tick_s) * self.spec.tick_s
+        return tick_s if tick_s >= time_s else tick_s + self.spec.tick_s
 
     @property
     def next_leave_s(self) -> float:
@@ -385,15 +403,15 @@ class SimulatedCloud:
 
     def _next_step_s(self, run: BurstRun, now_s: float) -> float:
         if run.state not in ("booting", "running") or self.manager.is_recalled(run):
-            return now_s + TICK_S
+            return now_s + self.spec.tick_s
         expires_s = math.inf if run.expires_s is None else run.expires_s
         soon_s = expires_s - min(LEAVE_S, run.lifetime_s / 2)
         held = self.held(run.job)
         if run.state == "running":
-            return max(soon_s, now_s + TICK_S)
+            return max(soon_s, now_s + self.spec.tick_s)
         if held is None:
-            return now_s + TICK_S
-        return max(min(held[1], soon_s), now_s + TICK_S)
+            return now_s + self.spec.tick_s
+        return max(min(held[1], soon_s), now_s + self.spec.tick_s)
 
     # --- the end
 

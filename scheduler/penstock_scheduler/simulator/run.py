@@ -325,7 +325,7 @@ def simulate_policy(
             while not cluster.finished or (away is not None and away.manager.runs):
                 rounds = simulation.rounds
                 try:
-                    loop.tick()
+                    _tell(away, loop.tick())
                 except RoundFailed:
                     simulation.failed_rounds += 1
                 simulation.ticks.append(_tick(cluster, clock.now_s(), simulation.rounds > rounds))
@@ -345,14 +345,23 @@ def simulate_policy(
     return simulation
 
 
+def _tell(away: SimulatedCloud | None, outcomes: tuple[Outcome, ...]) -> None:
+    if away is not None:
+        away.acted(outcomes)
+
+
 def _events_with_cloud(
     cluster: SimulatedCluster, clock: SimulatedClock, away: SimulatedCloud, trigger: OnEvent | Period
 ) -> Trigger:
-    """Let the clock stop at rounds, and at what happens on site or in the cloud. Returns the trigger of rounds."""
+    """Let the clock stop at the ticks that see a round, or what happens on site or in the cloud. Returns the trigger of rounds.
+
+    A tick in which nothing happens is left out. Short of that, the ticks are those of the daemon, because each step of a run
+    takes one of them, and the instances cost money meanwhile.
+    """
     if isinstance(trigger, OnEvent):
-        clock.next_event_s = lambda: min(cluster.next_event_s(), away.next_event_s(), away.next_leave_s)
+        clock.next_event_s = lambda: away.tick_from(min(cluster.next_event_s(), away.next_event_s(), away.next_leave_s))
         return WithWaits(trigger, away)
-    clock.next_event_s = lambda: min(cluster.next_event_s(), away.next_event_s(), trigger.next_s)
+    clock.next_event_s = lambda: away.tick_from(min(cluster.next_event_s(), away.next_event_s(), trigger.next_s))
     return trigger
 
 

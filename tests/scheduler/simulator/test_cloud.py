@@ -248,22 +248,24 @@ def live(where: Scenario, policy: PolicyChoice, spec: CloudSpec, store: SqlStore
 @pytest.mark.parametrize(
     ("policy", "wait", "tick_s"),
     [
-        (fifo("out-of-order"), "compute-wait", 10.0),
+        (fifo("none"), "constant-wait", 10.0),
+        pytest.param(fifo("out-of-order"), "compute-wait", 10.0, marks=pytest.mark.long),
         pytest.param(fifo("none"), "constant-wait", 2.0, marks=pytest.mark.long),
         pytest.param(fifo("out-of-order"), "star-wait", 2.0, marks=pytest.mark.long),
-        pytest.param(fifo("easy"), "compute-wait", 2.0, marks=pytest.mark.long),
+        pytest.param(fifo("easy"), "compute-wait", 10.0, marks=pytest.mark.long),
         pytest.param(PolicyChoice(name="sia"), "compute-wait", 2.0, marks=pytest.mark.long),
     ],
     ids=lambda value: str(value),
 )
 @pytest.mark.parametrize("recalled", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_simulation_predicts_the_live_loop(store, policy, wait, tick_s, recalled):
-    """The paper's fidelity set (s = 1.1), with instances that boot for three minutes: GPU-hours and cost within 5 %."""
+    """The paper's fidelity set (s = 1.1), with instances that boot for three minutes. GPU-hours and cost are the same, since the
+    simulation leaves out only ticks of the daemon in which nothing happens."""
     jobs = golden_jobs(FOLDER, "fidelity_s1.1")
     where = scenario("v100:4x8", jobs, preemptible=recalled)
-    spec = cloud(where, wait=wait, boot_s=180.0)
+    spec = dataclasses.replace(cloud(where, wait=wait, boot_s=180.0), tick_s=tick_s)
     run = simulate_policy(where, policy, cloud=spec)
     gpu_hours, usd = live(where, policy, spec, store, tick_s)
-    assert sum(away(run).gpu_hours.values()) == pytest.approx(gpu_hours, rel=0.05)
-    assert sum(away(run).usd.values()) == pytest.approx(usd, rel=0.05)
+    assert sum(away(run).gpu_hours.values()) == pytest.approx(gpu_hours, rel=0.001)
+    assert sum(away(run).usd.values()) == pytest.approx(usd, rel=0.001)
     assert usd > 10
