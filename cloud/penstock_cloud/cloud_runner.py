@@ -80,8 +80,8 @@ OURS = frozenset(
 )
 """Variables that describe this machine and would be wrong on another."""
 
-THERE = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NODELIST": "localhost"}
-"""Variables that the instance sets itself."""
+THERE = {"PENSTOCK_DETACHED": "1", "SLURM_JOB_NODELIST": "localhost", "SLURM_NODELIST": "localhost"}
+"""Variables that are others there. On several nodes, each instance adds its own (data/detached.sh)."""
 
 
 class Trouble(Exception):
@@ -318,7 +318,8 @@ class CloudRunner:
             for what in ("result", "stopped"):
                 with tempfile.TemporaryFile() as content:
                     if get(self._links[f"get_{what}"], content):
-                        return self._bring(what, int(content.read() or b"1"), directory)
+                        code, *lost = [int(word) for word in content.read().split() or [b"1"]]
+                        return self._bring(what, code, lost, directory)
             self._print_tail()
             if self._asked_to_stop and not told:
                 say_to(self._links["put_stop"], "stop\n")
@@ -335,14 +336,24 @@ class CloudRunner:
                 content.seek(self._printed - begin, os.SEEK_CUR)
                 self._print(content)
 
-    def _bring(self, what: str, code: int, directory: Path) -> int:
+    def _bring(self, what: str, code: int, lost: Sequence[int], directory: Path) -> int:
+        """Fetch all output. `lost`: the numbers of nodes that have not sent theirs."""
         with tempfile.TemporaryFile() as content:
             surely_get(self._links["get_log"], content)
             content.seek(self._printed)
             self._print(content)
-        with tempfile.TemporaryFile() as content:
-            surely_get(self._links["get_output"], content)
-            unpack(content, directory, self._outputs)
+        others = [number for number in range(1, len(self._links)) if f"get_output{number}" in self._links]
+        amiss: list[str] = []
+        # The first node's comes last: if several nodes have changed a file, it is the one that counts.
+        for name in (*(f"output{number}" for number in reversed(others) if number not in lost), "output"):
+            with tempfile.TemporaryFile() as content:
+                surely_get(self._links[f"get_{name}"], content)
+                try:
+                    unpack(content, directory, self._outputs)
+                except Trouble as trouble:
+                    amiss.append(str(trouble))
+        if amiss:
+            raise Trouble("; ".join(amiss))
         say_to(self._links["put_fetched"], "fetched\n")
         if what == "stopped" and not self._asked_to_stop:
             self._say("the run was ended in the cloud; the job is queued again")

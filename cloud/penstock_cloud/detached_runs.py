@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock_cloud.settings import CloudSettings
-from penstock_cloud.staging import CLOUD_RUNNER, INSTANCE, LONGEST_S, StagingBucket
+from penstock_cloud.staging import LONGEST_S, StagingBucket, of_cloud_runner, of_instance
 from penstock_cloud.user_data import detached
 from penstock_scheduler.burst_manager.facts import FETCH_S
 from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed
@@ -37,19 +37,21 @@ class DetachedRuns:
         """A new pass begins: S3 may answer again."""
         self._silent = False
 
-    def prepare(self, run: str, job: str, user: str, lifetime_s: float) -> bytes | None:
-        """Write the links for the run's cloud runner. Returns the instance's script, with its links.
+    def prepare(self, run: str, job: str, user: str, lifetime_s: float, nodes: Sequence[str]) -> bytes | None:
+        """Write the links for the run's cloud runner. Returns the instances' script, with their links.
 
         Raises LaunchFailed, KeyError (this machine does not know the job's user).
         """
         uid = pwd.getpwnam(user).pw_uid
         good_s = lifetime_s + self._margin_s
-        mine = self._staging.links(run, INSTANCE, good_s) | {"get_alive": self._staging.alive_link(good_s)}
+        mine = self._staging.links(run, of_instance(len(nodes)), good_s) | {
+            "get_alive": self._staging.alive_link(good_s)
+        }
         try:
-            self._share.write_links(job, self._staging.links(run, CLOUD_RUNNER, good_s), uid)
+            self._share.write_links(job, self._staging.links(run, of_cloud_runner(len(nodes)), good_s), uid)
         except OSError as error:
             raise LaunchFailed(Kind.THROTTLED, "", f"{self._settings.share}: {error}") from error  # no error of EC2's
-        return detached(self._settings, mine)
+        return detached(self._settings, mine, nodes)
 
     def say_alive(self, now_s: float) -> None:
         """Tell all instances that penstockd is alive."""

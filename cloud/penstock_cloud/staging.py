@@ -12,6 +12,9 @@ signed for one object, one verb and a limited time. The objects and their writer
 `output`              instance      archive of the output files
 `result`, `stopped`   instance      exit status of the script, written last: it ended by itself, or was ended
 `fetched`             cloud runner  everything was fetched
+`joinedN`             instance      node N of several has unpacked the input: its address. The script starts when all have
+`logN`, `outputN`     instance      as `log` and `output`, of another node than the first
+`endedN`              instance      exit status of the script there, written last
 ====================  ============  ============================================================================
 
 `SITE/alive` is the daemon's sign of life: its time, s since 1970.
@@ -19,24 +22,44 @@ signed for one object, one verb and a limited time. The objects and their writer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 
-CLOUD_RUNNER = {
-    "get_object": ("tail", "log", "output", "result", "stopped"),
-    "put_object": ("input", "stop", "fetched"),
-}
-"""Verb -> objects of its run that a cloud runner may use it on."""
+MOST_NODES = 8
+"""Most instances of a run."""
 
-INSTANCE = {
-    "get_object": ("input", "stop"),
-    "put_object": ("started", "tail", "log", "output", "result", "stopped"),
-}
-"""Verb -> objects of its run that an instance may use it on."""
+Rights = Mapping[str, tuple[str, ...]]
+"""Verb of S3 -> objects of a run that may be used by it."""
 
-OBJECTS = tuple(sorted({name for rights in (CLOUD_RUNNER, INSTANCE) for names in rights.values() for name in names}))
+
+def of_cloud_runner(nodes: int = 1) -> Rights:
+    """What the cloud runner of a run on so many nodes may do."""
+    outputs = tuple(f"output{number}" for number in range(1, nodes))
+    return {
+        "get_object": ("tail", "log", "output", "result", "stopped", *outputs),
+        "put_object": ("input", "stop", "fetched"),
+    }
+
+
+def of_instance(nodes: int = 1) -> Rights:
+    """What an instance of a run on so many nodes may do. All of them have the same links."""
+    get: tuple[str, ...] = ("input", "stop")
+    put: tuple[str, ...] = ("started", "tail", "log", "output", "result", "stopped")
+    if nodes > 1:
+        joined = tuple(f"joined{number}" for number in range(nodes))
+        told = tuple(f"{what}{number}" for what in ("log", "ended") for number in range(1, nodes))
+        get += (*joined, *told, "result", "stopped")
+        put += (*joined, *told, *(f"output{number}" for number in range(1, nodes)), "stop")
+    return {"get_object": get, "put_object": put}
+
+
+OBJECTS = tuple(
+    sorted({name for each in (of_cloud_runner, of_instance) for names in each(MOST_NODES).values() for name in names})
+)
+"""All objects that a run may have."""
 
 LONGEST_S = 7 * 86400
 """AWS signs links for at most a week."""
@@ -67,7 +90,7 @@ class StagingBucket:
     def __init__(self, s3: Any, bucket: str, site: str) -> None:
         self._s3, self._bucket, self._site = s3, bucket, site
 
-    def links(self, run: str, rights: dict[str, tuple[str, ...]], seconds: float) -> dict[str, str]:
+    def links(self, run: str, rights: Rights, seconds: float) -> dict[str, str]:
         """`get_WHAT` and `put_WHAT` -> a link that allows this for `seconds`."""
         return {
             f"{verb.removesuffix('_object')}_{what}": self.link(verb, f"{run}/{what}", seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gzip
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from penstock_cloud.settings import CloudSettings
@@ -37,12 +37,13 @@ def user_data(settings: CloudSettings) -> str:
     )
 
 
-def detached(settings: CloudSettings, links: Mapping[str, str]) -> bytes:
+def detached(settings: CloudSettings, links: Mapping[str, str], nodes: Sequence[str] = ()) -> bytes:
     """The user data of one detached run, compressed: EC2 accepts 16 KB, and the links are long but similar. cloud-init unpacks
     it.
 
     Args:
         links: `get_WHAT` and `put_WHAT` of the instance's objects, and `get_alive`.
+        nodes: names of the run's nodes, the first one first. An instance of several finds its own in its tags.
     """
     given = {
         "silent_s": f"{settings.silent_s:.0f}",
@@ -51,6 +52,7 @@ def detached(settings: CloudSettings, links: Mapping[str, str]) -> bytes:
         "user": settings.detached_user,
     }
     lines = [*(_set(name, value) for name, value in (given | dict(links)).items()), *mounts(settings)]
+    lines.append(f"nodes=({' '.join(map(shlex.quote, nodes))})")
     return gzip.compress(_script("detached.sh", lines).encode(), mtime=0)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.store import SqlStore, open_store
 from tests.cloud.faults import Ec2
+from tests.cloud.hypervisor import Hypervisor
 from tests.cloud.site import CloudSite
 
 SITE = "5e1f0000-0000-4000-8000-000000000001"
@@ -83,3 +85,12 @@ def site(cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
     settings = cloud_settings()
     ec2.through = ec2.through or connect(settings)
     return CloudSite(settings, store, ec2, ec2.through)
+
+
+@pytest.fixture
+def hypervisor(ec2: Ec2) -> Iterator[Hypervisor]:
+    """Boots moto's instances. Their files are in a folder that every user may enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        with Hypervisor(ec2, Path(folder) / "hypervisor") as machines:
+            yield machines

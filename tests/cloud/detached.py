@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock_cloud.catalogue import Catalogue, shipped
+from penstock_cloud.ec2 import connect as connect_ec2
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket, connect
 from penstock_scheduler.model import Placement
@@ -59,6 +61,15 @@ class DetachedSite(CloudSite):
 
     def output(self, job: str) -> str:
         return (self.folder / f"{job}.out").read_text()
+
+    def printed(self, job: str) -> str:
+        """The job's output so far."""
+        file = self.folder / f"{job}.out"
+        return file.read_text() if file.exists() else ""
+
+    def runs(self) -> bool:
+        """Whether the daemon has seen that the run has begun. A recall ends a booting instance without a request to save."""
+        return [run.state for run in self.store.cloud_runs()] == ["running"]
 
     def _start(self, job: str, placement: Placement) -> None:
         super()._start(job, placement)
@@ -118,3 +129,31 @@ class QuietSite(DetachedSite):
         CloudSite._start(self, job, placement)
         if self.begin:
             self.staging.put(f"{self.run_of(job)}/started", b"")
+
+
+@contextlib.contextmanager
+def detached_site(
+    kind: type[DetachedSite], cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, folder: Path
+) -> Iterator[DetachedSite]:
+    """A site with its bucket on moto. Its jobs' folder is `work`."""
+    settings = cloud_settings(
+        markets=("on-demand", "spot"),
+        bucket=BUCKET,
+        s3_endpoint=ec2.s3_url,
+        detached_user=DetachedSite.user,
+        boot_timeout_s=300.0,
+    )
+    ec2.s3().create_bucket(Bucket=BUCKET)
+    ec2.through = ec2.through or connect_ec2(settings)
+    (folder / "work").mkdir()
+    made = kind(settings, store, ec2, folder / "work")
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def left(ec2: Ec2) -> list[str]:
+    """The objects in the bucket."""
+    found = ec2.s3().list_objects_v2(Bucket=BUCKET)
+    return [each["Key"] for each in found.get("Contents", [])]

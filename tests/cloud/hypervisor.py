@@ -42,6 +42,8 @@ class Metadata(ThreadingHTTPServer):
                 tag = service.tags.get(path.removeprefix("tags/instance/"))
                 if path == "spot/instance-action" and service.notice:
                     return self._say(200, service.notice)
+                if path == "local-ipv4":
+                    return self._say(200, "127.0.0.1")
                 return self._say(404, "") if tag is None else self._say(200, tag)
 
             def _say(self, status: int, text: str) -> None:

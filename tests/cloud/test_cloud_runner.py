@@ -35,7 +35,8 @@ def test_a_script_names_the_image_of_its_one_container() -> None:
 
 def test_the_environment_goes_along_but_not_what_is_this_machines() -> None:
     mine = {"PATH": "/site/bin", "A": "it's", "CUDA_VISIBLE_DEVICES": "0", "BASH_FUNC_x%%": "() { :; }"}
-    assert environment(mine) == "A='it'\"'\"'s'\nSLURM_JOB_NODELIST=localhost\nSLURM_NODELIST=localhost\n"
+    there = "PENSTOCK_DETACHED=1\nSLURM_JOB_NODELIST=localhost\nSLURM_NODELIST=localhost\n"
+    assert environment(mine) == "A='it'\"'\"'s'\n" + there
     assert job_id({"SLURM_JOB_ID": "12"}) == "12"
     assert job_id({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}) == "12_3"
 

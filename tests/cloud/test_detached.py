@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +20,8 @@ import pytest
 
 from penstock_cloud.cloud_runner import pack
 from penstock_cloud.ec2 import Ec2 as Region
-from penstock_cloud.ec2 import connect as connect_ec2
 from penstock_cloud.settings import CloudSettings
-from penstock_cloud.staging import INSTANCE, StagingBucket, connect
+from penstock_cloud.staging import StagingBucket, connect, of_instance
 from penstock_cloud.user_data import detached
 from penstock_scheduler.burst_manager.provider import Order
 from penstock_scheduler.burst_manager.runs import BurstRun
@@ -31,7 +29,7 @@ from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store import SqlStore
 from penstock_slurm.loopback import wait_for
 from tests.cloud.conftest import SITE
-from tests.cloud.detached import BUCKET, DetachedSite, QuietSite
+from tests.cloud.detached import DetachedSite, QuietSite, detached_site, left
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.cloud.test_storm import STEPS, die_at_every_step
@@ -48,33 +46,8 @@ def site(
     tmp_path: Path,
 ) -> Iterator[DetachedSite]:
     """A DetachedSite, or the class in the test's parameter."""
-    settings = cloud_settings(
-        markets=("on-demand", "spot"),
-        bucket=BUCKET,
-        s3_endpoint=ec2.s3_url,
-        detached_user=DetachedSite.user,
-        boot_timeout_s=300.0,
-    )
-    ec2.s3().create_bucket(Bucket=BUCKET)
-    ec2.through = ec2.through or connect_ec2(settings)
-    (tmp_path / "work").mkdir()
-    made: DetachedSite = getattr(request, "param", DetachedSite)(settings, store, ec2, tmp_path / "work")
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def hypervisor(ec2: Ec2) -> Iterator[Hypervisor]:
-    """Its instances' files are in a folder that every user may enter, unlike pytest's."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        with Hypervisor(ec2, Path(folder) / "hypervisor") as machines:
-            yield machines
-
-
-def left(ec2: Ec2) -> list[str]:
-    found = ec2.s3().list_objects_v2(Bucket=BUCKET)
-    return [each["Key"] for each in found.get("Contents", [])]
+    with detached_site(getattr(request, "param", DetachedSite), cloud_settings, store, ec2, tmp_path) as made:
+        yield made
 
 
 def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor) -> None:
@@ -91,7 +64,7 @@ def test_a_detached_job_runs_there_and_its_result_is_here(site: DetachedSite, ec
     )
     site.submit("7_3")
     site.send("7_3")
-    site.really_until(lambda: "ready" in _read(site, "7_3") and _runs(site), "output arrives while it runs")
+    site.really_until(lambda: "ready" in site.printed("7_3") and site.runs(), "output arrives while it runs")
     out = site.output("7_3")
     assert "element 3 of 7 is blue and 'green'" in out
     assert "data" in out.split()
@@ -170,7 +143,7 @@ def test_a_spot_instance_that_ec2_takes_saves_and_its_job_goes_on_in_the_next(
     site.send("8", "g5.xlarge spot")
     (instance,) = ec2.instances()
     assert instance["InstanceLifecycle"] == "spot"
-    site.really_until(lambda: "begins at 0" in _read(site, "8") and _runs(site), "it runs")
+    site.really_until(lambda: "begins at 0" in site.printed("8") and site.runs(), "it runs")
     hypervisor.notice(site.jobs["8"].allocation.nodes[0])
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
     assert (site.folder / "checkpoint").read_text() == "1\n"
@@ -201,7 +174,7 @@ def test_a_job_that_is_called_back_brings_its_checkpoint(site: DetachedSite, ec2
     site.script("8", SAVES)
     site.submit("8")
     site.send("8")
-    site.really_until(lambda: "begins" in _read(site, "8") and _runs(site), "it runs")
+    site.really_until(lambda: "begins" in site.printed("8") and site.runs(), "it runs")
     site.recall("8")
     site.really_until(lambda: site.jobs["8"].phase is Phase.QUEUED, "it is back in the queue")
     for name in ("first", "second"):
@@ -249,7 +222,7 @@ def test_abandoned_instances_end_themselves(
     def launch(run: str, lifetime_s: int, alive: str, silent_s: float = 3600.0) -> str:
         settings = site.settings.model_copy(update={"silent_s": silent_s})
         link = site.staging.link("get_object", alive, good_s)
-        text = detached(settings, site.staging.links(run, INSTANCE, good_s) | {"get_alive": link})
+        text = detached(settings, site.staging.links(run, of_instance(), good_s) | {"get_alive": link})
         tags = {"run": run, "lifetime_s": str(lifetime_s)}
         order = Order(run, run, "g5.xlarge", "on-demand", ("a10g-0",), tags, 1.0, guest=text)
         return fleet.launch_gang(order)["a10g-0"]
@@ -331,16 +304,6 @@ def test_a_user_whom_this_machine_does_not_know_stops_only_this_job(site: Detach
     assert not ec2.instances()
     assert "does not know the user" in site.state.words["12"]
     assert not site.state.closed
-
-
-def _read(site: DetachedSite, job: str) -> str:
-    file = site.folder / f"{job}.out"
-    return file.read_text() if file.exists() else ""
-
-
-def _runs(site: DetachedSite) -> bool:
-    """Whether the daemon has seen that the run has begun. A recall ends a booting instance without a request to save."""
-    return [run.state for run in site.store.cloud_runs()] == ["running"]
 
 
 @pytest.mark.parametrize("site", [QuietSite], indirect=True)

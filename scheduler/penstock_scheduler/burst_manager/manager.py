@@ -26,7 +26,7 @@ from penstock_scheduler.burst_manager.cluster_side import ClusterSide
 from penstock_scheduler.burst_manager.facts import LEAVE_PATIENCE_S, LEAVE_S, ORDER_PATIENCE_S, Facts, World
 from penstock_scheduler.burst_manager.history import SiteHistory
 from penstock_scheduler.burst_manager.instances import Instances
-from penstock_scheduler.burst_manager.offers import SIZES, Offers
+from penstock_scheduler.burst_manager.offers import Offers
 from penstock_scheduler.burst_manager.places import Places
 from penstock_scheduler.burst_manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, line, pause_s
 from penstock_scheduler.burst_manager.run_store import OLDER_STORE, RunStore
@@ -97,7 +97,7 @@ class BurstManager:
         self._share_trouble = ""
         self._cluster = ClusterSide(nodes, self._share)
         self._guests: Guests = JoinSlurm() if guests is None else guests
-        self._offers = Offers(settings, places, SIZES[:1] if self._guests.on else SIZES)
+        self._offers = Offers(settings, places)
         self._book = Book(store)
         self._history = SiteHistory(settings, store)
         self._instances = Instances(places, settings, store, self._book)
@@ -429,7 +429,7 @@ class BurstManager:
         if run.region in self._instances.silent or now_s < self._retry_s.get(run.id, 0.0):
             return {}
         try:
-            guest = self._guests.prepare(run.id, run.job, run.user, run.lifetime_s)
+            guest = self._guests.prepare(run.id, run.job, run.user, run.lifetime_s, run.nodes)
             recover = run.id in self._resumed or run.id in self._tries
             launched = self._instances.launch(run, guest, now_s, recover=recover)
         except LaunchFailed as error:

@@ -211,8 +211,15 @@ class Guests(Protocol):
         """A new pass begins."""
         ...
 
-    def prepare(self, run: str, job: str, user: str, lifetime_s: float) -> bytes | None:
-        """The script of a run's instance, after what its user needs was written; None: its instances join Slurm.
+    def prepare(self, run: str, job: str, user: str, lifetime_s: float, nodes: Sequence[str]) -> bytes | None:
+        """The script of a run's instances, after what its user needs was written; None: its instances join Slurm.
+
+        Args:
+            run: the run.
+            job: its job.
+            user: its job's user.
+            lifetime_s: the longest life of its instances, seconds.
+            nodes: its nodes; the job's script counts them from 0 in this order.
 
         Raises LaunchFailed, KeyError (this machine does not know the user).
         """
@@ -251,7 +258,7 @@ class JoinSlurm:
     def begin(self) -> None:
         """See `Guests`."""
 
-    def prepare(self, run: str, job: str, user: str, lifetime_s: float) -> bytes | None:
+    def prepare(self, run: str, job: str, user: str, lifetime_s: float, nodes: Sequence[str]) -> bytes | None:
         """See `Guests`."""
         return None
 
