@@ -172,7 +172,7 @@ def examine(
         )
     else:
         yield Finding("budget", "a cap is set")
-    if share_writable() and (why := Share(settings.share).trouble()):
+    if share_writable() and (why := Share(settings.share, settings.share_users).trouble()):
         yield Finding("share", *why.split("; ", 1))
     elif share_writable():
         yield Finding("share", f"{settings.share} can be written")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,4 +177,25 @@ def test_a_shared_folder_that_everybody_can_write_is_told(site: CloudSite) -> No
     assert "chmod o-w" in told
     notices.chmod(0o755)
     site.sleep(120)
+    assert site.tick().troubles == ()
+
+
+def test_a_shared_folder_of_a_stranger_is_told_and_one_of_slurms_user_is_not(
+    site: CloudSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may write whatever the mode says."""
+    notices = site.settings.share / "notices"
+    notices.mkdir(parents=True)
+    assert site.tick().troubles == ()
+    owner = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+    if os.geteuid() == 0:
+        os.chown(notices, owner.pw_uid, -1)
+    else:
+        monkeypatch.setattr("penstock_scheduler.burst_manager.share.os.geteuid", lambda: owner.pw_uid + 1)
+    site.sleep(120)
+    (told,) = site.tick().troubles
+    assert f"{notices} belongs to {owner.pw_name}, who could end runs" in told
+    assert "chown root" in told
+    site.settings = site.settings.model_copy(update={"share_users": ("no-such-user", owner.pw_name)})
+    site.crash()
     assert site.tick().troubles == ()

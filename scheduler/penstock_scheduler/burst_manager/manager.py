@@ -93,7 +93,7 @@ class BurstManager:
         share: Share | None = None,
     ) -> None:
         self._places, self._settings, self._store, self._clock, self._rng = places, settings, store, clock, rng
-        self._share = Share(settings.share) if share is None else share
+        self._share = Share(settings.share, settings.share_users) if share is None else share
         self._share_trouble = ""
         self._cluster = ClusterSide(nodes, self._share)
         self._guests: Guests = JoinSlurm() if guests is None else guests

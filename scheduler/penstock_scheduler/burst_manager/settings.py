@@ -36,6 +36,10 @@ class BurstSettings(BaseModel):
         default=Path("/var/spool/penstock/cloud"),
         description="Folder, shared with the cloud nodes, for the daemon's sign of life and interruption notices.",
     )
+    share_users: tuple[str, ...] = Field(
+        default=("slurm",),
+        description="Users besides root and penstockd's own to whom that folder may belong: slurmctld's.",
+    )
     boot_s: PositiveFloat = Field(
         default=180.0, description="Expected time from the order to the first step, seconds. It is paid for."
     )

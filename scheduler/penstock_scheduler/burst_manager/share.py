@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pwd
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,23 +43,36 @@ class Request:
 class Share:
     """The folder. Trouble with it is logged and stops nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, users: Sequence[str] = ()) -> None:
+        """Args:
+        folder: the folder.
+        users: users besides root and this process's own to whom it may belong, such as slurmctld's.
+        """
         self._folder = folder
+        self._users = users
         self._undeleted: set[Path] = set()
 
     def trouble(self) -> str:
         """Why others could speak in the name of Slurm or of instances, with the remedy; empty: they cannot."""
         try:
             folders = (self._folder, *(each for each in sorted(self._folder.iterdir()) if each.is_dir()))
-            open_ = [str(each) for each in folders if each.stat().st_mode & stat.S_IWOTH]
+            found = {str(each): each.stat() for each in folders}
         except OSError:
             return ""
-        if not open_:
-            return ""
-        return (
-            f"everybody can write {', '.join(open_)}, and could end runs by false notices and requests; chmod o-w "
-            f"{' '.join(open_)}; slurmctld's user must still write it"
-        )
+        could = "could end runs by false notices and requests"
+        if open_ := [name for name, of in found.items() if of.st_mode & stat.S_IWOTH]:
+            return (
+                f"everybody can write {', '.join(open_)}, and {could}; chmod o-w {' '.join(open_)}; slurmctld's user must "
+                "still write it"
+            )
+        known = {0, os.geteuid(), *(uid for user in self._users if (uid := _uid(user)) is not None)}
+        if strange := [name for name, of in found.items() if of.st_uid not in known]:
+            whom = ", ".join(sorted({_name(found[name].st_uid) for name in strange}))
+            return (
+                f"{', '.join(strange)} belongs to {whom}, who {could}; chown root {' '.join(strange)}, or name slurmctld's "
+                "user in [cloud] share_users"
+            )
+        return ""
 
     def say_alive(self) -> None:
         """Tell the cloud nodes that penstockd is alive."""
@@ -124,3 +138,18 @@ class Share:
         except OSError as error:
             self._undeleted.add(file)
             log.warning("cannot be deleted", extra={"file": str(file), "text": str(error)})
+
+
+def _uid(user: str) -> int | None:
+    """A user's id; None: this machine does not know the user."""
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

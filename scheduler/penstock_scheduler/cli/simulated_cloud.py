@@ -20,7 +20,7 @@ from penstock_scheduler.simulator.workloads import Workload
 OWN = ("usd_per_gpu_h", "gpu_type")
 """Keys of --cloud that are not of section [cloud]."""
 
-NOT_SIMULATED = ("site", "name", "share")
+NOT_SIMULATED = ("site", "name", "share", "share_users")
 """Keys of section [cloud] without a meaning in a simulation."""
 
 
