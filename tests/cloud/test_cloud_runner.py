@@ -85,10 +85,16 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple[ta
         ([("results/link", tarfile.SYMTYPE, "../../outside"), ("results/link/file",)], "outside the job's folder"),
         ([("results/link", tarfile.SYMTYPE, "/etc")], "a link to /etc"),
         ([("results/link", tarfile.LNKTYPE, "../outside/file")], "outside the job's folder"),
+        ([("results/link", tarfile.LNKTYPE, "/etc/passwd")], "outside the job's folder"),
         ([("results/pipe", tarfile.FIFOTYPE)], "neither a file"),
+        ([("results/disk", tarfile.BLKTYPE)], "neither a file"),
+        ([("results/null", tarfile.CHRTYPE)], "neither a file"),
         ([(".bashrc",)], "declares no such #PENSTOCK output"),
     ],
-    ids=["absolute", "up", "through a link", "absolute link", "hard link", "pipe", "not declared"],
+    ids=[
+        *("absolute", "up", "through a link", "absolute link", "hard link", "absolute hard link"),
+        *("pipe", "block device", "character device", "not declared"),
+    ],
 )
 def test_nothing_outside_the_jobs_declared_outputs_changes(
     tmp_path: Path, bad: list[tuple[str, bytes, str]], why: str

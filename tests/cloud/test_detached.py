@@ -7,11 +7,13 @@ The test with a real Slurm is in tests/cloud/test_detached_slurm.py.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,6 +245,51 @@ def test_abandoned_instances_end_themselves(
     assert "penstockd has been silent for 2 s" in console
     assert "the job has ended with 0" in console
     assert "its job is over" in console
+
+
+NOTES = """#!/bin/bash
+[ "$(id -u)" != 0 ] || echo "$*" >>"$HYPERVISOR/as-root"
+exec /bin/tar "$@"
+"""
+
+
+def test_the_users_archive_is_unpacked_by_the_user_and_changes_nothing_else(
+    site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor
+) -> None:
+    """Whoever has the link for the input may send any archive: with absolute paths, paths upwards, links into root's folder, and
+    files that are said to be root's. As root, tar notes its arguments."""
+    program = hypervisor.root("bin") / "tar"
+    program.write_text(NOTES)
+    program.chmod(0o755)
+    user = "nobody" if os.geteuid() == 0 else DetachedSite.user
+    settings = site.settings.model_copy(update={"detached_user": user})
+    site.staging.say_alive(time.time() + 3600)
+    links = site.staging.links("evil", of_instance(), 600.0) | {"get_alive": site.staging.alive_link(600.0)}
+    tags = {"run": "evil", "lifetime_s": "3600"}
+    order = Order("evil", "evil", "g5.xlarge", "on-demand", ("a10g-0",), tags, 1.0, guest=detached(settings, links))
+    instance = Region(ec2.through, settings).launch_gang(order)["a10g-0"]
+    home = hypervisor.root(instance) / "var" / "lib" / "penstock" / "run"
+    script = site.folder / "script"
+    script.write_text("#!/bin/bash\n#PENSTOCK output results\nmkdir results; echo done\n")
+    pack(site.folder / "input", script, {}, site.folder)
+    packed = io.BytesIO()
+    with tarfile.open(site.folder / "input") as good, tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for each in good:
+            archive.addfile(each, good.extractfile(each) if each.isreg() else None)
+        link = tarfile.TarInfo("out")
+        link.type, link.linkname = tarfile.SYMTYPE, str(home)
+        archive.addfile(link)
+        for name in ("out/planted", f"{home}/planted", "../planted", "work/of-root"):
+            file = tarfile.TarInfo(name)
+            file.uid, file.gid, file.mode = 0, 0, 0o4755
+            archive.addfile(file)
+    site.staging.put("evil/input", packed.getvalue())
+    wait_for(lambda: instance not in ec2.running() or site.staging.has("evil", "result"), 120, "it ends or runs")
+    assert not (home / "planted").exists(), hypervisor.console()
+    assert not (hypervisor.root("as-root")).exists(), "root never runs tar"
+    if os.geteuid() == 0:
+        of_root = [each for each in (home / "job").rglob("*") if each.lstat().st_uid == 0]
+        assert of_root == []
 
 
 def test_signals_before_the_links_are_there_stop_no_cloud_runner(tmp_path: Path) -> None:
