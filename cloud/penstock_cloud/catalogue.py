@@ -1,4 +1,4 @@
-"""GPU instance types of EC2 and their prices: a dated table that comes with Penstock, and what EC2 reports.
+"""Instance types of EC2 and their prices: a dated table that comes with Penstock, and what EC2 reports.
 
 penstockd refreshes what it knows by itself, in the cloud's thread. A refresh asks `DescribeInstanceTypes`, the pricing API and
 the spot price history. Its result is kept in a file, so that a daemon that starts while EC2 does not answer still knows the
@@ -18,7 +18,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
@@ -26,6 +34,7 @@ from penstock_profiles.files import save_whole
 from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
 from penstock_scheduler.burst_manager.provider import LaunchFailed
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model.flags import CPU_SLOT
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +46,9 @@ PRICING_REGION = "us-east-1"
 
 WHOLE = 0.75
 """A GPU with less than this share of its type's memory is a slice of a GPU (g6f), which the models do not describe."""
+
+OTHER_ACCELERATORS = frozenset({"InferenceAcceleratorInfo", "NeuronInfo", "FpgaInfo", "MediaAcceleratorInfo"})
+"""What EC2 says of types whose price is that of something other than CPUs and GPUs."""
 
 SPOT = "Linux/UNIX"
 """The operating system that spot prices are asked for."""
@@ -53,7 +65,7 @@ class InstanceType(BaseModel):
     instance_type: str
     gpu_type: str
     gpus: PositiveInt
-    gpu_memory_mib: PositiveInt
+    gpu_memory_mib: NonNegativeInt
     vcpus: PositiveInt
     memory_mib: PositiveInt
     usd_per_h: PositiveFloat | None = None
@@ -241,8 +253,17 @@ class Fetcher:
 
 
 def _instance_type(found: Mapping[str, Any], gpus: Gpus) -> InstanceType | None:
-    """The instance type. None if it has no whole GPUs."""
+    """The instance type: its GPUs, or one CPU slot if it has no accelerator. None if it has no whole GPUs, or other ones."""
     devices = found.get("GpuInfo", {}).get("Gpus", [])
+    if not devices and not OTHER_ACCELERATORS & found.keys():
+        return InstanceType(
+            instance_type=found["InstanceType"],
+            gpu_type=CPU_SLOT,
+            gpus=1,
+            gpu_memory_mib=0,
+            vcpus=found["VCpuInfo"]["DefaultVCpus"],
+            memory_mib=found["MemoryInfo"]["SizeInMiB"],
+        )
     if not devices:
         return None
     device = devices[0]

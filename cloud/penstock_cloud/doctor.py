@@ -23,6 +23,8 @@ QUOTAS = {
     ("g", "spot"): "L-3819A6DF",
     ("p", "on-demand"): "L-417A185B",
     ("p", "spot"): "L-7212CCBC",
+    **{(letter, "on-demand"): "L-1216C47A" for letter in "acdhimrtz"},
+    **{(letter, "spot"): "L-34B43A08" for letter in "acdhimrtz"},
 }
 """(first letter of the family, market) -> AWS's code for the quota in vCPUs. Source: AWS, "Amazon EC2 service quotas"."""
 

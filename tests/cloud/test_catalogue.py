@@ -14,9 +14,11 @@ from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.model import Phase
 from penstock_scheduler.store import SqlStore
 from tests.cloud.faults import KEYS, Ec2, Fault
 from tests.cloud.other_cloud import OtherSite
+from tests.cloud.site import CloudSite
 
 TYPES = ("g5.xlarge", "g4dn.xlarge", "g6.xlarge", "g6f.large", "p3dn.24xlarge", "g9.none")
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -155,3 +157,34 @@ def test_a_gpu_that_no_catalogue_knows_keeps_its_name() -> None:
 def test_settings_say_what_is_wrong(cloud_settings: Callable[..., CloudSettings]) -> None:
     with pytest.raises(ValueError, match="name"):
         cloud_settings(name="a b")
+
+
+def test_a_type_without_a_gpu_is_a_cpu_slot_and_runs_a_job_that_names_it(
+    cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2
+) -> None:
+    """Types with other accelerators are neither."""
+    types = ("c5.xlarge", "inf1.xlarge", "f1.2xlarge", "g5.xlarge")
+    ec2.on_demand = {"c5.xlarge": 0.17, "inf1.xlarge": 0.2, "f1.2xlarge": 1.6, "g5.xlarge": 1.0}
+    session = boto3.session.Session(**KEYS)
+    found = fetch(session, "us-east-1", types, load_gpus(), now=datetime.now(UTC), endpoint=ec2.url).catalogue
+    assert {name: (each.gpu_type, each.gpus) for name, each in found.types.items()} == {
+        "c5.xlarge": ("cpu", 1),
+        "g5.xlarge": ("a10g", 1),
+    }
+    settings = cloud_settings(instance_types=types)
+    site = CloudSite(settings, store, ec2, connect(settings))
+    site.catalogue = lambda: found
+    site.names = {"cpu-0": "cpu", "a10g-0": "a10g"}
+    site.submit("7", gpu_types=("cpu",), max_gpus=1)
+    site.send("7", "c5.xlarge", 1.0)
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    (instance,) = ec2.instances("running")
+    assert instance["InstanceType"] == "c5.xlarge"
+    assert site.jobs["7"].allocation is not None
+    assert site.jobs["7"].allocation.nodes == ("cpu-0",)
+    assert {offer.gpu_type for offer in site.state.offers} == {"a10g"}, "its only node is taken"
+    site.finish("7")
+    site.until(lambda: not site.state.runs and not ec2.running())
+    spent, owed = site.bill()
+    assert spent == pytest.approx(owed, abs=1e-9)
+    assert spent == pytest.approx(60 / 3600 * 0.17, rel=0.5)

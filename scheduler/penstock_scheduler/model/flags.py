@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+CPU_SLOT = "cpu"
+"""The GPU type of a CPU slot: a share of a node, or an instance, without a GPU, for jobs that need CPUs alone."""
+
 
 class Syntax(StrEnum):
     """How the value of a flag is written.

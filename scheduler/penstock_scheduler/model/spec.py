@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock_scheduler.errors import BadJobSpec
-from penstock_scheduler.model.flags import Flag, Syntax
+from penstock_scheduler.model.flags import CPU_SLOT, Flag, Syntax
 
 SPEC_KEY = "penstock"
 """Key of the job spec in a comment's JSON object."""
@@ -308,10 +308,10 @@ class JobSpec(BaseModel):
         return self.scale_unit if isinstance(self.scale_unit, int) else self.scale_unit.get(gpu_type, 1)
 
     def allows_type(self, gpu_type: str) -> bool:
-        """Whether the job can use GPUs of `gpu_type`."""
-        if self.excluded_gpu_types is not None and gpu_type in self.excluded_gpu_types:
-            return False
-        return self.gpu_types is None or gpu_type in self.gpu_types
+        """Whether the job can use GPUs of `gpu_type`. CPU slots have no GPU, so only a job that names them can use them."""
+        if self.gpu_types is not None:
+            return gpu_type in self.gpu_types
+        return gpu_type not in (CPU_SLOT, *(self.excluded_gpu_types or ()))
 
     def allows(self, gpu_type: str, gpus: int) -> bool:
         """Whether the job can use `gpus` GPUs of `gpu_type`."""

@@ -271,7 +271,7 @@ def _fair_s(job: SimulatedJob, scenario: Scenario, contention: float) -> float:
     share = scenario.total_gpus / contention
     found: list[tuple[float, float]] = []
     for gpu_type, gpus in scenario.gpus_by_type.items():
-        if job.spec.gpu_types is None or gpu_type in job.spec.gpu_types:
+        if job.spec.allows_type(gpu_type):
             found.append((gpus, isolated_s(job, scenario, gpu_type, share)))
     possible = [(gpus, seconds) for gpus, seconds in found if math.isfinite(seconds)]
     total = sum(gpus for gpus, _ in possible)

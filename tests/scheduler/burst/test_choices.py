@@ -65,6 +65,23 @@ def test_only_nodes_with_gpus_count_for_the_speed_on_site():
     assert runtime(empty.jobs[0], empty).runtime_s is None
 
 
+def test_a_cpu_slot_is_only_for_jobs_that_name_it():
+    """However cheap it is: a job without gpu_types may have any GPU, and a CPU slot has none."""
+    slot = Offer("c5.xlarge", "cpu", 1, 1, 0.01)
+    offers = (slot, A10G)
+
+    def found(**spec: Any) -> list[str]:
+        waits = job("j", max_gpus=4, submit_s=100.0, runtime_s=HOUR, **spec)
+        rates = table(**RATES, cpu={1: 1.0})
+        state = with_cloud(snapshot("t4:1x4", [waits], {"j": rates}, time_s=1e6), offers=offers)
+        return [choice.offer.id for choice in choices(state)[0].get("j", [])]
+
+    assert found() == [A10G.id]
+    assert found(gpu_types=("cpu",)) == [slot.id]
+    assert found(gpu_types=("a10g",)) == [A10G.id]
+    assert found(excluded_gpu_types=("t4",)) == [A10G.id]
+
+
 @pytest.mark.parametrize(
     ("spec", "runs_s"),
     [

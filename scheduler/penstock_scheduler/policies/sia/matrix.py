@@ -15,6 +15,7 @@ from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
 from penstock_profiles.matrix import Configurations, GoodputMatrix
 from penstock_scheduler.free_gpus import Access, access_of, choices_of, doors, opens
 from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Placement, Snapshot
+from penstock_scheduler.model.flags import CPU_SLOT
 from penstock_scheduler.placement import Placed, place
 from penstock_scheduler.policies import common
 from penstock_scheduler.policies.sia.measuring import Measuring
@@ -131,7 +132,7 @@ class SiaMatrix:
         self.goodput_JC = self.goodputs.evaluate(self.models, configurations)
         wanted_JT = np.ones((len(jobs), len(types)), dtype=np.bool_)
         for row, job in enumerate(jobs):
-            if job.spec.gpu_types is not None or job.spec.excluded_gpu_types is not None:
+            if job.spec.gpu_types is not None or job.spec.excluded_gpu_types is not None or CPU_SLOT in types:
                 wanted_JT[row] = [job.spec.allows_type(name) for name in types]
         self.unit_JC = unit_JC = self.unit_JT[:, self.type_C]
         units_JC = self.gpus_C // unit_JC
