@@ -32,9 +32,15 @@ SPEC = json.dumps({"penstock": {"max_gpus": 1, "goodput_table": RATES, "burst": 
 
 @pytest.fixture
 def gateway_site(
-    make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+    request: pytest.FixtureRequest,
+    make_loopback: MakeLoopback,
+    cloud_settings: Callable[..., CloudSettings],
+    ec2: Ec2,
+    tmp_path: Path,
 ) -> Iterator[tuple[Site, Hypervisor]]:
-    """One T4 on site, one gateway for an A10G, penstockd, and a hypervisor that boots moto's instances."""
+    """One T4 on site, a gateway for an A10G or as many as the parameter says, penstockd, and a hypervisor that boots moto's
+    instances."""
+    gateways = getattr(request, "param", 1)
     settings = cloud_settings(bucket=BUCKET, s3_endpoint=ec2.s3_url, detached_user="")
     boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
     cloud_runner = tmp_path / "cloud_runner"
@@ -42,7 +48,7 @@ def gateway_site(
     cloud_runner.chmod(0o755)
     (tmp_path / "cloud_runner.so").write_bytes(build_plugin(name="cloud_runner.so"))
     line = f"required {tmp_path}/cloud_runner.so partition=a10g cloud_runner={cloud_runner} share={settings.share}\n"
-    site = Site(make_loopback("t4:1x1,a10g:1x1:4c:8g", files={"plugstack.conf": line}), tmp_path, cloud="ec2")
+    site = Site(make_loopback(f"t4:1x1,a10g:{gateways}x1:4c:8g", files={"plugstack.conf": line}), tmp_path, cloud="ec2")
     site.partitions = ["t4"]
     site.slurm_settings |= {"cloud_partition": "a10g"}
     site.extra = toml(settings)
@@ -112,3 +118,48 @@ def test_to_slurm_a_detached_job_is_like_any_other(
         assert not store.cloud_runs()
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("gateway_site", [2], indirect=True)
+def test_to_slurm_a_detached_job_on_two_nodes_is_one_job(
+    gateway_site: tuple[Site, Hypervisor], ec2: Ec2, tmp_path: Path
+) -> None:
+    """It holds both gateways, and ends with the exit status of the node that failed."""
+    site, hypervisor = gateway_site
+
+    def told() -> str:
+        return f"{site.tail()}\n{hypervisor.console()}"
+
+    rates = {"t4": {"1": 1.0}, "a10g": {"1": 1.0, "2": 2.0}}
+    spec = {
+        "min_gpus": 2,
+        "max_gpus": 2,
+        "adaptivity": "rigid",
+        "goodput_table": rates,
+        "burst": "only",
+        "runtime_s": 60.0,
+    }
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#PENSTOCK output here\nmkdir here; echo $SLURM_JOB_ID >here/$SLURM_NODEID\n"
+        'echo "node $SLURM_NODEID of $SLURM_NNODES with $SLURM_GPUS_ON_NODE GPU"; sleep 5; exit $((SLURM_NODEID * 7))\n'
+    )
+    held = ("--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps({'penstock': spec})}")
+    job = site.sbatch("-p", "t4", *held, f"--output={tmp_path}/out", str(tmp_path / "job.sh"))
+    wait_for(lambda: site.states(job).get(job) == "RUNNING", 120, "Slurm runs its cloud runner", details=told)
+    assert site.job(job).nodes == ("a10g-00", "a10g-01")
+    wait_for(lambda: site.states(job)[job] == "FAILED", 120, "it ends", details=told)
+    assert (
+        "node 0 of 2 with 1 GPU\npenstock: output of node 1:\nnode 1 of 2 with 1 GPU\n"
+        in (tmp_path / "out").read_text()
+    )
+    assert [(tmp_path / "here" / name).read_text() for name in "01"] == [f"{job}\n"] * 2
+    submitter = SlurmSubmitter(
+        CliGateway(conf=site.slurm.slurm_conf, timeout_s=20), Spool(site.spool), SlurmSettings(partitions=("t4",))
+    )
+    fate = submitter.fates([job])[job]
+    assert fate is not None
+    assert (fate.state, fate.exit_code) == ("FAILED", 7)
+    wait_for(lambda: not ec2.running(), 120, "both instances are given back", details=told)
+    site.stop()
+    assert UNFORESEEN not in site.log.read_text(), told()
+    assert len(ec2.instances()) == 2
