@@ -257,7 +257,7 @@ def live(where: Scenario, policy: PolicyChoice, spec: CloudSpec, store: SqlStore
     ],
     ids=lambda value: str(value),
 )
-@pytest.mark.parametrize("recalled", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("recalled", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_simulation_predicts_the_live_loop(store, policy, wait, tick_s, recalled):
     """The paper's fidelity set (s = 1.1), with instances that boot for three minutes. GPU-hours and cost are the same, since the
     simulation leaves out only ticks of the daemon in which nothing happens."""
