@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NODE = "bench"
+NODE = f"bench{os.getpid()}"
+"""Unlike that of any bench that runs at the same time: an agent finds its jobs' processes by it."""
 NOBODY = 65534
 PTRACE, UNIT = 19, (0, 1, 2, 3, 19)
 """CAP_SYS_PTRACE, and the capabilities of the agent's unit."""
