@@ -5,6 +5,8 @@
     RUN_DIR/NUMBER/devices              by the agent: indexes of the GPUs to which the job is bound, such as "0,1"
     RUN_DIR/NUMBER/gpus                 by the agent: device files of the node's GPUs, by index, one on each line
     RUN_DIR/NUMBER/mps                  by the agent: folder of the MPS control daemon; only for jobs that use one
+    RUN_DIR/NUMBER/limits               by the agent: variables of the job's tasks that limit it, one NAME=VALUE on each
+                                        line; only for jobs with limits that hold for the job's whole life
     RUN_DIR/NUMBER/control.json         by the agent: a `JobControl`, replaced whole
     RUN_DIR/NUMBER/job/RANK.json        by the job: a `JobStatus` of each of its processes on the node, replaced whole
 
@@ -126,6 +128,11 @@ def gpus_file(folder: Path, number: int) -> Path:
 def mps_file(folder: Path, number: int) -> Path:
     """Folder that the job's tasks get as CUDA_MPS_PIPE_DIRECTORY. It is written before `devices_file`."""
     return job_dir(folder, number) / "mps"
+
+
+def limits_file(folder: Path, number: int) -> Path:
+    """Variables that limit the job, one NAME=VALUE on each line. It is written before `devices_file`."""
+    return job_dir(folder, number) / "limits"
 
 
 def control_path(folder: Path, number: int) -> Path:

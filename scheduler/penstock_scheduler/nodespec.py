@@ -8,7 +8,7 @@ from penstock_scheduler.errors import ConfigError
 DEFAULT_SPEC = "t4:6x4,rtx:3x8,a100:2x8"
 
 _PART = re.compile(
-    r"(?P<type>[A-Za-z][A-Za-z0-9_]*):(?P<nodes>[0-9]+)x(?P<gpus>[0-9]+)(:(?P<cpus>[0-9]+)c)?(:(?P<memory_gb>[0-9]+)g)?",
+    r"(?P<type>[A-Za-z][A-Za-z0-9_.]*):(?P<nodes>[0-9]+)x(?P<gpus>[0-9]+)(:(?P<cpus>[0-9]+)c)?(:(?P<memory_gb>[0-9]+)g)?",
     re.ASCII,
 )
 _REMEDY = (
@@ -63,7 +63,7 @@ def parse_nodes(text: str, most: int | None = None) -> tuple[NodeSpec, ...]:
         if gpus > 64:
             raise SpecError(f"{where}, {part!r}: {gpus} GPUs on a node are more than 64; give more nodes instead")
         first = of_type.get(gpu_type, 0)
-        names = (f"{gpu_type}-{number:02d}" for number in range(first, first + count))
+        names = (f"{gpu_type.replace('.', '-')}-{number:02d}" for number in range(first, first + count))
         nodes += [NodeSpec(name, gpu_type, gpus, cpus, memory_mb) for name in names]
         of_type[gpu_type] = first + count
     return tuple(nodes)

@@ -91,13 +91,14 @@ static int count_seen(char *files, char devices[PENSTOCK_DEVICES_SIZE])
 }
 
 enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_t owner, unsigned most_ds,
-				       char devices[PENSTOCK_DEVICES_SIZE], char mps[PENSTOCK_FOLDER_SIZE])
+				       char devices[PENSTOCK_DEVICES_SIZE], char mps[PENSTOCK_FOLDER_SIZE],
+				       char limits[PENSTOCK_LIMITS_SIZE])
 {
 	const struct timespec tenth = {0, 100000000};
 	enum penstock_devices found;
 	char path[4096], files[4096];
 
-	*devices = *mps = '\0';
+	*devices = *mps = *limits = '\0';
 	if (snprintf(path, sizeof(path), "%s/%u", folder, number) >= (int)sizeof(path))
 		return PENSTOCK_NO_SHARER;
 	for (unsigned waited = 0;; waited++) {
@@ -119,6 +120,8 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 			found = state > 0 && are_indexes(devices) ? PENSTOCK_BOUND : PENSTOCK_NOT_OURS;
 		if (found == PENSTOCK_BOUND && read_text(job, "mps", owner, mps, PENSTOCK_FOLDER_SIZE) <= 0)
 			*mps = '\0'; /* the job can run without MPS */
+		if (found == PENSTOCK_BOUND && read_text(job, "limits", owner, limits, PENSTOCK_LIMITS_SIZE) < 0)
+			found = PENSTOCK_NOT_OURS; /* without its limits it could take what belongs to the jobs beside it */
 		if (found == PENSTOCK_BOUND && read_text(job, "gpus", owner, files, sizeof(files)) > 0) {
 			char seen[PENSTOCK_DEVICES_SIZE];
 
@@ -134,6 +137,6 @@ enum penstock_devices penstock_devices(const char *folder, unsigned number, uid_
 		nanosleep(&tenth, NULL);
 	}
 	if (found != PENSTOCK_BOUND)
-		*devices = *mps = '\0';
+		*devices = *mps = *limits = '\0';
 	return found;
 }

@@ -11,7 +11,7 @@
  * Nodes. The plugin binds only jobs that have no GPUs from Slurm and for which the node's penstock-agent has made a
  * folder. Such a job gets CUDA_VISIBLE_DEVICES from the folder once its first time slice begins and its device cgroup
  * permits the GPUs. It sees no GPU if that takes longer than WAIT_DS, or if the folder is not the agent's. A pack that
- * uses the site's NVIDIA MPS also gets CUDA_MPS_PIPE_DIRECTORY. On a node without an agent the plugin does nothing. On
+ * uses the site's NVIDIA MPS also gets CUDA_MPS_PIPE_DIRECTORY, and a job with limits the variables that set them. On a node without an agent the plugin does nothing. On
  * nodes whose jobs share no GPUs and have one task on each node, the plugin need not be installed if plugstack.conf
  * calls it `optional`.
  */
@@ -253,11 +253,37 @@ static int has_gpus(spank_t spank)
 	return 0;
 }
 
+/* Sets the variables of the agent's lines NAME=VALUE, which it changes. A library that the job preloads itself stays, after
+ * the agent's: without it the program might not start. */
+static void set_limits(spank_t spank, char *lines)
+{
+	char *rest = NULL, before[PATH_SIZE], both[PATH_SIZE + PENSTOCK_LIMITS_SIZE];
+
+	for (char *line = strtok_r(lines, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+		char *value = strchr(line, '=');
+		spank_err_t status = ESPANK_ENV_NOEXIST;
+
+		if (!value)
+			continue;
+		*value++ = '\0';
+		if (!strcmp(line, "LD_PRELOAD"))
+			status = spank_getenv(spank, line, before, sizeof(before));
+		if (status == ESPANK_NOSPACE) {
+			slurm_error("penstock: LD_PRELOAD is too long to add %s, so the job's GPU memory is not limited", value);
+			continue;
+		}
+		snprintf(both, sizeof(both), "%s%s%s", value, status == ESPANK_SUCCESS && *before ? ":" : "",
+			 status == ESPANK_SUCCESS ? before : "");
+		spank_setenv(spank, line, both, 1);
+	}
+}
+
 /* Runs as the job's user, in the process that becomes the task. */
 __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
 {
 	const char *pattern = default_run_dir;
 	char node[256], folder[PATH_SIZE], devices[PENSTOCK_DEVICES_SIZE], mps[PENSTOCK_FOLDER_SIZE];
+	char limits[PENSTOCK_LIMITS_SIZE];
 	uint32_t number = 0;
 
 	count_tasks(spank);
@@ -272,7 +298,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 		spank_setenv(spank, "PENSTOCK_RUN_DIR", folder, 0);
 	if (has_gpus(spank))
 		return ESPANK_SUCCESS;
-	switch (penstock_devices(folder, number, daemon_uid, WAIT_DS, devices, mps)) {
+	switch (penstock_devices(folder, number, daemon_uid, WAIT_DS, devices, mps, limits)) {
 	case PENSTOCK_NO_SHARER:
 		return ESPANK_SUCCESS;
 	case PENSTOCK_BOUND:
@@ -292,6 +318,7 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 	spank_setenv(spank, "CUDA_VISIBLE_DEVICES", devices, 1);
 	if (*mps)
 		spank_setenv(spank, "CUDA_MPS_PIPE_DIRECTORY", mps, 1);
+	set_limits(spank, limits);
 	if (*devices) { /* Scripts start one process for each GPU by this count, which Slurm does not set without a GRES. */
 		char count_text[16];
 		unsigned gpus = 1;

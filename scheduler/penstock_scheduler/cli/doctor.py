@@ -16,7 +16,7 @@ from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.health import INCOMPLETE, SILENT
 from penstock_scheduler.health_messages import REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
-from penstock_scheduler.sharing.messages import AWAY_S, NodeStatus, status_file
+from penstock_scheduler.sharing.messages import AWAY_S, Lack, NodeStatus, status_file
 from penstock_scheduler.units import data_size, duration
 
 WARNING = "WARNING"
@@ -52,7 +52,13 @@ def _spool() -> Iterator[Check]:
         return
     there = Path(spool).is_dir()
     yield "PENSTOCK_SPOOL", there, spool if there else f"{spool} is not a directory here; jobs cannot report through it"
-    alive, silent = agents_in(Path(spool), time.time())
+    alive, silent, lacking = agents_in(Path(spool), time.time())
+    for lack, nodes in sorted(lacking.items()):
+        yield (
+            "agents",
+            WARNING,
+            f"{lack} on {', '.join(nodes)}: `penstock slurm check` says what that means and what to do",
+        )
     if silent:
         text = (
             f"no status for {AWAY_S:.0f} s from {', '.join(silent)}; jobs cannot share GPUs there: start penstock-agent"
@@ -62,18 +68,22 @@ def _spool() -> Iterator[Check]:
         yield "agents", True, f"the agents of all {len(alive)} nodes answer"
 
 
-def agents_in(spool: Path, now_s: float) -> tuple[list[str], list[str]]:
-    """The nodes in the spool whose agents answer, and those whose agents do not."""
+def agents_in(spool: Path, now_s: float) -> tuple[list[str], list[str], dict[Lack, list[str]]]:
+    """The nodes in the spool whose agents answer, those whose agents do not, and those that lack what sharing needs."""
     alive: list[str] = []
     silent: list[str] = []
+    lacking: dict[Lack, list[str]] = {}
     for folder in sorted((spool / "agents").glob("*")):
         try:
             status = read(NodeStatus, status_file(spool, folder.name).read_bytes())
             late = now_s - status.time_s >= AWAY_S
+            lacks = status.lacks if not late else ()
         except (OSError, ValueError):
-            late = True
+            late, lacks = True, ()
+        for lack in lacks:
+            lacking.setdefault(lack, []).append(folder.name)
         (silent if late else alive).append(folder.name)
-    return alive, silent
+    return alive, silent, lacking
 
 
 def _daemon() -> Iterator[Check]:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock_profiles.files import open_regular, write_whole
@@ -25,6 +25,7 @@ from penstock_profiles.node_channel import (
     devices_file,
     gpus_file,
     job_dir,
+    limits_file,
     mps_file,
     statuses_dir,
 )
@@ -88,6 +89,20 @@ class Channels:
         """Whether the job uses an MPS control daemon."""
         return mps_file(self.folder, number).exists()
 
+    def limit(self, number: int, variables: Mapping[str, str]) -> None:
+        """Tell the job, before it is bound, the variables of its tasks that limit it; empty: none."""
+        with contextlib.suppress(OSError):
+            self.limiter_cache(number).unlink()  # with the limits of an earlier run
+        path = limits_file(self.folder, number)
+        if variables:
+            write_whole(path, "".join(f"{name}={value}\n" for name, value in variables.items()))
+        else:
+            path.unlink(missing_ok=True)
+
+    def limiter_cache(self, number: int) -> Path:
+        """Where the processes of a job that preloads HAMi-core count their memory together. The job can write there."""
+        return statuses_dir(self.folder, number) / "limiter.cache"
+
     def bind(self, number: int, devices: tuple[int, ...], gpus: Sequence[Path] = ()) -> None:
         """Bind the job to GPUs. `gpus` are the device files of all GPUs of the node by index, if they are known."""
         if gpus:
@@ -122,7 +137,7 @@ class Channels:
 
     def _remove_orders(self, number: int) -> None:
         """Remove what the job was told."""
-        for name in (devices_file, gpus_file, mps_file, control_path):
+        for name in (devices_file, gpus_file, mps_file, limits_file, control_path):
             with contextlib.suppress(OSError):
                 name(self.folder, number).unlink()
 

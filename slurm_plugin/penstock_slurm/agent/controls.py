@@ -48,6 +48,8 @@ class Controls:
             self._within_limit(each, pack) or self._state.jobs[each].state != "running" for each in others
         ):
             memory_mb = before_mb
+        if local.most_mb:
+            memory_mb = min(memory_mb or local.most_mb, local.most_mb)  # more fails, whatever the plan says by now
         compute = 1.0 if local.driven else self._groups.compute(job)
         self.send(local, compute=compute, memory_mb=memory_mb)
 

@@ -1,11 +1,11 @@
-"""Which GPUs a job's processes can reach: its binding, the device cgroups, and NVIDIA's MPS."""
+"""Which GPUs a job's processes can reach: its binding, the device cgroups, NVIDIA's MPS, and limits that hold."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from penstock_scheduler.sharing.messages import OrderedJob
-from penstock_slurm.agent import mps
+from penstock_slurm.agent import limits, mps
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.node_state import NodeState
@@ -32,6 +32,7 @@ class GpuAccess:
         if not local.devices:  # its tasks have not begun
             local.mps = self._may_use_mps(job)
             self._channels.go_through(job.slurm_job, self._mps_dir if local.mps else None)
+            self._limit(job, local, devices)
         if trouble := self._open(job, local, devices):
             return trouble
         self._channels.bind(job.slurm_job, devices, self._device_cgroups.gpus())
@@ -52,6 +53,23 @@ class GpuAccess:
         if local.cgroup is None:
             local.cgroup = self._device_cgroups.cgroup(job.slurm_job, job.uid)
         return self._device_cgroups.give(job.slurm_job, job.uid, devices, self._state.now_s, local.cgroup)
+
+    def _limit(self, job: OrderedJob, local: LocalJob, devices: tuple[int, ...]) -> None:
+        """Limit a job that begins in a pack: see `penstock_slurm.agent.limits`."""
+        settings, pack = self._state.settings, self._state.ordered_pack(job.job)
+        limiter = None if local.mps else settings.limiter
+        if limiter is not None and limits.trouble(limiter):
+            limiter = None  # the status says so
+        found: dict[str, str] = {}
+        local.most_mb = 0
+        if pack is not None and len(pack.jobs) > 1 and (local.mps or limiter is not None):
+            local.most_mb = pack.limit(job.job).memory_mb
+            if limiter is not None:
+                found = limits.by_limiter(limiter, local.most_mb, self._channels.limiter_cache(job.slurm_job))
+            else:
+                beside = pack.guaranteed not in (None, job.job)
+                found = limits.by_mps(local.most_mb, settings.mps_percentage if beside else 100, max(devices) + 1)
+        self._channels.limit(job.slurm_job, found)
 
     def _may_use_mps(self, job: OrderedJob) -> bool:
         """Whether a job that begins may be a client of the site's MPS: see `penstock_slurm.agent.mps`.

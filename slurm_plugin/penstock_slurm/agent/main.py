@@ -98,6 +98,12 @@ def _run_alone(
         nvml = Nvml().__enter__()
     except NoNvml as error:
         log.info("no samples of GPUs", extra={"text": str(error)})
+    if nvml is not None and any(reading.device.parent is not None for reading in nvml.sample().readings):
+        nvml.__exit__()
+        raise ConfigError(
+            f"GPUs of {node} are divided into MIG devices, which Slurm binds to one job each; jobs cannot share them, so "
+            "no agent runs there: systemctl disable --now penstock-agent"
+        )
     # Asked between ticks, which must not wait long for a controller that is away.
     plugin = Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir)
     processes = Processes(node, conf=os.environ.get("SLURM_CONF"))

@@ -9,8 +9,7 @@ NVIDIA's manual (https://docs.nvidia.com/deploy/mps) says of clients:
 - After a fatal fault on a GPU, no new client is served there until all clients on it have ended. A frozen client does
   not end, and the manual does not say what it may hold. So a time-sliced job never becomes a client, and a client is
   never suspended.
-- A client's memory limit (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`) holds for its whole life. A pack's limits change, and a
-  guaranteed job has none. So it is not set, and limits work as without MPS.
+- A client's limits hold for its whole life: see `penstock_slurm.agent.limits`.
 - Devices are counted as the control daemon sees them, and jobs are bound by Slurm's indexes. So the control daemon must
   be started without `CUDA_VISIBLE_DEVICES`.
 """

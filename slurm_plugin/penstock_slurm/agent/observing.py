@@ -11,7 +11,7 @@ from penstock_profiles.cuda_checkpoint import FIRST_DRIVER, too_old
 from penstock_profiles.nvml import Sample, by_job
 from penstock_scheduler.model import JobId
 from penstock_scheduler.sharing.messages import Lack, XidSeen
-from penstock_slurm.agent import mps
+from penstock_slurm.agent import limits, mps
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.node_state import NodeState
@@ -156,6 +156,8 @@ class Observer:
             lacks[found[0]] = found[1]
         if self._mps_dir is not None and (text := mps.trouble(self._mps_dir)):
             lacks["no-mps"] = f"no nvidia-cuda-mps-control answers, packs run without it: {text}"
+        if state.settings.limiter is not None and (text := limits.trouble(state.settings.limiter)):
+            lacks["no-limiter"] = f"no HAMi-core, packs run without it: {text}"
         if state.settings.cuda_checkpoint == "auto" and too_old(self._driver):
             text = f"NVIDIA's driver {self._driver} cannot checkpoint processes, {FIRST_DRIVER} or later can"
             lacks["old-driver"] = f"{text}: jobs that do not move off their GPUs are frozen with their memory there"

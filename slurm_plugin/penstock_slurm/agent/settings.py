@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler.sharing.control import ControlSettings
-from penstock_slurm.agent import mps
+from penstock_slurm.agent import limits, mps
 from penstock_slurm.gateway.hostlist import expand
 
 
@@ -30,6 +30,19 @@ class AgentSettings(BaseModel):
         max_length=mps.LONGEST,
         description="Folder on the node in which the site's nvidia-cuda-mps-control answers; %n is the node's name. "
         "A pack uses MPS if all of its jobs begin in it, belong to one user and are not time-sliced. Absent: no MPS.",
+    )
+    mps_percentage: int = Field(
+        default=20,
+        ge=1,
+        le=100,
+        description="Most of a GPU's multiprocessors that an opportunistic job beside a guaranteed one may use as a client "
+        "of MPS, percent. It holds until the job's processes end.",
+    )
+    limiter: str | None = Field(
+        default=None,
+        max_length=limits.LONGEST,
+        description="HAMi-core's libvgpu.so on the node. Jobs that begin in a pack without MPS preload it, so that none can "
+        "take more GPU memory than its limit when it began. Absent: a job that takes more is cancelled (misuse).",
     )
     gpu_file: str | None = Field(
         default=None,
@@ -96,6 +109,15 @@ class AgentSettings(BaseModel):
             if not files or not all(path.startswith("/") and "\n" not in path and "%" not in path for path in files):
                 raise ValueError(f"{text!r} must be absolute paths as in gres.conf, such as /dev/nvidia[0-7]")
         return text
+
+    @field_validator("limiter")
+    @classmethod
+    def _is_one_path(cls, path: str | None) -> str | None:
+        if path is not None and (not path.startswith("/") or set(path) & set(" :\n")):
+            raise ValueError(
+                f"{path!r} must be an absolute path without spaces and colons, which LD_PRELOAD would split"
+            )
+        return path
 
     @field_validator("mps_dir")
     @classmethod

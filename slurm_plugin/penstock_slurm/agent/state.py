@@ -69,6 +69,9 @@ class LocalJob:
     started."""
     mps: bool = False
     """Whether it is a client of NVIDIA's MPS."""
+    most_mb: int = 0
+    """Memory on each of its GPUs with which its tasks began and beyond which they cannot go, MB; 0: no such limit. See
+    `limits`."""
     cuda_checkpointed: tuple[int, ...] | None = ()
     """Its processes that NVIDIA's driver may have locked or checkpointed, so that they must be restored when it runs;
     None: unknown. See `cuda_checkpoints`."""

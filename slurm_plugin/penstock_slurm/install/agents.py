@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_
 
 SHOWN = 8
 """Most nodes that a finding names."""
+
+MIG_TYPE = re.compile(r"(?:^|_)\d+g\.\d+gb")
+"""In the GPU types of MIG devices, as AutoDetect=nvml names them: 1g.5gb, a100_3g.20gb."""
 
 ERRORS_S = 86400.0
 """For how long an error of a GPU is shown."""
@@ -69,6 +73,10 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         "finds no nvidia-cuda-mps-control in [agent] mps_dir: packs run without MPS",
         "on each node: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d, without CUDA_VISIBLE_DEVICES (the agent's unit "
         "does not see folders in /tmp); or remove mps_dir from the settings",
+    ),
+    "no-limiter": (
+        "finds no HAMi-core in [agent] limiter: nothing but the agent keeps jobs of packs to their memory limits",
+        "install its libvgpu.so there on each node, writable by root alone; or remove limiter from the settings",
     ),
     "no-devices": (
         "cannot give GPUs to jobs that share them, because Slurm denies them (ConstrainDevices=yes): tasks wait, and then see no "
@@ -130,7 +138,8 @@ def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Fin
         spool: `[slurm] spool_dir`.
         now_s: this machine's clock, seconds since the epoch.
     """
-    gpu_nodes = [node for node in nodes if sum(node.gpus.values())]
+    # On nodes whose GPUs are all MIG devices, no agent runs.
+    gpu_nodes = [node for node in nodes if sum(node.gpus.values()) and not all(map(MIG_TYPE.search, node.gpus))]
     there = {node.name: read_status(spool, node.name, now_s) for node in gpu_nodes if not node.state & AWAY}
     wrong: dict[Trouble, dict[str, float]] = {}
     for name, seen in sorted(there.items()):

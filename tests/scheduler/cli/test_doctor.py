@@ -49,6 +49,19 @@ def test_doctor_names_the_nodes_without_an_answering_agent(api, monkeypatch, tmp
     assert "from n1;" in found["agents"]["text"]
 
 
+def test_doctor_says_what_nodes_lack_for_sharing(api, monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_SPOOL", str(tmp_path))
+    for node, lacks in (("n0", ("no-limiter",)), ("n1", ("no-limiter",)), ("n2", ())):
+        status_file(tmp_path, node).parent.mkdir(parents=True)
+        status = NodeStatus(node=node, order=0, time_s=time.time(), history="h", lacks=lacks)
+        status_file(tmp_path, node).write_text(status.model_dump_json())
+    told = penstock(api, "doctor", "--json")
+    first, second = [line for line in json.loads(told.stdout) if line["check"] == "agents"]
+    assert told.exit_code == 1
+    assert (first["ok"], first["text"].partition(":")[0]) == (False, "no-limiter on n0, n1")
+    assert (second["ok"], second["text"]) == (True, "the agents of all 3 nodes answer")
+
+
 def test_doctor_warns_of_a_low_limit_on_open_files(api, monkeypatch):
     found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
     assert found["open files"]["ok"]

@@ -7,15 +7,18 @@
 
 int main(int count, char **arguments)
 {
-	char devices[PENSTOCK_DEVICES_SIZE], mps[PENSTOCK_FOLDER_SIZE];
+	char devices[PENSTOCK_DEVICES_SIZE], mps[PENSTOCK_FOLDER_SIZE], limits[PENSTOCK_LIMITS_SIZE];
 	enum penstock_devices found;
 
 	if (count < 4)
 		return 2;
 	for (int job = 3; job < count; job++) {
 		found = penstock_devices(arguments[1], (unsigned)atoi(arguments[job]), geteuid(), (unsigned)atoi(arguments[2]),
-					 devices, mps);
-		printf("%d [%s] [%s]\n", (int)found, devices, mps);
+					 devices, mps, limits);
+		printf("%d [%s] [%s]", (int)found, devices, mps);
+		for (char *text = limits; *text; text++)
+			putchar(*text == '\n' ? ' ' : *text);
+		putchar('\n');
 	}
 	return 0;
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_slurm.agent import limits
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.install.sources import source
 
@@ -81,6 +82,33 @@ def test_without_a_folder_that_can_be_the_task_runs_without_mps(program: Path, c
     assert tell_all(program, channels.folder, *numbers) == [(BOUND, "[0] []")] * len(numbers)
 
 
+def test_a_task_gets_the_variables_that_limit_its_job(program: Path, channels: Channels) -> None:
+    channels.limit(7, {"A": "0=1M,1=1M", "B": "2"})
+    channels.bind(7, (0,))
+    assert tell(program, channels.folder) == (BOUND, "[0] []A=0=1M,1=1M B=2")
+    channels.limit(7, {})
+    assert tell(program, channels.folder) == (BOUND, "[0] []")
+
+
+def test_a_task_whose_limits_cannot_be_read_sees_no_gpu(program: Path, channels: Channels) -> None:
+    """It could take what belongs to the jobs beside it."""
+    numbers = write(channels, "limits", ["", 1100 * "x"])
+    for number in numbers:
+        channels.bind(number, (0,))
+    assert tell_all(program, channels.folder, *numbers) == [(NOT_OURS, "[] []")] * len(numbers)
+
+
+def test_the_most_limits_fit(program: Path, channels: Channels) -> None:
+    """Sixteen GPUs as a client of MPS; the longest path of a limiter and of its file."""
+    clients = limits.by_mps(1_000_000, 20, 16)
+    longest = limits.by_limiter("/" + (limits.LONGEST - 1) * "x", 1_000_000, Path("/" + 253 * "y"))
+    for variables in (clients, longest):
+        channels.limit(7, variables)
+        channels.bind(7, (0,))
+        lines = " ".join(f"{name}={value}" for name, value in variables.items())
+        assert tell(program, channels.folder) == (BOUND, f"[0] []{lines}")
+
+
 def test_the_longest_folder_fits(program: Path, channels: Channels) -> None:
     longest = Path("/" + 253 * "x")
     channels.go_through(7, longest)
@@ -94,8 +122,9 @@ def test_devices_that_cannot_be_bind_to_none(program: Path, channels: Channels) 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
-@pytest.mark.parametrize("name", ["mps", "devices"])
+@pytest.mark.parametrize("name", ["mps", "devices", "limits"])
 def test_files_of_others_do_not_count(program: Path, channels: Channels, name: str) -> None:
+    channels.limit(7, {"A": "1"} if name == "limits" else {})
     channels.go_through(7, Path("/run/nvidia-mps"))
     channels.bind(7, (0,))
     os.chown(channels.folder / "7" / name, 65534, 65534)

@@ -15,6 +15,7 @@ import pytest
 from penstock_profiles.node_channel import JobStatus
 from penstock_scheduler.sharing.messages import Lack, status_file
 from penstock_slurm.loopback import wait_for
+from tests.profiles import fake_nvml
 
 from .node import Node, alone, steps
 
@@ -125,3 +126,26 @@ def test_a_second_agent_for_a_node_does_not_start(tmp_path: Path):
         third.kill()
         third.wait()
     assert time.time() - told.stat().st_mtime < 120
+
+
+def test_an_agent_does_not_run_where_gpus_are_divided_into_mig_devices(tmp_path: Path):
+    """It would bind jobs to whole GPUs by the numbers of devices. Status 2: its unit does not start it again."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install nvidia-ml-py")
+    device = "0.mig 1\n0.m0.name NVIDIA A100-SXM4-40GB MIG 1g.5gb\n0.m0.uuid MIG-0\n0.m0.total 4864\n"
+    (tmp_path / "gpus").write_text(fake_nvml.TWO_GPUS + device)
+    settings = tmp_path / "penstock.toml"
+    settings.write_text(
+        f'[slurm]\npartitions = ["a"]\nspool_dir = "{tmp_path}/spool"\n'
+        f'[agent]\nrun_dir = "{tmp_path}/run"\nstate_dir = "{tmp_path}/state"\n'
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock_slurm.agent.main", "--config", settings, "--node", "n1"],
+        env=fake_nvml.environment(fake_nvml.build(tmp_path), tmp_path / "gpus"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "GPUs of n1 are divided into MIG devices" in ended.stderr
+    assert not (tmp_path / "spool").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
     tells(tmp_path, "a", lacks=("no-mps", "no-plugin"))
     tells(tmp_path, "b", lacks=("no-plugin",))
     tells(tmp_path, "c", lacks=("no-devices", "old-plugin"))
-    tells(tmp_path, "d")
+    tells(tmp_path, "d", lacks=("no-limiter",))
     well, *wrong = judge([node(name) for name in "abcd"], tmp_path, NOW_S)
     assert (well.what, well.remedy) == ("the agents of 4 of 4 nodes with GPUs report", "")
     found = {finding.what: finding.remedy for finding in wrong}
@@ -101,11 +102,20 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
         "the agent of a, b finds no penstock.so that Slurm loads": "its line of plugstack.conf",
         f"the agent of c finds a penstock.so that is not version {__version__}": "copy this host's",
         "the agent of c cannot give GPUs to jobs that share": "unit penstock-agent.service --constrain-devices",
+        "the agent of d finds no HAMi-core in [agent] limiter": "libvgpu.so there on each node",
         "the agent of a finds no nvidia-cuda-mps-control in [agent] mps_dir": "DIR nvidia-cuda-mps-control -d",
     }.items():
         (what,) = [what for what in found if what.startswith(words)]
         assert remedy in found.pop(what)
     assert not found
+
+
+def test_nodes_of_mig_devices_need_no_agent(tmp_path: Path):
+    """Slurm binds each job to its own device. A node that has whole GPUs, too, needs one, which says that it cannot run there."""
+    kinds = {"a": {"1g.5gb": 7}, "b": {"a100_3g.20gb": 2, "a100_1g.5gb": 1}, "c": {"a100": 4, "a100_1g.5gb": 7}}
+    nodes = [dataclasses.replace(node(name), gpus=gpus) for name, gpus in kinds.items()]
+    (finding,) = judge(nodes, tmp_path, NOW_S)
+    assert finding.what.startswith("the agent of c has never reported")
 
 
 def test_many_nodes_are_not_all_named(tmp_path: Path):

@@ -95,7 +95,7 @@ def test_a_site_without_agents_is_left_as_it_is(tmp_path: Path) -> None:
         assert [each.phase for each in cluster.observe().jobs] == [Phase.RUNNING]
         cluster.apply(())
     assert commands.asked == []
-    assert agents_in(spool.folder, clock.now_s()) == ([], [])
+    assert agents_in(spool.folder, clock.now_s()) == ([], [], {})
 
 
 def test_gpus_of_slurms_are_told_where_there_is_an_agent(site: Site) -> None:
