@@ -263,8 +263,8 @@ def test_a_task_whose_offer_is_withdrawn_sees_no_gpu(tmp_path: Path, there: bool
     if there:
         folder.mkdir()
         threading.Timer(0.5, folder.rmdir).start()
-    text, mps = ctypes.create_string_buffer(4096), ctypes.create_string_buffer(4096)
-    assert devices(str(tmp_path).encode(), 7, os.geteuid(), 600, text, mps) == found
+    texts = [ctypes.create_string_buffer(4096) for _ in range(3)]
+    assert devices(str(tmp_path).encode(), 7, os.geteuid(), 600, *texts) == found
 
 
 def node(name: str, *, stand_in: bool) -> SlurmNode:
