@@ -5,8 +5,9 @@ much pairs of jobs of 1, 2 and 4 GPUs slow each other down. The agents measure i
 have 4 GPUs.
 
 Jobs: 70 % of 1 GPU, 15 % of 2, 15 % of 4; kinds at random from the table; durations lognormal, from 5 minutes to `--longest`
-hours; arrivals at random within `--hours`. All policies see the same lists. Utilisation covers the time in which jobs arrive:
-used GPU-seconds, each job's weighted by its utilisation alone, divided by all GPU-seconds.
+hours; arrivals at random within `--hours`. Slurm's backfill plans with time limits: the durations rounded up to whole hours. All
+policies see the same lists. Utilisation covers the time in which jobs arrive: used GPU-seconds, each job's weighted by its
+utilisation alone, divided by all GPU-seconds.
 
 The last line is a JSON object.
 """
@@ -37,6 +38,13 @@ POLICIES: dict[str, tuple[PolicyChoice | str, dict[str, object]]] = {
     "gandiva, reactive": ("gandiva", {"mode": "reactive"}),
     "gandiva": ("gandiva", {}),
     "fifo+gandiva-share": (PolicyChoice(name="fifo", stages=("gandiva-share",)), {}),
+    "EASY": ("fifo", {"backfill": "easy"}),
+    "EASY+gandiva-share": (
+        PolicyChoice(name="fifo", stages=("gandiva-share",), settings={"fifo": {"backfill": "easy"}}),
+        {},
+    ),
+    "slurm-backfill": ("slurm-backfill", {}),
+    "sia+gandiva-share": (PolicyChoice(name="sia", stages=("gandiva-share",)), {}),
 }
 
 
@@ -126,7 +134,9 @@ def workload(
         seconds = min(max(hours * 3600, 300.0), options.longest * 3600)
         arrival_s = source.uniform(0.0, options.hours * 3600)
         kind = source.choice(sorted(used[gpus]))
-        jobs.append(WorkloadJob(f"j{number:04d}", arrival_s, gpus, rigid_spec(gpus), duration_s=seconds))
+        limit_s = math.ceil(seconds / 3600 + 0.1) * 3600.0
+        spec = rigid_spec(gpus)
+        jobs.append(WorkloadJob(f"j{number:04d}", arrival_s, gpus, spec, duration_s=seconds, time_limit_s=limit_s))
         kinds[jobs[-1].id] = Kind(kind, used[gpus][kind])
     return sorted(jobs, key=lambda job: job.submit_s), kinds
 

@@ -54,7 +54,7 @@ class Arrival:
     work: float
 
 
-ARRIVALS = (Arrival("a", 0.0, 5.5), Arrival("b", 0.4, 0.7), Arrival("c", 1.2, 30.0), Arrival("d", 5.0, 30.0))
+ARRIVALS = (Arrival("a", 0.0, 5.5), Arrival("b", 0.4, 1.2), Arrival("c", 1.2, 30.0), Arrival("d", 5.0, 30.0))
 """b ends soon, so its GPU is free while a and c have time slices on the other one. a has not rested for `interval_s` then."""
 
 
@@ -69,6 +69,8 @@ class Scene:
     times_s: list[float] = field(default_factory=list)
     trained_s: dict[str, float] = field(default_factory=dict)
     """Seconds of training alone that each job has done in the end."""
+    runs: dict[str, int] = field(default_factory=dict)
+    """How often each job began."""
 
     @property
     def settings(self) -> dict[str, object]:
@@ -115,6 +117,7 @@ def simulated(unit_s: float) -> Scene:
     cluster.close()
     scene.read(store.rounds, {each.name: each.name for each in ARRIVALS}, 0.0)
     scene.trained_s = {job.name: job.progress / RATE for job in jobs}
+    scene.runs = {job.name: len(job.runs) for job in jobs}
     return scene
 
 
@@ -131,6 +134,7 @@ def lived(site: Site, unit_s: float) -> Scene:
     for job, name in names.items():
         seen = [report.body.progress for report in site.reports(job) if isinstance(report.body, Observation)]
         scene.trained_s[name] = max(seen, default=0.0) / RATE
+        scene.runs[name] = len(site.starts(job))
     site.slurm.command("scancel", *names)
     store = open_store(site.state)
     rounds = [store.round(number) for number in store.round_numbers()]
@@ -155,7 +159,10 @@ def test_simulated_jobs_rest_for_the_interval() -> None:
 def test_who_runs_where_and_when_is_the_same_on_a_real_slurm(
     make_loopback: MakeLoopback, make_site: Callable[..., Site], unit_s: float
 ) -> None:
-    """A minute and a half; ten minutes with --long. `interval_s` holds in both, and a job is as far in both in the end."""
+    """A minute and a half; ten minutes with --long. `interval_s` holds in both, and a job is as far in both in the end.
+
+    A job begins again only where it goes to another node, not when the time slices around it begin or end.
+    """
     slurm = make_loopback(NODES, agents=True)
     site = make_site(slurm, policy="gandiva", round_s=1.0)
     site.spool = slurm.spool
@@ -168,5 +175,6 @@ def test_who_runs_where_and_when_is_the_same_on_a_real_slurm(
         assert abs(at_s - its_s) <= 5.0 + 0.05 * its_s, (
             f"{job} goes to {node} after {at_s:.1f} s, simulated {its_s:.1f} s"
         )
+    assert real.runs == expected.runs == {"a": 2, "b": 1, "c": 2, "d": 1}
     for name, trained_s in expected.trained_s.items():
         assert abs(real.trained_s[name] - trained_s) <= 6.0 + 0.1 * trained_s, name

@@ -13,9 +13,7 @@ tolerance allows.
 
 2. **Judge a share by how much cycles differ.** Steps beside another job are not independent: they wait for it or they
    do not, and other load comes in spells. So the uncertainty of the mean is taken from the differences between cycles.
-   While there are few cycles, what the spread of single steps would explain counts as eight more cycles. With many
-   cycles, cycles that agree better than their steps are believed, as far as Student's t allows: a step that ends late
-   and one that makes up for it vary, but their sum does not.
+   What the spread of single steps would explain counts as eight more cycles, which matters while there are few.
 
    - A share is *good* if the upper bound of its slowdown is within the tolerance.
    - It is *bad* if the lower bound is beyond the tolerance, or if it is unlikely to prove good within `patience`
@@ -57,13 +55,14 @@ LEAST_STEPS = 10
 """With fewer steps, their spread is too uncertain to be used."""
 
 LEAST_CYCLES = 2
-"""Least number of cycles before a share is good."""
+"""Least number of cycles before it is known how little a cycle's slowdown can be."""
+
+LEAST_WEIGHT = 50
+"""Least evidence before a share is good, as `weight_of` counts it: of 100 steps at share 0 and 100 beside the other jobs,
+in one cycle or more. Fewer may have met the other jobs too seldom."""
 
 PRIOR_CYCLES = 8
-"""The spread of single steps counts as this many cycles. With more cycles than this, it may be left out."""
-
-QUANTILE = 3.3
-"""Quantile of the normal distribution at which Student's t is compared with it; the default of `z`."""
+"""The spread of single steps counts as this many cycles."""
 
 GROW_CYCLES = 3
 """After each this many cycles at one share, cycles become longer by the length of the first."""
@@ -88,7 +87,7 @@ class ControlSettings(BaseModel):
     )
     first_share: float = Field(default=0.05, gt=0, le=1, description="First share that is tried.")
     resolution: float = Field(
-        default=0.02, gt=0, lt=1, description="The search ends when the limit is known to this part of the share."
+        default=0.03, gt=0, lt=1, description="The search ends when the limit is known to this part of the share."
     )
     least_share: float = Field(
         default=0.004, gt=0, le=1, description="Smallest share; below it, opportunistic jobs do not train at all."
@@ -203,18 +202,11 @@ class Evidence:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; infinite without a cycle.
-
-        With many cycles it is the error from the cycles alone, if that is smaller. It is widened so that `QUANTILE`
-        times the error is as sure as Student's t.
-        """
+        """Standard error of the mean; infinite without a cycle."""
         if self.cycles == 0:
             return math.inf
-        freedom = self.cycles - 1
-        error = math.sqrt((self.squares + PRIOR_CYCLES * self.variance) / (freedom + PRIOR_CYCLES) / self.weight)
-        if freedom < PRIOR_CYCLES:
-            return error
-        return min(error, wider(freedom) * math.sqrt(self.squares / freedom / self.weight))
+        squares, freedom = self.squares + PRIOR_CYCLES * self.variance, self.cycles - 1 + PRIOR_CYCLES
+        return math.sqrt(squares / freedom / self.weight)
 
     @property
     def spread(self) -> float:
@@ -230,16 +222,6 @@ class Evidence:
     def error_after(self, periods: float) -> float:
         """Expected error of the mean after this many periods, if they are like those so far; 0 without a cycle."""
         return self.error * math.sqrt(self.periods / periods) if self.cycles else 0.0
-
-
-def wider(freedom: float) -> float:
-    """How many times wider Student's t is than the normal distribution at the probability of `QUANTILE`.
-
-    Abramowitz and Stegun, *Handbook of Mathematical Functions*, 26.7.5, first two terms: within 4 % from 7 degrees of
-    freedom on.
-    """
-    square = QUANTILE**2
-    return 1 + (square + 1) / (4 * freedom) + (5 * square**2 + 16 * square + 3) / (96 * freedom**2)
 
 
 def weight_of(base: Steps, beside: Steps) -> float:
@@ -361,7 +343,7 @@ def _judge(control: ShareControl, trial: Tried, settings: ControlSettings) -> Sh
         return _next(dataclasses.replace(control, good=good, bad=trial), settings)
     if control.settled:
         return _once_settled(control, trial, settings)
-    if seen.cycles >= LEAST_CYCLES and seen.mean + margin <= settings.tolerance:
+    if seen.weight >= LEAST_WEIGHT and seen.mean + margin <= settings.tolerance:
         return _next(dataclasses.replace(control, good=trial), settings)
     in_the_end = settings.z * seen.error_after(settings.patience)
     if seen.periods >= settings.patience or seen.mean - seen.error + in_the_end > settings.tolerance:

@@ -9,9 +9,8 @@ from typing import Protocol
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from penstock_scheduler.sharing.control import QUANTILE, ControlSettings, Evidence, ShareControl, Steps, advance, wider
+from penstock_scheduler.sharing.control import ControlSettings, Evidence, ShareControl, Steps, advance
 
 SETTINGS = ControlSettings()
 TURN = SETTINGS.settled_periods + 1
@@ -103,7 +102,7 @@ def test_the_guaranteed_job_keeps_its_speed_and_little_is_left_unused(count: int
     assert min(used) >= 0.85
     assert np.mean(np.array(used) >= 0.9) >= 0.99
     assert np.mean(used) >= 0.95
-    assert np.median(settling) <= 100
+    assert np.median(settling) <= 80
     assert np.quantile(settling, 0.95) <= 500
 
 
@@ -379,29 +378,6 @@ def test_cycles_that_differ_count_more_than_what_their_steps_would_explain():
     assert seen.mean == pytest.approx(0.05778, rel=1e-3)
     assert seen.error == pytest.approx(0.00940, rel=1e-3)
     assert seen.spread == pytest.approx(seen.error * 1.5**0.5)
-
-
-def test_many_cycles_that_agree_are_believed():
-    """Each of slow-down 4 or 4.2 %, of which its steps would say that it is known to 1 %: late ones are made up for.
-
-    Nine cycles, five of 4 %: squares 5 x 4 / 9 x 0.2^2 = 0.0889; of 8 degrees of freedom sqrt(0.0889 / 8 / 9) = 0.0351 %.
-    """
-    seen = Evidence()
-    for cycle in range(8):
-        seen = seen.plus(0.042 if cycle % 2 else 0.04, 0.01)
-    assert seen.error > 0.7 * 0.01 / 8**0.5, "few: what their steps would explain counts"
-    seen = seen.plus(0.04, 0.01)
-    assert seen.error == pytest.approx(wider(8) * 0.000351, rel=1e-2)
-    scattered = Evidence()
-    for cycle in range(9):
-        scattered = scattered.plus(0.06 if cycle % 2 else 0.02, 0.01)
-    assert scattered.error < wider(8) * (scattered.squares / 8 / 9) ** 0.5, "the steps say less is to be feared"
-
-
-@pytest.mark.parametrize("freedom", [7, 10, 20, 100])
-def test_students_t_reaches_further_than_the_normal_distribution(freedom: int):
-    t = stats.t.isf(stats.norm.sf(QUANTILE), freedom)
-    assert wider(freedom) * QUANTILE == pytest.approx(t, rel=0.04)
 
 
 def test_steps_add_up_as_if_they_were_one_list():
