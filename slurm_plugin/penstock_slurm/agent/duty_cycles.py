@@ -111,6 +111,11 @@ class DutyCycles:
         passed_s = min(max(now_s - observed.metered_s, 0.0), 2 * state.settings.sample_s)
         observed.metered_s = now_s
         used_s = self._used_s(job, local, observed, passed_s)
+        if share > 0 and observed.had_share == 0 and not local.driven:
+            # Its pause may have passed while its share was 0. Over many periods that would count as taking too much, but
+            # the control has measured what it does.
+            observed.credit_s = max(observed.credit_s, 0.0)
+        observed.had_share = share
         others = len(pack.jobs) - 1  # all of them together slow the guaranteed job down
         observed.credit_s = min(observed.credit_s + share * passed_s - used_s, MOST_CREDIT_S / others)
         if share >= 1:

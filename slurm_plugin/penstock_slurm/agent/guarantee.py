@@ -99,7 +99,10 @@ class Guarantees:
         passed_s = state.now_s - watch.marked_s
         if passed_s < max(group.order.slice_s, LEAST_STEPS * state.observed(job).usual_s):
             return
-        speed = rate_between(watch.mark, first, max(first.time_s - watch.mark.time_s, passed_s - LATE_S))
+        reported_s = max(first.time_s - watch.mark.time_s, passed_s - LATE_S)
+        if reported_s <= 0:
+            return  # its status may just be late
+        speed = rate_between(watch.mark, first, reported_s)
         watch.mark, watch.marked_s = first, state.now_s
         least = 1 - GROSS * state.settings.control.tolerance
         if watch.since_s:
