@@ -13,7 +13,7 @@ tolerance allows.
 
 2. **Judge a share by how much cycles differ.** Steps beside another job are not independent: they wait for it or they
    do not, and other load comes in spells. So the uncertainty of the mean is taken from the differences between cycles.
-   What the spread of single steps would explain counts as eight more cycles, which matters while there are few.
+   What the spread of single steps would explain counts as four more cycles, which matters while there are few.
 
    - A share is *good* if the upper bound of its slowdown is within the tolerance.
    - It is *bad* if the lower bound is beyond the tolerance, or if it is unlikely to prove good within `patience`
@@ -61,7 +61,7 @@ LEAST_WEIGHT = 50
 """Least evidence before a share is good, as `weight_of` counts it: of 100 steps at share 0 and 100 beside the other jobs,
 in one cycle or more. Fewer may have met the other jobs too seldom."""
 
-PRIOR_CYCLES = 8
+PRIOR_CYCLES = 4
 """The spread of single steps counts as this many cycles."""
 
 GROW_CYCLES = 3
@@ -87,7 +87,7 @@ class ControlSettings(BaseModel):
     )
     first_share: float = Field(default=0.05, gt=0, le=1, description="First share that is tried.")
     resolution: float = Field(
-        default=0.03, gt=0, lt=1, description="The search ends when the limit is known to this part of the share."
+        default=0.02, gt=0, lt=1, description="The search ends when the limit is known to this part of the share."
     )
     least_share: float = Field(
         default=0.004, gt=0, le=1, description="Smallest share; below it, opportunistic jobs do not train at all."
