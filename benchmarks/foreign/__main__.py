@@ -37,6 +37,10 @@ SMALL = 0.05
 """A loss below this is as good as another: the made-up data are easy."""
 
 
+class Failed(Exception):
+    """A script has not done what it should."""
+
+
 def lay_out(sources: Path, folder: Path, name: str) -> Path:
     """Copy the script's folder, change the lines, and make the data. Returns the script's folder."""
     script = SCRIPTS[name]
@@ -74,7 +78,7 @@ def last_loss(script: Script, output: str) -> float:
     """The last loss that the script has printed."""
     found = re.findall(script.loss, output, re.MULTILINE)
     if not found:
-        raise SystemExit(f"{script.path} has printed no loss:\n{output[-4000:]}")
+        raise Failed(f"{script.path} has printed no loss:\n{output[-4000:]}")
     return float(found[-1])
 
 
@@ -91,7 +95,7 @@ def uninterrupted(script: Script, place: Path) -> float:
         stderr=subprocess.STDOUT,
     )
     if done.returncode:
-        raise SystemExit(f"{script.path} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+        raise Failed(f"{script.path} ended with {done.returncode}:\n{done.stdout[-4000:]}")
     return last_loss(script, done.stdout)
 
 
@@ -127,7 +131,7 @@ def moved(script: Script, place: Path, folder: Path) -> dict[str, object]:
 
             def newest() -> int:
                 if site.states(job).get(job) in ("FAILED", "COMPLETED"):
-                    raise SystemExit(f"the job ended before {MOVES} moves:\n{site.tail()}")
+                    raise Failed(f"the job ended before {MOVES} moves:\n{site.tail()}")
                 said = [(report.epoch, report.body) for report in site.reports(job)]
                 good = [n for n, body in said if n > after and isinstance(body, Observation) and body.gpus == gpus]
                 return max(good, default=0)
@@ -171,17 +175,19 @@ def main() -> None:
     failed = []
     for name in options.names:
         script = SCRIPTS[name]
-        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            alone = uninterrupted(script, lay_out(options.sources, Path(folder) / "alone", name))
-            said = moved(script, lay_out(options.sources, Path(folder) / "moved", name), Path(folder))
+        try:
+            with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+                alone = uninterrupted(script, lay_out(options.sources, Path(folder) / "alone", name))
+                said = moved(script, lay_out(options.sources, Path(folder) / "moved", name), Path(folder))
+        except Failed as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            failed.append(name)
+            continue
         print(
             json.dumps({"script": name, "added_lines": script.added(name), "uninterrupted": alone} | said), flush=True
         )
-        if (
-            said["resizes"] < MOVES
-            or said["lost_or_doubled"]
-            or not math.isclose(said["loss"], alone, rel_tol=DIFFERENCE, abs_tol=SMALL)
-        ):
+        same = math.isclose(said["loss"], alone, rel_tol=DIFFERENCE, abs_tol=SMALL)
+        if said["resizes"] < MOVES or said["lost_or_doubled"] or not same:
             failed.append(name)
     if failed:
         raise SystemExit(f"differs: {', '.join(failed)}")
