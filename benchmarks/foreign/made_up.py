@@ -28,14 +28,15 @@ def images(folder: Path) -> None:
 
 
 def digits(folder: Path, train: int, test: int) -> None:
-    """MNIST's files, with `train` and `test` images of ten patterns and noise."""
+    """MNIST's files, with `train` and `test` images of ten patterns and noise. Every fifth label is drawn anew."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     draw = np.random.default_rng(0)
     patterns = draw.integers(0, 200, (10, 28, 28))
     for part, count in (("train", train), ("t10k", test)):
-        labels = draw.integers(0, 10, count, dtype=np.uint8)
-        pixels = (patterns[labels] + draw.integers(0, 55, (count, 28, 28))).astype(np.uint8)
+        shown = draw.integers(0, 10, count, dtype=np.uint8)
+        labels = np.where(draw.random(count) < 0.2, draw.integers(0, 10, count, dtype=np.uint8), shown)
+        pixels = (patterns[shown] + draw.integers(0, 55, (count, 28, 28))).astype(np.uint8)
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
         (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pixels.tobytes())
 

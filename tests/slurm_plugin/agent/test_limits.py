@@ -58,7 +58,8 @@ def mps_dir(tmp_path: Path) -> str:
 
 def begin(node: Node, *packs: Pack, gpus: int = 1, **more: object) -> None:
     node.order(packs, tuple(range(gpus)), 60.0, **more)  # type: ignore[arg-type]
-    node.run(0.2)
+    for _ in range(5):  # on a busy machine a tick may take as long as all of them
+        node.run(0.04)
 
 
 def variables(node: Node, number: int) -> dict[str, str]:
