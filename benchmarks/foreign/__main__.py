@@ -162,7 +162,7 @@ def moved(script: Script, place: Path, folder: Path) -> dict[str, object]:
         "samples": ends[-1].progress,
         "of": starts[-1].total,
         "lost_or_doubled": max(map(abs, gaps), default=0.0),
-        "loss": last_loss(script, (folder / "job.out").read_text()),
+        "loss": last_loss(script, (folder / "job.out").read_text(errors="replace")),
         "seconds": round(time.monotonic() - began_s),
     }
 

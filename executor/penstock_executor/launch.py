@@ -114,6 +114,8 @@ def tasks_of_node(environ: Mapping[str, str]) -> list[dict[str, str]]:
     world, before, text = sum(counts), sum(counts[:node]), ",".join(map(str, counts))
     whole = dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), str(world))
     whole |= dict.fromkeys(("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), text)
+    if "SLURM_NTASKS_PER_NODE" in environ:  # 1, from the srun of this launcher
+        whole["SLURM_NTASKS_PER_NODE"] = str(counts[node])
     tasks = [whole | {"SLURM_PROCID": str(before + n), "SLURM_LOCALID": str(n)} for n in range(counts[node])]
     ranks = read_ranks({**environ, **tasks[0]})
     port = ranks.port if len(nodes) > 1 or environ.get("MASTER_PORT") else _free_port()

@@ -26,6 +26,7 @@ import numpy, torch
 import penstock_executor as px
 run = px.start(os.environ["FOLDER"] + "/checkpoints")
 print(json.dumps({"rank": run.rank, "world": run.world, "local": os.environ.get("SLURM_LOCALID"), "imported": imported,
+    "per_node": os.environ.get("SLURM_NTASKS_PER_NODE"),
     "argv": sys.argv[1:], "main": __name__, "path": sys.path[0], "draws": [random.random(), numpy.random.rand()],
     "seed": torch.initial_seed(), "threads": torch.get_num_threads(), "sum": run._group.from_first(run.rank)}) + "\\n", end="")
 """
@@ -38,6 +39,7 @@ STEP = {
     "SLURM_STEP_NUM_TASKS": "1",
     "SLURM_STEP_NODELIST": "t4-00",
     "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_NTASKS_PER_NODE": "1",
     "SLURM_JOB_NODELIST": "t4-00",
     "SLURM_GPUS_ON_NODE": "3",
     "SLURM_JOB_GPUS": "0,1,2",
@@ -74,6 +76,7 @@ def test_each_gpu_has_a_process_with_everything_imported_and_the_variables_of_sr
     assert child.returncode == 0, error
     said = sorted(map(json.loads, out.splitlines()), key=lambda each: each["rank"])
     assert [(each["rank"], each["world"], each["local"]) for each in said] == [(0, 3, "0"), (1, 3, "1"), (2, 3, "2")]
+    assert {each["per_node"] for each in said} == {"3"}
     assert all(each["imported"] and each["main"] == "__main__" and each["sum"] == 0 for each in said)
     assert all(each["argv"] == ["--lr", "1", "-m"] and each["path"] == str(tmp_path) for each in said)
     draws = [draw for each in said for draw in each["draws"]]
