@@ -3,6 +3,7 @@ loop."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import signal
@@ -18,6 +19,7 @@ from penstock_executor.client import ReportSchedule, connect
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.node_channel import open_channel
 from penstock_executor.training.host_copies import OnItsWay
+from penstock_executor.training.processes import leave
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.status import STOPPED, SUPERSEDED
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
@@ -169,6 +171,9 @@ class TrainingMonitor:
         """Report that the loop has ended."""
         if self._reporter is not None:
             self._reporter.close(outcome, self.progress)
+        if self._world > 1:
+            # After what the script still does with the others. Gloo's threads may abort a process that ends with them.
+            atexit.register(leave)
 
     def leave(self) -> NoReturn:
         """End this process, because it was asked to stop and has saved. All processes call it.
