@@ -70,12 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         tasks = tasks_of_node(os.environ)
+    except RuntimeError as error:
+        parser.error(str(error))
+    try:
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // len(tasks), 1)))  # read when PyTorch is imported
         for name in (*PRELOADED, *options.imports):
             importlib.import_module(name)
         _check_that_it_may_fork(options.imports)
-    except (EnvironmentDisagrees, ImportError, RuntimeError) as error:
+    except (EnvironmentDisagrees, ImportError) as error:
         parser.error(str(error))
     sys.stdout.flush()
     sys.stderr.flush()
