@@ -87,8 +87,7 @@ class Run:
         """The run's number among all runs of the job: an older run writes no checkpoints (`penstock_profiles.wire`)."""
         self.steps = 0
         """Optimiser steps so far, over all runs."""
-        self.epoch_steps = 0
-        """Those of this epoch. A loop with a loader of its own leaves out so many batches."""
+        self._steps_before_epoch = 0
         self.progress = 0.0
         """In samples, over all runs."""
         self.epoch = 0
@@ -188,7 +187,7 @@ class Run:
             yield self.epoch
             self._act()
             self.epoch += 1
-            self.epoch_steps = 0
+            self._steps_before_epoch = self.steps
             if self._loader is not None:
                 self._loader.position = 0
             self._end_epoch()
@@ -220,7 +219,6 @@ class Run:
             self._loader.position += part.step_samples
             samples = part.step_samples
         self.steps += 1
-        self.epoch_steps += 1
         self.progress += samples
         if self._channel is not None:
             self._channel.finish()
@@ -229,6 +227,11 @@ class Run:
         self._timed_s += active_s
         self._began_s = time.monotonic()
         self._after_step(samples, active_s)
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of this epoch that are done. A loop with a loader of its own leaves out so many batches."""
+        return self.steps - self._steps_before_epoch
 
     def save(self) -> None:
         """Save a checkpoint; all processes call it after the same step. Training goes on while it is written."""
@@ -374,7 +377,8 @@ class Run:
         self._has_saved = True
         meta = found.meta
         self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
-        self.epoch_steps = meta.get("epoch_steps", 0)  # not in checkpoints of before November 2026
+        # Checkpoints of before November 2026 do not say it.
+        self._steps_before_epoch = self.steps - meta.get("epoch_steps", 0)
         self._first_step, self._position = self.steps, meta["position"]
         if self._loader is not None:
             self._loader.position = self._position

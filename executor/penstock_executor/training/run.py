@@ -247,7 +247,6 @@ class TrainingRun(Run):
         self._optimizer_step.follow_schedule(self.progress)
         self._optimizer.zero_grad()
         self.steps += 1
-        self.epoch_steps += 1
         return norms
 
     @property
