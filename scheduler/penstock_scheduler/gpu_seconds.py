@@ -9,8 +9,8 @@ The round loop observes the cluster every few seconds. Each observation adds the
    observations between which it ended.
 3. Time in which a job is suspended does not count. The exception is suspension between the last observation of a run and its end.
 4. The first observation of a new daemon counts from the newest saved round on, because jobs run on without the daemon.
-5. An observation may take long. A run that ended meanwhile counts up to the beginning of the observation; the next observation
-   tells of that run again and adds the rest.
+5. An observation may take long. A run that ended meanwhile counts up to the beginning of the observation. The next observation
+   adds the rest, whether or not the cluster tells of that run again.
 6. Nodes that a cloud fills do not count: they are paid for in dollars.
 
 `GpuSeconds` reads no clock and asks no cluster, so that the same observations always give the same sums.
@@ -124,6 +124,7 @@ class GpuSeconds:
         runs, over = _present_runs(state.holding, now_s), self._over(present)
         from_accounts = _recorded(recorded, _unknown(over, present, ended)) if recorded else {}
         charges = [
+            *[rest for rest in self._rests if rest[0] not in ended],  # else `_last_runs` has them
             *_over_runs(over, present, ended, runs, from_accounts, now_s),
             *self._present(runs, since_s, now_s),
             *self._last_runs(ended, from_accounts, since_s, now_s),
