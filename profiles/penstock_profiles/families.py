@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -101,6 +101,18 @@ class Families(dict[str, Family]):
                 time_a, time_b = (float(compute_time(on_gpu.step, batch)) for _, on_gpu in (a, b))
                 ratios.setdefault((a[0], b[0]), []).append(time_b / time_a)
         return {pair: float(np.median(values)) for pair, values in ratios.items()}
+
+    def speeds(self, gpu_types: Collection[str]) -> dict[str, float]:
+        """GPU type -> speed of one GPU over that of the slowest of these types, for a job of which nothing is known.
+
+        Empty if the families do not compare all of these types: a type of unknown speed would be taken for a slow or a
+        fast one.
+        """
+        first = min(gpu_types, default="")
+        if any((first, name) not in self.slowdowns for name in gpu_types):
+            return {}
+        slowest = max((self.slowdowns[first, name] for name in gpu_types), default=1.0)
+        return {name: slowest / self.slowdowns[first, name] for name in sorted(gpu_types)}
 
     def on(self, gpu_types: Iterable[str], gpus: Gpus) -> Families:
         """The same families on the GPU types of one site, under the site's names.

@@ -1,7 +1,8 @@
 """The models of jobs that rounds are decided with.
 
 `SpecModels` takes the job spec's goodput table, or else its model family from the catalogue. For a job with neither it assumes
-perfect scaling and no preference for a GPU type, as in Sia's first round. `LearnedModels` adds what jobs report while they run.
+perfect scaling, as in Sia's first round, and that GPU types are as fast as for the families of the catalogue. `LearnedModels`
+adds what jobs report while they run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Protocol
@@ -119,7 +120,7 @@ class SpecModels:
         if len(self._of_spec) > SPECS:
             self._of_spec = {}
         if id(spec) not in self._of_spec:  # the job spec is kept here, so its id stays its own
-            self._of_spec[id(spec)] = spec, _estimator(spec, self._families)
+            self._of_spec[id(spec)] = spec, _estimator(spec, self._families, self._gpu_types)
         return self._of_spec[id(spec)]
 
     def _costs_s(self, jobs: Sequence[Job], measured: RestartCosts) -> dict[JobId, float]:
@@ -370,15 +371,16 @@ def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[
     return tuple(sorted(gpu_types - estimator.models.keys())) if isinstance(estimator, TrainingEstimator) else ()
 
 
-def _estimator(spec: JobSpec, families: Families) -> AnyEstimator:
+def _estimator(spec: JobSpec, families: Families, gpu_types: Collection[str] = ()) -> AnyEstimator:
+    """From the job spec, or for a job of which nothing is known, from how fast these GPU types are in general."""
     if spec.goodput_table is not None:
         return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in spec.goodput_table.items()})
     if spec.model_family is None:
-        return LinearEstimator()
+        return LinearEstimator(families.speeds(gpu_types))
     try:
         family = families[spec.model_family]
         if not family.gpus:  # the catalogue has it for none of the site's types
-            return LinearEstimator()
+            return LinearEstimator(families.speeds(gpu_types))
         return family.estimator(spec.batch_size, spec.max_batch_size, fixed_batch=spec.fixed_batch)
     except UnknownFamilyError as error:
         raise BadJobSpec(str(error)) from None

@@ -35,6 +35,16 @@ def test_a_family_that_knows_no_type_of_the_site_knows_nothing():
     assert isinstance(estimator(("abacus",), model_family="yolov3"), LinearEstimator)
 
 
+def test_a_job_of_which_nothing_is_known_is_taken_to_be_as_fast_on_each_type_as_the_families_are():
+    """On one GPU. A type that no family has run on would be taken for a slow or a fast one, so then all types are alike."""
+    unknown = estimator()
+    fast, slow = (float(unknown.goodput(gpu_type, [1], [1])[0]) for gpu_type in ("a100", "t4"))
+    assert slow == 1.0
+    assert 2.0 < fast < 4.0
+    assert estimator(("t4", "abacus")) == LinearEstimator()
+    assert estimator(("rtx2080ti", "t4")).speeds.keys() == {"rtx2080ti", "t4"}, "under the site's names"
+
+
 def test_a_job_keeps_its_estimator_until_its_spec_or_the_site_changes():
     models = source()
     one, two = job("1", model_family="yolov3"), job("2")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -44,15 +46,26 @@ class TableEstimator:
 
 @dataclass(frozen=True, slots=True)
 class LinearEstimator:
-    """An estimator for an unknown job: rate 1 per GPU on any type, as in Sia in a job's first round."""
+    """An estimator for an unknown job: it scales perfectly, as in Sia in a job's first round.
+
+    Raises:
+        ValueError: a speed that is not positive and finite.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """GPU type -> speed of one GPU, such as `Families.speeds`; 1 for other types."""
     kind: Literal["linear"] = "linear"
 
+    def __post_init__(self) -> None:
+        for gpu_type, speed in self.speeds.items():
+            if not 0 < speed < math.inf:
+                raise ValueError(f"speeds[{gpu_type!r}]={speed} must be positive and finite")
+
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
-        """See `Estimator`; not in samples/s, but in multiples of one GPU's rate."""
-        return np.asarray(gpus, dtype=np.float64) + np.zeros(np.shape(nodes))
+        """See `Estimator`; not in samples/s, but in multiples of the rate of one GPU of speed 1."""
+        return self.speeds.get(gpu_type, 1.0) * np.asarray(gpus, dtype=np.float64) + np.zeros(np.shape(nodes))
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
         """None: nothing is known of the job's batches."""

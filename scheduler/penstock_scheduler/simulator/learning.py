@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock_profiles.estimators import AnyEstimator, Batch, GpuModel, IntArray, TrainingEstimator
+from penstock_profiles.estimators import AnyEstimator, Batch, GpuModel, IntArray, LinearEstimator, TrainingEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.fit import fit_throughput
 from penstock_profiles.kin import Kin, kind_by_name
@@ -119,6 +119,7 @@ class FittedLearner:
         self._var_scale = truth.model.initial_batch / self._initial
         self._measured: set[tuple[str, int, int, int]] = set()
         self._reports = 0
+        self._unknown = LinearEstimator(families.speeds(tuple(gpu_types)))
         self._profile = runs_on if profiled else {}
         self._take_profile()
 
@@ -152,7 +153,8 @@ class FittedLearner:
     @property
     def estimator(self) -> AnyEstimator:
         """See `Learner`."""
-        return self._model.estimator
+        found = self._model.estimator
+        return self._unknown if isinstance(found, LinearEstimator) else found
 
     @property
     def unmeasured(self) -> tuple[str, ...]:

@@ -196,8 +196,17 @@ def test_linear_is_one_per_gpu_on_any_type():
         assert linear.best_batch(gpu_type, 1, 1) is None
 
 
+def test_linear_may_know_that_a_type_is_faster():
+    linear = LinearEstimator({"a100": 3.0})
+    assert linear.goodput("t4", NODES_C, GPUS_C).tolist() == GPUS_C.tolist()
+    assert linear.goodput("a100", NODES_C, GPUS_C).tolist() == (3 * GPUS_C).tolist()
+    for speed in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="speeds"):
+            LinearEstimator({"a100": speed})
+
+
 @settings(max_examples=40)
-@given(st.one_of(trainings(), tables, st.just(LinearEstimator())))
+@given(st.one_of(trainings(), tables, st.just(LinearEstimator()), st.just(LinearEstimator({"a100": 3.0}))))
 def test_json_round_trip(estimator: Estimator):
     text = ADAPTER.dump_json(estimator)
     assert f'"kind":"{estimator.kind}"'.encode() in text

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from penstock_profiles.families import load_families
+from penstock_profiles.families import Families, load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.model import Adaptivity, Job, JobSpec, Phase, Placement, Share
 from penstock_scheduler.models import SpecModels
@@ -165,7 +165,7 @@ def test_the_scheduler_hears_what_is_left_of_a_training_once_it_runs(tmp_path):
     spec = window(1).jobs[0].as_requested
     truth = given.truth.of(given.workload.jobs[0])
     simulated = SimulatedJob(
-        "0", "0", spec, truth, 0.0, learner=FittedLearner("0", truth, spec, ("t4",), {}, Disturbances())
+        "0", "0", spec, truth, 0.0, learner=FittedLearner("0", truth, spec, ("t4",), Families(), Disturbances())
     )
     models = LearnedModels({"0": simulated}, {"0": 30.0}, SpecModels(load_families(), 30.0))
     seen = Job(id="0", name="0", user="u", account="", spec=spec, partitions=("all",), phase=Phase.QUEUED, submit_s=0.0)
