@@ -8,8 +8,9 @@ much as possible and no job is left far behind. Each round goes through these st
    job spec and the cluster allow. Dividing a job's row by its smallest entry makes jobs comparable. The result is the *gain*:
    1 on the job's slowest configuration, or the number of GPUs for a rigid job, or the unit for a job in units of several GPUs.
 2. **Bound growth, and measure** (`matrix`, `measuring`; section 3.1). A job whose scaling is unknown starts on its fewest GPUs
-   and at most doubles (`growth`) from one round to the next. A job whose speed on some GPU types is unknown first trains on
-   one GPU of each.
+   and at most quadruples (`growth`; in the paper, it doubles) from one round to the next. What it would gain from more GPUs
+   than it has had is not taken from its model alone (`unproven_power`). With `measure_gpu_s`, a job whose speed on some GPU
+   types is unknown first trains on one GPU of each.
 3. **Price the restart** (`costs`, `remaining`; section 3.4 of the paper). Moving a job costs a restart. So every entry but the
    one that the job holds is multiplied by the job's restart factor, the share of its goodput that survives a move. The paper's
    factor knows the job's age; ours also asks whether what the job has left is worth a restart.

@@ -15,6 +15,7 @@ The artifact differs from the paper, and from Penstock, in these ways. Each is a
   Among equals, the artifact's solver takes the first type in the order of the artifact's own names (`start_order`). In the
   rounds recorded from its simulator, all 40 such jobs got a T4.
 - `aging_s` is null: a wait weighs the same however long it is.
+- `growth` is 2 and `unproven_power` 1: a job doubles at most, and its model is believed beyond what it has run on.
 - `size_power` is 0 and `amortise_s` null: the work that jobs have left does not count.
 - `measure_gpu_s` is 0: the artifact knows each job's speed before it starts.
 """
@@ -25,6 +26,8 @@ from typing import Any
 
 ARTIFACT: dict[str, Any] = {
     "allocation_lambda": 1.1,
+    "growth": 2.0,
+    "unproven_power": 1.0,
     "measure_gpu_s": 0.0,
     "aging_s": None,
     "size_power": 0.0,
@@ -41,6 +44,7 @@ ARTIFACT: dict[str, Any] = {
 PAPER: dict[str, Any] = {
     "allocation_lambda": 1.1,
     "growth": 2.0,
+    "unproven_power": 1.0,
     "measure_gpu_s": 20.0,
     "aging_s": None,
     "size_power": 0.0,

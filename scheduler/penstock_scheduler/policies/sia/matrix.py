@@ -25,6 +25,10 @@ Pool = tuple[str, Access]
 """Nodes that the same jobs may use: their GPU type, and what else decides which jobs may use them."""
 
 
+UNBOUNDED = np.iinfo(np.int64).max
+"""More GPUs than any job can have."""
+
+
 class SiaMatrix:
     """What each job of a round could have, and what it would gain there.
 
@@ -151,8 +155,10 @@ class SiaMatrix:
         bad_J = ~np.all(np.isfinite(self.goodput_JC) & (self.goodput_JC >= 0), axis=1)
         self.bad = {jobs[row].id for row in np.flatnonzero(bad_J)}
         self.sane_JC = np.where(bad_J[:, None], 0.0, self.goodput_JC)
+        proven_J = self._proven()
+        self._doubt(proven_J, settings.unproven_power)
         self.ever_JC = in_spec_JC & ((self.offered_C & (regular_JC | exact_J[:, None])) | holds_JC) & (self.sane_JC > 0)
-        self.possible_JC = self.ever_JC & (self.gpus_C <= self._most_now(settings)[:, None])
+        self.possible_JC = self.ever_JC & (self.gpus_C <= self._most_now(proven_J, settings)[:, None])
         never_ran = np.array([job.restarts == 0 and job.phase is Phase.QUEUED for job in jobs], dtype=np.bool_)
         self.never_ran_J = never_ran
         if settings.blind_start:
@@ -200,16 +206,42 @@ class SiaMatrix:
                 self.possible_JC[row, held] = True
             self.possible_JC[row, found.columns] = self.ever_JC[row, found.columns] = True
 
-    def _most_now(self, settings: SiaSettings) -> NDArray[np.int64]:
+    def _proven(self) -> NDArray[np.int64]:
+        """Most GPUs that each job has run on; `UNBOUNDED` for jobs whose scaling is known, or that cannot grow later."""
+        proven_J = np.full(len(self.jobs), UNBOUNDED)
+        for row, job in enumerate(self.jobs):
+            ran_on = self.snapshot.facts[job.id].largest_run_gpus
+            if ran_on is not None and job.movable:
+                proven_J[row] = max(ran_on, job.allocation.gpus if job.allocation is not None else 0)
+        return proven_J
+
+    def _doubt(self, proven_J: NDArray[np.int64], power: float) -> None:
+        """Bound what jobs would gain from more GPUs than they have run on: by this power of the number, from their best
+        goodput on the same type. Before it is measured, a model mostly says too much, and other jobs need the GPUs."""
+        if power >= 1:
+            return
+        for t in range(len(self.types)):
+            of_type = np.flatnonzero(self.type_C == t)
+            gpus_C = self.gpus_C[of_type].astype(np.float64)
+            rows = np.flatnonzero(proven_J < gpus_C.max(initial=0))
+            unproven_JC = gpus_C > np.maximum(proven_J[rows], 1)[:, None]
+            sane_JC = self.sane_JC[np.ix_(rows, of_type)]
+            proven_JC = np.where(unproven_JC, 0.0, sane_JC)
+            best_J = (
+                proven_JC.argmax(axis=1, keepdims=True) if of_type.size else np.zeros((len(rows), 1), dtype=np.int64)
+            )
+            known_J = np.take_along_axis(proven_JC, best_J, axis=1)
+            most_JC = known_J * (gpus_C / gpus_C[best_J]) ** power
+            bounded_JC = np.where(unproven_JC & (known_J > 0), np.minimum(sane_JC, most_JC), sane_JC)
+            self.sane_JC[np.ix_(rows, of_type)] = bounded_JC
+
+    def _most_now(self, proven_J: NDArray[np.int64], settings: SiaSettings) -> NDArray[np.int64]:
         """Most GPUs that each job may have in this round: bounded for jobs whose scaling is unknown."""
-        most_J = np.full(len(self.jobs), np.iinfo(np.int64).max)
+        most_J = np.full(len(self.jobs), UNBOUNDED)
         if settings.growth is not None:
-            for row, job in enumerate(self.jobs):
-                ran_on = self.snapshot.facts[job.id].largest_run_gpus
-                if ran_on is not None and job.movable:  # another job cannot grow after its start
-                    most = max(ran_on, job.allocation.gpus if job.allocation is not None else 0)
-                    more_C = self.gpus_C[self.ever_JC[row] & (self.gpus_C > most)]
-                    most_J[row] = max(int(more_C.min(initial=most_J[row])), int(settings.growth * most))
+            for row in np.flatnonzero(proven_J < UNBOUNDED):
+                more_C = self.gpus_C[self.ever_JC[row] & (self.gpus_C > proven_J[row])]
+                most_J[row] = max(int(more_C.min(initial=UNBOUNDED)), int(settings.growth * proven_J[row]))
         return most_J
 
     @functools.cached_property

@@ -21,10 +21,16 @@ class SiaSettings(BaseModel):
         "first GPU while others have more than they need.",
     )
     growth: float | None = Field(
-        default=2.0,
+        default=4.0,
         gt=1,
         description="A job whose scaling is unknown may get this many times its largest number of GPUs so far, "
         "and always the next larger number that it can have. null: no limit.",
+    )
+    unproven_power: NonNegativeFloat = Field(
+        default=0.5,
+        le=1,
+        description="Beyond its largest number of GPUs so far, such a job's goodput is taken to grow by at most this power of "
+        "the number. 1: by what its model says.",
     )
     measure_gpu_s: NonNegativeFloat = Field(
         default=0.0,

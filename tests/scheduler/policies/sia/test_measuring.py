@@ -88,7 +88,7 @@ def test_measuring_takes_no_gpus_from_other_jobs():
     state = new("t4", "a100", nodes="a100:1x4,t4:1x4", others=(other,))
     assert sia.decide(state).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 1, "t4")}
     later = dataclasses.replace(with_facts(state, attained_gpu_s={"j": {"t4": 360.0}}), time_s=5000.0)
-    assert sia.decide(later).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 2, "t4")}
+    assert sia.decide(later).chosen == {"o": Configuration(1, 4, "a100"), "j": Configuration(1, 4, "t4")}
 
 
 def test_measuring_moves_and_shrinks_no_other_job():

@@ -151,15 +151,31 @@ def test_a_job_that_slurm_started_outside_its_spec_is_moved():
     assert sia.decide(snapshot("t4:1x4", [small])).chosen == {"j": Configuration(1, 2, "t4")}
 
 
-def test_a_job_of_unknown_scaling_grows_by_doubling():
-    """Never run: 1 GPU. Having run on 2: at most 4. Known scaling: all that it may have."""
-    for ran_on, gets in ((0, 1), (2, 4), (None, 8)):
+@pytest.mark.parametrize(("growth", "then"), [(2.0, 2), (4.0, 4)])
+def test_a_job_of_unknown_scaling_grows_step_by_step(growth: float, then: int):
+    """Never run: 1 GPU. Having run on 1: twice or four times as many. Known scaling: all that it may have."""
+    for ran_on, gets in ((0, 1), (1, then), (None, 8)):
         state = snapshot("t4:1x8", [job("j")])
         if ran_on is not None:
             state = with_facts(state, largest_run_gpus={"j": ran_on})
-        assert sia.decide(state).chosen["j"].gpus == gets
+        assert Sia(SiaSettings(growth=growth)).decide(state).chosen["j"].gpus == gets
     free = Sia(SiaSettings(growth=None))
     assert free.decide(with_facts(snapshot("t4:1x8", [job("j")]), largest_run_gpus={"j": 0})).chosen["j"].gpus == 8
+
+
+def test_gpus_on_which_a_job_has_shown_how_it_scales_come_before_those_on_which_it_has_not():
+    """All models promise perfect scaling, and one of three jobs may have a second GPU. `new` weighs most and has had one GPU."""
+    jobs = [job("new", weight=1.1), job("old"), job("last")]
+    state = with_facts(snapshot("t4:1x4", jobs), largest_run_gpus={"new": 1, "old": 8, "last": 8})
+
+    def most(power: float) -> str:
+        chosen = Sia(SiaSettings(unproven_power=power)).decide(state).chosen
+        return next(name for name, each in chosen.items() if each.gpus == 2)
+
+    assert most(1.0) == "new"
+    assert most(0.5) != "new"
+    alone = with_facts(snapshot("t4:1x8", [job("new")]), largest_run_gpus={"new": 1})
+    assert sia.decide(alone).chosen["new"].gpus == 4, "idle GPUs are tried"
 
 
 def test_prices_show_which_gpus_are_scarce():
