@@ -1,0 +1,133 @@
+"""Penstock's `sia` inside the simulator of Sia's authors, beside their own policy:
+
+    git clone https://github.com/siasosp23/artifacts; git -C artifacts checkout aaf7a0d
+    pip install pandas autograd cvxpy cvxopt
+    OMP_NUM_THREADS=1 python -m benchmarks.reference_sia --artifact artifacts
+
+The jobs, their models, progress and restarts, the 64 GPUs and the workloads are theirs; see `artifact` for what is changed in
+memory so that their code runs. At each of their rounds, `driving` makes a `Snapshot` of their state, decides it, and gives the
+plan to their cluster. Their simulator, like ours, has no cost of measuring, and step times have no errors.
+
+Runs: `theirs` is their own policy. `known`: the speed of a job on one GPU of each type is known before it runs. `unprofiled`:
+nothing is. `memory`: nothing is, but jobs are recognised by their application's name, and the memory was filled by the window
+`--warm`; what one window teaches, the next does not know.
+
+A row for each window and run, then the means and the ratio to the mean of `theirs`. The last line is a JSON object: window ->
+run -> figures. One trial: it is deterministic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.metadata
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reference_sia.artifact import COMMIT, load
+from benchmarks.reference_sia.driving import Ours, Truth, run_window
+
+from penstock_scheduler.policies import make_policy
+from penstock_scheduler.simulator.memory import SimulatedMemory
+from penstock_scheduler.simulator.metrics import job_rows, summarise
+
+RUNS = ("theirs", "known", "unprofiled", "memory")
+FIGURES = (
+    "avg_jct_h",
+    "p50_jct_h",
+    "p99_jct_h",
+    "makespan_h",
+    "gpu_h_per_job",
+    "restarts_per_job",
+    "worst_ftf",
+    "cpu_s",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--artifact", metavar="DIR", type=Path, required=True, help="a checkout of their repository")
+    parser.add_argument(
+        "--windows", default="philly-1,philly-2,philly-3,philly-4", help="such as saturn-1, or scale/rate_50/workload-1"
+    )
+    parser.add_argument("--runs", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
+    parser.add_argument("--warm", default="saturn-1", help="the window that fills the memory")
+    parser.add_argument("--batch", choices=("theirs", "ours"), default="theirs", help="who chooses batch sizes")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of our policy")
+    parser.add_argument("--solver", default="GLPK_MI", help="of their policy, by cvxpy's name (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="only the last line")
+    options = parser.parse_args()
+    runs = options.runs.split(",")
+    if unknown := set(runs) - set(RUNS):
+        parser.error(f"unknown runs {', '.join(sorted(unknown))}; choose of {', '.join(RUNS)}")
+    settings = dict(setting(text) for text in options.set)
+    make_policy("sia", settings)
+    own = "theirs" in runs
+    artifact = load(options.artifact, options.solver if own else None, fits=own or options.batch == "theirs")
+    windows = {name: file_of(artifact.workloads, name) for name in [*options.windows.split(","), options.warm]}
+
+    truth = Truth(artifact)
+
+    def say(text: str) -> None:
+        if not options.json:
+            print(text, flush=True)
+
+    say(versions())
+    warm = SimulatedMemory()
+    if "memory" in runs:
+        simulation = run_window(artifact, truth, windows[options.warm], Ours(False, warm, options.batch, settings))
+        say(f"memory filled by {options.warm}, average {summarise(simulation, job_rows(simulation)).avg_jct_h:.3f} h")
+    say(f"{'window':<28}{'run':<12}" + "".join(f"{name:>17}" for name in FIGURES))
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for window in options.windows.split(","):
+        for run in runs:
+            memory = copy.deepcopy(warm) if run == "memory" else None
+            ours = None if run == "theirs" else Ours(run == "known", memory, options.batch, settings)
+            simulation = run_window(artifact, truth, windows[window], ours)
+            summary = summarise(simulation, job_rows(simulation))
+            mine = {figure: float(getattr(summary, figure)) for figure in FIGURES}
+            figures.setdefault(window, {})[run] = mine
+            say(f"{window:<28}{run:<12}" + "".join(f"{value:>17.3f}" for value in mine.values()))
+    for run in runs:
+        means = {name: statistics.mean(figures[window][run][name] for window in figures) for name in FIGURES}
+        say(f"{'mean':<28}{run:<12}" + "".join(f"{value:>17.3f}" for value in means.values()))
+        if own and run != "theirs":
+            theirs = {name: statistics.mean(figures[window]["theirs"][name] for window in figures) for name in FIGURES}
+            say(f"{'of theirs':<28}{run:<12}" + "".join(f"{means[name] / theirs[name]:>17.3f}" for name in FIGURES))
+    print(json.dumps(figures))
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """A setting from NAME=VALUE, where VALUE is JSON, or else text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def file_of(workloads: Path, name: str) -> Path:
+    """The file of a window, such as philly-1."""
+    family, _, number = name.rpartition("-")
+    file = workloads / f"{name}.csv" if "/" in name else workloads / family / f"workload-{number}.csv"
+    if not file.is_file():
+        raise SystemExit(f"there is no window {name!r}: {file} is missing")
+    return file
+
+
+def versions() -> str:
+    """What the figures were made with."""
+    found = [f"artifact {COMMIT}", f"Python {platform.python_version()}"]
+    for name in ("numpy", "scipy", "pandas", "highspy", "autograd", "cvxpy", "cvxopt"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+if __name__ == "__main__":
+    main()
