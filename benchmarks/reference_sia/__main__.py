@@ -8,9 +8,9 @@ The jobs, their models, progress and restarts, the 64 GPUs and the workloads are
 memory so that their code runs. At each of their rounds, `driving` makes a `Snapshot` of their state, decides it, and gives the
 plan to their cluster. Their simulator, like ours, has no cost of measuring, and step times have no errors.
 
-Runs: `theirs` is their own policy. `known`: the speed of a job on one GPU of each type is known before it runs. `unprofiled`:
-nothing is. `memory`: nothing is, but jobs are recognised by their application's name, and the memory was filled by the window
-`--warm`; what one window teaches, the next does not know.
+Runs: `theirs` is their own policy, with their batch sizes. `known`: the speed of a job on one GPU of each type is known before
+it runs. `unprofiled`: nothing is. `memory`: nothing is, but jobs are recognised by their application's name, and the memory was
+filled by the window `--warm`; what one window teaches, the next does not know.
 
 A row for each window and run, then the means and the ratio to the mean of `theirs`. The last line is a JSON object: window ->
 run -> figures. One trial: it is deterministic.
@@ -55,7 +55,9 @@ def main() -> None:
     )
     parser.add_argument("--runs", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
     parser.add_argument("--warm", default="saturn-1", help="the window that fills the memory")
-    parser.add_argument("--batch", choices=("theirs", "ours"), default="theirs", help="who chooses batch sizes")
+    parser.add_argument(
+        "--batch", choices=("theirs", "ours"), default="ours", help="who chooses batch sizes (%(default)s)"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of our policy")
     parser.add_argument("--solver", default="GLPK_MI", help="of their policy, by cvxpy's name (%(default)s)")
     parser.add_argument("--json", action="store_true", help="only the last line")

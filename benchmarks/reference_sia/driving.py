@@ -43,7 +43,7 @@ class Ours:
     """Whether each job's speed on one GPU of each type is known before it runs."""
     memory: SimulatedMemory | None = None
     """What earlier jobs have shown; None: nothing is remembered."""
-    batch: Literal["theirs", "ours"] = "theirs"
+    batch: Literal["theirs", "ours"] = "ours"
     """Who chooses the batch size of a job: their code, by their fits, or ours, by its own estimator."""
     settings: Mapping[str, Any] | None = None
     """Settings of `sia`; None: its defaults."""
@@ -152,6 +152,7 @@ class OurPolicy:
             nodes: int, gpus: int, atomic: int, step_s: float, sync_s: float, grad_sqr: float, grad_var: float
         ) -> None:
             assert job.learner is not None, "their jobs train"
+            assert step_s > 0, f"{job.id}: their tables have no {atomic} samples on each of {gpus} GPUs"
             seen = Measurement(nodes, gpus, atomic, float(step_s) * slowdown, float(sync_s) * slowdown)
             job.learner.saw(TYPES[theirs.current_cluster], seen, GradientNoise(float(grad_sqr), float(grad_var)))
             if self._ours.batch == "theirs":
