@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console
 
-from penstock_scheduler.cli.ask import STORE, ask
+from penstock_scheduler.cli.ask import JSON, STORE, ask
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.terminal.picture import Picture, Watcher, recorded
 from penstock_scheduler.terminal.printed import render
@@ -21,14 +22,19 @@ def top(
     once: bool = typer.Option(False, help="Print once and exit. This is the default if the output is not a terminal."),
     interval: float = typer.Option(2.0, min=0.1, help="Seconds between two updates."),
     store: str = STORE,
+    as_json: bool = JSON,
 ) -> None:
     """Show GPUs and jobs on one screen, and keep updating.
 
     Press ? for the keys and q to quit. Users see their own jobs, operators all.
     """
     console = Console()
-    if once or not console.is_terminal or console.is_dumb_terminal:
-        console.print(render(ask(lambda penstock: Watcher(penstock).look(), _kept, store), now_s=time.time()))
+    if as_json or once or not console.is_terminal or console.is_dumb_terminal:
+        picture = ask(lambda penstock: Watcher(penstock).look(), _kept, store)
+        if as_json:
+            typer.echo(TypeAdapter(Picture).dump_json(picture).decode())
+        else:
+            console.print(render(picture, now_s=time.time()))
         return
     from penstock_scheduler.client import Client
     from penstock_scheduler.terminal.app import TopApp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from rich.console import Console
@@ -106,3 +107,24 @@ def test_without_a_terminal_the_cluster_is_printed_once(tmp_path, monkeypatch):
     jobs = [line.split()[0] for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert jobs == ["2"], "bob sees his own jobs"
     assert "2 of 8 allocated" in done.stdout
+
+
+def test_one_json_document_has_the_cluster_and_the_jobs_from_the_daemon_and_from_its_store(tmp_path, monkeypatch):
+    """`--json`, as `explain` and `list` have it. What the caller may not see is not in it."""
+    with serving(tmp_path) as api:
+        monkeypatch.setenv("PENSTOCK_URL", api.url)
+        monkeypatch.setenv("PENSTOCK_TOKEN", api.tokens["bob"])
+        done = CliRunner().invoke(make_app(), ["top", "--json"])
+    assert done.exit_code == 0, done.output
+    seen = json.loads(done.stdout)
+    assert [line["id"] for line in seen["lines"]] == ["2"], "bob sees his own jobs"
+    assert sum(node["gpus"] for node in seen["nodes"]) == 8
+
+    monkeypatch.setenv("PENSTOCK_URL", f"unix:{tmp_path}/nobody.sock")
+    state = tmp_path / "state"
+    open_store(state, writer=True).save_round(record())
+    done = CliRunner().invoke(make_app(), ["top", "--json", "--store", str(state)])
+    assert done.exit_code == 0, done.output
+    seen = json.loads(done.stdout)
+    assert (seen["round"], [line["id"] for line in seen["lines"]]) == (1, ["9", "10", "7"])
+    assert [each["id"] for each in seen["refused"]] == ["8"]
