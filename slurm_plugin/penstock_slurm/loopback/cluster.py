@@ -77,6 +77,7 @@ class LoopbackCluster:
         agents: also run a penstock-agent for each node, so that jobs can share GPUs. It implies `flags`, because the agents
             need the same plugin. The agents' spool is `spool`.
         stand_in: give the nodes the GRES that jobs which share GPUs ask for in their place. `agents` implies it.
+        shards: number of parts of each GPU that jobs can ask for with `--gres=shard:N`; 0: none.
         backup: also run a backup controller, which takes over 5 s after the first one is gone. Needs root, because each
             controller gets a host name of its own.
     """
@@ -95,6 +96,7 @@ class LoopbackCluster:
         flags: bool = False,
         agents: bool = False,
         stand_in: bool = False,
+        shards: int = 0,
         backup: bool = False,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
@@ -107,7 +109,7 @@ class LoopbackCluster:
         self._port = port
         self.agents = agents
         self._flags = flags or agents
-        self._stand_in = stand_in
+        self._stand_in, self._shards = stand_in, shards
         self._backup = backup
         self._layout = config.Layout(self.folder, self.folder)
         self._daemons = Daemons(self.folder, self._save)
@@ -331,6 +333,7 @@ class LoopbackCluster:
                 slurmd_timeout_s=self._slurmd_timeout_s,
                 settings=({"JobSubmitPlugins": "lua"} if self._flags else {}) | self._settings,
                 stand_in=self._stand_in or self.agents,
+                shards=self._shards,
                 backup=self._backup,
             )
         )
@@ -340,7 +343,7 @@ class LoopbackCluster:
             # A slurmctld ends the process that the file of its pid names.
             own_pid = layout.slurm_conf.read_text().replace("slurmctld.pid", "slurmctld-backup.pid")
             (etc / "backup.conf").write_text(own_pid)
-        (etc / "gres.conf").write_text(config.gres_conf(layout, self.nodes))
+        (etc / "gres.conf").write_text(config.gres_conf(layout, self.nodes, self._shards))
         (etc / "cgroup.conf").write_text(config.CGROUP_CONF)
         write_secret(etc / "munge.key", secrets.token_hex(512), 0o400)
         if self.accounting:

@@ -103,12 +103,14 @@ def slurm_conf(
     slurmd_timeout_s: int,
     settings: Mapping[str, str],
     stand_in: bool = False,
+    shards: int = 0,
     backup: bool = False,
 ) -> str:
     """slurm.conf. `settings` replaces or adds lines by key.
 
     `backup` names two controllers, each of which listens on the address of its name only.
-    `stand_in` gives the nodes the GRES that jobs ask for in place of GPUs (docs/admin/sharing.md).
+    `stand_in` gives the nodes the GRES that jobs ask for in place of GPUs (docs/admin/sharing.md), `shards` each GPU so many
+    parts that jobs can ask for.
     """
     host = socket.gethostname().split(".")[0]
     run = layout.short / "run"
@@ -140,7 +142,7 @@ def slurm_conf(
         "SelectType": "select/cons_tres",
         # Memory is allocated only if the spec gives the nodes' memory.
         "SelectTypeParameters": "CR_Core_Memory" if any(node.memory_mb for node in nodes) else "CR_Core",
-        "GresTypes": f"gpu,{STAND_IN}" if stand_in else "gpu",
+        "GresTypes": "gpu" + (f",{STAND_IN}" if stand_in else "") + (",shard" if shards else ""),
         # Use the configured CPUs and memory, whatever this machine has.
         "SlurmdParameters": "config_overrides",
         "SchedulerType": "sched/backfill",
@@ -178,7 +180,8 @@ def slurm_conf(
         f"NodeName={node.name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports.slurmd(index)} "
         f"CPUs={node.cpus or cpus_per_node} Boards=1 SocketsPerBoard=1 CoresPerSocket={node.cpus or cpus_per_node} "
         f"ThreadsPerCore=1 RealMemory={node.memory_mb or 256000} "
-        f"Gres=gpu:{node.gpu_type}:{node.gpus}{f',{STAND_IN}:no_consume:1' if stand_in else ''} "
+        f"Gres=gpu:{node.gpu_type}:{node.gpus}{f',{STAND_IN}:no_consume:1' if stand_in else ''}"
+        f"{f',shard:{shards * node.gpus}' if shards else ''} "
         f"Feature={node.gpu_type} State=UNKNOWN"
         for index, node in enumerate(nodes)
     ]
@@ -200,13 +203,15 @@ def penstock_toml(layout: Layout, spool: Path, socket: Path, run_dir: str | None
     return text + f"agents = true\n\n[agent]\nrun_dir = '{run_dir}'\nstate_dir = '{run_dir}-state'\n"
 
 
-def gres_conf(layout: Layout, nodes: Sequence[NodeSpec]) -> str:
+def gres_conf(layout: Layout, nodes: Sequence[NodeSpec], shards: int = 0) -> str:
     """gres.conf. Each GPU is a file that all nodes share, because slurmd refuses a count without files."""
-    lines = (
+    lines = [
         f"NodeName={node.name} Name=gpu Type={node.gpu_type} "
         f"File={layout.gpu(0) if node.gpus == 1 else layout.folder / f'dev/nvidia[0-{node.gpus - 1}]'}"
         for node in nodes
-    )
+    ]
+    if shards:
+        lines += [f"NodeName={node.name} Name=shard Count={shards * node.gpus}" for node in nodes]
     return "\n".join(["AutoDetect=off", *lines]) + "\n"
 
 
