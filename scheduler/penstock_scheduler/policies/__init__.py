@@ -97,7 +97,7 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
         settings: settings of that one policy; None: its defaults.
 
     Raises:
-        ConfigError: a name is unknown, or a setting is invalid.
+        ConfigError: a name is unknown, a setting is invalid, or a stage shares GPUs that the policy already shares.
     """
     if isinstance(choice, str):
         choice = PolicyChoice(name=choice, settings={choice: dict(settings or {})})
@@ -119,6 +119,11 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
     for name in choice.stages:
         stage, in_full[name] = _make(name, STAGES, "stage", choice.settings_of(name))
         stages.append(stage)
+    if sharing := [name for name in choice.stages if sharing_parts(choice.name) and sharing_parts(name)]:
+        raise ConfigError(
+            f"[policy] stages: {choice.name} shares GPUs itself, and would undo what {sharing[0]} decides; leave the stage out, "
+            "or use it with a policy that does not share, such as sia"
+        )
     if stages:
         policy = Staged(policy, stages, str(choice), tuple(choice.partitions))
     return Staying(policy), choice.model_copy(update={"settings": in_full})
