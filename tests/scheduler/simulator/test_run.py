@@ -113,7 +113,7 @@ def test_a_job_without_a_profile_is_measured_on_each_type_in_its_first_rounds():
 
     measured = shapes("unprofiled", {"measure_gpu_s": 20.0})
     assert sorted(measured[:3]) == [("a100", 1), ("rtx", 1), ("t4", 1)]
-    assert measured[3] == ("a100", 2)
+    assert measured[3] == ("a100", 4)
     unmeasured = shapes("unprofiled", {})
     assert len({gpu_type for gpu_type, _ in unmeasured}) < 3
     assert {gpu_type for gpu_type, _ in shapes("fitted", {})} == {"a100"}
@@ -225,14 +225,14 @@ def test_a_policy_may_be_driven_otherwise(tmp_path):
     assert {run.start_s % 300 for job in simulation.jobs for run in job.runs} == {0}
 
 
-def test_an_adaptive_job_grows_step_by_step(tmp_path):
-    """Alone on the cluster, it doubles from round to round, because its scaling is unknown."""
+@pytest.mark.parametrize("growth", [2.0, 4.0])
+def test_an_adaptive_job_grows_step_by_step(tmp_path, growth: float):
+    """Alone on the cluster, it doubles or quadruples from round to round, because its scaling is unknown."""
     long = WorkloadJob("a", 0.0, 1, JobSpec(max_gpus=8, batch_size=8, max_batch_size=16), model="toy", samples=20_000.0)
-    simulation = simulate_policy(scenario(tmp_path, Workload("w", (long,)), "t4:2x4"), "sia")
+    simulation = simulate_policy(scenario(tmp_path, Workload("w", (long,)), "t4:2x4"), "sia", {"growth": growth})
     gpus = [run.placement.gpus for run in simulation.jobs[0].runs]
-    assert gpus[0] == 1
-    assert all(after <= 2 * before for before, after in itertools.pairwise(gpus))
-    assert max(gpus) > 1
+    assert gpus[:2] == [1, growth]
+    assert all(after <= growth * before for before, after in itertools.pairwise(gpus))
 
 
 def test_strong_scaling_keeps_its_batch(tmp_path):
