@@ -93,12 +93,12 @@ def main() -> None:
             mine = {figure: float(getattr(summary, figure)) for figure in FIGURES}
             figures.setdefault(window, {})[run] = mine
             say(f"{window:<28}{run:<12}" + "".join(f"{value:>17.3f}" for value in mine.values()))
+    means = {run: [statistics.mean(each[run][name] for each in figures.values()) for name in FIGURES] for run in runs}
     for run in runs:
-        means = {name: statistics.mean(figures[window][run][name] for window in figures) for name in FIGURES}
-        say(f"{'mean':<28}{run:<12}" + "".join(f"{value:>17.3f}" for value in means.values()))
+        say(f"{'mean':<28}{run:<12}" + "".join(f"{value:>17.3f}" for value in means[run]))
         if own and run != "theirs":
-            theirs = {name: statistics.mean(figures[window]["theirs"][name] for window in figures) for name in FIGURES}
-            say(f"{'of theirs':<28}{run:<12}" + "".join(f"{means[name] / theirs[name]:>17.3f}" for name in FIGURES))
+            ratios = (value / theirs for value, theirs in zip(means[run], means["theirs"], strict=True))
+            say(f"{'of theirs':<28}{run:<12}" + "".join(f"{ratio:>17.3f}" for ratio in ratios))
     print(json.dumps(figures))
 
 

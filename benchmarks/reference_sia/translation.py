@@ -32,10 +32,6 @@ class Nodes:
             gpu_type: [node.name for node in nodes if node.gpu_type == gpu_type] for gpu_type in types.values()
         }
 
-    def type_of(self, cluster: str) -> str:
-        """Our name of a GPU type."""
-        return self._type[cluster]
-
     def placement(self, allocation: Allocation | None) -> Placement | None:
         """Our form of an allocation; None: no GPUs."""
         cluster, numbers = allocation or (None, ())

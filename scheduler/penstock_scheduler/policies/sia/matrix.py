@@ -227,14 +227,13 @@ class SiaMatrix:
             if not rows.size:
                 continue
             unproven_JC = gpus_C > np.maximum(proven_J[rows], 1)[:, None]
-            sane_JC = self.sane_JC[np.ix_(rows, of_type)]
+            at = np.ix_(rows, of_type)
+            sane_JC = self.sane_JC[at]
             proven_JC = np.where(unproven_JC, 0.0, sane_JC)
             best_J = proven_JC.argmax(axis=1, keepdims=True)
             known_J = np.take_along_axis(proven_JC, best_J, axis=1)
             most_JC = known_J * (gpus_C / gpus_C[best_J]) ** power
-            self.sane_JC[np.ix_(rows, of_type)] = np.where(
-                unproven_JC & (known_J > 0), np.minimum(sane_JC, most_JC), sane_JC
-            )
+            self.sane_JC[at] = np.where(unproven_JC & (known_J > 0), np.minimum(sane_JC, most_JC), sane_JC)
 
     def _most_now(self, proven_J: NDArray[np.int64], settings: SiaSettings) -> NDArray[np.int64]:
         """Most GPUs that each job may have in this round: bounded for jobs whose scaling is unknown."""
