@@ -68,10 +68,10 @@ def test_a_launcher_on_each_node_starts_a_process_for_each_gpu(loopback: Loopbac
     """They join one group over both nodes, as those of srun do."""
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     (tmp_path / "train.py").write_text(
-        "import os, penstock_executor as px\n"
+        "import os, pathlib, penstock_executor as px\n"
         f"run = px.start('{tmp_path}/checkpoints')\n"
         "said = run._group.gather((run.rank, os.environ['SLURMD_NODENAME'], os.environ['SLURM_LOCALID']))\n"
-        "print(run.rank, said, flush=True)\n"
+        f"pathlib.Path('{tmp_path}', f'said-{{run.rank}}').write_text(str(said))\n"
     )
     paths = os.pathsep.join(str(ROOT / name) for name in ("profiles", "executor"))
     launcher = f"{shlex.quote(sys.executable)} -m penstock_executor.launch {tmp_path}/train.py"
@@ -81,5 +81,5 @@ def test_a_launcher_on_each_node_starts_a_process_for_each_gpu(loopback: Loopbac
         timeout_s=240,
     )
     place = [(0, "t4-00", "0"), (1, "t4-00", "1"), (2, "t4-01", "0"), (3, "t4-01", "1")]
-    said = sorted(line for line in (tmp_path / "log").read_text().splitlines() if line[:1].isdigit())
-    assert said == [f"{rank} {place}" for rank in range(4)], (tmp_path / "log").read_text()
+    said = {path.name: path.read_text() for path in tmp_path.glob("said-*")}
+    assert said == {f"said-{rank}": str(place) for rank in range(4)}, (tmp_path / "log").read_text()
