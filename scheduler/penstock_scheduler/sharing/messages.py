@@ -31,10 +31,10 @@ REMEMBERED = 256
 
 State = Literal["waiting", "running", "suspending", "suspended"]
 
-Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-limiter", "no-devices", "old-driver", "unknown"]
+Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-limiter", "no-devices", "old-driver", "strangers", "unknown"]
 """What a node lacks: the SPANK plugin, a SPANK plugin of the agent's release, the MPS control daemon or the limiter that
 the settings name, a way to open GPUs to jobs to which Slurm's device cgroups deny them, or a driver of NVIDIA's that can
-checkpoint processes. `unknown`: the agent cannot find out."""
+checkpoint processes. `strangers`: processes of no job use GPUs that jobs share. `unknown`: the agent cannot find out."""
 
 
 class OrderedJob(Message):

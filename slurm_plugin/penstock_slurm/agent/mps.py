@@ -23,6 +23,9 @@ from penstock_profiles.files import open_regular
 DEFAULT = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's
 """Default folder of CUDA processes. A control daemon there would also serve processes that will be frozen."""
 
+PROGRAM = "nvidia-cuda-mps"
+"""How the names of its daemons begin, by which the kernel knows them."""
+
 LONGEST = 190
 """Longest name of the folder, so that with the node's name it fits into the plugin's PENSTOCK_FOLDER_SIZE."""
 

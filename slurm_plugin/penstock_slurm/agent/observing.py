@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 INSPECT_S = 15.0
 """How often the agent checks whether the node lacks anything."""
 
+STRANGERS = 5
+"""Most of them that one line of the log names."""
+
 
 class Observer:
     """Observes the node: what changes often and is cheap to read more often than the rest.
@@ -53,6 +56,10 @@ class Observer:
         self._sample, self._plugin, self._device_cgroups, self._mps_dir = sample, plugin, device_cgroups, mps_dir
         self._driver = driver
         self._sampled_s = self._inspected_s = -math.inf
+        self._strangers: dict[tuple[int, int], str] = {}
+        """(Process, when it began) that used a GPU which jobs share, and belonged to no job, at the last sample."""
+        self._seen_before: set[tuple[int, int]] = set()
+        """Those of the last inspection."""
 
     def set_back(self) -> None:
         """See `NodeState.set_back`."""
@@ -107,6 +114,7 @@ class Observer:
                 self._state.gpu_memory_mb[reading.device.gpu_type] = int(reading.device.memory_mb)
         self._note_errors(sample)
         self._note_uses(sample)
+        self._note_strangers(sample)
 
     def _note_errors(self, sample: Sample) -> None:
         xids = self._state.saved.xids
@@ -139,6 +147,22 @@ class Observer:
                 observed.busy.append(sum(busy) / len(busy))
             local.memory_mb = max(local.memory_mb, int(observed.used_mb or 0))
 
+    def _note_strangers(self, sample: Sample) -> None:
+        """Note the processes that use GPUs which jobs share, and belong to no job that does.
+
+        The agent cannot hold them to a share. With proctrack/linuxproc, a process can leave its job and outlive it.
+        """
+        shared = {device for group in self._state.ordered_groups for device in group.devices}
+        self._strangers.clear()
+        for reading in sample.readings:
+            for process in (reading.processes or ()) if reading.device.index in shared else ():
+                found = self._state.processes.state(process.pid)
+                if found is None or self._state.processes.job_of(process.pid) is not None:
+                    continue
+                if self._mps_dir is None or not found.program.startswith(mps.PROGRAM):
+                    text = f"process {process.pid} ({found.program}) uses GPU {reading.device.index}"
+                    self._strangers[process.pid, found.began] = text
+
     def _inspect(self) -> None:
         """Check what the node lacks. New lacks are logged."""
         state = self._state
@@ -162,6 +186,11 @@ class Observer:
             text = f"NVIDIA's driver {self._driver} cannot checkpoint processes, {FIRST_DRIVER} or later can"
             lacks["old-driver"] = f"{text}: jobs that do not move off their GPUs are frozen with their memory there"
         living = any(job.slurm_job in state.living for job in state.sharing_jobs())
+        # A process that was just started may belong to a job by the next look.
+        stay = [text for process, text in self._strangers.items() if process in self._seen_before]
+        self._seen_before = set(self._strangers)
+        if stay:
+            lacks["strangers"] = f"{'; '.join(stay[:STRANGERS])}, which jobs share, and belongs to none of them"
         if text := self._device_cgroups.trouble(living=living):
             lacks["no-devices"] = f"GPUs cannot be opened to co-located jobs, to which Slurm denies them: {text}"
         return lacks

@@ -90,6 +90,12 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         "memory there",
         "install driver 570 or later on each node; or remove [agent] cuda_checkpoint from the settings",
     ),
+    "strangers": (
+        "sees processes that belong to no job use GPUs which jobs share: it cannot hold them to a share, so guaranteed jobs "
+        "there may be slower than promised",
+        "`journalctl -u penstock-agent` names them; end them on the node. With ProctrackType=proctrack/linuxproc a process can "
+        "outlive its job: set proctrack/cgroup",
+    ),
     "unknown": (
         "cannot find out whether its node lacks anything that sharing needs",
         "`journalctl -u penstock-agent` shows what failed; please report it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.node_channel import JobStatus
+from penstock_profiles.nvml import Device, Process, Reading, Sample
 from penstock_scheduler.sharing.messages import Lack, status_file
+from penstock_slurm.agent import observing
 from penstock_slurm.loopback import wait_for
 from tests.profiles import fake_nvml
 
@@ -149,3 +152,54 @@ def test_an_agent_does_not_run_where_gpus_are_divided_into_mig_devices(tmp_path:
     assert ended.returncode == 2, ended.stderr
     assert "GPUs of n1 are divided into MIG devices" in ended.stderr
     assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.parametrize("program", ["sleep", "nvidia-cuda-mps-server"])
+def test_a_process_that_has_left_its_job_is_named_while_it_uses_a_shared_gpu(
+    make_node: Callable[..., Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    program: str,
+):
+    """As with proctrack/linuxproc: it has a session of its own, and nothing of the job's environment. A server of MPS works
+    for jobs."""
+    monkeypatch.setattr(observing, "INSPECT_S", 0.3)
+    copy = tmp_path / program
+    shutil.copy("/bin/sleep", copy)
+    node = make_node(mps_dir=str(tmp_path / "mps"))
+    job = node.job(1)
+    gone = subprocess.Popen([copy, "600"], env={}, start_new_session=True)
+    elsewhere = subprocess.Popen([copy, "600"], env={}, start_new_session=True)
+    using = {0: [job, gone], 1: [elsewhere]}
+
+    def sample() -> Sample:
+        return Sample(
+            tuple(
+                Reading(
+                    Device(index, f"GPU-{index}", "Tesla T4", "t4", 15_360.0),
+                    *(100.0, 0.5, 0.1),
+                    tuple(Process(each.pid, 100.0, 0.5) for each in there),
+                )
+                for index, there in using.items()
+            ),
+            (),
+        )
+
+    node.sample = sample
+    try:
+        node.start()
+        node.order(alone(1), (0,))
+        if program != "sleep":
+            node.until(lambda: steps(node, 1) > 20, "steps")
+            assert node.agent.status().lacks == ("no-mps",)
+            return
+        node.until(lambda: "strangers" in node.agent.status().lacks, "word of it")
+        told = [each.__dict__["text"] for each in caplog.records if each.__dict__.get("lack") == "strangers"]
+        assert told == [f"process {gone.pid} (sleep) uses GPU 0, which jobs share, and belongs to none of them"]
+        using[0] = [job]
+        node.until(lambda: "strangers" not in node.agent.status().lacks, "an end of it")
+    finally:
+        for each in (gone, elsewhere):
+            each.kill()
+            each.wait()
