@@ -175,14 +175,15 @@ class DutyCycles:
             local.driven, local.why = False, ""
             self._thaw(job, local)
         elif share == 0 or observed.credit_s <= 0:
-            if not local.stopped:
-                self._freeze(job, local)
+            self._freeze(job, local)
         elif local.stopped:
             self._thaw(job, local)
 
     def _freeze(self, job: OrderedJob, local: LocalJob) -> None:
-        local.stopped = True
-        self._state.save()  # an agent that starts again must thaw it
+        if not local.stopped:
+            local.stopped = True
+            self._state.save()  # an agent that starts again must thaw it
+        # Also if it is frozen: its user may have thawed it, or it may have processes that are new.
         self._freezer.freeze(self._state.living.get(job.slurm_job, []))
 
     def _thaw(self, job: OrderedJob, local: LocalJob) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from penstock_scheduler.model import JobId, Limit, Pack
 from penstock_slurm.agent import node_state
 from penstock_slurm.gateway import ControllerAway
+from penstock_slurm.loopback import wait_for
 
 from .node import Node, alone, steps
 
@@ -60,6 +62,18 @@ def test_an_opportunistic_job_that_trains_beyond_its_share_is_frozen(make_node: 
     assert node.slurm.letter(2) == "T"
     assert node.agent.status().contained == (), "its user is told if it happens again"
     assert ("cancel", 2) not in node.slurm.calls
+
+
+def test_a_job_that_somebody_thaws_is_frozen_again(make_node: Callable[..., Node]):
+    """Its user can, where Slurm has no cgroups. So does the kernel, when the shell ends that started it."""
+    node = make_node(misuse_s=1.0)
+    node.job(1, "--step", "0.02")
+    job = node.job(2, "--greedy")
+    node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=600.0)
+    for _ in range(3):
+        node.until(lambda: node.slurm.letter(2) == "T", "freezing")
+        job.send_signal(signal.SIGCONT)
+        wait_for(lambda: node.slurm.letter(2) != "T", 10.0, "job 2 runs")
 
 
 def test_a_job_that_its_agent_has_frozen_goes_on_when_the_order_no_longer_names_it(make_node: Callable[..., Node]):
