@@ -7,8 +7,9 @@ thaws its processes, so that it has its share and no more.
 
 1. Each job has a credit of GPU time. It grows by `share` seconds in a second, up to `MOST_CREDIT_S`, and falls by the
    GPU time that the job uses.
-2. A job whose credit falls below `-DEBT_S`, or below its longest step up to `MOST_DEBT_S`, is driven from then on. It
-   is told a share of 1, so that it does not pause a second time by itself.
+2. A job whose credit falls below `-DEBT_S`, or below its usual step up to `MOST_DEBT_S`, is driven from then on. It
+   is told a share of 1, so that it does not pause a second time by itself. Several jobs beside one guaranteed job
+   divide these by their number.
 3. A driven job is frozen while its credit is used up, and in each control period at share 0.
 4. A driven job that reports is tried without that after `TRIAL_S`, and after twice as long each further time.
 
@@ -40,7 +41,8 @@ DEBT_S = 0.3
 """GPU time beyond its share after which a job is driven."""
 
 MOST_DEBT_S = 1.0
-"""The same for a job of long steps, which it cannot interrupt."""
+"""The same for a job of long steps, which it cannot interrupt. How long its steps take while it is driven says nothing:
+it is frozen for a part of them."""
 
 TRIAL_S = 60.0
 """How long a job is driven at first before it is tried again."""
@@ -122,7 +124,8 @@ class DutyCycles:
             observed.credit_s = 0.0
         if not local.driven:
             silent = not observed.statuses and local.begun_s < math.inf
-            allowed_s = min(max(DEBT_S / others, observed.usual_s), MOST_DEBT_S)
+            step_s = local.step_s if local.driven_times else observed.usual_s
+            allowed_s = min(max(DEBT_S / others, step_s), MOST_DEBT_S / others)
             if not silent and observed.credit_s >= -allowed_s:
                 return
             if local.mps:
@@ -145,6 +148,8 @@ class DutyCycles:
         return 0.0 if local.stopped or local.begun_s == math.inf else passed_s
 
     def _begin_driving(self, job: OrderedJob, local: LocalJob, pack: Pack, share: float, *, silent: bool) -> None:
+        if not local.driven_times:
+            local.step_s = self._state.observed(job.job).usual_s
         local.driven, local.driven_times = True, local.driven_times + 1
         local.driven_until_s = math.inf if silent else self._state.now_s + self._trial_s(local)
         log.info("drives a job", extra={"job": job.job, "share": round(share, 4), "silent": silent})

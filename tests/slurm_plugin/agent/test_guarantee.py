@@ -12,6 +12,7 @@ import pytest
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobStatus, statuses_dir
 from penstock_scheduler.model import JobId, Pack
+from penstock_slurm.agent import duty_cycles
 
 from .node import Node, alone
 
@@ -33,6 +34,8 @@ class Scene:
         """The same, while the opportunistic job runs."""
         self.low_steps = 1.0
         """Steps that the opportunistic job reports, each of 0.1 s."""
+        self.low_step_s = 0.1
+        """Their mean duration by its report."""
         for number in (HIGH, LOW):
             environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": node.name}
             node.slurm.processes[number] = subprocess.Popen(["sleep", "600"], env=environment)
@@ -48,7 +51,7 @@ class Scene:
             time_s=self.now_s,
             compute=told.control.compute,
             steps=steps,
-            seconds=steps / 10,
+            seconds=steps * (self.low_step_s if number == LOW else 0.1),
             squares=steps / 100,
             suspends=False,
         )
@@ -130,6 +133,36 @@ def test_a_job_that_takes_a_little_more_in_each_cycle_is_not_driven(scene: Scene
         scene.pass_s(1)
     assert scene.low_steps > 10
     assert scene.node.agent.state.jobs["j2"].driven_times == 0
+
+
+def test_a_job_that_is_tried_again_may_take_no_more_than_at_first(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """Its steps take 20 s while it is frozen most of the time. They do not need so much of the GPU."""
+    monkeypatch.setattr(duty_cycles, "TRIAL_S", 20.0)
+    node, used_s = make_node(start_wait_s=0.0), 0.0
+    node.gpu_times = lambda pids: {("gpu", pid): used_s for pid in pids if pid == node.slurm.processes[LOW].pid}
+    node.start()
+    scene = Scene(node)
+    node.order([PAIR], (0,), slice_s=SLICE_S)
+    scene.pass_s(5)
+    job, took_s, began_s, end_s = node.agent.state.jobs["j2"], list[float](), 0.0, scene.now_s + 600
+    while len(took_s) < 3:
+        assert scene.now_s < end_s, f"no trial: {took_s}"
+        scene.now_s += 0.1
+        scene.steps += 1
+        scene.say(HIGH, int(scene.steps))
+        scene.low_steps += 0.005
+        scene.say(LOW, int(scene.low_steps))
+        was_driven = job.driven
+        used_s += 0.0 if job.stopped else 0.1
+        node.agent.tick(scene.now_s)
+        if was_driven and not job.driven:
+            began_s = used_s
+        elif job.driven and not was_driven:
+            took_s.append(used_s - began_s)
+            scene.low_step_s = 20.0
+    assert max(took_s[1:]) <= duty_cycles.DEBT_S + duty_cycles.MOST_CREDIT_S + 0.2, took_s
 
 
 def test_a_guaranteed_job_without_news_in_a_short_period_is_no_failure(scene: Scene, caplog: pytest.LogCaptureFixture):
