@@ -244,9 +244,10 @@ class Groups:
             else:
                 if group.control.share == 0:
                     self.account.profiled.add(pack.guaranteed)
-                # Each job gets the share, so many jobs begin with a smaller one.
-                first_share = self._control.first_share / max(len(pack.jobs) - 1, 1)
-                settings = self._control.model_copy(update={"first_share": first_share})
+                # Each job gets the share, so it is smaller for many jobs.
+                others = max(len(pack.jobs) - 1, 1)
+                shares = {name: getattr(self._control, name) / others for name in ("first_share", "least_share")}
+                settings = self._control.model_copy(update=shares)
                 group.control = advance(group.control, self._view.steps(pack, group), settings)
 
     # Events of jobs.

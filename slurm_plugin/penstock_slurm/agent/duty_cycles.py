@@ -23,6 +23,7 @@ import logging
 import math
 
 from penstock_scheduler.model import Pack
+from penstock_scheduler.sharing.control import Steps
 from penstock_scheduler.sharing.messages import OrderedJob
 from penstock_scheduler.sharing.node import Groups
 from penstock_slurm.agent.containment import Containment
@@ -41,8 +42,10 @@ DEBT_S = 0.3
 """GPU time beyond its share after which a job is driven."""
 
 MOST_DEBT_S = 1.0
-"""The same for a job of long steps, which it cannot interrupt. How long its steps take while it is driven says nothing:
-it is frozen for a part of them."""
+"""The same for a job of long steps, which it cannot interrupt."""
+
+TURN_S = 0.1
+"""GPU time that a driven job uses before it is frozen again, about: the time between two looks of the agent."""
 
 TRIAL_S = 60.0
 """How long a job is driven at first before it is tried again."""
@@ -112,7 +115,11 @@ class DutyCycles:
         share, now_s = self._groups.compute(job.job), state.now_s
         passed_s = min(max(now_s - observed.metered_s, 0.0), 2 * state.settings.sample_s)
         observed.metered_s = now_s
-        used_s = self._used_s(job, local, observed, passed_s)
+        before, observed.counted = observed.counted, observed.first
+        steps = steps_between(before, observed.counted)
+        if steps.count:
+            observed.step_s = min(observed.step_s or steps.mean_s, steps.mean_s)
+        used_s = self._used_s(job, local, observed, steps, passed_s)
         if share > 0 and observed.had_share == 0 and not local.driven:
             # Its pause may have passed while its share was 0. Over many periods that would count as taking too much, but
             # the control has measured what it does.
@@ -124,8 +131,7 @@ class DutyCycles:
             observed.credit_s = 0.0
         if not local.driven:
             silent = not observed.statuses and local.begun_s < math.inf
-            step_s = local.step_s if local.driven_times else observed.usual_s
-            allowed_s = min(max(DEBT_S / others, step_s), MOST_DEBT_S / others)
+            allowed_s = min(max(DEBT_S / others, observed.step_s), MOST_DEBT_S / others)
             if not silent and observed.credit_s >= -allowed_s:
                 return
             if local.mps:
@@ -135,23 +141,21 @@ class DutyCycles:
             self._begin_driving(job, local, pack, share, silent=silent)
         self._drive(job, local, observed, share)
 
-    def _used_s(self, job: OrderedJob, local: LocalJob, observed: Observed, passed_s: float) -> float:
+    def _used_s(self, job: OrderedJob, local: LocalJob, observed: Observed, steps: Steps, passed_s: float) -> float:
         """GPU time that the job has used since the last look, s."""
         counters = self._gpu_times(self._state.living.get(job.slurm_job, [])) if self._gpu_times is not None else None
         if counters is not None:
             return observed.meter.used_s(counters)
         if observed.statuses and not local.driven:
-            before, observed.counted = observed.counted, observed.first
-            steps = steps_between(before, observed.counted)
             # A step is reported when it is over, and may have begun before the share was what it is.
             return min(steps.count * steps.mean_s, passed_s)
         return 0.0 if local.stopped or local.begun_s == math.inf else passed_s
 
     def _begin_driving(self, job: OrderedJob, local: LocalJob, pack: Pack, share: float, *, silent: bool) -> None:
-        if not local.driven_times:
-            local.step_s = self._state.observed(job.job).usual_s
         local.driven, local.driven_times = True, local.driven_times + 1
         local.driven_until_s = math.inf if silent else self._state.now_s + self._trial_s(local)
+        # The jobs of a pack take turns. All at once they would slow the guaranteed job down for a moment beyond doubt.
+        self._state.observed(job.job).credit_s -= TURN_S * pack.jobs.index(job.job) / len(pack.jobs)
         log.info("drives a job", extra={"job": job.job, "share": round(share, 4), "silent": silent})
         if silent or local.driven_times > 1:
             done = "is frozen from time to time by the agent of its node, so that it keeps to its share"

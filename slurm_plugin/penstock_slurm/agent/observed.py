@@ -41,7 +41,10 @@ class Observed:
     had_share: float = 0.0
     """Its share at the last look."""
     counted: JobStatus | None = None
-    """Its status when its reported steps were last counted, where its GPU time is unknown."""
+    """Its status when its reported steps were last counted beside a guaranteed job."""
+    step_s: float = 0.0
+    """How long its steps take there, s: the shortest between two such looks, because those in which it was frozen take
+    long. 0: unknown."""
 
     @property
     def first(self) -> JobStatus | None:

@@ -58,8 +58,6 @@ class LocalJob:
     """Whether the agent itself freezes and thaws it to hold it to its share: see `duty_cycles`."""
     driven_times: int = 0
     """How often that began."""
-    step_s: float = 0.0
-    """How long its steps took before the first time, s."""
     driven_until_s: float = 0.0
     """When it is next tried without that; inf: it must first report."""
     stopped: bool = False
