@@ -96,7 +96,7 @@ class ControlSettings(BaseModel):
         default=3.3, gt=0, description="Number of standard errors within which a slowdown is considered known."
     )
     aim: float = Field(
-        default=0.97,
+        default=0.95,
         gt=0,
         lt=1,
         description="Part of the tolerance that is aimed at; less where measurements differ much.",
