@@ -161,7 +161,7 @@ class Acting:
             leaves_a_gap=moves and self.sharing is not None and self.sharing.leaves_a_gap(job.id),
             free=free,
             released_s=remembered.released_s.get(job.id, now_s),
-            pending_s=remembered.pending_s(slurm_job, now_s),
+            revoked_for_s=remembered.revoked_for_s(slurm_job, now_s),
             tries=remembered.tries.get((job.id, action.round), 0),
             one_record=self.managed.shares_record(slurm_job),
             signalled=remembered.signalled.get(job.id),

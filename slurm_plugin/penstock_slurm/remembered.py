@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 Run = tuple[JobId, int]
 """A job, and the restarts of the run."""
 
+KILLED_AGAIN_S = 5.0
+"""A run that took longer than this to end may have been ended twice, which revokes its credential anew. Slurm does that after
+KillWait and twice MessageTimeout, 50 s by default."""
+
 
 @dataclass(slots=True)
 class Remembered:
@@ -34,6 +38,8 @@ class Remembered:
     """(job, round) -> attempts to start it."""
     stopped_s: dict[Run, float] = field(default_factory=dict)
     """When Penstock stopped the run, because Slurm does not tell that of a requeued job."""
+    revoked_s: dict[Run, float] = field(default_factory=dict)
+    """When the credential of a run that Penstock stopped had been revoked: Slurm had answered."""
     signalled: dict[JobId, str] = field(default_factory=dict)
     """The request for which a job was signalled."""
     limited: dict[JobId, LimitedRun] = field(default_factory=dict)
@@ -76,15 +82,24 @@ class Remembered:
     def forget(self, matters: Callable[[JobId, int], bool]) -> None:
         """Forget the stops of all runs but these."""
         self.stopped_s = {run: at_s for run, at_s in self.stopped_s.items() if matters(*run)}
+        self.revoked_s = {run: at_s for run, at_s in self.revoked_s.items() if matters(*run)}
 
-    def pending_s(self, job: SlurmJob, now_s: float) -> float:
-        """For how long a job has been pending since its last run, as far as it was seen."""
+    def revoked_for_s(self, job: SlurmJob, now_s: float) -> float:
+        """For how long at least the credential of a pending job's last run has been revoked.
+
+        Slurm revokes it when it begins to end the run. If Penstock did not stop the run, or if the run ended slowly, the time
+        counts from when the job was first seen pending.
+        """
         restarts, since_s = self.pending.get(job.id, (job.restarts, now_s))
-        return now_s - since_s if restarts == job.restarts else 0.0
+        if restarts != job.restarts:
+            return 0.0
+        revoked_s = self.revoked_s.get((job.id, restarts - 1), -math.inf)
+        return now_s - (revoked_s if since_s - revoked_s < KILLED_AGAIN_S else since_s)
 
     def stopped(self, job: SlurmJob, asked_s: float, answered_s: float) -> None:
         """Note that Penstock has stopped a run between these times: in whole seconds, as in Slurm."""
         self.stopped_s[job.id, job.restarts] = float(math.floor((asked_s + answered_s) / 2))
+        self.revoked_s[job.id, job.restarts] = answered_s
 
 
 class StateLog:

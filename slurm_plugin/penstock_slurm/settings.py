@@ -81,7 +81,7 @@ class SlurmSettings(BaseModel):
         default=300.0, description="How often limits, fair share and topology are read."
     )
     credential_pause_s: NonNegativeFloat = Field(
-        default=1.2,
-        description="Pause between a job's stop and its next start. With less than 1.1 s, Slurm 22.05 may kill jobs ('Job "
-        "credential revoked'): 2 of 35 in a test without the pause, 0 of 40 with it.",
+        default=1.05,
+        description="Pause between the moment when Slurm begins to end a job's run and the job's next start. With less than 1 s, "
+        "Slurm may kill the next run ('Job credential revoked'): 2 of 35 in a test without the pause, 0 of 40 with it.",
     )

@@ -78,8 +78,8 @@ class Scope:
     """Node -> GPUs that no job holds, less those that are reserved for jobs that share."""
     released_s: float = 0.0
     """For a pending job: since when Slurm may start it."""
-    pending_s: float = 0.0
-    """For a pending job: how long it has been pending."""
+    revoked_for_s: float = 0.0
+    """For a pending job: for how long the credential of its last run has been revoked, at least."""
     tries: int = 0
     """Attempts to start it that Slurm refused in this round."""
     one_record: bool = False
@@ -160,7 +160,7 @@ def _start(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
     if scope.tries >= TRIES:
         text = f"Slurm refused the placement {scope.tries} times: {slurm.reason}"
         return Step(Outcome(action, Progress.FAILED, text))
-    if slurm.restarts and scope.pending_s < settings.credential_pause_s:
+    if slurm.restarts and scope.revoked_for_s < settings.credential_pause_s:
         return under_way(action, "pauses until Slurm has forgotten the credential of its last run")
     if scope.one_record:
         return under_way(action, "is taken out of its array", Write(slurm.id, "split"))

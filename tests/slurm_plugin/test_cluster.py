@@ -140,6 +140,30 @@ def test_no_job_is_stopped_on_a_node_that_cannot_be_asked(
     assert [each.kind for each in told.written] == ["requeue_hold"]
 
 
+@pytest.mark.parametrize(("ends_s", "pause_s"), [(0.5, 0.75), (1.5, 0.0), (30.0, 1.25)])
+def test_the_next_run_begins_a_second_after_slurm_has_revoked_the_credential(
+    told: Told, tmp_path: Path, ends_s: float, pause_s: float
+) -> None:
+    """Slurm does so when it begins to end the run, and may do so again if that takes long."""
+    settings = SlurmSettings(partitions=("gpu",), spool_dir=tmp_path / "spool", credential_pause_s=1.2)
+    clock = SimulatedClock()
+    cluster = SlurmCluster(told, Spool(tmp_path / "spool"), clock, settings, lambda spec: None)  # type: ignore[arg-type]
+    told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9, start_s=10.0)]
+    cluster.observe()
+    cluster.apply([Hold("7", 1)])
+    clock.sleep(ends_s)
+    told.listed = [pending("gpu", restarts=1)]
+    waited_s = 0.0
+    while True:
+        cluster.observe()
+        cluster.apply([Start("7", 2, Placement("t4", "gpu", (Share("n0", 1),)))])
+        if [each.kind for each in told.written] != ["requeue_hold"]:
+            break
+        clock.sleep(0.25)
+        waited_s += 0.25
+    assert waited_s == pause_s
+
+
 def partitions_of(cluster: SlurmCluster) -> Iterable[str]:
     (job,) = cluster.observe().jobs
     return job.partitions
