@@ -19,6 +19,7 @@ import argparse
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import math
 import os
@@ -75,8 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // len(tasks), 1)))  # read when PyTorch is imported
-        for name in (*PRELOADED, *options.imports):
-            importlib.import_module(name)
+        _import((*PRELOADED, *options.imports))
         _check_that_it_may_fork(options.imports)
     except (EnvironmentDisagrees, ImportError) as error:
         parser.error(str(error))
@@ -158,6 +158,18 @@ def _gpus_of(nodes: Sequence[str]) -> list[int]:
     if missing := [node for node in nodes if node not in found]:
         raise EnvironmentDisagrees(f"Slurm does not say which GPUs the job has on {', '.join(missing)}")
     return [len(found[node]) or 1 for node in nodes]
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import these modules, without collecting garbage: that takes a sixth of the time, and finds next to nothing.
+
+    What is there afterwards stays. So no collection goes through it again, which would also copy its memory in each process.
+    """
+    gc.disable()
+    for name in names:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 def _check_that_it_may_fork(imported: Sequence[str]) -> None:

@@ -20,13 +20,13 @@ from tests.executor.spool import process, send_to_all, wait_for
 from tests.forking import FORKING
 
 SHOWS = """
-import json, os, random, sys
+import gc, json, os, random, sys
 imported = "torch._dynamo" in sys.modules
 import numpy, torch
 import penstock_executor as px
 run = px.start(os.environ["FOLDER"] + "/checkpoints")
 print(json.dumps({"rank": run.rank, "world": run.world, "local": os.environ.get("SLURM_LOCALID"), "imported": imported,
-    "per_node": os.environ.get("SLURM_NTASKS_PER_NODE"),
+    "per_node": os.environ.get("SLURM_NTASKS_PER_NODE"), "collects": [gc.isenabled(), gc.get_freeze_count() > 100_000],
     "argv": sys.argv[1:], "main": __name__, "path": sys.path[0], "draws": [random.random(), numpy.random.rand()],
     "seed": torch.initial_seed(), "threads": torch.get_num_threads(), "sum": run._group.from_first(run.rank)}) + "\\n", end="")
 """
@@ -77,6 +77,9 @@ def test_each_gpu_has_a_process_with_everything_imported_and_the_variables_of_sr
     said = sorted(map(json.loads, out.splitlines()), key=lambda each: each["rank"])
     assert [(each["rank"], each["world"], each["local"]) for each in said] == [(0, 3, "0"), (1, 3, "1"), (2, 3, "2")]
     assert {each["per_node"] for each in said} == {"3"}
+    assert all(each["collects"] == [True, True] for each in said), (
+        "garbage is collected, but not among what was imported"
+    )
     assert all(each["imported"] and each["main"] == "__main__" and each["sum"] == 0 for each in said)
     assert all(each["argv"] == ["--lr", "1", "-m"] and each["path"] == str(tmp_path) for each in said)
     draws = [draw for each in said for draw in each["draws"]]
