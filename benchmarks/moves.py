@@ -13,7 +13,7 @@ job to four GPUs, and plain jobs take three of them back. Each part ends with a 
 | restore | when the last has loaded the checkpoint |
 | step | when the first optimiser step is done |
 
-GPUs are emulated, so nothing of a GPU's own start is in the figures.
+GPUs are emulated, so nothing of a GPU's own start is in the figures. penstockd, Slurm and the job share the machine's cores.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ run = px.start(os.environ["MARKS"] + "/checkpoints", report_every_s=1)
 joined_s = time.time()
 torch.manual_seed(0)
 model = torch.nn.Linear(256, 256)
-data = torch.utils.data.TensorDataset(torch.randn(100_000, 256))
+data = torch.utils.data.TensorDataset(torch.randn(10_000, 256))
 model, opt, loader = run.prepare(model, torch.optim.AdamW(model.parameters()), data, batch_size=32)
 moments = {"start": began_s, "import": imported_s, "join": joined_s, "restore": time.time()}
 def mark():
