@@ -53,6 +53,9 @@ ORDERLY = (0, STOPPED, SUPERSEDED)
 
 PR_SET_PDEATHSIG = 1
 
+KEPT: list[socket.socket] = []
+"""Sockets that keep ports as long as this process lives."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. The exit status is that of the first process that failed, else 75 or 143 if the run was superseded or
@@ -143,10 +146,16 @@ def _as_torchrun(
 
 
 def _free_port() -> int:
-    """A port for the processes of a single node. Those of several nodes compute the same one, which may be in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for the processes of a single node. Those of several nodes compute the same one, which may be in use.
+
+    This process keeps it, because the import takes seconds, in which another process could get it. PyTorch listens there
+    nevertheless: Linux allows that if both sockets have SO_REUSEADDR and the other one does not listen.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    KEPT.append(kept)
+    return int(kept.getsockname()[1])
 
 
 def _gpus_of(nodes: Sequence[str]) -> list[int]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import sys
 from multiprocessing.process import BaseProcess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock_executor.environment import read_ranks
-from penstock_executor.launch import main
+from penstock_executor.launch import main, tasks_of_node
 from tests.executor.elastic import environment
 from tests.executor.spool import process, send_to_all, wait_for
 from tests.forking import FORKING
@@ -164,6 +165,18 @@ def test_what_cannot_work_is_refused_with_the_reason(
     assert child.returncode == 2
     assert out == ""
     assert re.search(words, error), error
+
+
+def test_no_other_process_gets_the_port_before_the_processes_join():
+    """PyTorch listens there seconds later, with SO_REUSEADDR."""
+    ports = [int(tasks_of_node({})[0]["MASTER_PORT"]) for _ in range(2)]
+    for port in ports:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as first:
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            first.bind(("0.0.0.0", port))
+            first.listen()
 
 
 def test_a_process_that_fails_ends_the_others_and_gives_its_status(tmp_path: Path):
