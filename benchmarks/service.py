@@ -35,6 +35,7 @@ from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler import open_files
 from penstock_scheduler.health_messages import Health
+from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
 from penstock_scheduler.models import SpecModels
@@ -86,6 +87,7 @@ def serve(
         may_lead=str,
         hand_over=lambda to: None,
         cloud=None,
+        memory=KinOfJobs(store, models.beginning),
         store=str(folder),
     )
     settings = ApiSettings.model_validate(api_settings(folder) | {"embedded": not separate})

@@ -16,6 +16,9 @@ from penstock_profiles.estimators import TrainingEstimator
 CERTAINTY = 0.8
 """Belief before the first measurement."""
 
+IMPORTED_CERTAINTY = 0.6
+"""The same for kin at another site, whose users and machines differ."""
+
 NEAR, FAR = 0.1, 1.0
 """Scale of the error of a step's time, as the logarithm of measured over predicted: for kin, and for a stranger."""
 
@@ -32,13 +35,15 @@ class Kin:
     """Most GPUs on which one of them was measured."""
     work: tuple[float, ...] = ()
     """Whole work of those whose work is known, in samples at the estimator's initial batch size."""
+    certainty: float = CERTAINTY
+    """Belief that a new job is like them, in (0, 1)."""
 
 
 class Belief:
     """The probability that a job is like its kin."""
 
-    def __init__(self) -> None:
-        self._log_odds = math.log(CERTAINTY / (1 - CERTAINTY))
+    def __init__(self, certainty: float = CERTAINTY) -> None:
+        self._log_odds = math.log(certainty / (1 - certainty))
 
     def saw(self, predicted_s: float, measured_s: float) -> None:
         """Compare a step of the job with what its kin's model predicts. Both densities are Laplace's."""

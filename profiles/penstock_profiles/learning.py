@@ -32,7 +32,7 @@ import numpy as np
 from penstock_profiles.estimators import GpuModel, LinearEstimator, TrainingEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.gpus import Gpus
-from penstock_profiles.kin import Belief
+from penstock_profiles.kin import CERTAINTY, Belief
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import NOTICEABLE, Measured, Observations
 from penstock_profiles.profiles import Profile
@@ -51,6 +51,7 @@ class JobModel:
         fixed_batch: whether the total batch stays `initial_batch`.
         prior: the catalogue's model of the job (`Family.estimator`); None if its family is unknown.
         kin: the model of earlier jobs of its kind, at the same initial batch size; None: there are none.
+        certainty: how far the job is believed to be like them before its first measurement, in (0, 1).
         families: for case 5. Without them, the job does not run on unknown types.
         gpus: to estimate the batch that fits into a type's memory if only another type's is known.
         gpus_per_replica: returns the number of GPUs of a type that hold one replica of the model. It is used for types
@@ -68,6 +69,7 @@ class JobModel:
         fixed_batch: bool = False,
         prior: TrainingEstimator | None = None,
         kin: TrainingEstimator | None = None,
+        certainty: float = CERTAINTY,
         families: Families | None = None,
         gpus: Gpus | None = None,
         gpus_per_replica: Callable[[str], int] = lambda _: 1,
@@ -86,7 +88,7 @@ class JobModel:
         self._fits: dict[str, ThroughputParams] = {}
         self._stale_fits: set[str] = set()
         self._fitted_shapes: set[tuple[str, int, int]] = set()
-        self._kin, self._belief = kin, Belief()
+        self._kin, self._belief = kin, Belief(certainty)
         self._compared: set[tuple[str, int, int, int]] = set()
         guess = prior if prior is not None else kin
         self._noise = GradientNoise(guess.grad_sqr, guess.grad_var) if guess is not None else None

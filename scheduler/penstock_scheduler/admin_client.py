@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock_scheduler.health_messages import LeaderMove
 from penstock_scheduler.messages import ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
+from penstock_scheduler.model_messages import KindImport, KindList, KindOrder, KindsImported, KindView, Taught
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.whatif_client import WhatIfCalls
 
@@ -30,6 +33,22 @@ class AdminCalls(WhatIfCalls):
     def forget_cloud_run(self, run: str) -> RunForgotten:
         """Close a run in the cloud whose record cannot be read. For admins."""
         return self._ask(RunForgotten, "POST", f"/v1/cloud/runs/{run}/forget")
+
+    def models(self) -> KindList:
+        """The kinds of jobs from which new jobs learn, without what they have shown. For operators."""
+        return self._ask(KindList, "GET", "/v1/models", again=True)
+
+    def model_of(self, kind: str) -> KindView:
+        """A kind of jobs, with what it has shown. For operators."""
+        return self._ask(KindView, "GET", "/v1/models/kind", query={"kind": kind}, again=True)
+
+    def forget_model(self, kind: str) -> KindView:
+        """Let ended jobs of this kind teach no more. For admins."""
+        return self._ask(KindView, "POST", "/v1/models/forget", body=KindOrder(kind=kind))
+
+    def import_models(self, kinds: Sequence[Taught]) -> list[str]:
+        """Import what another site has learned. Returns the kinds. For admins."""
+        return self._ask(KindsImported, "POST", "/v1/models/import", body=KindImport(kinds=list(kinds))).kinds
 
     def drain(self, order: DrainOrder) -> Drain:
         """Drain a node, a GPU type or a partition for adaptive jobs. For operators."""

@@ -341,8 +341,8 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     watcher = Watcher(notifier, board, parts.node_events)
     limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
-    recall = KinOfJobs(store, specs.beginning).of if settings.section(DaemonSettings).recall_models else None
-    models = LearnedModels(specs, store, sensitivities, recall)
+    kin = KinOfJobs(store, specs.beginning, recalls=settings.section(DaemonSettings).recall_models)
+    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None)
 
     def cloud_nodes() -> list[str]:
         return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]
@@ -428,6 +428,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
         parts,
         watcher,
         vitals,
+        kin,
         restored=restored,
     )
     if (kept := store.control("policy")) is not None:
@@ -462,6 +463,7 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
         site.may_lead,
         site.hand_over,
         site.loop.cloud,
+        site.kin,
         _store_of(daemon),
     )
 

@@ -32,6 +32,10 @@ class NoStandby(PenstockError):
     """No other penstockd can take the lead."""
 
 
+class NoSuchKind(PenstockError):
+    """No ended job is of this kind."""
+
+
 class NoSuchRun(PenstockError):
     """There is no such run in the cloud."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock_profiles.wire import Report
 from penstock_scheduler.errors import ConfigError, NoStandby, StoreError
 from penstock_scheduler.health import HealthSettings
+from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.models import SpecModels
@@ -76,6 +77,8 @@ class LiveScheduler:
     parts: ClusterParts
     watcher: Watcher
     vitals: Vitals
+    kin: KinOfJobs
+    """What ended jobs have taught."""
     handover: Handover = field(default_factory=Handover)
     restored: bool = False
     """Whether the store was restored from a backup, and the loop has not acted since."""

@@ -18,7 +18,7 @@ from typing import Protocol
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.families import Families, UnknownFamilyError
 from penstock_profiles.gpus import Gpus, load_gpus
-from penstock_profiles.kin import Kin
+from penstock_profiles.kin import CERTAINTY, Kin
 from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.sensitivity import SensitivityProfile
@@ -156,18 +156,16 @@ class SpecModels:
                 costs_s[job.id] = self._restart_cost_s
         return costs_s
 
-    def learner(
-        self, spec: JobSpec, prior: AnyEstimator, first: Observation, kin: TrainingEstimator | None = None
-    ) -> JobModel:
+    def learner(self, spec: JobSpec, prior: AnyEstimator, first: Observation, kin: Kin | None = None) -> JobModel:
         """A model that learns from a job's measurements, of which `first` is one.
 
-        It begins with what the job spec tells, or else with `kin`, the model of earlier jobs of its kind.
+        It begins with what the job spec tells, or else with `kin`, earlier jobs of its kind.
         """
         known = prior if isinstance(prior, TrainingEstimator) else None
         if known is not None:
             initial, largest = known.initial_batch, known.max_batch
         elif kin is not None:
-            initial, largest = kin.initial_batch, kin.max_batch
+            initial, largest = kin.estimator.initial_batch, kin.estimator.max_batch
         else:
             initial = spec.batch_size if spec.batch_size is not None else first.samples
             largest = max(spec.max_batch_size if spec.max_batch_size is not None else initial, initial)
@@ -176,7 +174,8 @@ class SpecModels:
             largest,
             fixed_batch=spec.fixed_batch,
             prior=known,
-            kin=kin,
+            kin=None if kin is None else kin.estimator,
+            certainty=CERTAINTY if kin is None else kin.certainty,
             families=self._families,
             gpus=self._gpus,
             gpus_per_replica=spec.unit,
@@ -348,7 +347,7 @@ class LearnedModels:
                 self._unmeasured[job.id] = job.spec
                 return None
             self._unmeasured.pop(job.id, None)
-            model = self._specs.learner(job.spec, prior, first, None if kin is None else kin.estimator)
+            model = self._specs.learner(job.spec, prior, first, kin)
             for profile in profiles:
                 model.observe_profile(profile)
             fresh = [*seen, *(each for each in fresh if each not in seen)]

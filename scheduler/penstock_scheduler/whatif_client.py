@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -17,7 +18,14 @@ class WhatIfCalls(abc.ABC):
 
     @abc.abstractmethod
     def _ask(
-        self, model: type[Answer], method: str, path: str, *, body: BaseModel | None = None, again: bool = False
+        self,
+        model: type[Answer],
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        query: Mapping[str, Any] | None = None,
+        again: bool = False,
     ) -> Answer: ...
 
     def whatif(self, order: WhatIfOrder) -> WhatIfTask:

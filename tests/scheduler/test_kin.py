@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.families import Families
-from penstock_profiles.kin import CERTAINTY, Belief, kind_by_name
+from penstock_profiles.kin import CERTAINTY, IMPORTED_CERTAINTY, Belief, kind_by_name
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.errors import NoSuchKind, StoreError
 from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import Job, JobFacts
@@ -42,10 +43,12 @@ def ended(store: SqlStore, number: int, *bodies: Observation, ended: str = "COMP
     spec = new(f"x-{number}").spec
     view = JobView(
         id=str(number), version=1, name=more.pop("name", f"train-{number}"), user=more.pop("user", "ada"), state="ended",
-        ended=ended, submit_s=0.0, end_s=time.time(), spec=more.pop("spec", spec), **more,
+        ended=ended, submit_s=0.0, end_s=more.pop("end_s", time.time()), spec=more.pop("spec", spec), **more,
     )  # fmt: skip
     store.save_jobs([view])
     store.add_reports([report(str(number), place, body) for place, body in enumerate(bodies)])
+    if bodies:
+        store.add_model(str(number), 1.0, LinearEstimator())
 
 
 def new(name: str = "train-99", **fields: object) -> Job:
@@ -135,6 +138,72 @@ def test_a_store_that_does_not_answer_is_no_error(store: SqlStore, monkeypatch: 
     monkeypatch.setattr(store, "jobs", broken)
     assert facts(models(store), new()).model.kind == "linear"
     assert "not recalled" in caplog.text
+
+
+def kinds(store: SqlStore) -> KinOfJobs:
+    return KinOfJobs(store, SpecModels(Families(), 30.0).beginning)
+
+
+KIND = "ada/train-#@64-512"
+
+
+def test_a_forgotten_kind_teaches_no_new_job_until_one_ends_again(store: SqlStore):
+    """A job that is there keeps what it has recalled, and other kinds teach on."""
+    ended(store, 1, seen(1), seen(4))
+    ended(store, 2, seen(1), seen(2), name="evaluate-1")
+    there, other = models(store), new("evaluate-9")
+    assert facts(there, new()).largest_run_gpus == 4
+    kinds(store).forget(KIND, time.time() + 1)
+    assert facts(there, new()).largest_run_gpus == 4
+    assert facts(models(store), new()).model.kind == "linear"
+    assert facts(models(store), other).largest_run_gpus == 2
+    ended(store, 3, seen(1), seen(8), end_s=time.time() + 2)
+    assert facts(models(store), new()).largest_run_gpus == 8
+    with pytest.raises(NoSuchKind, match="ada/nosuch"):
+        kinds(store).forget("ada/nosuch", 1.0)
+
+
+def test_what_one_site_has_learned_is_recalled_at_another_by_all_users(store: SqlStore, tmp_path: Path):
+    """Their own earlier jobs come first."""
+    ended(store, 1, seen(1), seen(4), progress=6000.0, total=6000.0)
+    taught = kinds(store).kinds(KIND).kinds[0].taught
+    assert taught is not None
+    elsewhere = open_store(tmp_path / "elsewhere", writer=True)
+    try:
+        assert kinds(elsewhere).bring([taught], 5.0) == ["/train-#@64-512"]
+        known = facts(models(elsewhere), new())
+        assert (known.largest_run_gpus, known.likely_work) == (4, (6000.0,))
+        assert on(known, 4) == pytest.approx(on(facts(models(store), new()), 4))
+        assert facts(models(elsewhere), new("evaluate-1")).model.kind == "linear", "another kind"
+        ended(elsewhere, 1, seen(1), seen(2))
+        assert facts(models(elsewhere), new()).largest_run_gpus == 2
+        kinds(elsewhere).forget("/train-#@64-512", 6.0)
+        assert [each.kind for each in kinds(elsewhere).kinds().kinds] == [KIND]
+    finally:
+        elsewhere.close()
+
+
+def test_an_import_is_believed_less_than_own_jobs():
+    """A step more than a third longer: kin of the same user may still be right, an import is dropped."""
+    own, imported = Belief(), Belief(IMPORTED_CERTAINTY)
+    for each in (own, imported):
+        each.saw(1.0, 1.38)
+    assert (own.holds, imported.holds) == (True, False)
+
+
+def test_many_new_jobs_of_one_kind_ask_the_store_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    """A search of 500 trials is submitted at once."""
+    ended(store, 1, seen(1), seen(4))
+    asked: list[str] = []
+    for name in ("jobs", "observations"):
+        real = getattr(store, name)
+        monkeypatch.setattr(
+            store, name, lambda *args, real=real, name=name, **more: asked.append(name) or real(*args, **more)
+        )
+    recall = kinds(store).of
+    jobs = [Job(str(n), f"train-{n}", "ada", new().spec, ("all",), new().phase, 0.0) for n in range(100, 120)]
+    assert {found.most_gpus for each in jobs if (found := recall(each)) is not None} == {4}
+    assert asked == ["jobs", "observations"]
 
 
 def test_belief_falls_with_errors_and_recovers_with_hits():

@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 from penstock_profiles.wire import Report
 from penstock_scheduler.access_messages import Caller, Identity
 from penstock_scheduler.health_messages import Health, LeaderHealth
+from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.plan_gate import Approval
@@ -77,6 +78,8 @@ class Controls:
     """Let another penstockd lead, of this name or any, from now on."""
     cloud: Burst | None
     """Where jobs may burst to; None: the site has no cloud."""
+    memory: KinOfJobs
+    """What ended jobs have taught."""
     store: str
     """The store, a folder or a URL, for processes of their own."""
 

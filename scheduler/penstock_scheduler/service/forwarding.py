@@ -55,7 +55,7 @@ _PASSED = ("content-type", "retry-after", "content-security-policy", "cache-cont
 
 _JSON = {"Content-Type": "application/json"}
 
-_READS_OF_DAEMON = frozenset({"/v1/settings", "/v1/whatif", "/v1/whatif/{task}"})
+_READS_OF_DAEMON = frozenset({"/v1/settings", "/v1/models", "/v1/models/kind", "/v1/whatif", "/v1/whatif/{task}"})
 """Endpoints that read what only penstockd has."""
 
 

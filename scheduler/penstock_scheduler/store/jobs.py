@@ -165,6 +165,13 @@ class JobStore(LedgerStore):
         with self.read() as db:
             return [(number, read(JobView, view)) for number, view in db.execute(chosen)]
 
+    def ended_with_model(self, limit: int) -> list[JobView]:
+        """Ended jobs of which a model was saved, newest first."""
+        c = t.jobs.c
+        chosen = sa.select(c.view).where(c.state == "ended", c.job.in_(sa.select(t.models.c.job)))
+        with self.read() as db:
+            return [read(JobView, view) for view in db.scalars(chosen.order_by(c.number.desc()).limit(limit))]
+
     def ended_unknown(self, since_s: float, limit: int) -> list[JobView]:
         """Jobs that ended since then in a way that is not known, newest first."""
         c = t.jobs.c

@@ -24,6 +24,7 @@ from penstock_scheduler.client import Client
 from penstock_scheduler.disks import store_check
 from penstock_scheduler.errors import BadJobSpec, NoSuchRun
 from penstock_scheduler.health import HealthSettings, LoopHealth, StepName
+from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.messages import OutputFiles, Role, Submission
 from penstock_scheduler.model import ClusterState, Phase
@@ -231,7 +232,9 @@ class MadeUpCloud:
         return self._unreadable.pop(run)
 
 
-def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str, float]) -> tuple[Controls, Vitals]:
+def made_up_controls(
+    board: Board, changes: dict[str, object], prices: dict[str, float], models: SpecModels
+) -> tuple[Controls, Vitals]:
     """Controls that only note what is changed, and the health of a loop that ticks."""
 
     def set_policy(choice):
@@ -263,6 +266,7 @@ def made_up_controls(board: Board, changes: dict[str, object], prices: dict[str,
         may_lead,
         lambda to: changes.update(moved_after=board.store.audit(limit=1)[0].action),
         MadeUpCloud(),  # type: ignore[arg-type]
+        KinOfJobs(board.store, models.beginning, recalls=False),
         str(board.store.file.parent if board.store.file is not None else ""),
     )
     return controls, vitals
@@ -288,8 +292,8 @@ def serving(
     submitter = MadeUp(folder)
     board = Board(store, submitter)
     changes: dict[str, object] = {"paused": False, "policy": make_policy("sia")[1]}
-    controls, vitals = made_up_controls(board, changes, prices or {})
     models = SpecModels(load_families(None), 30.0)
+    controls, vitals = made_up_controls(board, changes, prices or {}, models)
     api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "socket": folder / "api.sock"} | settings)
     if separate:
         given = {

@@ -30,6 +30,32 @@ PROFILE = {
     ],
 }
 
+TAUGHT = {
+    "name": "train-#",
+    "most_gpus": 1,
+    "estimator": {
+        "kind": "training",
+        "models": {
+            "t4": {
+                "step": {
+                    "alpha_c": 0.1,
+                    "beta_c": 0.1,
+                    "alpha_r": 0,
+                    "beta_r": 0,
+                    "alpha_n": 0,
+                    "beta_n": 0,
+                    "gamma": 1,
+                },
+                "max_atomic_batch": 8,
+            }
+        },
+        "initial_batch": 8,
+        "max_batch": 8,
+        "grad_sqr": 1.0,
+        "grad_var": 0.0,
+    },
+}
+
 NOBODY, JOB, ADA, OPERATOR, ADMIN = "nobody", "job 1", "ada", "oz", "boss"
 ROLES = (NOBODY, JOB, ADA, OPERATOR, ADMIN)
 ANYONE = dict.fromkeys(ROLES, 200)
@@ -86,6 +112,10 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("POST", "/v1/leader/move"): (ADMINS, {}),
     ("POST", "/v1/cloud/resume"): (ADMINS, None),
     ("POST", "/v1/cloud/runs/{run}/forget"): (ADMINS | {ADMIN: 404}, None),
+    ("GET", "/v1/models"): (OPERATORS, None),
+    ("GET", "/v1/models/kind"): (OPERATORS | {OPERATOR: 422, ADMIN: 422}, None),  # this row asks without a name
+    ("POST", "/v1/models/forget"): (ADMINS | {ADMIN: 404}, {"kind": "ada/none"}),
+    ("POST", "/v1/models/import"): (ADMINS, {"kinds": [TAUGHT]}),
     ("GET", "/v1/drains"): (USERS, None),
     ("POST", "/v1/drains"): (OPERATORS, {"kind": "node", "name": "t4-01"}),
     ("DELETE", "/v1/drains/{kind}/{name}"): (OPERATORS | {OPERATOR: 404, ADMIN: 404}, None),
@@ -198,6 +228,9 @@ def test_every_change_of_state_is_audited(api, endpoint):
         held(api, "/v1/whatif", "")
         with api.client("oz") as oz:
             path = path.replace("{task}", oz.whatif(WhatIfOrder()).id)
+    if endpoint == ("POST", "/v1/models/forget"):
+        assert ask(api, "boss", *("POST", "/v1/models/import"), TABLE["POST", "/v1/models/import"][1]) == 200
+        body = {"kind": "/train-#"}
     who = "me" if path == "/v1/jobs" else "ada" if "{job}" in path else "boss"
     held(api, path, "1")
     session = log_in(api, api.tokens[who]) if endpoint == ("DELETE", "/v1/session") else None

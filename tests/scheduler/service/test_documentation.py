@@ -14,6 +14,7 @@ from penstock_scheduler import (
     lease_messages,
     ledger_messages,
     messages,
+    model_messages,
     whatif_messages,
 )
 from penstock_scheduler.service import app
@@ -65,6 +66,7 @@ def test_every_body_on_the_page_is_one():
         history_messages,
         ledger_messages,
         lease_messages,
+        model_messages,
         whatif_messages,
     )
     assert [name for name in sorted(named) if not any(hasattr(module, name) for module in modules)] == []
