@@ -16,8 +16,8 @@ from penstock_profiles.estimators import TrainingEstimator
 CERTAINTY = 0.8
 """Belief before the first measurement."""
 
-IMPORTED_CERTAINTY = 0.6
-"""The same for kin at another site, whose users and machines differ."""
+STRANGERS_CERTAINTY = 0.6
+"""The same for kin of another user or at another site, who may mean another program by the same name."""
 
 NEAR, FAR = 0.1, 1.0
 """Scale of the error of a step's time, as the logarithm of measured over predicted: for kin, and for a stranger."""

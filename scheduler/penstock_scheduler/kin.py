@@ -1,9 +1,11 @@
 """Recalls what ended jobs of the same kind have reported, for a job of which nothing else is known.
 
 Two jobs are of one kind if they have the same user, the same name but for the numbers in it, and the same batch size and unit of
-GPUs in their job specs. What they reported is in the store for as long as it keeps reports, so nothing is saved but what admins
-have changed: a job that is deleted from the store is forgotten, kinds may be forgotten, and kinds of another site imported. An
-imported kind is for the jobs of all users, and is believed less.
+GPUs in their job specs. Where the user has no ended job of the kind, those of others in the same account count, and then an
+import from another site. Both are believed less.
+
+What jobs reported is in the store for as long as it keeps reports, so nothing is saved but what admins have changed: a job that
+is deleted from the store is forgotten, kinds may be forgotten, and kinds of another site imported.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 from penstock_profiles.estimators import TrainingEstimator
-from penstock_profiles.kin import IMPORTED_CERTAINTY, Kin, kind_by_name
+from penstock_profiles.kin import STRANGERS_CERTAINTY, Kin, kind_by_name
 from penstock_profiles.learning import JobModel
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import NoSuchKind, StoreError
@@ -25,7 +29,7 @@ from penstock_scheduler.model_messages import KindList, KindView, Taught
 log = logging.getLogger(__name__)
 
 LOOKED_AT = 200
-"""Newest ended jobs of the user among which kin is looked for."""
+"""Newest ended jobs, of the user or of all users, among which kin is looked for."""
 
 JOBS = 5
 """Newest jobs of a kind that count."""
@@ -86,7 +90,7 @@ class KinOfJobs:
         self._changing = threading.Lock()
         self._read_at = -1
         """The newest change of a job when `_by_user` was read."""
-        self._by_user: dict[str, list[JobView]] = {}
+        self._by_user: dict[str | None, list[JobView]] = {}
         self._found: dict[str, tuple[tuple[str, ...], Kin | None]] = {}
         """Kind -> the jobs that taught it, and what they did."""
 
@@ -99,19 +103,30 @@ class KinOfJobs:
             return None
 
     def _of(self, job: Job) -> Kin | None:
-        kind, changed = kind_of(job.user, job.name, job.spec), self._changed()
-        earlier = [view for view in self._ended_of(job.user) if view.id != job.id]
-        earlier = _newest(earlier, kind, changed["forgotten"])
-        ids = tuple(view.id for view in earlier)
-        if kind not in self._found or self._found[kind][0] != ids:
-            self._found[kind] = ids, self._together(earlier)
-        found = self._found[kind][1]
-        if found is not None:
-            return found
-        return _imported(changed["imported"], kind_of("", job.name, job.spec))
+        kind, changed = kind_of("", job.name, job.spec), self._changed()
+        forgotten = changed["forgotten"]
+        own = self._shown_by(f"{job.user}{kind}", job, self._ended_of(job.user), forgotten)
+        if own is not None:
+            return own
+        if job.account:
+            beside = [view for view in self._ended_of(None) if view.account == job.account]
+            others = self._shown_by(f"{job.account}:{kind}", job, beside, forgotten)
+            if others is not None:
+                return replace(others, certainty=STRANGERS_CERTAINTY)
+        return _imported(changed["imported"], kind)
 
-    def _ended_of(self, user: str) -> list[JobView]:
-        """The user's newest ended jobs. They are read once for all new jobs of a round."""
+    def _shown_by(self, key: str, job: Job, views: Sequence[JobView], forgotten: Mapping[str, float]) -> Kin | None:
+        """What those of these jobs that are of the job's kind have shown. It is kept until they are others."""
+        kind = kind_of("", job.name, job.spec)
+        alike = [view for view in views if view.id != job.id and kind_of("", view.name, view.spec) == kind]
+        earlier = _counted(alike, forgotten)
+        ids = tuple(view.id for view in earlier)
+        if key not in self._found or self._found[key][0] != ids:
+            self._found[key] = ids, self._together(earlier)
+        return self._found[key][1]
+
+    def _ended_of(self, user: str | None) -> list[JobView]:
+        """The newest ended jobs of a user or, with None, of all. They are read once for all new jobs of a round."""
         if (now := self._ended.newest_job_change()) != self._read_at:
             self._read_at, self._by_user = now, {}
         if user not in self._by_user:
@@ -155,7 +170,7 @@ class KinOfJobs:
                 by_kind.setdefault(kind_of(view.user, view.name, view.spec), []).append(view)
         found = []
         for name, views in by_kind.items():
-            counted = _newest(views, name, changed["forgotten"])
+            counted = _counted(views, changed["forgotten"])
             if not counted or (kind is not None and name != kind):
                 continue
             taught = None if kind is None else _taught(counted[0], self._together(counted))
@@ -219,13 +234,12 @@ def _request(spec: JobSpec) -> str:
     )
 
 
-def _newest(views: Sequence[JobView], kind: str, forgotten: Mapping[str, float]) -> list[JobView]:
-    """The newest jobs of a kind that count."""
-    since_s = forgotten.get(kind, 0.0)
-    alike = [
-        view for view in views if kind_of(view.user, view.name, view.spec) == kind and (view.end_s or 0.0) >= since_s
-    ]
-    return alike[:JOBS]
+def _counted(alike: Sequence[JobView], forgotten: Mapping[str, float]) -> list[JobView]:
+    """The newest of these jobs that count: those whose user's kind was not forgotten since they ended."""
+    counted = (
+        view for view in alike if (view.end_s or 0.0) >= forgotten.get(kind_of(view.user, view.name, view.spec), 0.0)
+    )
+    return list(islice(counted, JOBS))
 
 
 def _taught(like: JobView, kin: Kin | None) -> Taught | None:
@@ -244,4 +258,4 @@ def _imported(imported: Mapping[str, tuple[float, Any]], kind: str) -> Kin | Non
     if kind not in imported:
         return None
     taught = Taught.model_validate(imported[kind][1], extra="ignore")
-    return Kin(taught.estimator, taught.most_gpus, taught.work, IMPORTED_CERTAINTY)
+    return Kin(taught.estimator, taught.most_gpus, taught.work, STRANGERS_CERTAINTY)

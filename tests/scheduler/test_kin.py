@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.families import Families
-from penstock_profiles.kin import CERTAINTY, IMPORTED_CERTAINTY, Belief, kind_by_name
+from penstock_profiles.kin import CERTAINTY, STRANGERS_CERTAINTY, Belief, kind_by_name
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import NoSuchKind, StoreError
 from penstock_scheduler.kin import KinOfJobs
@@ -183,9 +184,25 @@ def test_what_one_site_has_learned_is_recalled_at_another_by_all_users(store: Sq
         elsewhere.close()
 
 
+@pytest.mark.parametrize(("account", "expected"), [("vision", 4), ("speech", 0), ("", 0)])
+def test_jobs_of_others_in_the_account_are_recalled_and_believed_less(store: SqlStore, account: str, expected: int):
+    """Jobs of the user's own count first; a kind that was forgotten teaches nobody."""
+    ended(store, 1, seen(1), seen(4), user="bob", account="vision")
+    mine = replace(new(), account=account)
+    found = kinds(store).of(mine)
+    assert (0 if found is None else found.most_gpus) == expected
+    assert found is None or found.certainty == STRANGERS_CERTAINTY
+    kinds(store).forget("bob/train-#@64-512", time.time() + 1)
+    assert kinds(store).of(mine) is None
+    ended(store, 2, seen(1), seen(2), account=account)
+    own = kinds(store).of(mine)
+    assert own is not None
+    assert (own.most_gpus, own.certainty) == (2, CERTAINTY)
+
+
 def test_an_import_is_believed_less_than_own_jobs():
     """A step more than a third longer: kin of the same user may still be right, an import is dropped."""
-    own, imported = Belief(), Belief(IMPORTED_CERTAINTY)
+    own, imported = Belief(), Belief(STRANGERS_CERTAINTY)
     for each in (own, imported):
         each.saw(1.0, 1.38)
     assert (own.holds, imported.holds) == (True, False)
