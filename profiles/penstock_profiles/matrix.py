@@ -96,19 +96,38 @@ def _nothing(jobs: int, configurations: int) -> Best:
     return Best(*(np.zeros((jobs, configurations)) for _ in Best._fields))
 
 
+def goodputs(estimators: Sequence[AnyEstimator], chosen: Configurations) -> FloatArray:
+    """Goodput of each job on the configuration chosen for it, shape (J,); `chosen` has J entries. See `Estimator.goodput`."""
+    goodput_J = np.zeros(len(estimators))
+    rows, best_j = _best_of_each(estimators, chosen)
+    goodput_J[rows] = best_j.goodput
+    for row, estimator in enumerate(estimators):
+        if not isinstance(estimator, TrainingEstimator):
+            where = np.array([chosen.nodes[row]]), np.array([chosen.gpus[row]])
+            goodput_J[row] = estimator.goodput(chosen.gpu_types[row], *where)[0]
+    return goodput_J
+
+
 def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> list[Batch | None]:
     """Batch of each job on the configuration chosen for it; `chosen` has J entries. See `Estimator.best_batch`."""
     batches: list[Batch | None] = [None] * len(estimators)
-    N, K = (np.array(numbers, dtype=np.int64)[:, None] for numbers in (chosen.nodes, chosen.gpus))
-    rows, training = _training(estimators, chosen.gpu_types)
-    if training:
-        best = best_of_batches(training, [chosen.gpu_types[row] for row in rows], N[rows], K[rows])
-        for row, goodput, atomic, accumulation in zip(rows, *(numbers[:, 0] for numbers in best), strict=True):
-            batches[row] = Batch(int(atomic), int(accumulation)) if goodput > 0 else None
+    rows, best_j = _best_of_each(estimators, chosen)
+    for row, goodput, atomic, accumulation in zip(rows, *best_j, strict=True):
+        batches[row] = Batch(int(atomic), int(accumulation)) if goodput > 0 else None
     for row, estimator in enumerate(estimators):
         if not isinstance(estimator, TrainingEstimator):
             batches[row] = estimator.best_batch(chosen.gpu_types[row], chosen.nodes[row], chosen.gpus[row])
     return batches
+
+
+def _best_of_each(estimators: Sequence[AnyEstimator], chosen: Configurations) -> tuple[IntArray, Best]:
+    """The rows of training jobs that have a model for their GPU type, and their best there, all evaluated in one pass."""
+    N, K = (np.array(numbers, dtype=np.int64)[:, None] for numbers in (chosen.nodes, chosen.gpus))
+    rows, training = _training(estimators, chosen.gpu_types)
+    if not training:
+        return rows, Best(*(np.zeros(0) for _ in Best._fields))
+    best = best_of_batches(training, [chosen.gpu_types[row] for row in rows], N[rows], K[rows])
+    return rows, Best(*(numbers[:, 0] for numbers in best))
 
 
 def _training(estimators: Sequence[AnyEstimator], gpu_types: Sequence[str]) -> tuple[IntArray, list[TrainingEstimator]]:

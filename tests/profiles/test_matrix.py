@@ -15,7 +15,7 @@ from penstock_profiles.estimators import (
     TrainingEstimator,
 )
 from penstock_profiles.estimators import training as training_module
-from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches, best_matrix
+from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches, best_matrix, goodputs
 from penstock_profiles.throughput import ThroughputParams, throughput
 
 CONFIGURATIONS = Configurations(("a", "a", "a", "b", "b", "c"), (1, 1, 2, 1, 4, 1), (1, 4, 8, 1, 16, 1))
@@ -88,6 +88,8 @@ def test_the_batches_of_a_plan_are_each_jobs_best(estimators, data):
         zip(best_batches(estimators, chosen), estimators, *chosen, strict=True)
     ):
         assert batch == estimator.best_batch(*configuration) == matrix.batch(row, columns[row])
+    for goodput, estimator, gpu_type, N, K in zip(goodputs(estimators, chosen), estimators, *chosen, strict=True):
+        assert goodput == estimator.goodput(gpu_type, np.array([N]), np.array([K]))[0]
 
 
 def test_blocks_do_not_show(monkeypatch):
