@@ -23,7 +23,7 @@ from penstock_profiles.learning import JobModel
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import NoSuchKind, StoreError
 from penstock_scheduler.messages import JobView
-from penstock_scheduler.model import Job, JobSpec
+from penstock_scheduler.model import Job, JobId, JobSpec
 from penstock_scheduler.model_messages import KindList, KindView, Taught
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,6 @@ class EndedJobs(Protocol):
         """The newest measurements of a job, oldest first."""
         ...
 
-    def newest_job_change(self) -> int:
-        """The number of the newest change of any job."""
-        ...
-
     def control(self, name: str) -> Any:
         """What admins have set under this name; None: nothing."""
         ...
@@ -88,51 +84,39 @@ class KinOfJobs:
     ) -> None:
         self._ended, self._learner, self.recalls = ended, learner, recalls
         self._changing = threading.Lock()
-        self._read_at = -1
-        """The newest change of a job when `_by_user` was read."""
-        self._by_user: dict[str | None, list[JobView]] = {}
         self._found: dict[str, tuple[tuple[str, ...], Kin | None]] = {}
         """Kind -> the jobs that taught it, and what they did."""
 
-    def of(self, job: Job) -> Kin | None:
-        """What earlier jobs of its kind have shown together; None: nothing. If the store does not answer, nothing is known."""
-        try:
-            return self._of(job)
-        except StoreError as error:
-            log.warning("earlier jobs of its kind not recalled", extra={"job": job.id, "text": str(error)[:200]})
-            return None
+    def of(self, jobs: Sequence[Job]) -> dict[JobId, Kin | None]:
+        """What earlier jobs of each one's kind have shown together; None: nothing.
 
-    def _of(self, job: Job) -> Kin | None:
-        kind, changed = kind_of("", job.name, job.spec), self._changed()
-        forgotten = changed["forgotten"]
-        own = self._shown_by(f"{job.user}{kind}", job, self._ended_of(job.user), forgotten)
+        Empty if the store does not answer: ask again.
+        """
+        try:
+            changed, views = self._changed(), _EndedViews(self._ended)
+            return {job.id: self._of(job, views, changed) for job in jobs}
+        except StoreError as error:
+            log.warning("earlier jobs of their kind not recalled", extra={"jobs": len(jobs), "text": str(error)[:200]})
+            return {}
+
+    def _of(self, job: Job, views: _EndedViews, changed: Mapping[str, Any]) -> Kin | None:
+        kind, forgotten = kind_of("", job.name, job.spec), changed["forgotten"]
+        own = self._shown_by(f"{job.user}{kind}", job, views.of_user(job.user, kind), forgotten)
         if own is not None:
             return own
         if job.account:
-            beside = [view for view in self._ended_of(None) if view.account == job.account]
-            others = self._shown_by(f"{job.account}:{kind}", job, beside, forgotten)
+            others = self._shown_by(f"{job.account}:{kind}", job, views.of_account(job.account, kind), forgotten)
             if others is not None:
                 return replace(others, certainty=STRANGERS_CERTAINTY)
         return _imported(changed["imported"], kind)
 
-    def _shown_by(self, key: str, job: Job, views: Sequence[JobView], forgotten: Mapping[str, float]) -> Kin | None:
-        """What those of these jobs that are of the job's kind have shown. It is kept until they are others."""
-        kind = kind_of("", job.name, job.spec)
-        alike = [view for view in views if view.id != job.id and kind_of("", view.name, view.spec) == kind]
-        earlier = _counted(alike, forgotten)
+    def _shown_by(self, key: str, job: Job, alike: Sequence[JobView], forgotten: Mapping[str, float]) -> Kin | None:
+        """What these jobs of its kind have shown. It is kept until they are others."""
+        earlier = _counted([view for view in alike if view.id != job.id], forgotten)
         ids = tuple(view.id for view in earlier)
         if key not in self._found or self._found[key][0] != ids:
             self._found[key] = ids, self._together(earlier)
         return self._found[key][1]
-
-    def _ended_of(self, user: str | None) -> list[JobView]:
-        """The newest ended jobs of a user or, with None, of all. They are read once for all new jobs of a round."""
-        if (now := self._ended.newest_job_change()) != self._read_at:
-            self._read_at, self._by_user = now, {}
-        if user not in self._by_user:
-            found = self._ended.jobs(user=user, states=("ended",), limit=LOOKED_AT)
-            self._by_user[user] = [view for _, view in found]
-        return self._by_user[user]
 
     def _together(self, earlier: Sequence[JobView]) -> Kin | None:
         """The oldest comes first, so that the newest measurements count most."""
@@ -210,6 +194,28 @@ class KinOfJobs:
 
     def _changed(self) -> dict[str, Any]:
         return {"forgotten": {}, "imported": {}} | (self._ended.control(CONTROL) or {})
+
+
+class _EndedViews:
+    """The newest ended jobs by kind, each list read once: many new jobs may come in one round."""
+
+    def __init__(self, ended: EndedJobs) -> None:
+        self._ended = ended
+        self._by_kind: dict[str | None, dict[str, list[JobView]]] = {}
+        """User, or None for all users -> kind without its user -> jobs, newest first."""
+
+    def of_user(self, user: str | None, kind: str) -> list[JobView]:
+        """Those of a user or, with None, of all users."""
+        if user not in self._by_kind:
+            found: dict[str, list[JobView]] = {}
+            for _, view in self._ended.jobs(user=user, states=("ended",), limit=LOOKED_AT):
+                found.setdefault(kind_of("", view.name, view.spec), []).append(view)
+            self._by_kind[user] = found
+        return self._by_kind[user].get(kind, [])
+
+    def of_account(self, account: str, kind: str) -> list[JobView]:
+        """Those in an account."""
+        return [view for view in self.of_user(None, kind) if view.account == account]
 
 
 def kind_of(user: str, name: str, spec: JobSpec) -> str:

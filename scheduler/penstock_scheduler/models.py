@@ -223,7 +223,7 @@ class LearnedModels:
         specs: SpecModels,
         history: History,
         sensitivities: Sensitivities | None = None,
-        kin: Callable[[Job], Kin | None] | None = None,
+        kin: Callable[[Sequence[Job]], Mapping[JobId, Kin | None]] | None = None,
     ) -> None:
         self._specs, self._history, self._recall = specs, history, kin
         self._kin: dict[JobId, Kin | None] = {}
@@ -285,11 +285,11 @@ class LearnedModels:
         self._profiled = self._history.profiled()
         for job_id in measured & self._unmeasured.keys():
             del self._unmeasured[job_id]
+        self._recall_kin(jobs, known)
         for job in jobs:
             if job.spec.goodput_table is not None:
                 continue
-            facts = known[job.id]
-            kin = self._kin_of(job, facts.model)
+            facts, kin = known[job.id], self._kin.get(job.id)
             model = self._learnt(job, facts.model, fresh.get(job.id, []), kin)
             if model is not None and facts.unmeasured_types:
                 measured = self._models[job.id][1].measured
@@ -317,13 +317,13 @@ class LearnedModels:
                 self._kept[job.id] = model
         return known
 
-    def _kin_of(self, job: Job, prior: AnyEstimator) -> Kin | None:
-        """What jobs of its kind have shown, if the job spec tells nothing of its speed. The store is asked once."""
-        if self._recall is None or not isinstance(prior, LinearEstimator):
-            return None
-        if job.id not in self._kin:
-            self._kin[job.id] = self._recall(job)
-        return self._kin[job.id]
+    def _recall_kin(self, jobs: Sequence[Job], known: Mapping[JobId, JobFacts]) -> None:
+        """What jobs of their kind have shown, for new jobs whose job spec tells nothing of their speed."""
+        if self._recall is None:
+            return
+        new = [job for job in jobs if job.id not in self._kin and isinstance(known[job.id].model, LinearEstimator)]
+        if new:
+            self._kin |= self._recall(new)
 
     def _ran_on(self, job: JobId, gpus: int) -> None:
         self._most_gpus[job] = max(gpus, self._most_gpus.get(job, 0))

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.families import Families
-from penstock_profiles.kin import CERTAINTY, STRANGERS_CERTAINTY, Belief, kind_by_name
+from penstock_profiles.kin import CERTAINTY, STRANGERS_CERTAINTY, Belief, Kin, kind_by_name
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import NoSuchKind, StoreError
 from penstock_scheduler.kin import KinOfJobs
@@ -132,13 +132,20 @@ def test_what_such_jobs_have_left_shrinks_with_progress(store: SqlStore):
     assert facts(fresh, new()).likely_work == (600.0,)
 
 
-def test_a_store_that_does_not_answer_is_no_error(store: SqlStore, monkeypatch: pytest.MonkeyPatch, caplog):
+def test_a_store_that_does_not_answer_is_no_error_and_is_asked_again(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, caplog
+):
+    ended(store, 1, seen(1), seen(4))
+
     def broken(**_: object) -> None:
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(store, "jobs", broken)
-    assert facts(models(store), new()).model.kind == "linear"
+    there = models(store)
+    with monkeypatch.context() as away:
+        away.setattr(store, "jobs", broken)
+        assert facts(there, new()).model.kind == "linear"
     assert "not recalled" in caplog.text
+    assert facts(there, new()).largest_run_gpus == 4
 
 
 def kinds(store: SqlStore) -> KinOfJobs:
@@ -146,6 +153,10 @@ def kinds(store: SqlStore) -> KinOfJobs:
 
 
 KIND = "ada/train-#@64-512"
+
+
+def recall(store: SqlStore, of: Job) -> Kin | None:
+    return kinds(store).of([of])[of.id]
 
 
 def test_a_forgotten_kind_teaches_no_new_job_until_one_ends_again(store: SqlStore):
@@ -189,13 +200,13 @@ def test_jobs_of_others_in_the_account_are_recalled_and_believed_less(store: Sql
     """Jobs of the user's own count first; a kind that was forgotten teaches nobody."""
     ended(store, 1, seen(1), seen(4), user="bob", account="vision")
     mine = replace(new(), account=account)
-    found = kinds(store).of(mine)
+    found = recall(store, mine)
     assert (0 if found is None else found.most_gpus) == expected
     assert found is None or found.certainty == STRANGERS_CERTAINTY
     kinds(store).forget("bob/train-#@64-512", time.time() + 1)
-    assert kinds(store).of(mine) is None
+    assert recall(store, mine) is None
     ended(store, 2, seen(1), seen(2), account=account)
-    own = kinds(store).of(mine)
+    own = recall(store, mine)
     assert own is not None
     assert (own.most_gpus, own.certainty) == (2, CERTAINTY)
 
@@ -217,9 +228,9 @@ def test_many_new_jobs_of_one_kind_ask_the_store_once(store: SqlStore, monkeypat
         monkeypatch.setattr(
             store, name, lambda *args, real=real, name=name, **more: asked.append(name) or real(*args, **more)
         )
-    recall = kinds(store).of
     jobs = [Job(str(n), f"train-{n}", "ada", new().spec, ("all",), new().phase, 0.0) for n in range(100, 120)]
-    assert {found.most_gpus for each in jobs if (found := recall(each)) is not None} == {4}
+    found = kinds(store).of(jobs)
+    assert [each.most_gpus for each in found.values() if each is not None] == 20 * [4]
     assert asked == ["jobs", "observations"]
 
 

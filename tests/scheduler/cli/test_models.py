@@ -96,7 +96,7 @@ def test_kinds_go_from_one_site_to_another(api, tmp_path):
         assert "for the jobs of all users" in penstock(other, "models", "show", "/train-#@16-256").output
         new = job("1", user="zoe", batch_size=16, max_batch_size=256)
         new = type(new)("1", "train-3", "zoe", new.spec, new.partitions, new.phase, 0.0)
-        kin = KinOfJobs(other.board.store, SpecModels(Families(), 30.0).beginning).of(new)
+        kin = KinOfJobs(other.board.store, SpecModels(Families(), 30.0).beginning).of([new])["1"]
         assert kin is not None
         assert float(kin.estimator.goodput("t4", np.array([1]), np.array([1]))[0]) == pytest.approx(160, rel=0.01)
         assert "is forgotten" in penstock(other, "models", "forget", "/train-#@16-256").output
