@@ -71,13 +71,14 @@ def test_what_is_left_is_what_the_job_reports_or_its_kin_or_its_age():
     model = dict.fromkeys("rka", table(t4={1: 2.0, 2: 4.0}))
     state = snapshot("t4:1x4", [job(name) for name in "rka"], model, attained={"a": {"t4": 3600.0}})
     state = with_facts(
-        state, remaining_work={"r": 100.0}, likely_work={"k": (100.0, 300.0)}, attained_gpu_s={"a": {"t4": 3600.0}}
+        state, remaining_work={"r": 100.0}, likely_work={"k": (300.0, 100.0)}, attained_gpu_s={"a": {"t4": 3600.0}}
     )
     rows = dict(zip(sorted("rka"), left(state), strict=True))
     assert set(rows["r"]) == {50.0}
     assert min(rows["k"]) > 50.0
     assert max(rows["k"]) < 150.0
     assert np.mean(rows["k"]) == pytest.approx(100.0)
+    assert rows["k"] == pytest.approx(np.quantile([50.0, 150.0], (np.arange(8) + 0.5) / 8))
     assert rows["a"][3] < 3600.0 + 1800.0 < rows["a"][4]
     assert rows["a"][-1] == pytest.approx(15 * 5400.0)
 
