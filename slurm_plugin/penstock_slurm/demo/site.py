@@ -46,6 +46,7 @@ class DemoSite:
         spec: the nodes.
         penstock: whether penstockd decides. Otherwise Slurm does, by each job's plain request.
         time_scale: emulated seconds in one real second.
+        recall_models: whether ended jobs teach penstockd how fast new ones are.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class DemoSite:
         *,
         penstock: bool,
         time_scale: float = TIME_SCALE,
+        recall_models: bool = False,
     ) -> None:
         self.folder = folder
         self.penstock = penstock
-        self.time_scale = time_scale
+        self.time_scale, self.recall_models = time_scale, recall_models
         self.slurm = LoopbackCluster(folder / "slurm", spec, settings=SLURM_SETTINGS)
         self.spool = folder / "spool"
         self.state = folder / "state"
@@ -77,6 +79,7 @@ class DemoSite:
         config = self.folder / "penstock.toml"
         config.write_text(
             f"[daemon]\ncluster = 'slurm'\nround_s = {ROUND_S}\ntick_s = {TICK_S}\nrestart_cost_s = {RESTART_COST_S}\n"
+            f"recall_models = {str(self.recall_models).lower()}\n"
             f"state_dir = '{self.state}'\n\n[api]\nsocket = '{self.state}/api.sock'\n\n[slurm]\npartitions = ['all']\n"
             f"conf = '{self.slurm.slurm_conf}'\nspool_dir = '{self.spool}'\n"
             "\n[safety]\nstop_share = 1.0\n"  # a round takes seconds here, so ten minutes of moves pass in one
