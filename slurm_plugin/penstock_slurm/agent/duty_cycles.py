@@ -10,7 +10,9 @@ thaws its processes, so that it has its share and no more.
 2. A job whose credit falls below `-DEBT_S`, or below its usual step up to `MOST_DEBT_S`, is driven from then on. It
    is told a share of 1, so that it does not pause a second time by itself. Several jobs beside one guaranteed job
    divide these by their number.
-3. A driven job is frozen while its credit is used up, and in each control period at share 0.
+3. A driven job is frozen while its credit is used up, and in each control period at share 0. If it uses `DEBT_S` of the
+   GPU although it is frozen, somebody has thawed it, and it is frozen again. Not before: Slurm thaws a job that it
+   ends, which may then save.
 4. A driven job that reports is tried without that after `TRIAL_S`, and after twice as long each further time.
 
 Where GPU time is unknown, a job that reports is believed, and a job that does not is taken to use its GPU all the time
@@ -120,6 +122,7 @@ class DutyCycles:
         if steps.count:
             observed.step_s = min(observed.step_s or steps.mean_s, steps.mean_s)
         used_s = self._used_s(job, local, observed, steps, passed_s)
+        observed.escaped_s += used_s if local.stopped else 0.0
         if share > 0 and observed.had_share == 0 and not local.driven:
             # Its pause may have passed while its share was 0. Over many periods that would count as taking too much, but
             # the control has measured what it does.
@@ -146,7 +149,7 @@ class DutyCycles:
         counters = self._gpu_times(self._state.living.get(job.slurm_job, [])) if self._gpu_times is not None else None
         if counters is not None:
             return observed.meter.used_s(counters)
-        if observed.statuses and not local.driven:
+        if observed.statuses and (local.stopped or not local.driven):
             # A step is reported when it is over, and may have begun before the share was what it is.
             return min(steps.count * steps.mean_s, passed_s)
         return 0.0 if local.stopped or local.begun_s == math.inf else passed_s
@@ -184,15 +187,14 @@ class DutyCycles:
             local.driven, local.why = False, ""
             self._thaw(job, local)
         elif share == 0 or observed.credit_s <= 0:
-            self._freeze(job, local)
+            if not local.stopped or observed.escaped_s > DEBT_S:
+                self._freeze(job, local)
         elif local.stopped:
             self._thaw(job, local)
 
     def _freeze(self, job: OrderedJob, local: LocalJob) -> None:
-        if not local.stopped:
-            local.stopped = True
-            self._state.save()  # an agent that starts again must thaw it
-        # Also if it is frozen: its user may have thawed it, or it may have processes that are new.
+        local.stopped, self._state.observed(job.job).escaped_s = True, 0.0
+        self._state.save()  # an agent that starts again must thaw it
         self._freezer.freeze(self._state.living.get(job.slurm_job, []))
 
     def _thaw(self, job: OrderedJob, local: LocalJob) -> None:

@@ -38,6 +38,8 @@ class Observed:
     """When that was last read."""
     credit_s: float = 0.0
     """GPU time that it may use beside a guaranteed job before it has used up its share, s; negative: it has used more."""
+    escaped_s: float = 0.0
+    """GPU time that it has used since it was frozen for that, s."""
     had_share: float = 0.0
     """Its share at the last look."""
     counted: JobStatus | None = None

@@ -65,7 +65,8 @@ def test_an_opportunistic_job_that_trains_beyond_its_share_is_frozen(make_node: 
 
 
 def test_a_job_that_somebody_thaws_is_frozen_again(make_node: Callable[..., Node]):
-    """Its user can, where Slurm has no cgroups. So does the kernel, when the shell ends that started it."""
+    """Its user can, where Slurm has no cgroups. So does the kernel, when the shell ends that started it. But not at once: Slurm
+    thaws a job that it ends, which then saves, and makes few steps."""
     node = make_node(misuse_s=1.0)
     node.job(1, "--step", "0.02")
     job = node.job(2, "--greedy")
@@ -74,6 +75,9 @@ def test_a_job_that_somebody_thaws_is_frozen_again(make_node: Callable[..., Node
         node.until(lambda: node.slurm.letter(2) == "T", "freezing")
         job.send_signal(signal.SIGCONT)
         wait_for(lambda: node.slurm.letter(2) != "T", 10.0, "job 2 runs")
+        made = steps(node, 2)
+        node.run(0.1)
+        assert node.slurm.letter(2) != "T" or steps(node, 2) > made + 10
 
 
 def test_a_job_that_its_agent_has_frozen_goes_on_when_the_order_no_longer_names_it(make_node: Callable[..., Node]):
