@@ -100,7 +100,7 @@ class DaemonSettings(BaseModel):
         default=30.0, description="Seconds of training that a restart costs a job whose job spec has no restart_cost_s."
     )
     recall_models: bool = Field(
-        default=False,
+        default=True,
         description="Whether a job of unknown speed starts with what ended jobs of the same user, name and batch size reported.",
     )
     families: Path | None = Field(
