@@ -5,6 +5,10 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[PenstockCallback()])
     trainer.train(resume_from_checkpoint=latest_checkpoint(args.output_dir))
 
+With `ElasticTrainer` in place of `Trainer`, the batch adapts as well::
+
+    trainer = ElasticTrainer(model, args, train_dataset=data, batch_size=64, max_batch_size=1024)
+
 On the daemon's request and on SIGTERM, the Trainer saves one of its own checkpoints into `output_dir`. After SIGTERM,
 the process then exits with status 143, and nothing after `trainer.train` runs.
 """
@@ -16,9 +20,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, __version__
+import torch
+from transformers import Trainer, TrainerCallback, __version__
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from penstock_executor.integrations.adaptive import AdaptiveBatch
 from penstock_executor.integrations.training_monitor import TrainingMonitor
 from penstock_executor.training.workers import protect_workers
 
@@ -64,9 +70,15 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
         self._report_every_s, self._metric, self._minimize = report_every_s, metric, minimize
         self._monitor: TrainingMonitor | None = None
         self._stopping = False
+        self.batch: AdaptiveBatch | None = None
+        """That adapts; `Elastic` sets it."""
+        self._before = 0
+        """Steps before the present one, with an adaptive batch."""
         protect_workers()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         """Report that the run starts, and at which step.
 
         Raises:
@@ -80,32 +92,80 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
                 f" {args.train_batch_size}: to move a job to another number of GPUs, install transformers 5"
             )
         atomic = args.per_device_train_batch_size
+        samples = atomic * args.gradient_accumulation_steps * args.world_size
+        if self.batch is not None:
+            samples = self.batch.initial
+            self._continue(self.batch, args, state, model, optimizer)
         self._monitor = TrainingMonitor(
             Path(args.output_dir) / "penstock",
-            samples_per_step=atomic * args.gradient_accumulation_steps * args.world_size,
+            samples_per_step=samples,
             atomic_batch=atomic,
             steps=state.global_step,
             total_steps=state.max_steps,
             report_every_s=self._report_every_s,
             device=args.device,
+            batch=self.batch,
         )
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def _continue(self, batch: AdaptiveBatch, args: Any, state: Any, model: Any, optimizer: Any) -> None:
+        batch.attach(model, getattr(optimizer, "optimizer", optimizer))
+        batch.go_to(state.global_step)
+        path = _learned(args, state)
+        if path.exists():
+            batch.load_state_dict(json.loads(path.read_bytes()))
+        elif state.global_step:
+            log.warning("path=%s is missing: the batch begins anew at %d", path, batch.initial)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What came before is no part of a step."""
+        if self._monitor is not None:
+            self._monitor.restart_clock()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """With an adaptive batch, the Trainer counts steps of the initial size."""
+        if self.batch is not None:
+            self._before = state.global_step
+            state.global_step += self.batch.steps_of_this - 1  # the Trainer adds one itself
+
+    def on_step_end(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any) -> None:
         """Do what the daemon asks for."""
         assert self._monitor is not None
+        if self.batch is not None:
+            self._catch_up(args, state, control, lr_scheduler)
         save, self._stopping = self._monitor.step_done(state.global_step)
         control.should_save |= save
         if self._stopping:
             control.should_evaluate = False  # there may be no time for it
 
+    def _catch_up(self, args: Any, state: Any, control: Any, schedule: Any) -> None:
+        """Do what is due in the steps that the present one stands for: the Trainer looks at the last of them only."""
+        assert self.batch is not None
+        if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            for _ in range(self._before + 1, state.global_step):
+                schedule.step()
+        state.epoch = state.global_step / self.batch.steps_per_epoch
+        for strategy, every, flag in (
+            (args.logging_strategy, state.logging_steps, "should_log"),
+            (args.eval_strategy, state.eval_steps, "should_evaluate"),
+            (args.save_strategy, state.save_steps, "should_save"),
+        ):
+            if strategy == "steps" and every and state.global_step // every > self._before // every:
+                setattr(control, flag, True)
+
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         """Report the metric."""
         if self._monitor is not None and self._metric is not None and self._metric in (metrics or {}):
             self._monitor.report(float(metrics[self._metric]), minimize=self._minimize)
+        if self._monitor is not None:
+            self._monitor.restart_clock()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the checkpoint. If the job must stop, exit."""
         assert self._monitor is not None
+        if self.batch is not None and state.is_world_process_zero:
+            path = _learned(args, state)
+            path.with_suffix(".tmp").write_text(json.dumps(self.batch.state_dict()))
+            path.with_suffix(".tmp").rename(path)
         self._monitor.saved()
         if self._stopping and state.global_step < state.max_steps:
             self._monitor.leave()
@@ -114,3 +174,94 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
         """Report the end of the run."""
         assert self._monitor is not None
         self._monitor.end()
+
+
+def _learned(args: Any, state: Any) -> Path:
+    """What an adaptive batch has learned, in the checkpoint of the present step."""
+    return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / "penstock.json"
+
+
+class Elastic:
+    """Makes the batch of a `Trainer` adapt: `class Mine(Elastic, Seq2SeqTrainer): pass`.
+
+    The Trainer counts steps of `batch_size` samples. A step with four times as many counts as four, so that `max_steps`,
+    the schedule of the learning rate, and the intervals of logging, evaluation and saving keep their meaning.
+
+    Args:
+        batch_size: total batch over all processes that the learning rate was chosen for.
+        max_batch_size: largest total batch that trains well.
+        lr_scaling: see `AdaptiveBatch`.
+        penstock: the callback, if it needs arguments of its own.
+
+    Raises:
+        ValueError: the arguments of the Trainer ask for what an adaptive batch cannot do.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        batch_size: int,
+        max_batch_size: int,
+        lr_scaling: str | None = None,
+        penstock: PenstockCallback | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self._sizes: tuple[int, int, str | None] = (batch_size, max_batch_size, lr_scaling)
+        args: Any = self.args  # type: ignore[attr-defined]
+        strategy = str(getattr(args.train_sampling_strategy, "value", args.train_sampling_strategy))
+        for refused, why in (
+            (RESTORES_BATCH, "transformers 4: install transformers 5"),
+            (args.gradient_accumulation_steps != 1, "gradient_accumulation_steps: leave it at 1"),
+            (args.fp16, "fp16: use bf16, which needs no loss scale"),
+            (args.dataloader_drop_last, "dataloader_drop_last: leave it out"),
+            (args.auto_find_batch_size, "auto_find_batch_size: Penstock makes the batch smaller when memory runs out"),
+            (
+                strategy not in ("random", "sequential"),
+                f"train_sampling_strategy={strategy}: choose random or sequential",
+            ),
+            (self.is_fsdp_enabled or self.is_deepspeed_enabled, "FSDP or DeepSpeed"),  # type: ignore[attr-defined]
+        ):
+            if refused:
+                raise ValueError(f"an adaptive batch does not work with {why}")
+        args.ignore_data_skip = True  # the loader begins at the right sample
+        self._shuffle = strategy == "random"
+        self._penstock = penstock or PenstockCallback()
+        self.add_callback(self._penstock)  # type: ignore[attr-defined]
+
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's data set and its collator, with workers as its arguments say, in batches that adapt."""
+        made: Any = super().get_train_dataloader()  # type: ignore[misc]
+        args: Any = self.args  # type: ignore[attr-defined]
+        batch_size, max_batch_size, lr_scaling = self._sizes
+        batch = AdaptiveBatch(
+            made.dataset,
+            batch_size,
+            max_batch_size,
+            lr_scaling=lr_scaling,
+            shuffle=self._shuffle,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            collate_fn=made.collate_fn,
+            num_workers=made.num_workers,
+            pin_memory=made.pin_memory,
+            prefetch_factor=made.prefetch_factor,
+            worker_init_fn=made.worker_init_fn,
+            multiprocessing_context=made.multiprocessing_context,
+        )
+        self._penstock.batch = batch
+        return batch.loader
+
+    def training_step(self, *arguments: Any, **named: Any) -> Any:
+        """Measure the gradients. The loss counts for each step of `batch_size` samples, since the Trainer's log has the
+        mean over those."""
+        batch = self._penstock.batch
+        assert batch is not None
+        batch.begin_step()
+        batch.begin_backward()
+        loss = super().training_step(*arguments, **named)  # type: ignore[misc]
+        batch.end_backward()
+        return loss * batch.steps_of_this
+
+
+class ElasticTrainer(Elastic, Trainer):  # type: ignore[misc]
+    """A `Trainer` whose batch adapts; see `Elastic`."""

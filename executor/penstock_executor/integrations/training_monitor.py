@@ -4,11 +4,14 @@ loop."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import signal
+import sys
 import time
 from pathlib import Path
+from types import TracebackType
 from typing import Literal, NoReturn
 
 import torch
@@ -17,11 +20,17 @@ import torch.distributed as dist
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
 from penstock_executor.client import ReportSchedule, connect
 from penstock_executor.environment import read_environment, read_ranks
+from penstock_executor.integrations.adaptive import AdaptiveBatch
 from penstock_executor.node_channel import open_channel
+from penstock_executor.profiling import is_out_of_memory
+from penstock_executor.training import short_of_memory
+from penstock_executor.training.consensus import Vote
+from penstock_executor.training.gradients import PendingNorms
 from penstock_executor.training.host_copies import OnItsWay
-from penstock_executor.training.processes import leave
+from penstock_executor.training.processes import Group, leave
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.status import STOPPED, SUPERSEDED
+from penstock_executor.training.workers import end_workers
 from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
 
 log = logging.getLogger(__name__)
@@ -37,12 +46,13 @@ class TrainingMonitor:
 
     Args:
         folder: for the job's checkpoints. The run claims its epoch in it.
-        samples_per_step: total batch of an optimiser step, over all processes.
+        samples_per_step: total batch of an optimiser step, over all processes. With an adaptive batch, the initial one.
         atomic_batch: samples of one process in a micro-step.
-        steps: optimiser steps that are done already.
+        steps: optimiser steps that are done already. With an adaptive batch, `AdaptiveBatch.steps`.
         total_steps: number of steps at which the job is done, if known.
         report_every_s: seconds between two reports. The first few reports follow each other faster.
         device: of the tensors that the processes exchange.
+        batch: that adapts, attached to the model already. None: the batch is the loop's.
     """
 
     def __init__(
@@ -55,13 +65,15 @@ class TrainingMonitor:
         total_steps: int | None,
         report_every_s: float,
         device: torch.device,
+        batch: AdaptiveBatch | None = None,
     ) -> None:
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         self._first = not dist.is_initialized() or dist.get_rank() == 0
         self._samples, self._atomic, self._device = samples_per_step, atomic_batch, device
         self._stop = False
-        self._vote: OnItsWay | None = None
-        """Of the last step."""
+        self._batch = batch
+        self._vote: tuple[OnItsWay, PendingNorms | None] | None = None
+        """Of the last step, with the norms of this process that it has."""
         self._request: str | None = None
         self._has_saved = steps > 0
         self._steps = self._reported_steps = steps
@@ -72,13 +84,16 @@ class TrainingMonitor:
         )
         self._reports = ReportSchedule(environment.report_every_s(report_every_s), self._reported_s)
         self._reporter: Reporter | None = None
-        if self._first:
-            client = connect(folder, environment)
-            try:
+        self._gpus = Allocation(CPU, {environment.node or "localhost": ()})
+        client = connect(folder, environment) if self._first else None
+        if client is not None:
+            with contextlib.suppress(UnknownAllocation):
                 self._gpus = find_allocation(environment)
-            except UnknownAllocation:
-                self._gpus = Allocation(CPU, {environment.node or "localhost": ()})
-            self._reporter = Reporter(client, lambda _: None)
+        if batch is not None:
+            batch.begin(Group(read_ranks()), self._gpus, device, folder)
+            self._excepthook, sys.excepthook = sys.excepthook, self._on_error
+        if client is not None:
+            self._reporter = Reporter(client, batch.learn if batch is not None else lambda _: None)
             total = total_steps * samples_per_step if total_steps else None
             self._reporter.put(
                 Started(
@@ -106,54 +121,70 @@ class TrainingMonitor:
         """Call it after each optimiser step. Returns whether to save, and whether to stop, the same on all processes.
 
         Args:
-            steps: optimiser steps so far.
+            steps: optimiser steps so far. With an adaptive batch, those of the initial size that they stand for.
         """
         self._steps = steps
         now = time.monotonic()
-        asked, stop, superseded = self._wishes(now) if self._world == 1 else self._agreed()
+        samples, norms = self._batch.end_step() if self._batch is not None else (self._samples, None)
+        decided, decided_norms = (self._wishes(now, norms), norms) if self._world == 1 else self._agreed()
+        asked, stop = bool(decided.save), bool(decided.stop)
+        if self._batch is not None:
+            asked |= self._batch.apply(decided, decided_norms)
         self._has_saved |= asked
         if asked and self._reporter is not None and self._reporter.request is not None:
             self._request, self._reporter.request = self._reporter.request.id, None
-        if superseded:
+        if decided.superseded:
             self.end("superseded")
             raise SystemExit(SUPERSEDED)
         if stop:  # if not, keep the flag: a signal may have come meanwhile
             self._stop = True
         if self._world > 1:
-            self._vote = self._cast(self._wishes(now))
+            self._vote = self._cast(self._wishes(now, norms)), norms
         if self._channel is not None:
             began_s = time.monotonic()
-            self._channel.step_done(self._samples)
+            self._channel.step_done(samples)
             self._reported_s += time.monotonic() - began_s  # a pause does not count as time of a step
+            self.restart_clock()
         self._save_began_s = time.monotonic()
         return asked or stop, stop
 
-    def _wishes(self, now: float) -> tuple[bool, bool, bool]:
-        """Whether this process wants to save, to stop, and has been superseded. Reports if it is time to."""
-        asked = superseded = False
-        if self._reporter is not None:
-            asked, superseded = self._reporter.request is not None, self._reporter.superseded
-            if self._reports.due(now):
-                self._observe(now)
-                asked |= self._reporter.has_daemon and not self._has_saved  # Penstock moves no job that has not saved
-        return asked, self._stop, superseded
+    def restart_clock(self) -> None:
+        """With an adaptive batch: time since the last step is no part of the next one."""
+        if self._batch is not None:
+            self._batch.restart_clock()
 
-    def _cast(self, wishes: tuple[bool, bool, bool]) -> OnItsWay:
-        """Begin to find out which wishes any process has."""
-        vote = torch.tensor(wishes, dtype=torch.float32).to(self._device, non_blocking=True)
-        dist.all_reduce(vote, op=dist.ReduceOp.MAX)
-        return OnItsWay(vote)
+    def _wishes(self, now: float, norms: PendingNorms | None) -> Vote:
+        """What this process contributes. Reports if it is time to."""
+        vote = Vote(stop=self._stop)
+        if norms is not None:
+            local_sqr, mean_sqr = norms.read().tolist()
+            vote = vote._replace(local_sqr=local_sqr, mean_sqr=mean_sqr)
+        if self._reporter is None:
+            return vote
+        asked = self._reporter.request is not None
+        if self._batch is not None:
+            vote = self._batch.add_to(vote)
+        if self._reports.due(now):
+            self._observe(now)
+            asked |= self._reporter.has_daemon and not self._has_saved  # Penstock moves no job that has not saved
+        return vote._replace(save=asked, superseded=self._reporter.superseded)
 
-    def _agreed(self) -> tuple[bool, bool, bool]:
-        """Which wishes any of several processes had after the step before, the same on all of them.
+    def _cast(self, vote: Vote) -> OnItsWay:
+        """Begin to add up the votes of all processes."""
+        vector = torch.tensor(vote, dtype=torch.float64).to(self._device, non_blocking=True)
+        dist.all_reduce(vector, op=dist.ReduceOp.SUM)
+        return OnItsWay(vector)
+
+    def _agreed(self) -> tuple[Vote, PendingNorms | None]:
+        """The sum of the votes of all processes after the step before, and this process's norms with it.
 
         Those of this step would make each process wait until its GPU has done this step, and the GPU would then have no
         work.
         """
         if self._vote is None:
-            return False, False, False
-        asked, stop, superseded = (bool(flag) for flag in self._vote.read().tolist())
-        return asked, stop, superseded
+            return Vote(), None
+        vector, norms = self._vote
+        return Vote(*vector.read().tolist()), norms
 
     def report(self, metric: float, *, minimize: bool) -> None:
         """Report a metric after the loop has evaluated the model; see `training.run.TrainingRun.report`."""
@@ -166,6 +197,7 @@ class TrainingMonitor:
         if self._reporter is not None:
             seconds = time.monotonic() - self._save_began_s
             self._reporter.put(Checkpointed(request=request, progress=self.progress, seconds=seconds))
+        self.restart_clock()
 
     def end(self, outcome: Literal["completed", "stopped", "superseded", "failed"] = "completed") -> None:
         """Report that the loop has ended."""
@@ -187,6 +219,11 @@ class TrainingMonitor:
         raise SystemExit(STOPPED)
 
     def _observe(self, now: float) -> None:
+        if self._batch is not None:
+            observation = self._batch.observation(self.progress)
+            if observation is not None and self._reporter is not None:
+                self._reporter.put(observation)
+            return
         steps = self._steps - self._reported_steps
         if steps > 0 and self._reporter is not None:
             step_time_s = (now - self._reported_s) / steps
@@ -208,3 +245,17 @@ class TrainingMonitor:
 
     def _on_term(self, _number: int, _frame: object) -> None:
         self._stop = True
+
+    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """In place of Python's own hook, with an adaptive batch: if memory ran out, restart with a smaller batch."""
+        self.end("failed")
+        self._excepthook(kind, error, trace)
+        if (
+            isinstance(error, Exception)
+            and is_out_of_memory(error)
+            and self._batch is not None
+            and self._batch.out_of_memory()
+        ):
+            log.error("the batch does not fit into memory: the run restarts with a smaller one")
+            end_workers()
+            short_of_memory.begin_again(self._world, read_environment().job_id)

@@ -3,6 +3,8 @@
 import collections
 import contextlib
 import importlib.util
+import json
+import math
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,20 +82,77 @@ def sees_each_sample_once(folder: Path, name: str, worlds: tuple[int, int], *opt
     """12 steps an epoch; SIGTERM comes in the sixth of the second. Then other processes continue."""
     script = Path(__file__).with_name(name)
     for status, world in zip((143, 0), worlds, strict=True):
-        port = free_ports(1)
-        with contextlib.ExitStack() as stack:
-            children = [
-                stack.enter_context(
-                    process(script, folder, "17", *options, environment=environment() | torchrun(rank, world, port))
-                )
-                for rank in range(world)
-            ]
-            for child in children:
-                _, said = child.communicate(timeout=400)
-                assert child.returncode == status, said
+        run_torchrun((script, folder, "17", *options), world, status)
         assert (folder / "done").exists() == (status == 0), "nothing after the loop runs in a job that was stopped"
     seen = (folder / "seen").read_text().split()
     assert collections.Counter(seen) == {str(sample): 2 for sample in range(96)}
+
+
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("loop", ["huggingface", "lightning"])
+def test_the_batch_grows_and_the_schedule_of_the_learning_rate_follows_the_samples(
+    loop: str, worlds: tuple[int, int], tmp_path: Path
+):
+    """3,001 samples, 376 steps of 8 an epoch, 1,128 in all. The job is stopped once the batch has grown, and moves."""
+    needed({"huggingface": "transformers"}.get(loop, loop))
+    script = Path(__file__).with_name("train_adaptive.py")
+    for stop, status, world in zip((["--stop"], []), (143, 0), worlds, strict=True):
+        run_torchrun((script, loop, tmp_path, *stop), world, status)
+    runs = {number: steps_of(tmp_path, number, world) for number, world in zip((1, 2), worlds, strict=True)}
+    assert max(len(seen) for seen, _ in runs[1]) > 8, "it grew"
+    assert len([seen for seen, _ in runs[2] if len(seen) > 8]) > 0, "it goes on with what the first run has learned"
+    done = 0
+    counts: collections.Counter[int] = collections.Counter()
+    for seen, rate in runs[1] + runs[2]:
+        epoch, position = divmod(done, 3001)
+        before = epoch * 376 + math.ceil(position / 8)  # steps of the initial batch
+        assert rate == pytest.approx(0.01 * (1 - before / 1128) * math.sqrt(max(len(seen) / 8, 1.0)))
+        done += len(seen)
+        counts.update(seen)
+    assert (len(counts), set(counts.values())) == (3001, {3}), "each sample once an epoch"
+    assert (tmp_path / "done").read_text() == "1128"
+    validated = (tmp_path / "validated").read_text().split()
+    assert len(validated) >= 3
+    assert len(set(validated)) == 3, "validation at the end of each epoch"
+
+
+@pytest.mark.parametrize("loop", ["huggingface", "lightning"])
+def test_where_memory_runs_out_the_loop_begins_again_with_a_smaller_batch(loop: str, tmp_path: Path):
+    """20 samples fit, so that the first larger batch does, and a later one does not."""
+    needed({"huggingface": "transformers"}.get(loop, loop))
+    script = Path(__file__).with_name("train_adaptive.py")
+    with process(script, loop, tmp_path, "--memory=20", environment=environment()) as child:
+        _, said = child.communicate(timeout=400)
+        assert child.returncode == 0, said
+    assert "the run restarts with a smaller one" in said
+    sizes = {len(json.loads(line)["seen"]) for line in (tmp_path / "steps").read_text().splitlines()}
+    assert 16 in sizes
+    assert max(sizes) <= 20
+    assert (tmp_path / "done").read_text() == "1128"
+
+
+def steps_of(folder: Path, run: int, world: int) -> list[tuple[list[int], float]]:
+    """Samples and learning rate of each step of a run."""
+    records = [json.loads(line) for line in (folder / "steps").read_text().splitlines()]
+    steps: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
+    for record in records:
+        if record["run"] == run:
+            steps[record["step"]].append(record)
+    assert all(len(each) == world and len({one["rate"] for one in each}) == 1 for each in steps.values())
+    return [([i for one in steps[n] for i in one["seen"]], steps[n][0]["rate"]) for n in sorted(steps)]
+
+
+def run_torchrun(arguments: tuple[Any, ...], world: int, status: int) -> None:
+    """Run a script with so many processes, which all end with this status."""
+    port = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        children = [
+            stack.enter_context(process(*arguments, environment=environment() | torchrun(rank, world, port)))
+            for rank in range(world)
+        ]
+        for child in children:
+            _, said = child.communicate(timeout=400)
+            assert child.returncode == status, said
 
 
 def torchrun(rank: int, world: int, port: int) -> dict[str, str]:
@@ -181,7 +240,7 @@ def test_several_processes_act_on_what_they_said_in_the_step_before(tmp_path: Pa
     others = iter([0.0, 1.0, 0.0, 0.0, 0.0])
 
     def add_up(vote: Any, op: object) -> None:
-        vote[1] = max(vote[1], next(others))
+        vote[2] = max(vote[2], next(others))
 
     monkeypatch.setattr(monitor.dist, "all_reduce", add_up)
     run._world = 2
