@@ -74,3 +74,15 @@ def test_a_loop_with_a_loader_of_its_own_continues_after_the_batches_that_are_do
         with gang(script, tmp_path) as job:
             assert job.wait() == status, job.said.read_text()
     assert (tmp_path / "seen").read_text().split() == [f"{epoch}.{batch}" for epoch in range(3) for batch in range(10)]
+
+
+def test_a_stateful_data_loader_that_is_kept_continues_in_mid_epoch_with_each_sample_once(tmp_path: Path):
+    """80 samples, ten steps an epoch; the job is stopped in the fifth step of the second."""
+    pytest.importorskip("torchdata", reason="torchdata is not installed")
+    for status in (143, 0):
+        with gang(GAN.with_name("train_stateful_loader.py"), tmp_path) as job:
+            assert job.wait() == status, job.said.read_text()
+    seen = (tmp_path / "seen").read_text().split()
+    for epoch in range(3):
+        assert sorted(map(int, seen[80 * epoch : 80 * (epoch + 1)])) == list(range(80))
+    assert len(seen) == 240
