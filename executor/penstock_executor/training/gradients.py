@@ -188,6 +188,8 @@ class GradientMeter:
         """The step before, whose gradient is kept: its samples, and the gradient's squared norm."""
         self._kept: torch.Tensor | None = None
         """Memory for one gradient, flat. Allocating it for each step costs more than the computing in it."""
+        self._kept_sqr: Any = 0.0
+        """Its squared norm."""
         self._chunks: list[tuple[int, int, list[torch.nn.Parameter]]] = []
         """Parts of it: where each begins and ends, and its parameters."""
         self.sync = SyncTimer()
@@ -321,7 +323,7 @@ class GradientMeter:
             self._chunks = chunks(self._parameters)
         longest = max(end - begin for begin, end, _ in self._chunks)
         flat = torch.empty(longest, device=self._device)
-        wholes, aparts = [], []
+        wholes, products = [], []
         for begin, end, parameters in self._chunks:
             now, kept = flat[: end - begin], self._kept[begin:end]
             pairs = list(zip(split(now, parameters), parameters, strict=True))
@@ -334,12 +336,16 @@ class GradientMeter:
                 now.mul_(self._preconditioner.flat[begin:end])
             wholes.append(torch.dot(now, now))
             if kept_scale:
-                kept.mul_(-kept_scale).add_(now)
-                aparts.append(torch.dot(kept, kept))
-            else:
-                aparts.append(wholes[-1])
+                products.append(torch.dot(now, kept))
             kept.copy_(now)
-        return torch.stack(wholes).double().sum(), torch.stack(aparts).double().sum()
+        whole = torch.stack(wholes).double().sum()
+        # |a - s b|^2 by way of a b: computing a - s b would read and write the memory of b twice more.
+        apart = whole
+        if kept_scale:
+            product = torch.stack(products).double().sum()
+            apart = (whole + kept_scale**2 * self._kept_sqr - 2 * kept_scale * product).clamp(min=0.0)
+        self._kept_sqr = whole
+        return whole, apart
 
     @property
     def _device(self) -> torch.device:
