@@ -86,3 +86,20 @@ def test_a_stateful_data_loader_that_is_kept_continues_in_mid_epoch_with_each_sa
     for epoch in range(3):
         assert sorted(map(int, seen[80 * epoch : 80 * (epoch + 1)])) == list(range(80))
     assert len(seen) == 240
+
+
+def test_a_loop_of_accelerate_moves_to_more_processes_as_if_nothing_had_stopped_it(tmp_path: Path):
+    """83 samples, eleven steps an epoch; the job is stopped in the fourth step of the second."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    script = GAN.with_name("train_accelerate.py")
+    weights = {}
+    for name, worlds in (("whole", [(1, 143), (1, 0)]), ("moved", [(1, 143), (2, 0)])):
+        for processes, status in worlds:
+            with gang(script, tmp_path / name, processes=processes) as job:
+                assert job.wait() == status, job.said.read_text()
+        seen = (tmp_path / name / "seen").read_text().split()
+        assert sorted(map(int, seen)) == sorted([*range(83), *range(83)])
+        weight, world, rate = (tmp_path / name / "weight").read_text().split()
+        assert (int(world), float(rate)) == (worlds[-1][0], 0.0)
+        weights[name] = float(weight)
+    assert weights["moved"] == pytest.approx(weights["whole"], rel=1e-5)
