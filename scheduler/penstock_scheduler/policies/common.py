@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator
+from penstock_profiles.matrix import Configurations
 from penstock_scheduler.free_gpus import FreeGpus, changed_nodes, open_nodes
 from penstock_scheduler.model import (
     Adaptivity,
@@ -170,6 +171,15 @@ def assign(
     batch = model.best_batch(shape.gpu_type, shape.nodes, shape.gpus)
     advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
     return Assignment(placement, reason, goodput, advice)
+
+
+def columns(options: Sequence[Configuration]) -> Configurations:
+    """These configurations as columns of a matrix of goodputs."""
+    return Configurations(
+        tuple(option.gpu_type for option in options),
+        tuple(option.nodes for option in options),
+        tuple(option.gpus for option in options),
+    )
 
 
 def rate(model: AnyEstimator, configuration: Configuration) -> float:

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from penstock_profiles.matrix import Configurations, GoodputMatrix
+from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.free_gpus import open_nodes
 from penstock_scheduler.model import (
     Assignment,
@@ -132,14 +132,8 @@ class Pollux:
 
     def _speedups(self, snapshot: Snapshot, jobs: list[Job], options: list[Configuration]) -> FloatArray:
         """Speed-up of each job on each configuration, J x C; 0 where it cannot run."""
-        goodput_JC = self._goodput.evaluate(
-            [snapshot.facts[job.id].model for job in jobs],
-            Configurations(
-                tuple(option.gpu_type for option in options),
-                tuple(option.nodes for option in options),
-                tuple(option.gpus for option in options),
-            ),
-        )
+        models = [snapshot.facts[job.id].model for job in jobs]
+        goodput_JC = self._goodput.evaluate(models, common.columns(options))
         possible_JC = np.isfinite(goodput_JC) & (goodput_JC > 0)
         sizes = {node.gpus for node in snapshot.nodes}
         odd_C = np.array([not common.is_regular(option, sizes) for option in options], dtype=np.bool_)

@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from penstock_profiles.matrix import Configurations, goodputs
+from penstock_profiles.matrix import goodputs
 from penstock_scheduler.model import (
     GpuLimit,
     Job,
@@ -187,12 +187,7 @@ class _Reasons:
 def _rates(snapshot: Snapshot, jobs: Sequence[Job]) -> dict[JobId, float]:
     """Goodput of these jobs where they run, all in one pass: a round may stop thousands."""
     on = [(job.id, held.configuration) for job in jobs if (held := job.running_on) is not None]
-    where = Configurations(
-        tuple(each.gpu_type for _, each in on),
-        tuple(each.nodes for _, each in on),
-        tuple(each.gpus for _, each in on),
-    )
-    goodput_J = goodputs([snapshot.facts[job].model for job, _ in on], where)
+    goodput_J = goodputs([snapshot.facts[job].model for job, _ in on], common.columns([each for _, each in on]))
     return {job: each if math.isfinite(each) else 0.0 for (job, _), each in zip(on, goodput_J.tolist(), strict=True)}
 
 

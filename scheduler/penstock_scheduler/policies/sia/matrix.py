@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
-from penstock_profiles.matrix import Configurations, GoodputMatrix
+from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.free_gpus import Access, access_of, choices_of, doors, opens
 from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Placement, Snapshot
 from penstock_scheduler.model.flags import CPU_SLOT
@@ -128,12 +128,7 @@ class SiaMatrix:
     def _set_possible(self, settings: SiaSettings) -> None:
         """Which entries a job may have at all (`ever_JC`), and which of them in this round (`possible_JC`)."""
         jobs, types = self.jobs, self.types
-        configurations = Configurations(
-            tuple(c.gpu_type for c in self.options),
-            tuple(c.nodes for c in self.options),
-            tuple(c.gpus for c in self.options),
-        )
-        self.goodput_JC = self.goodputs.evaluate(self.models, configurations)
+        self.goodput_JC = self.goodputs.evaluate(self.models, common.columns(self.options))
         wanted_JT = np.ones((len(jobs), len(types)), dtype=np.bool_)
         for row, job in enumerate(jobs):
             if job.spec.gpu_types is not None or job.spec.excluded_gpu_types is not None or CPU_SLOT in types:
