@@ -13,7 +13,9 @@ thaws its processes, so that it has its share and no more.
 3. A driven job is frozen while its credit is used up, and in each control period at share 0. If it uses `DEBT_S` of the
    GPU although it is frozen, somebody has thawed it, and it is frozen again. Not before: Slurm thaws a job that it
    ends, which may then save.
-4. A driven job that reports is tried without that after `TRIAL_S`, and after twice as long each further time.
+4. A driven job that reports is tried without that after `TRIAL_S`, and after twice as long each further time. On trial
+   it may save up nothing, and is driven again the sooner the more often it was driven: with what it takes at once, the
+   guaranteed job must still keep its speed within a minute.
 
 Where GPU time is unknown, a job that reports is believed, and a job that does not is taken to use its GPU all the time
 that it is not frozen. A client of NVIDIA's MPS cannot be frozen; its user is told.
@@ -80,8 +82,9 @@ class DutyCycles:
 
     @property
     def driving(self) -> bool:
-        """Whether some job is driven now, so that ticks should be short."""
-        return any(local.driven for local in self._state.jobs.values())
+        """Whether some job is driven, or was until a short time ago and is on trial, so that ticks should be short."""
+        since_s = self._state.now_s - TRIAL_S
+        return any(each.driven or since_s < each.driven_until_s < math.inf for each in self._state.jobs.values())
 
     def check(self) -> None:
         """Count what each job has used, and freeze or thaw it."""
@@ -129,12 +132,15 @@ class DutyCycles:
             observed.credit_s = max(observed.credit_s, 0.0)
         observed.had_share = share
         others = len(pack.jobs) - 1  # all of them together slow the guaranteed job down
-        observed.credit_s = min(observed.credit_s + share * passed_s - used_s, MOST_CREDIT_S / others)
+        on_trial = local.driven_times > 0 and not local.driven
+        most_s = 0.0 if on_trial else MOST_CREDIT_S / others
+        observed.credit_s = min(observed.credit_s + share * passed_s - used_s, most_s)
         if share >= 1:
             observed.credit_s = 0.0
         if not local.driven:
             silent = not observed.statuses and local.begun_s < math.inf
-            allowed_s = min(max(DEBT_S / others, observed.step_s), MOST_DEBT_S / others)
+            debt_s = DEBT_S / others / (1 + local.driven_times)
+            allowed_s = min(max(debt_s, observed.step_s), MOST_DEBT_S / others)
             if not silent and observed.credit_s >= -allowed_s:
                 return
             if local.mps:
