@@ -40,6 +40,10 @@ tolerance allows.
      settled share, and is then tried again.
    - Settled at share 0, a new search begins after `patience` periods.
 
+5. **Pay back.** What the guaranteed job loses beyond the tolerance is added up, period by period. When it is more than
+   chance explains, the share is 0 until that is made up for. So the job keeps its speed over a minute, whatever is
+   tried meanwhile and whatever the other jobs do.
+
 `advance` is one control period; a `ShareControl` is all that is kept from one to the next.
 """
 
@@ -75,6 +79,19 @@ KEEP = 0.9
 
 FORGOTTEN = 0.5
 """A bad share with evidence of fewer cycles than this is forgotten."""
+
+ALONE_KEEP = 0.9
+"""Weight of what was known of the job alone before a period at share 0: some ten of them are remembered, and none from
+before a new search, which begins because the job has changed."""
+
+CHANCE = 4.0
+"""What is owed may reach this many standard errors of the mean of one period's steps by chance."""
+
+LEAST_OWED = 0.1
+"""The same, as a part of the tolerance, where steps hardly vary."""
+
+MOST_OWED = 2.0
+"""One period counts as at most this many times the tolerance: the machine may have stood still, or the job itself."""
 
 
 class ControlSettings(BaseModel):
@@ -134,6 +151,10 @@ class Steps:
         apart = other.mean_s - self.mean_s
         mean = self.mean_s + apart * other.count / count
         return Steps(count, mean, self.squares + other.squares + apart**2 * self.count * other.count / count)
+
+    def faded(self, keep: float) -> Steps:
+        """The same with less weight."""
+        return Steps(max(round(keep * self.count), min(self.count, 1)), self.mean_s, keep * self.squares)
 
     @property
     def error_s(self) -> float:
@@ -261,6 +282,12 @@ class ShareControl:
     far: bool = False
     """Whether the cycle before was cut short, since the machine may have stood still. Of two in a row the second
     counts."""
+    alone: Steps = field(default_factory=Steps)
+    """Steps at share 0 in this cycle and the last ones."""
+    owed: float = 0.0
+    """Sum over control periods of slowdown less tolerance: what the job has lost and is owed."""
+    repays: bool = False
+    """Whether the share is 0 in the midst of a cycle, because of what is owed."""
 
 
 def advance(control: ShareControl, steps: Steps, settings: ControlSettings) -> ShareControl:
@@ -274,9 +301,36 @@ def advance(control: ShareControl, steps: Steps, settings: ControlSettings) -> S
     if steps.count == 0:
         return control
     trial = control.trial or Tried(settings.first_share)
+    before, control = control, _counted(control, steps, settings)
+    if before.repays:
+        following = dataclasses.replace(control, share=trial.share, base=control.base + steps)
+    elif before.share == 0:
+        following = _alone(control, trial, steps, settings)
+    else:
+        following = _beside(control, trial, steps, settings)
+    # A little is owed by chance. Once it is paid back, all of it is.
+    by_chance = 0.0 if before.share == 0 else _by_chance(before, steps, settings)
+    repays = following.share > 0 and control.owed > by_chance
+    share = 0.0 if repays else following.share
+    return dataclasses.replace(following, share=share, owed=control.owed, repays=repays)
+
+
+def _counted(control: ShareControl, steps: Steps, settings: ControlSettings) -> ShareControl:
+    """With what the job is owed after the period, and with what is known of it alone."""
+    slowdown, alone = 0.0, control.alone
     if control.share == 0:
-        return _alone(control, trial, steps, settings)
-    return _beside(control, trial, steps, settings)
+        alone = alone.faded(ALONE_KEEP) + steps
+    else:
+        slowdown = min(steps.slowdown(alone)[0], MOST_OWED * settings.tolerance)
+    return dataclasses.replace(control, alone=alone, owed=max(control.owed + slowdown - settings.tolerance, 0.0))
+
+
+def _by_chance(control: ShareControl, steps: Steps, settings: ControlSettings) -> float:
+    """How much a job may be owed by chance: by how much the mean of its steps alone varies. How much they vary beside the
+    other jobs is these jobs' doing."""
+    alone = control.alone
+    error = alone.error_s * math.sqrt(1 + alone.count / steps.count) / alone.mean_s
+    return max(CHANCE * error, LEAST_OWED * settings.tolerance)
 
 
 def _alone(control: ShareControl, trial: Tried, steps: Steps, settings: ControlSettings) -> ShareControl:
