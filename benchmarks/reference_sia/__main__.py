@@ -10,7 +10,7 @@ plan to their cluster. Their simulator, like ours, has no cost of measuring, and
 
 Runs: `theirs` is their own policy, with their batch sizes. `known`: the speed of a job on one GPU of each type is known before
 it runs. `unprofiled`: nothing is. `memory`: nothing is, but jobs are recognised by their application's name, and the memory was
-filled by the window `--warm`; what one window teaches, the next does not know.
+filled by the window `--warm`; what one window teaches, the next does not know. `both`: as `known` and as `memory`.
 
 A row for each window and run, then the means and the ratio to the mean of `theirs`. The last line is a JSON object: window ->
 run -> figures. One trial: it is deterministic.
@@ -34,7 +34,7 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.simulator.memory import SimulatedMemory
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 
-RUNS = ("theirs", "known", "unprofiled", "memory")
+RUNS = ("theirs", "known", "unprofiled", "memory", "both")
 FIGURES = (
     "avg_jct_h",
     "p50_jct_h",
@@ -79,15 +79,15 @@ def main() -> None:
 
     say(versions())
     warm = SimulatedMemory()
-    if "memory" in runs:
+    if {"memory", "both"} & set(runs):
         simulation = run_window(artifact, truth, windows[options.warm], Ours(False, warm, options.batch, settings))
         say(f"memory filled by {options.warm}, average {summarise(simulation, job_rows(simulation)).avg_jct_h:.3f} h")
     say(f"{'window':<28}{'run':<12}" + "".join(f"{name:>17}" for name in FIGURES))
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for window in options.windows.split(","):
         for run in runs:
-            memory = copy.deepcopy(warm) if run == "memory" else None
-            ours = None if run == "theirs" else Ours(run == "known", memory, options.batch, settings)
+            memory = copy.deepcopy(warm) if run in ("memory", "both") else None
+            ours = None if run == "theirs" else Ours(run in ("known", "both"), memory, options.batch, settings)
             simulation = run_window(artifact, truth, windows[window], ours)
             summary = summarise(simulation, job_rows(simulation))
             mine = {figure: float(getattr(summary, figure)) for figure in FIGURES}

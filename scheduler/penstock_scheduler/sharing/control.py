@@ -87,7 +87,7 @@ before a new search, which begins because the job has changed."""
 CHANCE = 4.0
 """What is owed may reach this many standard errors of the mean of one period's steps by chance."""
 
-LEAST_OWED = 0.1
+LEAST_OWED = 0.4
 """The same, as a part of the tolerance, where steps hardly vary."""
 
 MOST_OWED = 2.0
