@@ -18,7 +18,7 @@ from penstock_profiles.throughput import FloatArray, ThroughputParams, growth_fa
 BATCHES_TRIED = 50
 """Number of total batch sizes to try, from the smallest to the largest of a job, spaced geometrically as in Sia."""
 
-BLOCK = 25_000
+BLOCK = 50_000
 """Number of elements in one array of a block. A dozen such arrays of single precision fit into a cache of some MB."""
 
 
@@ -184,16 +184,17 @@ def best_of_batches(
 def _progress(numbers: FloatArray, K: FloatArray, sync: FloatArray, wanted: FloatArray) -> Best:
     """Goodput and batch for total batches of `wanted` samples. All arrays broadcast and keep their precision."""
     alpha_c, beta_c, gamma, max_atomic, initial, largest, wasted = numbers
-    accumulation = np.ceil(wanted / (K * max_atomic)) - 1
-    parts = K * (accumulation + 1)
+    micro_steps = np.ceil(wanted / (K * max_atomic))
+    parts = K * micro_steps
     atomic = np.ceil(wanted / parts)
-    even = parts * atomic
-    total = np.where(even <= largest, even, wanted)
+    total = parts * atomic
+    np.copyto(total, wanted, where=total > largest)
     compute = alpha_c + beta_c * atomic
-    seconds = accumulation * compute + overlapped(compute, sync, gamma)
+    seconds = (micro_steps - 1) * compute + overlapped(compute, sync, gamma)
     # throughput x efficiency = total / seconds x 1 / (1 + (S - 1) sqr / (sqr + var)), S = total / initial
     goodput = total / (seconds * (1 + (total / initial - 1) * wasted))
-    return Best(np.where(total >= K, goodput, 0), atomic, accumulation)
+    goodput *= total >= K
+    return Best(goodput, atomic, micro_steps - 1)
 
 
 def _sync_time(steps: Sequence[ThroughputParams], N: FloatArray, K: FloatArray) -> FloatArray:
