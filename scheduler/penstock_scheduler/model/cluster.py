@@ -50,6 +50,8 @@ class Placement:
     @property
     def gpus(self) -> int:
         """GPUs in total."""
+        if len(self.shares) == 1:  # most placements: a large round asks for hundreds of thousands
+            return self.shares[0].gpus
         return sum(share.gpus for share in self.shares)
 
     @property
@@ -60,16 +62,24 @@ class Placement:
     @property
     def configuration(self) -> Configuration:
         """The shape of this placement, without the names."""
-        return Configuration(len(self.shares), self.gpus, self.gpu_type)
+        return _configuration(len(self.shares), self.gpus, self.gpu_type)
 
     def suits(self, held: Placement) -> bool:
         """Whether a job that holds `held` can stay as it is: same nodes and GPUs, and the wanted CPUs and memory."""
+        if self is held:  # a plan gives a job that stays what it holds already
+            return True
         return len(self.shares) == len(held.shares) and all(
             wanted.suits(share) for wanted, share in zip(self.shares, held.shares, strict=True)
         )
 
     def __str__(self) -> str:
         return f"{self.gpu_type} " + ",".join(f"{share.node}:{share.gpus}" for share in self.shares)
+
+
+@functools.lru_cache(maxsize=4096)
+def _configuration(nodes: int, gpus: int, gpu_type: str) -> Configuration:
+    """One object for each shape: many placements have the same, and a round asks for it again and again."""
+    return Configuration(nodes, gpus, gpu_type)
 
 
 class LeaveCause(StrEnum):

@@ -72,9 +72,11 @@ class Staying(Wrapper):
         stay = unsaved if snapshot.sharing is None else {}
         while True:
             plan = self._decide(snapshot, closed, stay)
+            stops = stopped(snapshot, plan)
+            plan = with_reasons(snapshot, plan, stops)
             more = {
                 job.id: unsaved.get(job.id, NO_REASON)
-                for job in stopped(snapshot, plan)
+                for job in stops
                 if job.id not in stay and (job.id in unsaved or job.id not in plan.stops)
             }
             more |= {job: why for job, why in _nowhere_to_go(plan).items() if job not in stay}
@@ -83,10 +85,10 @@ class Staying(Wrapper):
             stay = stay | more
 
     def _decide(self, snapshot: Snapshot, closed: Mapping[str, Partition], stay: Mapping[JobId, str]) -> Plan:
-        """The plan if the jobs in `stay` stay, for these reasons."""
+        """The plan if the jobs in `stay` stay, for these reasons. It does not say yet why it stops others."""
         why = staying(snapshot, closed, stay, self._missing)
         if not closed and not why and snapshot.kept is None:
-            return with_reasons(snapshot, self._policy.decide(snapshot))
+            return self._policy.decide(snapshot)
         groups = _groups(snapshot.sharing, snapshot.jobs, why)
         placements = {job.id: where for job in snapshot.jobs if job.id in why and (where := _place(job)) is not None}
         plan = self._policy.decide(_without(snapshot, closed, placements, groups))
@@ -106,13 +108,12 @@ class Staying(Wrapper):
             if job.id in placements
         }
         together = plan.assignments | kept
-        whole = dataclasses.replace(
+        return dataclasses.replace(
             plan,
             assignments={job.id: together[job.id] for job in snapshot.jobs if job.id in together},
             waiting=waiting,
             shared=(*groups, *plan.shared),
         )
-        return with_reasons(snapshot, whole)
 
 
 def _nowhere_to_go(plan: Plan) -> dict[JobId, str]:

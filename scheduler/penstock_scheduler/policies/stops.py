@@ -60,9 +60,10 @@ def stopped(snapshot: Snapshot, plan: Plan) -> tuple[Job, ...]:
     return tuple(found)
 
 
-def with_reasons(snapshot: Snapshot, plan: Plan) -> Plan:
-    """The plan with a reason for each stop as far as there is one, and with no other reasons."""
-    jobs = stopped(snapshot, plan)
+def with_reasons(snapshot: Snapshot, plan: Plan, jobs: Sequence[Job] | None = None) -> Plan:
+    """The plan with a reason for each stop as far as there is one, and with no other reasons. `jobs`: `stopped`, if known."""
+    if jobs is None:
+        jobs = stopped(snapshot, plan)
     if not jobs and not plan.stops:
         return plan
     finder = _Reasons(snapshot, plan, jobs)
@@ -92,9 +93,9 @@ class _Reasons:
 
     def _count(self, job: Job) -> None:
         given = self._plan.assignments.get(job.id)
-        if given is None:
-            return
         held = job.allocation if job.phase is not Phase.QUEUED else None
+        if given is None or given.placement is held:
+            return
         before = {share.node: share.gpus for share in held.shares} if held is not None else {}
         entry = (held is not None, job.id)
         for share in given.placement.shares:
