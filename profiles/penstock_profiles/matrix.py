@@ -52,14 +52,18 @@ class GoodputMatrix:
         self._estimators = list(estimators)
         return self._best_JC.goodput
 
-    def batch(self, row: int, column: int) -> Batch | None:
-        """The best batch of a job of the last call on one of the configurations; see `Estimator.best_batch`."""
-        estimator = self._estimators[row]
-        if not isinstance(estimator, TrainingEstimator):
-            gpu_types, nodes, gpus = self._configurations
-            return estimator.best_batch(gpu_types[column], nodes[column], gpus[column])
-        goodput, atomic, accumulation = (numbers[row, column] for numbers in self._best_JC)
-        return Batch(int(atomic), int(accumulation)) if goodput > 0 else None
+    def batches(self, rows: Sequence[int], columns: Sequence[int]) -> list[Batch | None]:
+        """The best batch of each of these jobs of the last call on one of the configurations; see `Estimator.best_batch`."""
+        gpu_types, nodes, gpus = self._configurations
+        chosen = zip(*(numbers[rows, columns].tolist() for numbers in self._best_JC), strict=True)
+        found: list[Batch | None] = []
+        for row, column, (goodput, atomic, accumulation) in zip(rows, columns, chosen, strict=True):
+            estimator = self._estimators[row]
+            if not isinstance(estimator, TrainingEstimator):
+                found.append(estimator.best_batch(gpu_types[column], nodes[column], gpus[column]))
+            else:
+                found.append(Batch(int(atomic), int(accumulation)) if goodput > 0 else None)
+        return found
 
 
 def best_matrix(estimators: Sequence[AnyEstimator], configurations: Configurations) -> Best:

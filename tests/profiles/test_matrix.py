@@ -87,7 +87,7 @@ def test_the_batches_of_a_plan_are_each_jobs_best(estimators, data):
     for row, (batch, estimator, *configuration) in enumerate(
         zip(best_batches(estimators, chosen), estimators, *chosen, strict=True)
     ):
-        assert batch == estimator.best_batch(*configuration) == matrix.batch(row, columns[row])
+        assert batch == estimator.best_batch(*configuration) == matrix.batches([row], [columns[row]])[0]
     for goodput, estimator, gpu_type, N, K in zip(goodputs(estimators, chosen), estimators, *chosen, strict=True):
         assert goodput == estimator.goodput(gpu_type, np.array([N]), np.array([K]))[0]
 

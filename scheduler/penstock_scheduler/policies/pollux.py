@@ -160,16 +160,12 @@ class Pollux:
     def _scores(self, snapshot: Snapshot, jobs: list[Job], speedup_JC: FloatArray, held_J: IntArray) -> FloatArray:
         """What each entry adds to the fitness, J x (C + 1); -inf where the job cannot have it. Higher is better."""
         p = self._settings.fairness_p
-        factor_J = np.array(
-            [
-                1.0
-                if job.running_as is None
-                else restart_factor(
-                    max(snapshot.time_s - job.submit_s, 0.0), job.restarts, snapshot.facts[job.id].restart_cost_s
-                )
-                for job in jobs
-            ]
+        factor_J = restart_factor(
+            [max(snapshot.time_s - job.submit_s, 0.0) for job in jobs],
+            [job.restarts for job in jobs],
+            [snapshot.facts[job.id].restart_cost_s for job in jobs],
         )
+        factor_J[held_J == speedup_JC.shape[1]] = 1.0
         stays_JC = held_J[:, None] == np.arange(speedup_JC.shape[1])
         worth_JC = np.where(stays_JC, 1.0, factor_J[:, None]) * speedup_JC
         worth_JC = np.append(worth_JC, np.zeros((len(jobs), 1)), axis=1) + FLOOR

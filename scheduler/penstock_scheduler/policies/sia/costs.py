@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.policies import common
 from penstock_scheduler.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.policies.sia.remaining import kept_shares, remaining, size_weights
 from penstock_scheduler.policies.sia.settings import SiaSettings
@@ -80,38 +79,32 @@ def _aging(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:
     """`aging` of each job."""
     if settings.aging_s is None:
         return np.zeros(len(matrix.jobs))
-    snapshot = matrix.snapshot
-    waits_s = [snapshot.time_s - job.submit_s - common.ran_s(snapshot, job, job.spec.min_gpus) for job in matrix.jobs]
-    each = [aging(wait_s, settings.aging_s, settings.aging_most) for wait_s in waits_s]
-    aging_J: NDArray[np.float64] = matrix.min_J.astype(np.float64) * np.array(each, dtype=np.float64)
-    return aging_J
+    wait_s_J = matrix.age_s_J - matrix.attained_J / matrix.min_J
+    return matrix.min_J * aging(wait_s_J, settings.aging_s, settings.aging_most)
 
 
-def aging(wait_s: float, aging_s: float, most: float) -> float:
-    """What a wait adds to the cost of leaving a job out, for each GPU of its minimum, in multiples of `allocation_lambda`.
+def aging(wait_s_J: NDArray[np.float64], aging_s: float, most: float) -> NDArray[np.float64]:
+    """What each wait adds to the cost of leaving a job out, for each GPU of its minimum, in multiples of `allocation_lambda`.
 
-    `wait_s` is the age less the time that its GPU-seconds would have lasted on its fewest GPUs. It stands still while the job
+    A wait is the job's age less the time that its GPU-seconds would have lasted on its fewest GPUs. It stands still while the job
     runs on these, so a job that came late does not lose its place as soon as it starts, and falls while it has more.
     """
-    return min(max(wait_s / aging_s - 1, 0.0), most)
+    return np.clip(wait_s_J / aging_s - 1, 0.0, most)
 
 
 def restart_factors(matrix: SiaMatrix, left_JP: NDArray[np.float64], settings: SiaSettings) -> NDArray[np.float64]:
     """Share of each job's goodput that counts after a move: `restart_factor`, and `kept_shares` unless that is switched off."""
-    costs_s = [matrix.snapshot.facts[job.id].restart_cost_s for job in matrix.jobs]
-    ages_s = [max(matrix.snapshot.time_s - job.submit_s, 0.0) for job in matrix.jobs]
-    factors = [
-        1.0 if settings.restart_free_when_young and age_s < cost_s else restart_factor(age_s, job.restarts, cost_s)
-        for age_s, cost_s, job in zip(ages_s, costs_s, matrix.jobs, strict=True)
-    ]
-    factor_J: NDArray[np.float64] = np.array(factors, dtype=np.float64)
+    age_s_J, cost_s_J = np.maximum(matrix.age_s_J, 0.0), matrix.restart_cost_s_J
+    factor_J = restart_factor(age_s_J, np.array([job.restarts for job in matrix.jobs]), cost_s_J)
+    if settings.restart_free_when_young:
+        factor_J = np.where(age_s_J < cost_s_J, 1.0, factor_J)
     if settings.amortise_s is not None:
         factor_J = factor_J * kept_shares(matrix, left_JP, settings.amortise_s)
     return factor_J
 
 
-def restart_factor(age_s: float, restarts: int, restart_cost_s: float) -> float:
-    """Share of a job's goodput that survives moving it to another configuration.
+def restart_factor(age_s: ArrayLike, restarts: ArrayLike, restart_cost_s: ArrayLike) -> NDArray[np.float64]:
+    """Share of a job's goodput that survives moving it to another configuration. Numbers, or arrays for several jobs.
 
     Sia section 3.4, r = (T - N*S) / (T + S): T is `age_s`, N is `restarts`, S is `restart_cost_s`. The paper gives S in
     GPU-seconds; ours is wall-clock like T, so that r is unitless. Clipped at 0, so r is in [0, 1).
@@ -119,8 +112,7 @@ def restart_factor(age_s: float, restarts: int, restart_cost_s: float) -> float:
     Raises:
         ConfigError: `restart_cost_s` is not positive.
     """
-    if restart_cost_s <= 0:
-        raise ConfigError(
-            f"restart_cost_s={restart_cost_s} must be positive; use the seconds that a restart really takes"
-        )
-    return max(age_s - restarts * restart_cost_s, 0.0) / (age_s + restart_cost_s)
+    age, cost = np.asarray(age_s, dtype=np.float64), np.asarray(restart_cost_s, dtype=np.float64)
+    if not np.all(cost > 0):
+        raise ConfigError(f"restart_cost_s={cost.min()} must be positive; use the seconds that a restart really takes")
+    return np.maximum(age - np.asarray(restarts) * cost, 0.0) / (age + cost)

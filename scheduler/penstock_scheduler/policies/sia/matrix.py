@@ -44,7 +44,12 @@ class SiaMatrix:
         self.pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in self.pins]
         self.jobs: list[Job] = sorted(free, key=lambda job: (job.submit_s, job.id))
-        self.models: list[AnyEstimator] = [snapshot.facts[job.id].model for job in self.jobs]
+        self.facts = [snapshot.facts[job.id] for job in self.jobs]
+        self.models: list[AnyEstimator] = [facts.model for facts in self.facts]
+        self.age_s_J = snapshot.time_s - np.array([job.submit_s for job in self.jobs], dtype=np.float64)
+        self.attained_J = np.array([sum(facts.attained_gpu_s.values()) for facts in self.facts], dtype=np.float64)
+        """GPU-seconds that each job has had."""
+        self.restart_cost_s_J = np.array([facts.restart_cost_s for facts in self.facts], dtype=np.float64)
         capacity = common.capacities(snapshot.nodes, self.pins)
         self.types = tuple(sorted(capacity))
         self.capacity_T = np.array([capacity[name] for name in self.types], dtype=np.int64)
@@ -60,7 +65,7 @@ class SiaMatrix:
         self._set_gain()
         self.measuring: dict[int, Measuring] = {}
         """By row: the jobs that are being measured."""
-        if settings.measure_gpu_s > 0 and any(snapshot.facts[job.id].unmeasured_types for job in self.jobs):
+        if settings.measure_gpu_s > 0 and any(facts.unmeasured_types for facts in self.facts):
             self._measure(settings)
 
     def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
@@ -204,8 +209,8 @@ class SiaMatrix:
     def _proven(self) -> NDArray[np.int64]:
         """Most GPUs that each job has run on; `UNBOUNDED` for jobs whose scaling is known, or that cannot grow later."""
         proven_J = np.full(len(self.jobs), UNBOUNDED)
-        for row, job in enumerate(self.jobs):
-            ran_on = self.snapshot.facts[job.id].largest_run_gpus
+        for row, (job, facts) in enumerate(zip(self.jobs, self.facts, strict=True)):
+            ran_on = facts.largest_run_gpus
             if ran_on is not None and job.movable:
                 proven_J[row] = max(ran_on, job.allocation.gpus if job.allocation is not None else 0)
         return proven_J

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,54 +42,79 @@ def explained(
         instead: jobs that got another configuration than the chosen one, because there were no nodes for that one.
     """
     row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
-    column = {option: c for c, option in enumerate(matrix.options)}
-    granted = {**chosen, **instead}
+    entries = _entries(
+        matrix, row_of, {job: option for job, option in (chosen | instead).items() if job in placed.placements}
+    )
     assignments: dict[JobId, Assignment] = {}
     waiting: dict[JobId, Reason] = {}
     for job in matrix.snapshot.jobs:
         if job.id in matrix.pins:
             assignments[job.id] = common.pinned_assignment(job, matrix.pins[job.id], matrix.snapshot)
             continue
-        row = row_of[job.id]
-        if job.id not in placed.placements:
-            waiting[job.id] = _why_not(matrix, job, row, chosen.get(job.id))
+        entry = entries.get(job.id)
+        if entry is None:
+            waiting[job.id] = _why_not(matrix, job, row_of[job.id], chosen.get(job.id))
             continue
         placement = placed.placements[job.id]
-        c = column[granted[job.id]]
-        reason = _why(matrix, job, row, c, placement, placed.made_room_for.get(job.id))
+        reason = _why(matrix, job, entry, placement, placed.made_room_for.get(job.id))
         if job.id in instead:
             text = f"{reason.text}; {chosen[job.id]} would be better, but the free GPUs are scattered"
             reason = dataclasses.replace(reason, text=text)
-        batch = matrix.goodputs.batch(row, c)
-        advice = Batch(batch.atomic_batch, batch.accumulation_steps) if batch is not None else None
-        assignments[job.id] = Assignment(placement, reason, float(matrix.goodput_JC[row, c]), advice)
+        assignments[job.id] = Assignment(placement, reason, entry.goodput, entry.batch)
     return assignments, waiting
 
 
-def _why(matrix: SiaMatrix, job: Job, row: int, column: int, placement: Placement, room_for: JobId | None) -> Reason:
+class _Entry(NamedTuple):
+    """What a job gets, from the arrays of the matrix."""
+
+    row: int
+    column: int
+    held: int
+    """Column of what it has; -1: nothing."""
+    slowest: int
+    """Column of its slowest configuration."""
+    ratio: float
+    """How fast it is, relative to that."""
+    goodput: float
+    batch: Batch | None
+
+
+def _entries(
+    matrix: SiaMatrix, row_of: Mapping[JobId, int], granted: Mapping[JobId, Configuration]
+) -> dict[JobId, _Entry]:
+    """The entries that jobs get, all read at once: an array is slow to read value by value."""
+    column = {option: c for c, option in enumerate(matrix.options)}
+    rows, columns = [row_of[job] for job in granted], [column[option] for option in granted.values()]
+    entries = zip(
+        rows,
+        columns,
+        matrix.held_J[rows].tolist(),
+        matrix.slowest_J[rows].tolist(),
+        (matrix.gain_JC[rows, columns] / matrix.base_J[rows]).tolist(),
+        matrix.goodput_JC[rows, columns].tolist(),
+        (Batch(*batch) if batch is not None else None for batch in matrix.goodputs.batches(rows, columns)),
+        strict=True,
+    )
+    return dict(zip(granted, map(_Entry._make, entries), strict=True))
+
+
+def _why(matrix: SiaMatrix, job: Job, entry: _Entry, placement: Placement, room_for: JobId | None) -> Reason:
     """Why a job has what it has; `room_for`: the job for which it leaves its nodes."""
-    chosen, held = matrix.options[column], int(matrix.held_J[row])
-    measuring = matrix.measuring.get(row)
-    if measuring is not None and column in measuring.columns:
-        return measuring.reason(chosen.gpu_type, held=column == held)
-    speed = _speed(matrix, row, column)
+    chosen, held = matrix.options[entry.column], entry.held
+    measuring = matrix.measuring.get(entry.row)
+    if measuring is not None and entry.column in measuring.columns:
+        return measuring.reason(chosen.gpu_type, held=entry.column == held)
+    speed = ""
+    if entry.column != entry.slowest:
+        speed = f", about {times(entry.ratio)} as fast as on {matrix.options[entry.slowest]}"
     if held < 0:
         return Reason(ReasonCode.CHOSEN, f"starts on {chosen}{speed}")
-    if column != held:
+    if entry.column != held:
         return Reason(ReasonCode.CHOSEN, f"from {matrix.options[held]} to {chosen}{speed}")
     if job.allocation is not None and job.allocation.shares != placement.shares:
         cause = f"makes room for job {room_for}" if room_for is not None else "has to leave its nodes"
         return Reason(ReasonCode.CHOSEN, f"keeps {chosen} on other nodes: {cause}")
     return Reason(ReasonCode.KEPT, f"keeps {chosen}{speed}")
-
-
-def _speed(matrix: SiaMatrix, row: int, column: int) -> str:
-    """How fast a job is on an entry, relative to its slowest configuration; empty on that configuration itself."""
-    slowest = int(matrix.slowest_J[row])
-    if column == slowest:
-        return ""
-    ratio = float(matrix.gain_JC[row, column] / matrix.base_J[row])
-    return f", about {times(ratio)} as fast as on {matrix.options[slowest]}"
 
 
 def remarks(snapshot: Snapshot, plan: Plan, job: Job, settings: SiaSettings) -> list[str]:

@@ -43,17 +43,13 @@ moved."""
 
 def remaining(matrix: SiaMatrix) -> NDArray[np.float64]:
     """Seconds that each job has left on its slowest configuration, shape (J, POINTS), each row ascending."""
-    left_JP = np.zeros((len(matrix.jobs), POINTS))
     share_P = (np.arange(POINTS) + 0.5) / POINTS
-    heavy_P = share_P / (1 - share_P)
-    for row, job in enumerate(matrix.jobs):
-        facts, scale = matrix.snapshot.facts[job.id], float(matrix.scale_J[row])
+    left_JP = share_P / (1 - share_P) * (matrix.attained_J + NEW_S)[:, None]
+    for row, (facts, scale) in enumerate(zip(matrix.facts, matrix.scale_J.tolist(), strict=True)):
         if facts.remaining_work is not None and scale > 0:
             left_JP[row] = facts.remaining_work * scale
         elif facts.likely_work and scale > 0:
             left_JP[row] = _quantiles(facts.likely_work, share_P) * scale
-        else:
-            left_JP[row] = heavy_P * (sum(facts.attained_gpu_s.values()) + NEW_S)
     return left_JP
 
 
@@ -83,7 +79,6 @@ def kept_shares(matrix: SiaMatrix, left_JP: NDArray[np.float64], most_s: float) 
     held = matrix.held_J >= 0
     gain_J = np.ones(len(matrix.jobs))
     gain_J[held] = matrix.gain_JC[held, matrix.held_J[held]]
-    cost_s_J = np.array([matrix.snapshot.facts[job.id].restart_cost_s for job in matrix.jobs], dtype=np.float64)
     time_JP = np.minimum(left_JP / np.where(gain_J > 0, gain_J, 1.0)[:, None], most_s)
-    kept_J: NDArray[np.float64] = np.mean(time_JP / (time_JP + cost_s_J[:, None]), axis=1)
+    kept_J: NDArray[np.float64] = np.mean(time_JP / (time_JP + matrix.restart_cost_s_J[:, None]), axis=1)
     return np.maximum(kept_J, KEPT_LEAST)
