@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
@@ -125,14 +125,15 @@ class LoopHealth:
             name: the step.
             round_: the round that it decides or applies.
         """
-        self._note(name, began_s=self._now_s())
+        last = self._records[name]
+        self._note(StepRecord(name, self._now_s(), last.done_s, last.round, last.error, last.error_s))
         try:
             yield
         except BaseException as error:
             text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}; see the daemon's log"
-            self._note(name, began_s=None, error=text, error_s=self._now_s())
+            self._note(StepRecord(name, None, last.done_s, last.round, text, self._now_s()))
             raise
-        self._note(name, began_s=None, done_s=self._now_s(), round=round_)
+        self._note(StepRecord(name, None, self._now_s(), round_, last.error, last.error_s))
 
     def steps(self) -> tuple[StepRecord, ...]:
         """The records, in the order of a tick."""
@@ -144,9 +145,9 @@ class LoopHealth:
         """The step that is going on; None: none is."""
         return next((step.name for step in self.steps() if step.began_s is not None), None)
 
-    def _note(self, name: StepName, **changed: object) -> None:
+    def _note(self, record: StepRecord) -> None:
         with self._lock:
-            self._records[name] = replace(self._records[name], **changed)  # type: ignore[arg-type]
+            self._records[record.name] = record
 
 
 @dataclass(frozen=True, slots=True)
