@@ -3,8 +3,8 @@
 For each N a generated snapshot: 64 GPUs (6 nodes of 4 T4, 3 of 8 RTX, 2 of 8 A100) for every 30 jobs, jobs of the catalogue's
 families with parameters of their own (within 10 %), a quarter new and the others running somewhere. The whole `decide()` is
 timed: goodput of every job on 40 configurations, the solver, the placement, and a reason for each job. The plan is checked
-first: it contains every job, it allocates no GPU twice, and its gap is proven. Times are CPU seconds of one thread. "warm" is
-the next round, in which one job in a hundred has a new model.
+first: it contains every job, it allocates no GPU twice, and its gap is proven. Times are CPU seconds of one thread, and garbage is
+collected as in penstockd. "warm" is the next round, in which one job in a hundred has a new model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
 from penstock_scheduler.model import Job, JobFacts, JobSpec, Node, Phase, Placement, Plan, Share, Snapshot
 from penstock_scheduler.policies import make_policy
+from penstock_scheduler.service.server import FULL_COLLECTIONS
 
 SIZES = [30, 120, 480, 960, 4_800, 15_000, 48_000]
 UNIT = {"t4": (6, 4), "rtx": (3, 8), "a100": (2, 8)}
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="draw the times to this file")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)  # as in penstockd
     rows = []
     if not options.json:
         print(
