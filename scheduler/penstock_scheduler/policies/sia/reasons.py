@@ -43,7 +43,7 @@ def explained(
     """
     row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
     entries = _entries(
-        matrix, row_of, {job: option for job, option in (chosen | instead).items() if job in placed.placements}
+        matrix, row_of, {job: option for job, option in {**chosen, **instead}.items() if job in placed.placements}
     )
     assignments: dict[JobId, Assignment] = {}
     waiting: dict[JobId, Reason] = {}

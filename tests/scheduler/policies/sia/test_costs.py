@@ -63,8 +63,11 @@ def test_settings_that_would_schedule_nothing_are_errors(settings, words):
 def test_restart_factor():
     assert restart_factor(100, 2, 10) == pytest.approx(80 / 110)
     assert restart_factor(10, 2, 10) == 0.0
+    assert restart_factor([100, 10], [2, 2], 10).tolist() == pytest.approx([80 / 110, 0.0]), "of several jobs at once"
     with pytest.raises(ConfigError, match="restart_cost_s=0"):
         restart_factor(10, 2, 0)
+    with pytest.raises(ConfigError, match="restart_cost_s=0"):
+        restart_factor([10, 10], [2, 2], [5, 0])
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
