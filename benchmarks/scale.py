@@ -3,8 +3,8 @@
 For each N a generated snapshot: 64 GPUs (6 nodes of 4 T4, 3 of 8 RTX, 2 of 8 A100) for every 30 jobs, jobs of the catalogue's
 families with parameters of their own (within 10 %), a quarter new and the others running somewhere. The whole `decide()` is
 timed: goodput of every job on 40 configurations, the solver, the placement, and a reason for each job. The plan is checked
-first: it contains every job, it allocates no GPU twice, and its gap is proven. Times are CPU seconds of one thread, and garbage is
-collected as in penstockd. "warm" is the next round, in which one job in a hundred has a new model.
+first: it contains every job, it allocates no GPU twice, and its gap is proven. Times are CPU seconds of one thread, and garbage
+is collected as in penstockd. "warm" is the next round, in which one job in a hundred has a new model.
 """
 
 from __future__ import annotations
