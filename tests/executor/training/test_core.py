@@ -1,5 +1,6 @@
 """Loops of the script's own on the core of a run, with real processes on CPUs (gloo)."""
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -103,3 +104,46 @@ def test_a_loop_of_accelerate_moves_to_more_processes_as_if_nothing_had_stopped_
         assert (int(world), float(rate)) == (worlds[-1][0], 0.0)
         weights[name] = float(weight)
     assert weights["moved"] == pytest.approx(weights["whole"], rel=1e-5)
+
+
+@pytest.mark.parametrize("way", ["own loop", "prepare"])
+def test_muon_beside_adamw_moves_to_more_processes(way: str, tmp_path: Path):
+    """503 samples, 16 steps an epoch; the job is stopped in the fourth step of the second. Muon computes in bfloat16."""
+    script, options = GAN.with_name("train_muon.py"), ["--prepare"] if way == "prepare" else []
+    with gang(script, tmp_path / "whole", *options) as job:
+        job.finish()
+    with gang(script, tmp_path, "--hold=19", *options) as job:
+        wait_for(lambda: "held in step 19" in job.said.read_text(), "a step of the second epoch")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143, job.said.read_text()
+    with gang(script, tmp_path, *options, processes=2) as job:
+        job.finish()
+    assert {record["world"] for record in steps(tmp_path)} == {1, 2}
+    assert_each_sample_once(tmp_path, 2, 503)
+    moved, whole = final(tmp_path), final(tmp_path / "whole")
+    assert (moved["progress"], moved["steps"]) == (2 * 503, 32)
+    assert largest_difference(moved["weights"], whole["weights"]) < 0.01, "a step of Muon is 0.02"
+    if way == "prepare":
+        assert all(math.isfinite(each) and each > 0 for each in moved["noise"])
+
+
+@pytest.mark.parametrize("option", [None, "--datasets"])
+def test_a_stream_of_which_each_process_reads_its_part_moves_with_each_sample_once(option: str | None, tmp_path: Path):
+    """Eight shards in four parts, ten steps of 12 samples an epoch. The job is stopped in steps 4 and 14, and goes from one
+    process to four, and to two."""
+    if option:
+        pytest.importorskip("datasets", reason="datasets is not installed")
+    script, options = GAN.with_name("train_parts.py"), [option] if option else []
+    with gang(script, tmp_path / "whole", *options) as job:
+        job.finish()
+    for processes, hold, status in ((1, 3, 143), (4, 13, 143), (2, None, 0)):
+        with gang(script, tmp_path, *options, *([f"--hold={hold}"] if hold else []), processes=processes) as job:
+            if hold:
+                wait_for(lambda job=job, hold=hold: f"held in step {hold}" in job.said.read_text(), "the step")
+                job.send(signal.SIGTERM)
+            assert job.wait() == status, job.said.read_text()
+    assert_each_sample_once(tmp_path, 2, 120)
+    assert largest_difference(final(tmp_path)["weights"], final(tmp_path / "whole")["weights"]) < 1e-9
+    for line in (tmp_path / "read").read_text().splitlines():
+        world, rank, shard = map(int, line.split())
+        assert shard % 4 % world == rank, "each process opens only the shards of its parts"
