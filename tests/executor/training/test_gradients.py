@@ -38,6 +38,32 @@ def test_of_one_gradient_a_step_neighbours_make_a_pair():
     assert meter.measured == 3, "what a pair takes is what a measurement takes"
 
 
+@pytest.mark.parametrize("apart", [1e-1, 1e-3, 1e-4, 1e-6])
+def test_of_gradients_that_hardly_differ_the_noise_is_off_by_little_beside_the_gradient_and_never_negative(
+    apart: float,
+):
+    """Their difference is known by way of their product, so to some 1e-6 of the gradient's squared norm.
+
+    A noise as small changes no decision: a batch S times as large is worth (r + 1) / (r / S + 1) steps, with r = noise /
+    gradient. For S = 8 and r = 1e-5 that is 1.00001.
+    """
+    for seed in range(20):
+        torch.manual_seed(seed)
+        first = torch.randn(30_000)
+        second = first + apart * torch.randn(30_000)
+        parameter = torch.nn.Parameter(torch.zeros(30_000))
+        meter = GradientMeter([parameter], torch.optim.SGD([parameter], lr=0.1), replicas=1)
+        norms = None
+        for step, parameter.grad in enumerate((first, second)):
+            meter.begin(step)
+            norms = meter.after_step(Part(8, 8, 1, 1, last=True), 1.0)
+        assert norms is not None
+        spread = float(norms.local_sqr - norms.mean_sqr)
+        true = float((first.double() - second.double()).square().sum()) / 4
+        assert spread >= 0
+        assert spread == pytest.approx(true, rel=1e-3, abs=1e-6 * float(first.double().square().sum()))
+
+
 def test_parts_of_two_replicas_add_up_to_the_whole_models_norms():
     """Own gradients (3, 4) and (1, 0), one parameter a process: mean (2, 2). mean|g_i|^2 = (25 + 1) / 2, |g_bar|^2 = 8.
 
