@@ -19,6 +19,7 @@ the one before. After SIGTERM, the process then exits with status 143, and nothi
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ class PenstockCallback(Callback):  # type: ignore[misc]
             self._batch.loader.go_to(*self._place)
             self._batch.loader.set_epoch(trainer.current_epoch)
             samples, done = self._batch.initial, self._batch.steps
+            # Lightning does not know that the loader begins at the right sample.
+            warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         self._monitor = TrainingMonitor(
             self._folder / "penstock",
             samples_per_step=samples,

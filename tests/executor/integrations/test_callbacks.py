@@ -97,7 +97,8 @@ def test_the_batch_grows_and_the_schedule_of_the_learning_rate_follows_the_sampl
     needed({"huggingface": "transformers"}.get(loop, loop))
     script = Path(__file__).with_name("train_adaptive.py")
     for stop, status, world in zip((["--stop"], []), (143, 0), worlds, strict=True):
-        run_torchrun((script, loop, tmp_path, *stop), world, status)
+        said = run_torchrun((script, loop, tmp_path, *stop), world, status)
+        assert "not resumable" not in said, "Lightning's warning would be wrong"
     runs = {number: steps_of(tmp_path, number, world) for number, world in zip((1, 2), worlds, strict=True)}
     assert max(len(seen) for seen, _ in runs[1]) > 8, "it grew"
     assert len([seen for seen, _ in runs[2] if len(seen) > 8]) > 0, "it goes on with what the first run has learned"
@@ -142,9 +143,9 @@ def steps_of(folder: Path, run: int, world: int) -> list[tuple[list[int], float]
     return [([i for one in steps[n] for i in one["seen"]], steps[n][0]["rate"]) for n in sorted(steps)]
 
 
-def run_torchrun(arguments: tuple[Any, ...], world: int, status: int) -> None:
-    """Run a script with so many processes, which all end with this status."""
-    port = free_ports(1)
+def run_torchrun(arguments: tuple[Any, ...], world: int, status: int) -> str:
+    """Run a script with so many processes, which all end with this status; what they wrote to standard error."""
+    port, words = free_ports(1), ""
     with contextlib.ExitStack() as stack:
         children = [
             stack.enter_context(process(*arguments, environment=environment() | torchrun(rank, world, port)))
@@ -153,6 +154,8 @@ def run_torchrun(arguments: tuple[Any, ...], world: int, status: int) -> None:
         for child in children:
             _, said = child.communicate(timeout=400)
             assert child.returncode == status, said
+            words += said
+    return words
 
 
 def torchrun(rank: int, world: int, port: int) -> dict[str, str]:
