@@ -1,7 +1,8 @@
-"""Ten scripts that others wrote, each moved five times by penstockd: `python -m benchmarks.foreign --sources FOLDER [NAME ...]`.
+"""Scripts that others wrote, each moved five times by penstockd: `python -m benchmarks.foreign --sources FOLDER [NAME ...]`.
 
 FOLDER contains clones of the repositories that `scripts.py` names, at its commits (`git clone URL; git checkout COMMIT`). The
-scripts need torchvision, transformers (5), datasets, evaluate, accelerate, lightning, jsonargparse, hydra-core and boto3.
+scripts need torchvision, transformers (5), datasets, evaluate, accelerate, lightning, jsonargparse, hydra-core, boto3, and what
+torchtitan names.
 
 A script runs once without interruption on one process. Then it runs on a loopback Slurm with four emulated GPUs. penstockd
 resizes the job between one and four of them, five times, because plain jobs come and go. The job must complete, each run must

@@ -86,18 +86,40 @@ def sentences(folder: Path) -> None:
 
 def text(folder: Path) -> None:
     """The configuration of a tiny GPT-2, a tokenizer of words, and a text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, PreTrainedTokenizerFast
+    from transformers import GPT2Config
 
     tiny = folder / "tiny"
     tiny.mkdir()
-    vocabulary = {word: n for n, word in enumerate(("<unk>", "<eos>", *WORDS))}
+    words = _tokenizer(tiny, "<eos>")
+    size = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 1}
+    (tiny / "config.json").write_text(json.dumps(GPT2Config(vocab_size=words, **size).to_dict()))
+    (folder / "train.txt").write_text(_text(random.Random(0), 16 * 16 * 60))
+
+
+def documents(folder: Path) -> None:
+    """A tokenizer of words, and documents. The script's folder is the package that the script imports."""
+    (folder / "torchtitan").symlink_to(".")
+    for name in ("tokenizer", "c4_test"):
+        (folder / "tests" / "assets" / name).mkdir(parents=True)
+    _tokenizer(folder / "tests" / "assets" / "tokenizer", "<bos>", "<eos>")
+    lines = _text(random.Random(0), 160 * 16 * 40).splitlines()
+    documents = (" ".join(lines[n : n + 10]) for n in range(0, len(lines), 10))
+    (folder / "tests" / "assets" / "c4_test" / "data.json").write_text(
+        "\n".join(json.dumps({"text": each}) for each in documents)
+    )
+
+
+def _tokenizer(folder: Path, *special: str) -> int:
+    """Write a tokenizer of words, in Hugging Face's format; the number of its words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: n for n, word in enumerate(("<unk>", *special, *WORDS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>").save_pretrained(tiny)
-    size = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 1}
-    (tiny / "config.json").write_text(json.dumps(GPT2Config(vocab_size=len(vocabulary), **size).to_dict()))
-    (folder / "train.txt").write_text(_text(random.Random(0), 16 * 16 * 60))
+    named = {f"{each.strip('<>')}_token": each for each in special}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **named).save_pretrained(folder)
+    return len(vocabulary)
 
 
 def _text(draw: random.Random, count: int) -> str:

@@ -29,6 +29,7 @@ LIGHTNING = Repository(
     "https://github.com/Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414", "pytorch-lightning"
 )
 TRANSFORMERS = Repository("https://github.com/huggingface/transformers", "v4.57.0", "transformers")
+TORCHTITAN = Repository("https://github.com/pytorch/torchtitan", "v0.3.0", "torchtitan")
 
 
 @dataclass(frozen=True)
@@ -132,5 +133,15 @@ SCRIPTS = {
         r"Average loss: (\S+),",
         ("torchvision",),
         made_up.digits_for_fabric,
+    ),
+    "torchtitan": Script(
+        TORCHTITAN,
+        "torchtitan/train.py",
+        "--module llama3 --config llama3_debugmodel --training.steps 160 --training.seq-len 32 --training.global-batch-size 16"
+        " --training.local-batch-size $((16 / ${SLURM_GPUS_ON_NODE:-1})) --training.mixed-precision-param float32"
+        " --training.disable-cuda-graphs --metrics.disable-color-printing --debug.seed 1",
+        r"loss:\s+(\S+)",
+        ("datasets", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
+        made_up.documents,
     ),
 }
