@@ -61,6 +61,9 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
     found = None
     if environment.job_id is not None and environment.measuring is None and shutil.which("scontrol"):
         found = _ask_slurm(environment.job_id, retry_s)
+        if found is not None and environment.left_nodes:
+            kept = {node: ids for node, ids in found.gpu_ids.items() if node not in environment.left_nodes}
+            found = Allocation(found.gpu_type, kept)
         # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, although it has GPUs. A job
         # that shares GPUs has them from the node's agent, not from Slurm.
         ids = environment.gpu_ids or devices_of_job(environment)

@@ -33,6 +33,7 @@ from penstock_profiles.wire import (
     claimed_epochs,
     control_file,
     inbox_folder,
+    left_file,
     read,
     reports_file,
     reports_folder,
@@ -106,6 +107,14 @@ def present_request(environment: Environment) -> str | None:
     job = _Job.of(environment)
     control = job.control() if job is not None else None
     return control.request.id if control is not None and control.request is not None else None
+
+
+def note_left(environment: Environment) -> None:
+    """Note in the spool that all processes of the job on this node have ended. Slurm does not take the node before."""
+    job = _Job.of(environment)
+    if job is not None and environment.node is not None:
+        with contextlib.suppress(OSError):
+            left_file(job.spool, job.job_id, environment.restarts, environment.node).touch()
 
 
 def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environment | None = None) -> Client:

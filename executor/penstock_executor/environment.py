@@ -14,6 +14,8 @@ from penstock_profiles.node_channel import RUN_DIR, RUN_DIR_VARIABLE, run_dir
 from penstock_profiles.wire import MEASURING_REPORT_S, MEASURING_VARIABLE, PROFILE_VARIABLE, SPOOL_VARIABLE
 
 URL_VARIABLE, TOKEN_VARIABLE = "PENSTOCK_URL", "PENSTOCK_TOKEN"
+LEFT_NODES_VARIABLE = "PENSTOCK_LEFT_NODES"
+"""Environment variable with the nodes that the job's runs have given up, with commas between them."""
 AUTHORITY_VARIABLE, MUNGE_SOCKET_VARIABLE = "PENSTOCK_CA", "PENSTOCK_MUNGE_SOCKET"
 
 MOST_NAMES = 100_000
@@ -67,6 +69,8 @@ class Environment:
     """Folder of the node's agent, which may not exist; None outside Slurm."""
     visible_devices: str = ""
     """CUDA_VISIBLE_DEVICES."""
+    left_nodes: tuple[str, ...] = ()
+    """Nodes that the job's runs have given up. Slurm may still count them."""
 
     def report_every_s(self, given_s: float) -> float:
         """Seconds between two reports. `given_s` is the program's choice; runs that measure report more often."""
@@ -111,6 +115,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         measuring,
         run_dir(environ.get(RUN_DIR_VARIABLE) or RUN_DIR, node or ""),
         environ.get("CUDA_VISIBLE_DEVICES", ""),
+        tuple(filter(None, environ.get(LEFT_NODES_VARIABLE, "").split(","))),
     )
 
 
@@ -235,9 +240,11 @@ def _tasks_per_node(text: str) -> list[int]:
 def _port(environ: Mapping[str, str]) -> int:
     """A port that is the same for all tasks of a step, most likely differs between steps, and is not an ephemeral port.
 
-    srun's own port distinguishes the steps of one host even if two clusters on it both have a job 1.
+    srun's own port distinguishes the steps of one host even if two clusters on it both have a job 1. The nodes left
+    distinguish a run from the one before in the same step.
     """
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_SRUN_COMM_PORT")
+    names = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_SRUN_COMM_PORT"]
+    names += [LEFT_NODES_VARIABLE] if environ.get(LEFT_NODES_VARIABLE) else []
     return 10_000 + zlib.crc32(" ".join(environ.get(name, "") for name in names).encode()) % 20_000
 
 

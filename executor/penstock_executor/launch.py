@@ -9,6 +9,11 @@ variables of an srun that starts one task for each GPU. They also see those of t
 `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`), so a script that was written for torchrun needs no other. Outside Slurm,
 the script runs in one process.
 
+With `--gives-up-nodes`, a run on several nodes can give up some of them without a restart in Slurm: its processes save and end,
+the launchers of the nodes that stay fork those of the next run, and the others end before Slurm takes their nodes:
+
+    exec srun --wait=0 --ntasks-per-node=1 ... -m penstock_executor.launch --gives-up-nodes train.py
+
 `--import NAME` also imports another module first, such as torchvision. It must neither use a GPU nor start threads when it is
 imported. If it does, the command fails and says so.
 """
@@ -29,14 +34,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from penstock_executor import giving_up
 from penstock_executor.allocation import address_of_first, find_allocation
+from penstock_executor.client import note_left
 from penstock_executor.environment import EnvironmentDisagrees, expand_hostlist, read_environment, read_ranks
 from penstock_executor.node_channel import devices_of_job
-from penstock_executor.training.status import STOPPED, SUPERSEDED
+from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
 
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed", "penstock_executor.training.starting")
 """What an elastic script imports in any case: PyTorch's optimisers import `torch._dynamo`."""
@@ -48,7 +55,7 @@ reason, and say so; the rest would wait for the one that failed."""
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm sends signals to all processes of a step. The script's own processes decide what they mean."""
 
-ORDERLY = (0, STOPPED, SUPERSEDED)
+ORDERLY = (0, BEGIN_ANEW, STOPPED, SUPERSEDED)
 """Exit statuses of a process that has not failed; of several, the last one here is the launcher's."""
 
 PR_SET_PDEATHSIG = 1
@@ -68,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="NAME", help="another module to import first"
     )
+    parser.add_argument(
+        "--gives-up-nodes",
+        action="store_true",
+        help="give up nodes without a restart in Slurm, if Penstock asks for them",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the script")
@@ -83,18 +95,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_that_it_may_fork(options.imports)
     except (EnvironmentDisagrees, ImportError) as error:
         parser.error(str(error))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pids, parent = [], os.getpid()
-    for task in tasks:
-        pid = os.fork()
-        if pid == 0:
-            _begin(task, parent)
-            _end(_status_of(options.script, options.arguments, module=options.module))
-        pids.append(pid)
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    return _wait(pids)
+    terminated: list[int] = []
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED), {each: signal.getsignal(each) for each in IGNORED}
+    while True:
+        file = os.memfd_create("penstock")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pids, parent = [], os.getpid()
+        for task in tasks:
+            pid = os.fork()
+            if pid == 0:
+                if options.gives_up_nodes:
+                    giving_up.to_launcher(file)
+                _begin(task, parent, *signals)
+                _end(_status_of(options.script, options.arguments, module=options.module))
+            pids.append(pid)
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, _frame: terminated.append(number))
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals[0])
+        for pid in pids if terminated else ():  # it came before they began
+            os.kill(pid, signal.SIGTERM)
+        status, kept = _wait(pids, file), giving_up.told(file)
+        if status != BEGIN_ANEW or not kept:
+            return status
+        signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+        os.close(file)
+        if os.environ["SLURMD_NODENAME"] not in kept:
+            note_left(read_environment())
+            return 0
+        os.environ.update(giving_up.variables(os.environ, kept))
+        tasks = tasks_of_node(os.environ)
 
 
 def tasks_of_node(environ: Mapping[str, str]) -> list[dict[str, str]]:
@@ -190,8 +221,14 @@ def _check_that_it_may_fork(imported: Sequence[str]) -> None:
         raise EnvironmentDisagrees(f"the import of {', '.join(imported)} has {what}: leave that to the script")
 
 
-def _begin(task: Mapping[str, str], parent: int) -> None:
-    """In a new process: make it one of the script's."""
+def _begin(
+    task: Mapping[str, str], parent: int, mask: Collection[signal.Signals | int], handlers: Mapping[signal.Signals, Any]
+) -> None:
+    """In a new process: make it one of the script's, with the signals' mask and handlers of before."""
+    for number, handler in handlers.items():
+        if handler is not None:
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         raise SystemExit(STOPPED)
@@ -236,8 +273,11 @@ def _run(script: str, arguments: Sequence[str], *, module: bool) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
-def _wait(pids: Sequence[int]) -> int:
-    """Wait for all processes. If one has failed, the others are ended after a while. Returns the exit status."""
+def _wait(pids: Sequence[int], file: int) -> int:
+    """Wait for all processes. If one has failed, the others are ended after a while. Returns the exit status.
+
+    That of a run which gives up nodes means so only if a process has told this one by `file`.
+    """
     left, ends, failure, failed_s, sent = set(pids), {0}, 0, math.inf, 0
     while left:
         pid, raw = os.waitpid(-1, os.WNOHANG)
@@ -245,7 +285,7 @@ def _wait(pids: Sequence[int]) -> int:
             left.discard(pid)
             code = os.waitstatus_to_exitcode(raw)
             status = code if code >= 0 else 128 - code
-            if status in ORDERLY:
+            if status in ORDERLY and (status != BEGIN_ANEW or giving_up.told(file)):
                 ends.add(status)
             elif not failure:
                 failure, failed_s = status, time.monotonic()

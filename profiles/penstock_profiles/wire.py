@@ -118,6 +118,12 @@ class Started(Message):
     the run."""
     survives_losing_nodes: bool = False
     """Whether this run continues when Slurm takes whole nodes from it. The first node is never taken."""
+    gives_up_nodes: bool = False
+    """Whether this run serves requests with `keep_nodes`: it leaves nodes before Slurm takes them."""
+    left_nodes: tuple[str, ...] = ()
+    """Nodes that the runs before it have left for good, in this run of Slurm's."""
+    restarts: NonNegativeInt | None = None
+    """The job's restarts in Slurm: `left_nodes` are those of that run of Slurm's."""
     versions: dict[str, str] = {}
     """Software that the speed depends on: name -> version. Empty: unknown."""
 
@@ -274,6 +280,9 @@ class Request(Message):
     SIGTSTP even if it has not moved out."""
     asked_s: NonNegativeFloat
     """The daemon's clock, s since 1970."""
+    keep_nodes: tuple[str, ...] = ()
+    """Nodes on which to begin anew after the checkpoint, without the others, which Slurm takes then; (): on none. Only
+    a run that `gives_up_nodes` is asked, and the first node stays."""
 
 
 class ControlMessage(Message):
@@ -353,6 +362,18 @@ def reports_folder(spool: Path, job_id: str) -> Path:
 def reports_file(spool: Path, job_id: str, epoch: int) -> Path:
     """The reports of one run of a job."""
     return reports_folder(spool, job_id) / f"{epoch}.jsonl"
+
+
+def left_file(spool: Path, job_id: str, restarts: int, node: str) -> Path:
+    """An empty file by which the launcher on a node says that all processes there have ended, and that it ends now.
+
+    Args:
+        spool: its folder.
+        job_id: of the job.
+        restarts: the job's restarts in Slurm.
+        node: Slurm's name of it.
+    """
+    return reports_folder(spool, job_id) / f"left-{restarts}-{node}"
 
 
 def inbox_folder(spool: Path) -> Path:

@@ -47,6 +47,8 @@ class Vote(NamedTuple):
     """Flag: a later run of the job has begun."""
     move_out: float = 0.0
     """Flag: the daemon or the node's agent has asked the job to move off its GPUs."""
+    give_up: float = 0.0
+    """Flag: the daemon has asked the run to give up nodes."""
     total_batch: float = 0.0
     """New total batch, in samples; 0: no change."""
     atomic_batch: float = 0.0
@@ -59,7 +61,7 @@ class Vote(NamedTuple):
     @property
     def urgent(self) -> bool:
         """Whether a run of one process acts on it at once."""
-        return any((self.stop, self.suspend, self.save, self.superseded, self.move_out))
+        return any((self.stop, self.suspend, self.save, self.superseded, self.move_out, self.give_up))
 
 
 @dataclass(slots=True)

@@ -32,7 +32,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation
 from penstock_executor.checkpoint import Checkpoints
-from penstock_executor.client import ReportSchedule
+from penstock_executor.client import ReportSchedule, present_request
+from penstock_executor.environment import read_environment, read_ranks
+from penstock_executor.giving_up import can_give_up, tell
 from penstock_executor.node_channel import Channel
 from penstock_executor.training.arguments import is_sharded
 from penstock_executor.training.batches import BatchSize
@@ -43,7 +45,7 @@ from penstock_executor.training.processes import Group, leave
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.saving import CannotSave, Saver, random_states
 from penstock_executor.training.state import TrainingState, newest_checkpoint
-from penstock_executor.training.status import STOPPED, SUPERSEDED
+from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
 from penstock_executor.training.suspension import Suspension, stand_still
 from penstock_executor.training.workers import protect_workers
 from penstock_profiles.wire import Body, Checkpointed, Observation, Result, Started
@@ -444,7 +446,8 @@ class Run:
     def _with_requests(self, vote: Vote) -> Vote:
         """On rank 0: add what the daemon and the node's agent ask for and what is due; report if it is time."""
         now_s = time.monotonic()
-        asked = self.reporter.request.kind if self.reporter is not None and self.reporter.request is not None else None
+        request = self.reporter.request if self.reporter is not None else None
+        asked, gives_up = request and request.kind, request is not None and bool(request.keep_nodes)
         if asked is None and self._channel is not None and self._channel.request is not None:
             asked = "suspend"
         saver = self._saver
@@ -454,7 +457,8 @@ class Run:
         superseded = (saver is not None and saver.superseded) or (
             self.reporter is not None and self.reporter.superseded
         )
-        vote = vote._replace(save=asked == "checkpoint" or due, move_out=asked == "suspend", superseded=superseded)
+        save = due or (asked == "checkpoint" and not gives_up)
+        vote = vote._replace(save=save, move_out=asked == "suspend", give_up=gives_up, superseded=superseded)
         vote = self._add_to(vote)
         if reports:
             observation = self._observation()
@@ -482,7 +486,9 @@ class Run:
             if self._saver is not None:
                 self._saver.wait()
             self._leave("stopped", STOPPED)
-        if vote.save:
+        if vote.give_up:
+            self._give_up_nodes()
+        elif vote.save:
             self.save()
         if vote.suspend or vote.move_out:
             stand_still(
@@ -495,6 +501,27 @@ class Run:
             )
             self._restart_clock()
 
+    def _give_up_nodes(self) -> None:
+        """Save, and end this run; the next one begins on the nodes that stay. If it cannot be saved, train on: the daemon sees
+        no answer. All processes call it after the same step."""
+        kept: tuple[str, ...] = ()
+        if self.rank == 0 and self.reporter is not None and (request := self.reporter.request) is not None:
+            environment = read_environment()
+            stands = present_request(environment) == request.id and set(request.keep_nodes) < set(environment.nodes)
+            if can_give_up() and stands:
+                kept = request.keep_nodes
+            else:  # withdrawn, or the run before has served it
+                self.reporter.request = None
+        kept = self._group.from_first(kept)
+        if not kept or self._saver is None:
+            return
+        self.save()
+        self._saver.wait()
+        if self._group.from_first(self._saver.failure is None and not self._saver.superseded):
+            if read_ranks().local_rank == 0:
+                tell(kept)
+            self._leave("stopped", BEGIN_ANEW)
+
     # Reports, and the end of the run.
 
     def _put(self, body: Body) -> None:
@@ -503,7 +530,17 @@ class Run:
 
     def _put_started(self) -> None:
         self._restart_clock()
-        self._put(Started(gpu_type=self._gpus.gpu_type, gpu_ids=self._gpus.gpu_ids, progress=self.progress))
+        environment = read_environment()
+        self._put(
+            Started(
+                gpu_type=self._gpus.gpu_type,
+                gpu_ids=self._gpus.gpu_ids,
+                progress=self.progress,
+                gives_up_nodes=can_give_up() and self._saver is not None,
+                left_nodes=environment.left_nodes,
+                restarts=environment.restarts,
+            )
+        )
 
     def _close(self, outcome: Any, text: str = "") -> None:
         if not self._closed:

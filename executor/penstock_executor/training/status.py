@@ -7,3 +7,6 @@ STOPPED = 128 + signal.SIGTERM
 
 SUPERSEDED = 75
 """A later run of the job has begun."""
+
+BEGIN_ANEW = 76
+"""The run has saved and gives up nodes: its launchers begin the next one on the nodes that stay."""
