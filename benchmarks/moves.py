@@ -1,4 +1,4 @@
-"""What a move of a running PyTorch job costs, part by part: `python -m benchmarks.moves [--trials N] [--way srun|launch]`.
+"""What a move of a running PyTorch job costs, part by part: `python -m benchmarks.moves [--trials N] [--way srun|launch|shrink]`.
 
 A job trains on one of the four GPUs of a loopback Slurm's node. Plain jobs hold the others and end; penstockd then resizes the
 job to four GPUs, and plain jobs take three of them back. Each part ends with a moment that a process writes down:
@@ -12,6 +12,9 @@ job to four GPUs, and plain jobs take three of them back. Each part ends with a 
 | join | when the last has joined the process group and claimed its epoch |
 | restore | when the last has loaded the checkpoint |
 | step | when the first optimiser step is done |
+
+With `--way shrink`, the job trains on two nodes of one GPU each, and a plain job needs the second: the run gives it up in place,
+so there is no part `slurm`.
 
 GPUs are emulated, so nothing of a GPU's own start is in the figures. penstockd, Slurm and the job share the machine's cores.
 """
@@ -39,6 +42,8 @@ WAYS = {
     "srun": "exec srun --overcommit --ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE))"
     " --ntasks-per-node=$SLURM_GPUS_ON_NODE {python} {script}",
     "launch": "exec srun --ntasks-per-node=1 --cpu-bind=none {python} -m penstock_executor.launch {script}",
+    "shrink": "exec srun --wait=0 --ntasks-per-node=1 --cpu-bind=none {python}"
+    " -m penstock_executor.launch --gives-up-nodes {script}",
 }
 
 SCRIPT = """
@@ -101,7 +106,7 @@ def marks(folder: Path) -> dict[int, list[dict[str, float]]]:
     return found
 
 
-def parts(site: Site, job: str, before: int, after: int) -> dict[str, float]:
+def parts(site: Site, job: str, before: int, after: int, *, in_place: bool) -> dict[str, float]:
     """The parts of one move, s."""
     runs = marks(site.folder)
     ended_s = max(said["end"] for said in runs[before])
@@ -109,21 +114,26 @@ def parts(site: Site, job: str, before: int, after: int) -> dict[str, float]:
     started_s = max(said["start"] for said in runs[after])
     shell_s = max(at_s for at_s in map(float, (site.folder / "shells").read_text().split()) if at_s < started_s)
     names = ("start", "import", "join", "restore", "step")
-    moments = [decided_s, ended_s, shell_s, *(max(said[name] for said in runs[after]) for name in names)]
-    found = {part: end - begin for part, (begin, end) in zip(PARTS, pairwise(moments), strict=True)}
+    requeued = [] if in_place else [shell_s]
+    moments = [decided_s, ended_s, *requeued, *(max(said[name] for said in runs[after]) for name in names)]
+    named = [part for part in PARTS if part != "slurm" or not in_place]
+    found = {part: end - begin for part, (begin, end) in zip(named, pairwise(moments), strict=True)}
     return found | {"all": moments[-1] - decided_s, "stands_still": moments[-1] - ended_s}
 
 
 def measure(folder: Path, way: str, trials: int) -> list[dict[str, float]]:
-    """Grow one job from 1 to 4 GPUs, `trials` times."""
+    """Grow one job from 1 to 4 GPUs, or let it give up one of two nodes, `trials` times."""
+    in_place = way == "shrink"
+    wide = 2 if in_place else 4
     found: list[dict[str, float]] = []
     (folder / "script.py").write_text(SCRIPT)
-    with LoopbackCluster(folder / "slurm", "t4:1x4") as slurm:
+    with LoopbackCluster(folder / "slurm", "t4:2x1" if in_place else "t4:1x4") as slurm:
         site = Site(slurm, folder, round_s=1.0, restart_cost_s=0.1)
         site.slurm_settings["plain_patience_s"] = 1.0
 
         def plain() -> str:
-            return site.sbatch("--gres=gpu:3", "--output=/dev/null", "--wrap=sleep 3600")
+            gpus = ("--gres=gpu:1", "--nodelist=t4-01") if in_place else ("--gres=gpu:3",)
+            return site.sbatch(*gpus, "--output=/dev/null", "--wrap=sleep 3600")
 
         def runs(world: int, after: int) -> int:
             """Wait for a run of so many processes later than `after`; its epoch."""
@@ -138,7 +148,7 @@ def measure(folder: Path, way: str, trials: int) -> list[dict[str, float]]:
         other = plain()
         site.wait_states("RUNNING", other)
         site.start()
-        spec = {"max_gpus": 4, "goodput_table": {"t4": SPEEDS}, "adaptivity": "strong-scaling", "batch_size": 32}
+        spec = {"max_gpus": wide, "goodput_table": {"t4": SPEEDS}, "adaptivity": "strong-scaling", "batch_size": 32}
         command = WAYS[way].format(python=sys.executable, script=folder / "script.py")
         script = f"date +%s.%N >> {folder}/shells; export MARKS={folder} OMP_NUM_THREADS=1; {command}"
         job = site.sbatch(
@@ -148,16 +158,22 @@ def measure(folder: Path, way: str, trials: int) -> list[dict[str, float]]:
         try:
             epoch = 0
             for _ in range(trials):
-                small = runs(1, epoch)
+                small = runs(1, epoch - in_place)  # after a shrink, the run goes on
                 time.sleep(5)  # some steps and reports
                 slurm.command("scancel", other)
-                epoch = runs(4, small)
-                wait_for(lambda small=small: all("end" in said for said in marks(folder)[small]), 30, "its end")
-                found.append(parts(site, job, small, epoch))
+                before, epoch = small, runs(wide, small)
+                if in_place:
+                    time.sleep(5)
+                    other = plain()
+                    before, epoch = epoch, runs(1, epoch)
+                    site.wait_states("RUNNING", other)
+                wait_for(lambda before=before: all("end" in said for said in marks(folder)[before]), 30, "its end")
+                found.append(parts(site, job, before, epoch, in_place=in_place))
                 print(
                     json.dumps({"way": way} | {name: round(value, 2) for name, value in found[-1].items()}), flush=True
                 )
-                other = plain()
+                if not in_place:
+                    other = plain()
         finally:
             slurm.command("scancel", job, check=False)
             site.stop()

@@ -25,6 +25,7 @@ from penstock_profiles.wire import (
     UnknownVersion,
     claimed_epochs,
     control_file,
+    left_file,
     read,
     reports_file,
     reports_folder,
@@ -189,6 +190,10 @@ class Spool:
         """When the job reported that it had served this request, by its node's clock; None: it has not."""
         answer = self._checkpoints.get(job_id)
         return answer[1] if answer is not None and answer[0] == request_id else None
+
+    def has_left(self, job_id: str, restarts: int, nodes: Collection[str]) -> bool:
+        """Whether the processes of this run of Slurm's have ended on all these nodes."""
+        return all(left_file(self.folder, job_id, restarts, node).exists() for node in nodes)
 
     def ended(self, job_id: str) -> bool:
         """Whether the newest run has reported that the job is over, completed or failed."""

@@ -20,7 +20,7 @@ from penstock_slurm.messages import say
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.shrinking import Shrinking
 from penstock_slurm.states import WAITING
-from penstock_slurm.steps import Scope, Step, stays, step
+from penstock_slurm.steps import MISPLACED, STUCK, Scope, Step, stays, step
 from penstock_slurm.view import Scene, Spooled
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,13 @@ class Acting:
         if waits and isinstance(action, Hold) and slurm_job.held:
             return Scope(slurm_job, job, Spooled(), now_s)
         spooled = self.managed.spooled(slurm_job)
-        misplaced = self.sharing is not None and job.id in self.sharing.misplaced  # since this round, perhaps
+        misplaced = None
+        if self.shrinking.stuck(slurm_job):
+            misplaced = STUCK
+        elif self.sharing is not None and job.id in self.sharing.misplaced:  # since this round, perhaps
+            misplaced = MISPLACED
         shares = waits and self._shares(action, slurm_job, job)
-        moves = not waits and not stays(action, job, misplaced=misplaced)
+        moves = not waits and not stays(action, job, misplaced=misplaced is not None)
         free, kept_back = {}, ""
         if waits and not isinstance(action, Hold):
             free = {node: self.free.get(node, 0) - self._reserved(node) for node in action.placement.nodes}

@@ -84,7 +84,7 @@ class SlurmCluster:
         self._partitions = (*settings.partitions, *([cloud] if cloud else []))
         self._site = SlurmSite(gateway, clock, settings)
         self._lost_gpus = LostGpus(gateway, spool)
-        self._shrinking = Shrinking(gateway, spool)
+        self._shrinking = Shrinking(gateway, spool, settings.checkpoint_wait_s)
         self._begin_times = BeginTimes(gateway, settings.plain_after_s)
         self._endings = Endings(spool.control)
         self._managed = ManagedJobs(gateway, spool, self._partitions, check)
@@ -148,7 +148,10 @@ class SlurmCluster:
             rules=rules,
             stopped_s=managed.remembered.stopped_s,
             without_gpus={job.id for job in busy if self._lost_gpus.lacks(job)},
-            misplaced=self._sharing.misplaced if self._sharing is not None else (),
+            misplaced={
+                *(self._sharing.misplaced if self._sharing is not None else ()),
+                *(job.id for job in busy if self._shrinking.stuck(job)),
+            },
         )
         managed.take_over(found, jobs, gone, scene)
         for memory in (self._lost_gpus, self._shrinking, managed.remembered):
@@ -227,6 +230,8 @@ class SlurmCluster:
             stopped |= self._sharing.watch.relieve(self._gateway, self._spool, self._reporting.saved)
         if self._cloud_nodes is not None:
             stopped |= self._cloud_nodes.take_stops()
+        silent, now_s = self._scene.silent, self._clock.now_s()
+        self._shrinking.take_what_was_left(self._managed.behind, self._managed.spooled, silent, now_s)
         outcomes, away = self._acting.act(actions)
         if not away:
             self._keep_waiting(actions)

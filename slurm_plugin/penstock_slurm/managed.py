@@ -26,7 +26,7 @@ from penstock_slurm.notes import waits_for
 from penstock_slurm.remembered import Remembered, StateLog
 from penstock_slurm.reused_ids import ReusedIds
 from penstock_slurm.states import HOLDING, WAITING
-from penstock_slurm.view import Scene, SortedJobs, Spooled, Views, sort_jobs
+from penstock_slurm.view import Scene, SortedJobs, Spooled, Views, left_behind, sort_jobs
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ def rests(record: SlurmJob, job: Job, spooled: Spooled, scene: Scene) -> bool:
     if job.phase is not Phase.RUNNING or record.state != "RUNNING" or record.start_s is None:
         return False
     held_meanwhile = control is not None and control.holding == record.restarts  # a release of it may be tried again
+    if left_behind(record, spooled.present):
+        return False
     heard = spooled.present is not None or scene.now_s - record.start_s >= UNHEARD_S
     return heard and not held_meanwhile and scene.silent.isdisjoint(record.nodes)
 
@@ -83,6 +85,8 @@ class ManagedJobs:
         """What the scheduler sees of these."""
         self.looked: dict[JobId, SlurmJob] = {}
         """Those that were looked at in this observation."""
+        self.behind: dict[JobId, SlurmJob] = {}
+        """Those of these whose runs have left nodes that they hold."""
         self.busy: dict[JobId, SlurmJob] = {}
         """These, and all that run. The others are in the queue."""
         self.not_yet: dict[JobId, SlurmJob] = {}
@@ -175,6 +179,7 @@ class ManagedJobs:
         told = {job_id: None for job_id in self.told if job_id in still}
         looked: dict[JobId, Job] = {}
         resting: dict[JobId, SlurmJob] = {}
+        behind: set[JobId] = set()
         self.looked, self.not_yet, self.held, self.unheard, self.told = {}, {}, {}, set(), told
         waiting: list[WaitingJob] = []
         self._views.begin(scene)
@@ -197,6 +202,8 @@ class ManagedJobs:
             self.looked[job_id], looked[job_id] = record, job
             if job.phase is not Phase.QUEUED or spooled.control is not None:
                 self.told[job_id] = None
+            if left_behind(record, spooled.present):
+                behind.add(job_id)
             if rests(record, job, spooled, scene):
                 resting[job_id] = record
         self.records, self.jobs = still | self.looked, self._resting_jobs | looked
@@ -204,6 +211,7 @@ class ManagedJobs:
         self._at_rest |= resting
         self.steady |= {job_id: record for job_id, record in resting.items() if record.state == "RUNNING"}
         self._resting_jobs |= {job_id: looked[job_id] for job_id in resting}
+        self.behind = {job_id: record for job_id, record in self.looked.items() if job_id in behind}
         self.waiting, self.left = tuple(waiting), before - self.jobs.keys()
         self.holds.forget({job_id for job_id, job in self.gone.items() if job is None or job.state in ENDED})
         self.remembered.saw(self.looked, looked, still.keys(), (*records, *self.steady.values()), scene.now_s)

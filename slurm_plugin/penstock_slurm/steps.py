@@ -48,6 +48,9 @@ MISPLACED = Stop(
 )
 """Why a misplaced job is stopped."""
 
+STUCK = Stop(StopCode.PREEMPTED, "it gave up nodes that Slurm did not take from it, and starts again")
+"""Why a job is stopped that has left nodes which it still holds."""
+
 Placing = Start | Resize | Migrate
 """Actions with a placement."""
 
@@ -64,8 +67,8 @@ class Scope:
     """Whether one of its nodes does not respond."""
     lacks_gpus: bool = False
     """Whether Slurm has started it without its GPUs."""
-    misplaced: bool = False
-    """Whether it shares GPUs and has to restart."""
+    misplaced: Stop | None = None
+    """Why it has to restart although its placement may stay; None: it need not."""
     shares: bool = False
     """Whether it is to start without GPUs of Slurm's, on GPUs of the GPU reservation."""
     stand_in: bool = False
@@ -133,11 +136,11 @@ def step(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
         if isinstance(action, Hold):
             return Step(Outcome(action, Progress.DONE), _hold(slurm), _holding(action, scope))
         return _start(action, scope, settings)
-    if stays(action, scope.job, misplaced=scope.misplaced):
+    if stays(action, scope.job, misplaced=scope.misplaced is not None):
         return _stay(action, scope)
     found = _stop(action, scope, settings)
     if scope.misplaced:
-        return dataclasses.replace(found, outcome=dataclasses.replace(found.outcome, stop=MISPLACED))
+        return dataclasses.replace(found, outcome=dataclasses.replace(found.outcome, stop=scope.misplaced))
     return found
 
 
@@ -274,10 +277,11 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
     control, slurm, present = _asked(action, scope), scope.slurm, scope.spooled.present
     request = control.request
     assert request is not None, "it was asked"
-    told = None if scope.spooled.control is not None and scope.spooled.control.request is not None else control
+    asked = scope.spooled.control is not None and scope.spooled.control.request == request
+    told = None if asked else control
     signal = present.usr2 if present is not None and scope.signalled != request.id else None
     waited_s = scope.now_s - request.asked_s
-    answers, saved = scope.spooled.answers, scope.spooled.saved
+    answers, saved = scope.spooled.answers, asked and scope.spooled.saved
     if answers and not saved and 0 <= waited_s < settings.checkpoint_wait_s:
         return Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"), (), told, signal=signal)
     message = ""
@@ -310,9 +314,9 @@ def _control(action: Action, scope: Scope) -> ControlMessage:
 
 
 def _asked(action: Action, scope: Scope) -> ControlMessage:
-    """The job's control message with a request to save."""
+    """The job's control message with a request to save. A request to give up nodes is over."""
     control = _control(action, scope)
-    if control.request is not None:
+    if control.request is not None and not control.request.keep_nodes:
         return control
     request = Request(id=f"{action.round}-{control.epoch}", asked_s=scope.now_s)
     moved_s = None if isinstance(action, Hold) else scope.now_s

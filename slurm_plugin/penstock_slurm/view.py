@@ -204,6 +204,13 @@ def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
         raise BadJobSpec("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
 
 
+def left_behind(job: SlurmJob, present: Started | None) -> tuple[str, ...]:
+    """Nodes that a job's run has left in favour of others, and that the job still holds. Its first node is never one."""
+    if present is None or present.restarts != job.restarts or job.state != "RUNNING":
+        return ()
+    return tuple(node for node in job.nodes[1:] if node in present.left_nodes)
+
+
 def job_facts(job: SlurmJob, spooled: Spooled, scene: Scene) -> Facts:
     """What is known of a job beside Slurm's record of it."""
     return Facts(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_slurm.abilities import FILE
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.end_to_end.site import Site
 from tests.executor.elastic import (
@@ -37,12 +38,17 @@ WAYS = {
 }
 """How the processes are started: by Slurm, or by a launcher on each node."""
 
+GIVES_UP = (
+    "srun --wait=0 --ntasks-per-node=1 --cpu-bind=none "
+    f"{shlex.quote(PYTHON)} -m penstock_executor.launch --gives-up-nodes "
+)
+
 
 def submit(site: Site, folder: Path, way: str, *options: str, **spec: object) -> str:
     folder.mkdir()
     fields = {"max_gpus": 4, "goodput_table": {"t4": SPEEDS}} | spec
     arguments = [str(SCRIPT), str(folder), f"--size={SIZE}", f"--epochs={EPOCHS}", *options]
-    script = f"exec {WAYS[way]}{shlex.join(arguments)}"
+    script = f"exec {WAYS.get(way, way)}{shlex.join(arguments)}"
     return site.sbatch(
         *("--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps({'penstock': fields})}"),
         *("--open-mode=append", f"--output={site.folder}/%j.out", f"--wrap={script}"),
@@ -121,3 +127,68 @@ def test_resized_in_mid_epoch_the_parameters_are_those_of_a_run_that_was_not(
     assert site.log.read_text().count("event=pause") == 3, "each move's pause was measured, and charged to the next"
     site.assert_progress_kept(job, lost=0.0)
     site.assert_no_run_twice(job)
+
+
+def test_a_run_gives_up_a_node_in_place(
+    make_loopback: Callable[..., LoopbackCluster], make_site: Callable[..., Site], tmp_path: Path
+):
+    """A plain job needs the second of two nodes. The run goes on on the first, without a restart in Slurm, from the step after
+    its last one. The job ends as completed."""
+    site = make_site(make_loopback("t4:2x1"), round_s=1.0, restart_cost_s=0.1)
+    folder, job = on_all_nodes(site, tmp_path, 2)
+    before = site.job(job).restarts
+    give_up(site, folder, "t4-01", [2, 1])
+    shrunk = site.job(job)
+    assert (shrunk.state, shrunk.nodes, shrunk.restarts) == ("RUNNING", ("t4-00",), before)
+    (folder / "fast").touch()
+    site.wait_completed(job)
+    assert_each_sample_once(folder, EPOCHS, SIZE)
+    made = steps(folder)
+    last_run = made[-1]["run"]
+    assert max(record["step"] for record in made if record["run"] == last_run - 1) + 1 == min(
+        record["step"] for record in made if record["run"] == last_run
+    ), "no step is lost or made twice"
+    site.assert_no_run_twice(job)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("accounting", [False, True])
+def test_a_run_gives_up_a_second_node_where_slurm_can_do_that(
+    make_loopback: Callable[..., LoopbackCluster], make_site: Callable[..., Site], tmp_path: Path, accounting: bool
+):
+    """Slurm 22.05 without slurmdbd refuses it, after the run has left the node. The job is then requeued, and its owner told."""
+    site = make_site(make_loopback("t4:3x1", accounting=accounting), round_s=1.0, restart_cost_s=0.1)
+    folder, job = on_all_nodes(site, tmp_path, 3)
+    before = site.job(job).restarts
+    give_up(site, folder, "t4-02", [3, 2])
+    again = accounting or site.gateway.version() != (22, 5)
+    give_up(site, folder, "t4-01", [2, 1])
+    seen = site.job(job)
+    assert (seen.state, seen.nodes, seen.restarts) == ("RUNNING", ("t4-00",), before + (not again))
+    assert ("it gave up nodes t4-01, and has to restart" in seen.admin_comment) == (not again)
+    known = json.loads((site.spool / FILE).read_text()).values()
+    assert [(each["shrink"]["works"], each["shrink-again"]["works"]) for each in known] == [(True, again)]
+    (folder / "fast").touch()
+    site.wait_completed(job)
+    assert_each_sample_once(folder, EPOCHS, SIZE)
+    site.assert_no_run_twice(job)
+
+
+def on_all_nodes(site: Site, tmp_path: Path, nodes: int) -> tuple[Path, str]:
+    """A job that trains on all nodes, and can give them up."""
+    site.slurm_settings["plain_patience_s"] = 1.0
+    site.start()
+    folder, table = tmp_path / "run", {"t4": {"1": 1.0, "2": 3.0, "3": 9.0}}
+    spec = {"max_gpus": nodes, "goodput_table": table, "adaptivity": "strong-scaling", "checkpointable": True}
+    job = submit(site, folder, GIVES_UP, f"--sleep={0.1}", **spec)
+    wait_for(lambda: worlds(folder)[-1:] == [nodes], 120, "all nodes", details=site.tail)
+    return folder, job
+
+
+def give_up(site: Site, folder: Path, node: str, expected: list[int]) -> None:
+    """A plain job needs this node. `expected`: the sizes of the runs before and after."""
+    count = len(steps(folder))
+    wait_for(lambda: len(steps(folder)) > count + 10, 60, "some steps", details=site.tail)
+    other = site.sbatch("--gres=gpu:1", f"--nodelist={node}", "--output=/dev/null", "--wrap=sleep 600")
+    site.wait_states("RUNNING", other)
+    wait_for(lambda: [*dict.fromkeys(worlds(folder)[-3:])][-2:] == expected, 60, "the next run", details=site.tail)
