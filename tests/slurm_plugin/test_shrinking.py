@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Checkpointed, ControlMessage, Report, Request, Started, left_file, reports_file
-from penstock_scheduler.model import Action, Hold, Migrate, Outcome, Placement, Resize, Share
+from penstock_scheduler.model import Action, Hold, Migrate, Outcome, Phase, Placement, Resize, Share
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import Refused, SlurmError, Transient
+from penstock_slurm.managed import rests
 from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.view import Spooled
 from tests.slurm_plugin import test_cluster
 from tests.slurm_plugin.test_cluster import pending
 
@@ -142,6 +144,8 @@ def test_a_silent_run_is_moved_by_requeue_and_its_owner_is_told(rig: Rig) -> Non
     assert rig.request.keep_nodes == ()
     (said,) = rig.told.said
     assert "it did not give up nodes n1 within 60 s of the request, so it is restarted" in said
+    rig.tick(STAY)
+    assert rig.tick(SHRINK) == "was asked to save", "it is not asked twice to give up nodes"
     rig.report(1, Checkpointed(request=rig.request.id, progress=1, seconds=1))
     assert rig.tick(SHRINK) == "has saved, leaves its GPUs"
     assert (rig.written, rig.told.shrunk) == (["requeue_hold"], [])
@@ -166,8 +170,9 @@ def test_nodes_that_the_run_has_left_are_taken_whatever_a_later_plan_says(rig: R
 def test_a_plan_that_stops_the_job_meanwhile_asks_it_only_to_save(rig: Rig) -> None:
     rig.tick(SHRINK)
     before = rig.request
-    assert rig.tick(Hold("7", 5)) == "was asked to save"
     assert before is not None
+    rig.report(1, Checkpointed(request=before.id, progress=1, seconds=1))
+    assert rig.tick(Hold("7", 5)) == "was asked to save", "what it saved then is old"
     assert rig.request is not None
     assert (rig.request.keep_nodes, rig.request.id != before.id) == ((), True)
 
@@ -195,6 +200,17 @@ def test_if_slurm_refuses_the_job_starts_again_with_the_reason(rig: Rig, later: 
     assert rig.tick(Resize("7", 8, ONE)) == "was asked to save"
 
 
+def test_if_slurm_refuses_after_the_plan_has_changed_its_mind_the_job_has_to_leave(rig: Rig) -> None:
+    """No action is left for a job that is where the plan wants it, so its phase has to say that it is not."""
+    rig.tick(SHRINK)
+    rig.tick(STAY)
+    rig.told.error = Refused("Job is no longer pending execution", command="scontrol update")
+    rig.leave()
+    rig.tick(None)
+    rig.tick(None)
+    assert rig.cluster._managed.jobs["7"].phase is Phase.STOPPING
+
+
 def test_a_passing_failure_of_slurm_is_tried_again(rig: Rig) -> None:
     rig.tick(SHRINK)
     rig.told.error = Transient("Resource temporarily unavailable", command="scontrol update")
@@ -217,6 +233,7 @@ def test_a_launcher_that_does_not_end_keeps_its_node(rig: Rig) -> None:
 def test_what_an_earlier_run_left_counts_no_more_after_a_restart(rig: Rig) -> None:
     """Slurm has restarted the job on both nodes, and the new run has not reported yet."""
     rig.leave()
+    left_file(rig.folder, "7", 1, "n1").touch()
     rig.told.hold(("n0", "n1"), restarts=1)
     rig.tick(None)
     assert rig.told.shrunk == []
@@ -248,3 +265,10 @@ def test_a_second_shrink_is_another_ability(rig: Rig) -> None:
     abilities = (rig.folder / "abilities.json").read_text()
     assert '"shrink-again"' in abilities
     assert '"shrink":' not in abilities
+
+
+def test_a_job_whose_run_has_left_nodes_is_looked_at_in_each_observation(rig: Rig) -> None:
+    rig.tick(None)
+    (record,), job, scene = rig.told.listed, rig.cluster._managed.jobs["7"], rig.cluster._scene
+    assert rests(record, job, Spooled(None, STARTED, 1), scene)
+    assert not rests(record, job, Spooled(None, LEFT, 2), scene)
