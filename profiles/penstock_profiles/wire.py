@@ -19,6 +19,7 @@ A run claims its epoch by creating its reports file, which fails if the file exi
 
 from __future__ import annotations
 
+import operator
 import os
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -81,7 +82,8 @@ def read(model: type[AnyModel], text: bytes | str) -> AnyModel:
 
     During an upgrade, the sender may be of another release. Fields that this release does not know are left out: a
     release adds only fields without which a message means the same to the release before. Otherwise, it gives the
-    message a new version.
+    message a new version. Releases of before 24 November 2026 refuse fields that they do not know; so the fields about
+    giving up nodes are left out of a message in which they say nothing (`exclude_if`).
 
     Raises:
         UnknownVersion: the message has another version.
@@ -118,12 +120,12 @@ class Started(Message):
     the run."""
     survives_losing_nodes: bool = False
     """Whether this run continues when Slurm takes whole nodes from it. The first node is never taken."""
-    gives_up_nodes: bool = False
+    gives_up_nodes: bool = Field(default=False, exclude_if=operator.not_)
     """Whether this run serves requests with `keep_nodes`: it leaves nodes before Slurm takes them."""
-    left_nodes: tuple[str, ...] = ()
+    left_nodes: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     """Nodes that the runs before it have left for good, in this run of Slurm's."""
-    restarts: NonNegativeInt | None = None
-    """The job's restarts in Slurm: `left_nodes` are those of that run of Slurm's."""
+    restarts: NonNegativeInt | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The job's restarts in Slurm: `left_nodes` are those of that run of Slurm's. None unless it `gives_up_nodes`."""
     versions: dict[str, str] = {}
     """Software that the speed depends on: name -> version. Empty: unknown."""
 
@@ -280,7 +282,7 @@ class Request(Message):
     SIGTSTP even if it has not moved out."""
     asked_s: NonNegativeFloat
     """The daemon's clock, s since 1970."""
-    keep_nodes: tuple[str, ...] = ()
+    keep_nodes: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     """Nodes on which to begin anew after the checkpoint, without the others, which Slurm takes then; (): on none. Only
     a run that `gives_up_nodes` is asked, and the first node stays."""
 

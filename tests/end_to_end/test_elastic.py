@@ -163,8 +163,9 @@ def test_a_run_gives_up_a_second_node_where_slurm_can_do_that(
     give_up(site, folder, "t4-02", [3, 2])
     again = accounting or site.gateway.version() != (22, 5)
     give_up(site, folder, "t4-01", [2, 1])
+    wait_for(lambda: site.states(job) == {job: "RUNNING"}, 60, "the next run", details=site.tail)
     seen = site.job(job)
-    assert (seen.state, seen.nodes, seen.restarts) == ("RUNNING", ("t4-00",), before + (not again))
+    assert (seen.nodes, seen.restarts) == (("t4-00",), before + (not again)), site.tail()
     assert ("it gave up nodes t4-01, and has to restart" in seen.admin_comment) == (not again)
     known = json.loads((site.spool / FILE).read_text()).values()
     assert [(each["shrink"]["works"], each["shrink-again"]["works"]) for each in known] == [(True, again)]

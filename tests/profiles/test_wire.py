@@ -158,3 +158,18 @@ def test_claimed_epochs_are_numbers_in_order(tmp_path):
     for name in ("12.jsonl.tmp", "x.jsonl", "4.json", ".jsonl"):
         (folder / name).touch()
     assert wire.claimed_epochs(tmp_path, "7") == list(range(1, 12))
+
+
+def test_messages_that_give_up_no_nodes_have_no_fields_for_that():
+    """Releases of before 24 November 2026 refuse fields that they do not know, and such a message is for all runs."""
+    told = (
+        wire.Request(id="1-1", asked_s=1.0).model_dump_json(),
+        wire.Started(gpu_type="t4", gpu_ids={}).model_dump_json(),
+    )
+    assert not any(name in text for name in ("keep_nodes", "gives_up_nodes", "left_nodes", "restarts") for text in told)
+    asked = wire.Request(id="1-1", asked_s=1.0, keep_nodes=("n0",))
+    left = wire.Started(gpu_type="t4", gpu_ids={}, gives_up_nodes=True, left_nodes=("n1",), restarts=0)
+    assert (wire.read(wire.Request, asked.model_dump_json()), wire.read(wire.Started, left.model_dump_json())) == (
+        asked,
+        left,
+    )

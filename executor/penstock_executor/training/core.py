@@ -530,15 +530,15 @@ class Run:
 
     def _put_started(self) -> None:
         self._restart_clock()
-        environment = read_environment()
+        environment, gives_up_nodes = read_environment(), can_give_up() and self._saver is not None
         self._put(
             Started(
                 gpu_type=self._gpus.gpu_type,
                 gpu_ids=self._gpus.gpu_ids,
                 progress=self.progress,
-                gives_up_nodes=can_give_up() and self._saver is not None,
+                gives_up_nodes=gives_up_nodes,
                 left_nodes=environment.left_nodes,
-                restarts=environment.restarts,
+                restarts=environment.restarts if gives_up_nodes or environment.left_nodes else None,
             )
         )
 
