@@ -140,7 +140,9 @@ def step(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
         return _stay(action, scope)
     found = _stop(action, scope, settings)
     if scope.misplaced:
-        return dataclasses.replace(found, outcome=dataclasses.replace(found.outcome, stop=scope.misplaced))
+        # The plan may have a reason of its own for the same stop, and it is the first one that counts.
+        text = f"{found.outcome.text}: {STUCK.text}" if scope.misplaced is STUCK else found.outcome.text
+        return dataclasses.replace(found, outcome=dataclasses.replace(found.outcome, text=text, stop=scope.misplaced))
     return found
 
 

@@ -17,6 +17,7 @@ from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import Refused, SlurmError, Transient
 from penstock_slurm.managed import rests
 from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.steps import STUCK
 from penstock_slurm.view import Spooled
 from tests.slurm_plugin import test_cluster
 from tests.slurm_plugin.test_cluster import pending
@@ -191,7 +192,7 @@ def test_if_slurm_refuses_the_job_starts_again_with_the_reason(rig: Rig, later: 
     assert rig.request is not None
     assert rig.request.keep_nodes == ()
     rig.report(2, Checkpointed(request=rig.request.id, progress=1, seconds=1))
-    assert rig.tick(later) == "has saved, leaves its GPUs"
+    assert rig.tick(later) == f"has saved, leaves its GPUs: {STUCK.text}"
     assert rig.written == ["requeue_hold"]
     # It is not asked again, on this version of Slurm.
     rig.told.hold(("n0", "n1"), restarts=1)
