@@ -130,11 +130,12 @@ class Abilities:
     Args:
         folder: the spool.
         version: returns Slurm's release, such as (22, 5).
+        accounting: returns whether slurmdbd registers jobs.
     """
 
-    def __init__(self, folder: Path, version: Callable[[], Version]) -> None:
+    def __init__(self, folder: Path, version: Callable[[], Version], accounting: Callable[[], bool]) -> None:
         self._path = folder / FILE
-        self._version = version
+        self._version, self._accounting = version, accounting
 
     def may(self, ability: Ability) -> bool:
         """Whether to try: yes, unless this version has refused before. Raises SlurmError."""
@@ -148,7 +149,10 @@ class Abilities:
         """
         from penstock_slurm.gateway.errors import Refused, Unregistered  # the gateway reads the table above
 
-        if isinstance(error, Refused) or (ability == "shrink-again" and isinstance(error, Unregistered)):
+        for_good = isinstance(error, Refused)
+        if ability == "shrink-again" and isinstance(error, Unregistered):
+            for_good = not self._accounting()
+        if for_good:
             self.record(ability, False, str(error))
 
     def record(self, ability: Ability, works: bool, text: str = "") -> None:

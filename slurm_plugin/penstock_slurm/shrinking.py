@@ -49,7 +49,7 @@ class Shrinking:
 
     def __init__(self, gateway: Gateway, spool: Spool, patience_s: float) -> None:
         self._gateway, self._spool, self._patience_s = gateway, spool, patience_s
-        self._abilities = Abilities(spool.folder, gateway.version)
+        self._abilities = Abilities(spool.folder, gateway.version, lambda: gateway.features().accounting)
         self._tried: dict[Run, list[tuple[str, ...]]] = {}
         """Run -> its nodes at each attempt to shrink it."""
         self._since_s: dict[Run, float] = {}

@@ -208,6 +208,8 @@ class SlurmFeatures:
 
     cluster: str = ""
     """The cluster's name in the accounting."""
+    accounting: bool = False
+    """Whether slurmdbd registers the jobs."""
     topology: bool = False
     limits: bool = False
     """Whether Slurm enforces the limits of QOS and associations."""

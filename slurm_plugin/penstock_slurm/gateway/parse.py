@@ -289,6 +289,7 @@ def parse_features(text: str) -> SlurmFeatures:
     accounting = keys["AccountingStorageType"].endswith("/slurmdbd")
     return SlurmFeatures(
         cluster=keys["ClusterName"],
+        accounting=accounting,
         topology=keys.get("TopologyPlugin", "").endswith("/tree"),
         limits=accounting and bool({"limits", "safe", "all"} & set(keys["AccountingStorageEnforce"].split(","))),
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),

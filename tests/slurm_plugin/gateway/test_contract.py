@@ -253,7 +253,9 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
         files={"topology.conf": TOPOLOGY},
     )
     gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=20)
-    assert gateway.features() == SlurmFeatures("loop", topology=True, limits=True, fair_share=True, counts_gpus=True)
+    assert gateway.features() == SlurmFeatures(
+        "loop", accounting=True, topology=True, limits=True, fair_share=True, counts_gpus=True
+    )
     assert gateway.switches() == {"t4-00": "leaf0", "t4-01": "leaf1"}
     assert gateway.limits("loop") == ()
     for what in (

@@ -384,16 +384,28 @@ TopologyPlugin          = topology/tree
 @pytest.mark.parametrize(
     ("was", "becomes", "features"),
     [
-        ("", "", SlurmFeatures("loop", topology=True, limits=True, fair_share=True, counts_gpus=True)),
-        ("associations,limits,qos", "none", SlurmFeatures("loop", topology=True, fair_share=True, counts_gpus=True)),
+        ("", "", SlurmFeatures("loop", accounting=True, topology=True, limits=True, fair_share=True, counts_gpus=True)),
+        (
+            "associations,limits,qos",
+            "none",
+            SlurmFeatures("loop", accounting=True, topology=True, fair_share=True, counts_gpus=True),
+        ),
         (
             "associations,limits,qos",
             "safe",
-            SlurmFeatures("loop", topology=True, limits=True, fair_share=True, counts_gpus=True),
+            SlurmFeatures("loop", accounting=True, topology=True, limits=True, fair_share=True, counts_gpus=True),
         ),
         ("accounting_storage/slurmdbd", "accounting_storage/none", SlurmFeatures("loop", topology=True)),
-        ("priority/multifactor", "priority/basic", SlurmFeatures("loop", topology=True, limits=True, counts_gpus=True)),
-        ("topology/tree", "topology/none", SlurmFeatures("loop", limits=True, fair_share=True, counts_gpus=True)),
+        (
+            "priority/multifactor",
+            "priority/basic",
+            SlurmFeatures("loop", accounting=True, topology=True, limits=True, counts_gpus=True),
+        ),
+        (
+            "topology/tree",
+            "topology/none",
+            SlurmFeatures("loop", accounting=True, limits=True, fair_share=True, counts_gpus=True),
+        ),
     ],
 )
 def test_reads_what_is_switched_on(was, becomes, features):
