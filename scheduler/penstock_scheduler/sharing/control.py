@@ -90,7 +90,7 @@ CHANCE = 4.0
 LEAST_OWED = 0.4
 """The same, as a part of the tolerance, where steps hardly vary."""
 
-MOST_OWED = 2.0
+MOST_OWED = 4.0
 """One period counts as at most this many times the tolerance: the machine may have stood still, or the job itself."""
 
 
