@@ -40,9 +40,9 @@ tolerance allows.
      settled share, and is then tried again.
    - Settled at share 0, a new search begins after `patience` periods.
 
-5. **Pay back.** What the guaranteed job loses beyond the tolerance is added up, period by period. When it is more than
-   chance explains, the share is 0 until that is made up for. So the job keeps its speed over a minute, whatever is
-   tried meanwhile and whatever the other jobs do.
+5. **Pay back.** What the guaranteed job loses beyond `BEARABLE` of the tolerance is added up, period by period. When it
+   is more than chance explains, the share is 0 until that is made up for. So the job keeps its speed over a minute,
+   whatever is tried meanwhile and whatever the other jobs do.
 
 `advance` is one control period; a `ShareControl` is all that is kept from one to the next.
 """
@@ -84,13 +84,16 @@ ALONE_KEEP = 0.9
 """Weight of what was known of the job alone before a period at share 0: some ten of them are remembered, and none from
 before a new search, which begins because the job has changed."""
 
+BEARABLE = 0.98
+"""Part of the tolerance that is not made up for. The rest is for what is owed by chance, and for the latest period."""
+
 CHANCE = 4.0
 """What is owed may reach this many standard errors of the mean of one period's steps by chance."""
 
 LEAST_OWED = 0.4
 """The same, as a part of the tolerance, where steps hardly vary."""
 
-MOST_OWED = 4.0
+MOST_OWED = 8.0
 """One period counts as at most this many times the tolerance: the machine may have stood still, or the job itself."""
 
 
@@ -285,7 +288,7 @@ class ShareControl:
     alone: Steps = field(default_factory=Steps)
     """Steps at share 0 in this cycle and the last ones."""
     owed: float = 0.0
-    """Sum over control periods of slowdown less tolerance: what the job has lost and is owed."""
+    """Sum over control periods of slowdown less `BEARABLE` of the tolerance: what the job has lost and is owed."""
     repays: bool = False
     """Whether the share is 0 in the midst of a cycle, because of what is owed."""
 
@@ -322,7 +325,8 @@ def _counted(control: ShareControl, steps: Steps, settings: ControlSettings) -> 
         alone = alone.faded(ALONE_KEEP) + steps
     else:
         slowdown = min(steps.slowdown(alone)[0], MOST_OWED * settings.tolerance)
-    return dataclasses.replace(control, alone=alone, owed=max(control.owed + slowdown - settings.tolerance, 0.0))
+    owed = control.owed + slowdown - BEARABLE * settings.tolerance
+    return dataclasses.replace(control, alone=alone, owed=max(owed, 0.0))
 
 
 def _by_chance(control: ShareControl, steps: Steps, settings: ControlSettings) -> float:

@@ -64,7 +64,10 @@ class Measuring:
             first, pack = observed.first, self._groups.pack_of(job.job)
             if observed.mark is not None or first is None or local.state != "running":
                 continue
-            if first.time_s < local.resumed_s or first.suspended is not None:
+            group = self._groups.group_of.get(job.job)
+            # Its latest report may be from before its time slice, when the jobs beside it had another share.
+            since_s = max(local.resumed_s, group.since_s if group is not None else 0.0)
+            if first.time_s < since_s or first.suspended is not None:
                 continue
             if pack is None or all(self.obeys(each, first.time_s) for each in pack.jobs):
                 observed.mark = first

@@ -170,6 +170,25 @@ def test_a_job_that_is_tried_again_may_take_less_than_at_first(
     assert took_s[2] <= duty_cycles.DEBT_S / 3 + 0.2, took_s
 
 
+def test_what_a_guaranteed_job_did_before_a_period_does_not_count_in_it(make_node: Callable[..., Node]):
+    """It reports once a second, and the agent gives the silent job beside it another share at once."""
+    node = make_node(start_wait_s=0.0, poll_s=0.25)
+    scene, shares = Scene(node), set[float]()
+    node.order([PAIR], (0,), slice_s=SLICE_S)
+    for tick in range(400):
+        scene.now_s += 0.25
+        scene.steps += 2.5
+        if tick % 4 == 2:
+            scene.say(HIGH, int(scene.steps))
+        node.agent.tick(scene.now_s)
+        for group in node.agent.groups.groups:
+            mark = node.agent.state.observed(JobId("j1")).mark
+            assert mark is None or mark.time_s >= group.since_s
+            shares.add(group.control.share)
+    assert node.agent.state.jobs["j2"].driven
+    assert len(shares) > 2
+
+
 def test_a_guaranteed_job_without_news_in_a_short_period_is_no_failure(scene: Scene, caplog: pytest.LogCaptureFixture):
     """Periods of a second, and it has written no status for two."""
     scene.node.order([PAIR], (0,), slice_s=1.0)
