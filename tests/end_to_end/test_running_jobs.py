@@ -163,9 +163,10 @@ def test_a_job_that_failed_without_its_gpus_after_a_restart_of_slurmctld_is_brou
     site.start()
     if lacked:
         wait_for(lambda: site.job(job).restarts == 1, 60, "the next run", details=site.tail)
+        reason = "no-gpus: Slurm started it without its GPUs, and it failed; it will start again"
         with Client(f"unix:{site.state / 'api.sock'}") as client:
-            stops = [outcome.stop for outcome in client.history(job).outcomes if outcome.stop]
-        assert stops == ["no-gpus: Slurm started it without its GPUs, and it failed; it will start again"]
+            # An observation requeues the job, and the round that follows records why.
+            wait_for(lambda: [each.stop for each in client.history(job).outcomes if each.stop] == [reason], 30, "why")
     site.wait_completed(job)
     assert lacked or in_time or site.gateway.version() != (22, 5)
 
