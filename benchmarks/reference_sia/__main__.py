@@ -10,7 +10,8 @@ plan to their cluster. Their simulator, like ours, has no cost of measuring, and
 
 Runs: `theirs` is their own policy, with their batch sizes. `known`: the speed of a job on one GPU of each type is known before
 it runs. `unprofiled`: nothing is. `memory`: nothing is, but jobs are recognised by their application's name, and the memory was
-filled by the window `--warm`; what one window teaches, the next does not know. `both`: as `known` and as `memory`.
+filled by the windows `--warm`, one after the other; what a measured window teaches, the next does not know. `both`: as `known`
+and as `memory`.
 
 A row for each window and run, then the means and the ratio to the mean of `theirs`. The last line is a JSON object: window ->
 run -> figures. One trial: it is deterministic.
@@ -54,7 +55,7 @@ def main() -> None:
         "--windows", default="philly-1,philly-2,philly-3,philly-4", help="such as saturn-1, or scale/rate_50/workload-1"
     )
     parser.add_argument("--runs", default=",".join(RUNS), help=f"of {', '.join(RUNS)}")
-    parser.add_argument("--warm", default="saturn-1", help="the window that fills the memory")
+    parser.add_argument("--warm", default="saturn-1", help="the windows that fill the memory (%(default)s)")
     parser.add_argument(
         "--batch", choices=("theirs", "ours"), default="ours", help="who chooses batch sizes (%(default)s)"
     )
@@ -69,7 +70,10 @@ def main() -> None:
     make_policy("sia", settings)
     own = "theirs" in runs
     artifact = load(options.artifact, options.solver if own else None, fits=own or options.batch == "theirs")
-    windows = {name: file_of(artifact.workloads, name) for name in [*options.windows.split(","), options.warm]}
+    measured, teaching = options.windows.split(","), options.warm.split(",")
+    if both := set(measured) & set(teaching):
+        parser.error(f"{', '.join(sorted(both))}: a window that is measured must not fill the memory")
+    windows = {name: file_of(artifact.workloads, name) for name in [*measured, *teaching]}
 
     truth = Truth(artifact)
 
@@ -80,11 +84,12 @@ def main() -> None:
     say(versions())
     warm = SimulatedMemory()
     if {"memory", "both"} & set(runs):
-        simulation = run_window(artifact, truth, windows[options.warm], Ours(False, warm, options.batch, settings))
-        say(f"memory filled by {options.warm}, average {summarise(simulation, job_rows(simulation)).avg_jct_h:.3f} h")
+        for window in teaching:
+            simulation = run_window(artifact, truth, windows[window], Ours(False, warm, options.batch, settings))
+            say(f"memory filled by {window}, average {summarise(simulation, job_rows(simulation)).avg_jct_h:.3f} h")
     say(f"{'window':<28}{'run':<12}" + "".join(f"{name:>17}" for name in FIGURES))
     figures: dict[str, dict[str, dict[str, float]]] = {}
-    for window in options.windows.split(","):
+    for window in measured:
         for run in runs:
             memory = copy.deepcopy(warm) if run in ("memory", "both") else None
             ours = None if run == "theirs" else Ours(run in ("known", "both"), memory, options.batch, settings)
