@@ -11,7 +11,7 @@ plan to their cluster. Their simulator, like ours, has no cost of measuring, and
 Runs: `theirs` is their own policy, with their batch sizes. `known`: the speed of a job on one GPU of each type is known before
 it runs. `unprofiled`: nothing is. `memory`: nothing is, but jobs are recognised by their application's name, and the memory was
 filled by the windows `--warm`, one after the other; what a measured window teaches, the next does not know. `both`: as `known`
-and as `memory`.
+and as `memory`. `perfect`: as `both`, and the policy is told the true goodput of each configuration, which no site can know.
 
 A row for each window and run, then the means and the ratio to the mean of `theirs`. The last line is a JSON object: window ->
 run -> figures. One trial: it is deterministic.
@@ -35,7 +35,8 @@ from penstock_scheduler.policies import make_policy
 from penstock_scheduler.simulator.memory import SimulatedMemory
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 
-RUNS = ("theirs", "known", "unprofiled", "memory", "both")
+RUNS = ("theirs", "known", "unprofiled", "memory", "both", "perfect")
+REMEMBER = {"memory", "both", "perfect"}
 FIGURES = (
     "avg_jct_h",
     "p50_jct_h",
@@ -83,16 +84,19 @@ def main() -> None:
 
     say(versions())
     warm = SimulatedMemory()
-    if {"memory", "both"} & set(runs):
+    if REMEMBER & set(runs):
         for window in teaching:
-            simulation = run_window(artifact, truth, windows[window], Ours(False, warm, options.batch, settings))
+            simulation = run_window(
+                artifact, truth, windows[window], Ours(False, warm, batch=options.batch, settings=settings)
+            )
             say(f"memory filled by {window}, average {summarise(simulation, job_rows(simulation)).avg_jct_h:.3f} h")
     say(f"{'window':<28}{'run':<12}" + "".join(f"{name:>17}" for name in FIGURES))
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for window in measured:
         for run in runs:
-            memory = copy.deepcopy(warm) if run in ("memory", "both") else None
-            ours = None if run == "theirs" else Ours(run in ("known", "both"), memory, options.batch, settings)
+            memory = copy.deepcopy(warm) if run in REMEMBER else None
+            profiled, perfect = run in ("known", "both", "perfect"), run == "perfect"
+            ours = None if run == "theirs" else Ours(profiled, memory, perfect, options.batch, settings)
             simulation = run_window(artifact, truth, windows[window], ours)
             summary = summarise(simulation, job_rows(simulation))
             mine = {figure: float(getattr(summary, figure)) for figure in FIGURES}

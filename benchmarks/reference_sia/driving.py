@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from benchmarks.reference_sia.artifact import TYPES, Artifact, quiet
 from benchmarks.reference_sia.translation import Allocation, Nodes, TheirModel, job_view
 
-from penstock_profiles.estimators import Batch
+from penstock_profiles.estimators import Batch, IntArray
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_profiles.noise import GradientNoise
-from penstock_scheduler.model import Snapshot
+from penstock_profiles.throughput import FloatArray
+from penstock_scheduler.model import JobFacts, Snapshot
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.one_thread import one_blas_thread
 from penstock_scheduler.policies import make_policy
@@ -43,6 +47,8 @@ class Ours:
     """Whether each job's speed on one GPU of each type is known before it runs."""
     memory: SimulatedMemory | None = None
     """What earlier jobs have shown; None: nothing is remembered."""
+    perfect: bool = False
+    """Whether the policy is told the true goodput of each configuration. Jobs still choose batch sizes by what they learn."""
     batch: Literal["theirs", "ours"] = "ours"
     """Who chooses the batch size of a job: their code, by their fits, or ours, by its own estimator."""
     settings: Mapping[str, Any] | None = None
@@ -72,6 +78,28 @@ class Truth:
         slowdown = self._artifact.simulator_config.SLOWDOWNS[name]
         model = TheirModel(ours, slowdown, float(self._artifact.sia.get_restart_penalty(name)))
         return ModelledJob(model, model.training)
+
+
+@dataclass(frozen=True)
+class PerfectModel:
+    """The true goodput of a job in one epoch, at the best of a dozen batch sizes (`Estimator`)."""
+
+    truth: ModelledJob
+    epoch: int
+
+    def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
+        """See `Estimator.goodput`. The same number of GPUs on each node; 0 for other configurations."""
+        pairs = zip(np.ravel(nodes).tolist(), np.ravel(gpus).tolist(), strict=True)
+        return np.array([self._rate(gpu_type, nodes, gpus) for nodes, gpus in pairs]).reshape(np.shape(gpus))
+
+    def _rate(self, gpu_type: str, nodes: int, gpus: int) -> float:
+        if gpus % nodes:
+            return 0.0
+        return self.truth.best_rates(gpu_type, (gpus // nodes,) * nodes)[self.epoch]
+
+    def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
+        """See `Estimator.best_batch`. None: jobs choose their own."""
+        return None
 
 
 class Mirror:
@@ -138,6 +166,8 @@ class OurPolicy:
         self._round = 0
         self._cluster: Any = None
         self._chosen: dict[str, tuple[Any, Batch]] = {}
+        self._perfect: dict[tuple[str, int], PerfectModel] = {}
+        """Application and epoch -> its model: the same object, so that it is evaluated once."""
 
     def attach(self, cluster: Any) -> None:
         """Let their jobs report to our learners and, with `batch` "ours", take our batch sizes."""
@@ -202,6 +232,8 @@ class OurPolicy:
             for name, theirs in jobs.items()
         )
         facts = self._models.facts(shown, self._scenario.node_gpus)
+        if self._ours.perfect:
+            facts = {job: self._told_all(self._mirror.jobs[job], known) for job, known in facts.items()}
         snapshot = Snapshot(
             round=self._round,
             time_s=now_s,
@@ -212,6 +244,13 @@ class OurPolicy:
         plan = self._policy.decide(snapshot)
         assert not broken(snapshot, plan), broken(snapshot, plan)
         return {job: self._mirror.nodes.allocation(given.placement) for job, given in plan.assignments.items()}
+
+    def _told_all(self, job: SimulatedJob, known: JobFacts) -> JobFacts:
+        assert isinstance(job.truth, ModelledJob), "its speed is measured"
+        epoch = min(bisect_right(job.truth.epoch_ends, job.progress), len(job.truth.epoch_ends))
+        model = self._perfect.setdefault((job.name, epoch), PerfectModel(job.truth, epoch))
+        # Its scaling is known, so its growth is not bounded.
+        return dataclasses.replace(known, model=model, largest_run_gpus=None)
 
 
 def run_window(artifact: Artifact, truth: Truth, window: Path, ours: Ours | None) -> Simulation:

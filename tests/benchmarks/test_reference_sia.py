@@ -1,12 +1,16 @@
 """`benchmarks/reference_sia`: translation between the records of Sia's authors and ours. Running it takes their repository."""
 
+import numpy as np
 import pytest
+from benchmarks.reference_sia.driving import PerfectModel
 from benchmarks.reference_sia.translation import Nodes, job_view
 
+from penstock_profiles.families import load_families
 from penstock_scheduler.model import JobSpec, Phase, Placement, Share
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedJob
-from penstock_scheduler.simulator.truth import RecordedJob
+from penstock_scheduler.simulator.model_truth import FamilyModel
+from penstock_scheduler.simulator.truth import ModelledJob, RecordedJob
 
 TYPES = {"aws": "t4", "dgx-ext": "a100"}
 NODES = Nodes(nodes_from_spec("t4:3x4,a100:2x8"), TYPES)
@@ -52,3 +56,14 @@ def test_restarting_job_is_bound_for_where_it_is_so_that_no_round_moves_it() -> 
     assert [view.bound_for for view in (queued, restarting, running)] == [None, held, None]
     assert running.running_on == held
     assert {view.restarts for view in (queued, restarting, running)} == {2}
+
+
+def test_a_perfect_model_has_the_goodput_at_the_best_batch_size() -> None:
+    """A job of the catalogue is as fast as its family's estimator says. Three GPUs on two nodes are no configuration."""
+    family = load_families()["resnet18-cifar10"]
+    model = PerfectModel(ModelledJob(FamilyModel("resnet18-cifar10", family), 1.0), 0)
+    nodes, gpus = np.array([1, 1, 2, 2]), np.array([1, 4, 8, 3])
+    expected = family.estimator().goodput("t4", nodes[:3], gpus[:3])
+    found = model.goodput("t4", nodes, gpus)
+    assert found[:3] == pytest.approx(expected, rel=0.02)
+    assert found[3] == 0
