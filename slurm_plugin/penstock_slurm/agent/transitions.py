@@ -178,7 +178,9 @@ class Transitions:
         if moved:
             local.moved_mb = min(sum(each.moved_mb for each in statuses), local.moved_mb)
             local.left_mb = max(each.left_mb for each in statuses)
-        elif not driver:
+        elif driver:
+            local.moved_mb = local.cuda_needs[1]
+        else:
             local.moved_mb, local.left_mb = 0.0, observed.memory_mb
             if why := self._checkpoints.in_place(local):
                 local.why = f"other jobs have its GPUs in this time slice, and its memory stays there: {why}"

@@ -41,10 +41,12 @@ class Gpus:
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.pids, self.taken_mb = cuda, list[int](), 0
+        self.shown_mb: int | None = USED_MB
+        """What it says of a process."""
 
     def __call__(self) -> Sample:
         there = [pid for pid in self.pids if Path(f"/proc/{pid}").exists() and self.cuda.state(pid) != "checkpointed"]
-        processes = tuple(Process(pid, USED_MB, None) for pid in there)
+        processes = tuple(Process(pid, self.shown_mb, None) for pid in there)
         return Sample((Reading(GPU, self.taken_mb + USED_MB * len(there), None, None, processes),), ())
 
 
@@ -116,6 +118,19 @@ def test_the_driver_moves_a_job_that_knows_nothing_of_us_and_back(make: Callable
     node.order([], ())
     node.until(lambda: [state(node, cuda, number) for number in (1, 2)] == ["running"] * 2, "restored jobs")
     assert "T" not in {node.slurm.letter(number) for number in (1, 2)}
+
+
+def test_what_the_driver_moves_counts_although_it_was_not_seen_before(make: Callable[..., Node], cuda: FakeCuda):
+    """On a busy machine a time slice may end before NVML is asked."""
+    node = make(slice_s=1000.0)
+    node.sample.shown_mb = None
+    node.until(lambda: node.states().get("j1") == "running", "first slice")
+    node.order(alone(1, 2), (0,), 0.6)
+    local = node.agent.state.jobs[JobId("j1")]
+    node.until(lambda: local.state == "suspending", "end of its time slice")
+    node.sample.shown_mb = USED_MB
+    node.until(lambda: local.state == "suspended", "time slice of the other")
+    assert local.moved_mb == USED_MB
 
 
 def test_memory_that_is_moved_makes_room_for_a_job_that_needs_the_whole_gpu(make: Callable[..., Node], cuda: FakeCuda):
