@@ -102,6 +102,12 @@ class PerfectModel:
         return None
 
 
+@cache
+def _perfect_model(truth: ModelledJob, epoch: int) -> PerfectModel:
+    """The same object for all jobs of an application, so that it is evaluated once (`GoodputMatrix`)."""
+    return PerfectModel(truth, epoch)
+
+
 class Mirror:
     """Our records of their jobs: what each holds, how far it is, and when it started and ended."""
 
@@ -166,8 +172,6 @@ class OurPolicy:
         self._round = 0
         self._cluster: Any = None
         self._chosen: dict[str, tuple[Any, Batch]] = {}
-        self._perfect: dict[tuple[str, int], PerfectModel] = {}
-        """Application and epoch -> its model: the same object, so that it is evaluated once."""
 
     def attach(self, cluster: Any) -> None:
         """Let their jobs report to our learners and, with `batch` "ours", take our batch sizes."""
@@ -245,12 +249,12 @@ class OurPolicy:
         assert not broken(snapshot, plan), broken(snapshot, plan)
         return {job: self._mirror.nodes.allocation(given.placement) for job, given in plan.assignments.items()}
 
-    def _told_all(self, job: SimulatedJob, known: JobFacts) -> JobFacts:
+    @staticmethod
+    def _told_all(job: SimulatedJob, known: JobFacts) -> JobFacts:
         assert isinstance(job.truth, ModelledJob), "its speed is measured"
         epoch = min(bisect_right(job.truth.epoch_ends, job.progress), len(job.truth.epoch_ends))
-        model = self._perfect.setdefault((job.name, epoch), PerfectModel(job.truth, epoch))
         # Its scaling is known, so its growth is not bounded.
-        return dataclasses.replace(known, model=model, largest_run_gpus=None)
+        return dataclasses.replace(known, model=_perfect_model(job.truth, epoch), largest_run_gpus=None)
 
 
 def run_window(artifact: Artifact, truth: Truth, window: Path, ours: Ours | None) -> Simulation:
