@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock_scheduler.model import SharedGpus
+from penstock_scheduler.model import Pack, SharedGpus
 from penstock_scheduler.sharing.node import Group, Groups, without
 from penstock_slurm.agent.measuring import Measuring
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.agent.node_view import AgentNodeView
+from penstock_slurm.agent.observed import steps_between
 
 
 class Slices:
@@ -79,7 +80,8 @@ class Slices:
 
         Otherwise a job that is slow to leave would return before the next job had its part. If Slurm does not do its
         part, the other jobs do not wait forever. The slice does not begin while one of its jobs is starting: it would
-        show nothing.
+        show nothing. For the same reason a control period lasts until the guaranteed job has made a step in it,
+        unless another pack waits.
         """
         state = self._state
         jobs, settings, slice_s = state.jobs, state.settings, group.order.slice_s
@@ -90,4 +92,13 @@ class Slices:
             return age_s >= slice_s
         if any(jobs[job].state == "suspending" for job in group.order.jobs):
             return False
+        if len(group.order.packs) == 1 and not self._shows(group.order.packs[0]):
+            return False
         return all(local.state == "running" and state.now_s - local.resumed_s >= slice_s for local in running)
+
+    def _shows(self, pack: Pack) -> bool:
+        """Whether the control can learn from a period of this pack; True if nothing is controlled."""
+        if pack.guaranteed is None or len(pack.jobs) == 1:
+            return True
+        observed = self._state.observed(pack.guaranteed)
+        return steps_between(observed.mark, observed.first).count > 0

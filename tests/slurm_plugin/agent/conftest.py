@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.profiles.fake_cuda import FakeCuda
+
 from .cgroups import Slurm
 from .node import Node
 
@@ -30,3 +32,12 @@ def make_node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     yield make
     for node in nodes:
         node.close()
+
+
+@pytest.fixture
+def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """A stand-in for NVIDIA's driver."""
+    made = FakeCuda(tmp_path)
+    for name, value in made.variables.items():
+        monkeypatch.setenv(name, value)
+    return made

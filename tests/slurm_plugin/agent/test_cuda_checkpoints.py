@@ -13,27 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu.sharing import Bench
 
 import penstock_profiles
 from penstock_profiles.nvml import Device, Process, Reading, Sample
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import cuda_checkpoints
-from tests.profiles import fake_nvml
 from tests.profiles.fake_cuda import FakeCuda
 
 from .node import Node, alone, at_once, steps
 
 USED_MB = 2000
 GPU = Device(0, "GPU-0", "Tesla V100", "v100", 16_000)
-
-
-@pytest.fixture
-def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    made = FakeCuda(tmp_path)
-    for name, value in made.variables.items():
-        monkeypatch.setenv(name, value)
-    return made
 
 
 class Gpus:
@@ -438,43 +428,6 @@ def test_a_driven_job_is_not_frozen_while_it_is_restored(make: Callable[..., Nod
     cuda.set("restore", "slow 500")
     node.until(lambda: cuda.calls().count("unlock") >= 3, "restored processes")
     assert state(node, cuda, 3) == "running"
-
-
-def test_the_program_itself_killed_while_a_job_is_checkpointed(tmp_path: Path, cuda: FakeCuda):
-    """Two agents as processes of their own, with stand-ins for NVML, the driver and Slurm. The first is killed."""
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install nvidia-ml-py")
-    bench = Bench("test", tmp_path, dry=True)
-    node = bench.node(start_wait_s=0.0, sample_s=0.5)
-    scenario = tmp_path / "gpus"
-    scenario.write_text(fake_nvml.TWO_GPUS)
-    more = fake_nvml.environment(fake_nvml.build(tmp_path), scenario)
-    more["LD_LIBRARY_PATH"] += ":" + cuda.variables["LD_LIBRARY_PATH"]
-    users = {1: os.getuid(), 2: os.getuid()}
-    try:
-        for number in (1, 2):
-            program = bench.start("import time; time.sleep(600)", **node.environment(number))
-            node.job(number, program)
-            cuda.add(program.pid)
-        first, second = (node.jobs[number].pid for number in (1, 2))
-        scenario.write_text(f"{fake_nvml.TWO_GPUS}0.pids {first}:2000 {second}:2000\n")
-        node.order([(1,), (2,)], 3.0, users)
-        node.start(**more)
-        node.until(lambda: node.states().get("2") == "running" and stopped(first), 60)
-        assert cuda.state(first) == "checkpointed", (node.whys(), node.log.read_text()[-3000:])
-        assert node.agent is not None
-        node.agent.kill()
-        node.agent.wait()
-        node.start(**more)
-        node.until(lambda: cuda.state(first) == "running", 60)
-        node.until(lambda: cuda.state(second) == "checkpointed", 60)
-        assert not stopped(first)
-        node.until(lambda: node.moves("suspend") and node.moves("resume"), 60)
-    finally:
-        bench.close()
-
-
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_a_job_whose_limit_has_no_room_for_it_is_frozen_in_place(

@@ -35,8 +35,8 @@ class Scene:
         """The same, while the opportunistic job runs."""
         self.low_steps = 1.0
         """Steps that the opportunistic job reports, each of 0.1 s."""
-        self.low_step_s = 0.1
-        """Their mean duration by its report."""
+        self.low_step_s = self.high_step_s = 0.1
+        """Mean duration of the steps of each, by its report."""
         for number in (HIGH, LOW):
             environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": node.name}
             node.slurm.processes[number] = subprocess.Popen(["sleep", "600"], env=environment)
@@ -46,14 +46,15 @@ class Scene:
         told = self.node.agent.state.jobs.get(f"j{number}")
         if told is None or not statuses_dir(self.node.run_dir, number).is_dir():
             return
+        step_s = self.low_step_s if number == LOW else self.high_step_s
         status = JobStatus(
             number=told.control.number,
             pid=self.node.slurm.processes[number].pid,
             time_s=self.now_s,
             compute=told.control.compute,
             steps=steps,
-            seconds=steps * (self.low_step_s if number == LOW else 0.1),
-            squares=steps / 100,
+            seconds=steps * step_s,
+            squares=steps * step_s**2,
             suspends=False,
         )
         write_whole(statuses_dir(self.node.run_dir, number) / "0.json", status.model_dump_json())
@@ -187,6 +188,28 @@ def test_what_a_guaranteed_job_did_before_a_period_does_not_count_in_it(make_nod
             shares.add(group.control.share)
     assert node.agent.state.jobs["j2"].driven
     assert len(shares) > 2
+
+
+@pytest.mark.parametrize("step_s", [4, 8, 25])
+def test_beside_a_guaranteed_job_with_steps_as_long_as_a_period_the_others_train_too(
+    make_node: Callable[..., Node], step_s: int
+):
+    """A period lasts until such a job has made a step in it."""
+    node = make_node(start_wait_s=0.0)
+    scene, most = Scene(node), 0.0
+    scene.high_step_s = float(step_s)
+    node.order([PAIR], (0,), slice_s=SLICE_S)
+    for second in range(30 * max(step_s, 10) + 300):
+        scene.now_s += 1
+        if second % step_s == 0:
+            scene.steps += 1
+            scene.say(HIGH, int(scene.steps))
+        for group in node.agent.groups.groups:
+            scene.low_steps += 10 * group.control.share
+            most = max(most, group.control.share)
+        scene.say(LOW, int(scene.low_steps))
+        node.agent.tick(scene.now_s)
+    assert most > 0
 
 
 def test_a_guaranteed_job_without_news_in_a_short_period_is_no_failure(scene: Scene, caplog: pytest.LogCaptureFixture):
