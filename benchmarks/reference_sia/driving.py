@@ -252,7 +252,7 @@ class OurPolicy:
     @staticmethod
     def _told_all(job: SimulatedJob, known: JobFacts) -> JobFacts:
         assert isinstance(job.truth, ModelledJob), "its speed is measured"
-        epoch = min(bisect_right(job.truth.epoch_ends, job.progress), len(job.truth.epoch_ends))
+        epoch = bisect_right(job.truth.epoch_ends, job.progress)
         # Its scaling is known, so its growth is not bounded.
         return dataclasses.replace(known, model=_perfect_model(job.truth, epoch), largest_run_gpus=None)
 

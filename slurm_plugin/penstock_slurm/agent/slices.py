@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock_scheduler.model import Pack, SharedGpus
+from penstock_scheduler.model import SharedGpus
 from penstock_scheduler.sharing.node import Group, Groups, without
 from penstock_slurm.agent.measuring import Measuring
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.agent.node_view import AgentNodeView
-from penstock_slurm.agent.observed import steps_between
 
 
 class Slices:
@@ -92,13 +91,13 @@ class Slices:
             return age_s >= slice_s
         if any(jobs[job].state == "suspending" for job in group.order.jobs):
             return False
-        if len(group.order.packs) == 1 and not self._shows(group.order.packs[0]):
+        if not self._shows(group):
             return False
         return all(local.state == "running" and state.now_s - local.resumed_s >= slice_s for local in running)
 
-    def _shows(self, pack: Pack) -> bool:
-        """Whether the control can learn from a period of this pack; True if nothing is controlled."""
-        if pack.guaranteed is None or len(pack.jobs) == 1:
+    def _shows(self, group: Group) -> bool:
+        """Whether the control can learn from this period; True if nothing is controlled, or another pack waits."""
+        pack = group.order.packs[0]
+        if len(group.order.packs) > 1 or pack.guaranteed is None or len(pack.jobs) == 1:
             return True
-        observed = self._state.observed(pack.guaranteed)
-        return steps_between(observed.mark, observed.first).count > 0
+        return self._view.steps(pack, group).count > 0
