@@ -78,11 +78,12 @@ class Rig:
         return self.slurm.command(*held, f"--wrap={says}; {script}").stdout.strip()
 
     def sees(self, job: str) -> str | None:
-        """CUDA_VISIBLE_DEVICES in the job's newest run; None: the script has not started yet."""
-        try:
-            count, _, devices = (self.folder / f"seen-{job}").read_text().splitlines()[-1].partition(": ")
-        except FileNotFoundError:
+        """CUDA_VISIBLE_DEVICES in the job's newest run; None: the script has not written its first line yet."""
+        seen = self.folder / f"seen-{job}"
+        lines = seen.read_text().splitlines() if seen.exists() else []  # the shell makes the file, then fills it
+        if not lines:
             return None
+        count, _, devices = lines[-1].partition(": ")
         assert int(count) == len(devices.split(",")), "scripts start SLURM_GPUS_ON_NODE processes"
         return devices
 
