@@ -17,6 +17,8 @@ from penstock_scheduler.model_messages import KindImport, KindView
 
 models = typer.Typer(no_args_is_help=True, help="Show, forget, export and import what ended jobs have taught.")
 
+NONE = "No ended job has taught anything. A job teaches when it ends, unless it names a model family or has a goodput table."
+
 KIND = typer.Argument(help="Kind as in `penstock models list`, such as 'ada/train-#@64-512'.")
 
 
@@ -31,7 +33,7 @@ def list_(as_json: bool = JSON) -> None:
         print_json(found)
         return
     rows = [(each.kind, each.user or "all", str(each.jobs or "-"), local_time(each.newest_s)) for each in found.kinds]
-    print_table(("KIND", "USER", "JOBS", "NEWEST"), rows, "No ended job has shown its speed.")
+    print_table(("KIND", "USER", "JOBS", "NEWEST"), rows, NONE)
     if not found.recalled:
         typer.echo("New jobs do not start with any of this: [daemon] recall_models is false.")
 

@@ -8,7 +8,7 @@ snapshot and the plan: `with_reasons` finds the first of these that applies.
 2. A budget is used up; the trials of its search are ranked lower; it is measured on another type.
 3. Its job spec, or the rules of its partition, no longer allow what it has.
 4. It leaves GPUs that it shares with other jobs.
-5. It trains faster on what it gets.
+5. It trains faster on what it gets, enough to make up for the restart soon.
 6. It holds more than a limit allows.
 7. Another job gets its GPUs: on one of its nodes, or else of its GPU type.
 """
@@ -42,6 +42,12 @@ BY_REASON = {
     ReasonCode.MEASURING: StopCode.MEASURING,
 }
 """Reasons of a plan that are also reasons to stop a job."""
+
+LEAST_GAIN = 1.05
+"""A job that would train less than this times as fast is not moved for its own sake. Models of speed are not more accurate."""
+
+PAYS_WITHIN_S = 3600.0
+"""A job is moved for its own sake only if it makes up for the restart in this time."""
 
 
 def stopped(snapshot: Snapshot, plan: Plan) -> tuple[Job, ...]:
@@ -155,7 +161,10 @@ class _Reasons:
     def _gain(self, job: Job, held: Placement) -> Stop | None:
         given = self._plan.assignments.get(job.id)
         before = self._before[job.id]
+        lost = before * self._snapshot.facts[job.id].restart_cost_s
         if given is None or not given.goodput > before:
+            return None
+        if given.goodput < LEAST_GAIN * before or (given.goodput - before) * PAYS_WITHIN_S < lost:
             return None
         faster = f"about {times(given.goodput / before)} as fast" if before > 0 else "it makes progress there"
         text = f"from {held.configuration} to {given.configuration}: {faster}"

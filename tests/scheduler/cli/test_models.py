@@ -74,7 +74,7 @@ def test_an_admin_forgets_a_kind_and_the_audit_log_tells(api):
     assert penstock(api, "models", "forget", kind, who="oz").exit_code != 0
     assert kind in penstock(api, "models", "list").output
     assert f"{kind} is forgotten" in penstock(api, "models", "forget", kind).output
-    assert "No ended job has shown its speed" in penstock(api, "models", "list").output
+    assert "No ended job has taught anything" in penstock(api, "models", "list").output
     assert "no ended job is of the kind" in str(penstock(api, "models", "forget", kind).exception)
     assert api.board.store.job("7") is not None, "the jobs' history stays"
     assert len(api.board.store.observations("8", 10)) == 2

@@ -97,6 +97,15 @@ def test_a_gain_names_both_goodputs():
     assert stop == Stop(StopCode.GAIN, "from 2 t4 to 4 t4: about 1.7 times as fast", 1.8, 3.0)
 
 
+@pytest.mark.parametrize(("goodput", "restart_cost_s"), [(1.85, 0.0), (2.0, 3600.0 * 0.2 / 1.8 + 1)])
+def test_a_gain_of_a_few_percent_or_less_than_the_restart_is_no_reason(goodput, restart_cost_s):
+    seen = state(A_FLEXIBLE, B)
+    seen.facts["a"] = dataclasses.replace(seen.facts["a"], restart_cost_s=restart_cost_s)
+    assert with_reasons(seen, plan(goodput=goodput, a=on("t4", t4_01=4))).stops == {}
+    stop = with_reasons(seen, plan(goodput=goodput, a=on("t4", t4_01=4), b=on("t4", t4_00=4))).stops["a"]
+    assert (stop.code, stop.makes_room_for) == (StopCode.PREEMPTED, "b")
+
+
 def test_a_job_makes_room_for_the_one_that_gets_its_node():
     wanted = plan(goodput=1.8, a=on("t4", t4_01=2), b=on("t4", t4_00=4))
     stop = with_reasons(state(A, B), wanted).stops["a"]

@@ -57,7 +57,8 @@ def test_tasks_begin_with_their_limits(make_loopback, tmp_path: Path) -> None:
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
     def submit(*flags: str) -> JobId:
-        says = f"env | grep -E '^(CUDA_MPS|CUDA_DEVICE|LD_PRELOAD)' >{rig.folder}/variables-$SLURM_JOB_ID"
+        file = f"{rig.folder}/variables-$SLURM_JOB_ID"
+        says = f"env | grep -E '^(CUDA_MPS|CUDA_DEVICE|LD_PRELOAD)' >{file}.part; mv {file}.part {file}"
         return JobId(rig.submit(*flags, script=f"{says}; exec sleep 1000"))
 
     def run(*packs: Pack, gpus: int) -> None:
