@@ -48,10 +48,11 @@ def instance() -> type[Instance]:
     return Instance
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 180) -> None:
+    """Wait for what takes up to a minute on an idle machine: Slurm looks at dependencies every half minute."""
     until = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until
+        assert time.monotonic() < until, f"not true within {timeout_s:g} s"
         time.sleep(0.2)
 
 

@@ -110,7 +110,7 @@ class Storm:
                 self.airflow.ask("POST", f"/dags/{DAG}/dagRuns", json=order)
             return run in self.airflow.runs(DAG)
 
-        wait_for(is_there, 60, f"run {run}", poll_s=POLL_S, details=self.airflow.tail)
+        wait_for(is_there, 120, f"run {run}", poll_s=POLL_S, details=self.airflow.tail)
 
     def keep_runs(self) -> None:
         """Trigger runs until enough have not ended."""
@@ -150,7 +150,7 @@ class Storm:
                 return True
             return False
 
-        wait_for(answered, 60, "the runs", poll_s=POLL_S, details=self.airflow.tail)
+        wait_for(answered, 120, "the runs", poll_s=POLL_S, details=self.airflow.tail)
         return found
 
     def _alive(self) -> list[str]:

@@ -55,7 +55,7 @@ def test_the_spans_of_a_job_are_slurms_record_of_it(make_loopback: MakeLoopback,
     site.kill()
     site.start()
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
-        wait_for(penstock.nodes, 60, "the first observation", details=site.tail)
+        wait_for(penstock.nodes, 120, "the first observation", details=site.tail)
         penstock.end_drain("node", places[0])
         penstock.drain(DrainOrder(kind="node", name=places[1]))
     runs_again()
@@ -68,7 +68,7 @@ def test_the_spans_of_a_job_are_slurms_record_of_it(make_loopback: MakeLoopback,
     assert [each.gpu_ids for each in mine] == indices
     assert [each.end for each in mine] == ["penstock-drain", "penstock-drain", "ended"]
     assert mine[2].end_text.startswith("CANCELLED")
-    wait_for(lambda: len(slurm.runs([job], 0.0)) == 3, 60, "Slurm's accounting to have all runs", details=site.tail)
+    wait_for(lambda: len(slurm.runs([job], 0.0)) == 3, 120, "Slurm's accounting to have all runs", details=site.tail)
     for ours, theirs in zip(mine, sorted(slurm.runs([job], 0.0), key=lambda run: run.start_s), strict=True):
         assert (set(ours.nodes), ours.gpus) == (set(theirs.nodes), theirs.gpus)
         assert ours.exact

@@ -54,7 +54,7 @@ def test_every_job_is_known_and_called_what_it_is(loopback: LoopbackCluster, mak
             assert words in told(site, command, job), (command, job)
         if job.isdigit() and int(job) < 1000:
             assert site.states(job).get(job, "PENDING") in ("PENDING", "CANCELLED"), "cancel leaves it alone"
-    wait_for(lambda: "afterok" in told(site, "explain", depends), 60, "explain to name the dependency")
+    wait_for(lambda: "afterok" in told(site, "explain", depends), 120, "explain to name the dependency")
     assert "afterok" in told(site, "show", depends)
     assert f"{depends} " in told(site, "list")
     told(site, "cancel", depends)
@@ -73,12 +73,12 @@ def test_a_job_whose_admin_comment_somebody_overwrote_is_known(
     site.wait_states("RUNNING", job)
     before = site.job(job)
     site.slurm.command("scontrol", "update", f"JobId={job}", "AdminComment=see ticket 12")
-    wait_for(lambda: "no longer has the job spec" in told(site, "show", job), 60, "show to tell it")
+    wait_for(lambda: "no longer has the job spec" in told(site, "show", job), 120, "show to tell it")
     assert "is not managed any more: its AdminComment" in told(site, "explain", job)
     (line,) = (line for line in told(site, "list").splitlines() if line.startswith(f"{job} "))
     assert ("running" in line, "refused" in line) == (True, True), line
     site.slurm.command("scontrol", "update", f"JobId={job}", spec)
-    wait_for(lambda: "no longer has the job spec" not in told(site, "show", job), 60, "it to be managed")
+    wait_for(lambda: "no longer has the job spec" not in told(site, "show", job), 120, "it to be managed")
     now = site.job(job)
     assert (now.state, now.restarts, now.start_s) == ("RUNNING", 0, before.start_s)
 

@@ -52,8 +52,8 @@ def test_rounds_go_on_whatever_happens_to_the_api(site: tuple[Site, ApiProcess])
     first, logged = start(daemon), daemon.log.stat().st_size
     url = f"unix:{daemon.state / 'api.sock'}"
     with Client(url) as penstock:
-        wait_for(lambda: penstock.job(first).state == "running", 60, "the API to see the job", details=daemon.tail)
-        wait_for(lambda: penstock.job(first).progress, 60, "its progress", details=daemon.tail)
+        wait_for(lambda: penstock.job(first).state == "running", 120, "the API to see the job", details=daemon.tail)
+        wait_for(lambda: penstock.job(first).progress, 120, "its progress", details=daemon.tail)
         order = Submission.model_validate({"command": ["true"], "name": "n", "key": "k", "spec": {"max_gpus": 1}})
         made = penstock.submit(order)
         assert penstock.wait(made.id, timeout_s=120).ended == "COMPLETED"
@@ -86,11 +86,11 @@ def test_reading_goes_on_while_penstockd_is_away(site: tuple[Site, ApiProcess]):
         return told.output
 
     with Client(url) as penstock:
-        wait_for(lambda: penstock.job(job).state == "running", 60, "the API to see the job", details=daemon.tail)
+        wait_for(lambda: penstock.job(job).state == "running", 120, "the API to see the job", details=daemon.tail)
         assert "silent" not in listed()
         daemon.kill()
         killed_s = time.time()
-        wait_for(lambda: penstock.cluster().daemon_silent_since_s is not None, 60, "the silence to be noticed")
+        wait_for(lambda: penstock.cluster().daemon_silent_since_s is not None, 120, "the silence to be noticed")
         assert penstock.job(job).state == "running"
         assert penstock.cluster().daemon_silent_since_s == pytest.approx(killed_s, abs=10)
         assert "penstockd has been silent since" in listed()

@@ -165,7 +165,7 @@ def test_a_run_gives_up_a_second_node_where_slurm_can_do_that(
     give_up(site, folder, "t4-02", [3, 2])
     again = accounting or site.gateway.version() != (22, 5)
     give_up(site, folder, "t4-01", [2, 1])
-    wait_for(lambda: site.states(job) == {job: "RUNNING"}, 60, "the next run", details=site.tail)
+    wait_for(lambda: site.states(job) == {job: "RUNNING"}, 120, "the next run", details=site.tail)
     seen = site.job(job)
     assert (seen.nodes, seen.restarts) == (("t4-00",), before + (not again)), site.tail()
     with Client(f"unix:{site.state / 'api.sock'}") as client:
@@ -193,7 +193,7 @@ def on_all_nodes(site: Site, tmp_path: Path, nodes: int) -> tuple[Path, str]:
 def give_up(site: Site, folder: Path, node: str, expected: list[int]) -> None:
     """A plain job needs this node. `expected`: the sizes of the runs before and after."""
     count = len(steps(folder))
-    wait_for(lambda: len(steps(folder)) > count + 10, 60, "some steps", details=site.tail)
+    wait_for(lambda: len(steps(folder)) > count + 10, 120, "some steps", details=site.tail)
     other = site.sbatch("--gres=gpu:1", f"--nodelist={node}", "--output=/dev/null", "--wrap=sleep 600")
     site.wait_states("RUNNING", other)
-    wait_for(lambda: [*dict.fromkeys(worlds(folder)[-3:])][-2:] == expected, 60, "the next run", details=site.tail)
+    wait_for(lambda: [*dict.fromkeys(worlds(folder)[-3:])][-2:] == expected, 120, "the next run", details=site.tail)

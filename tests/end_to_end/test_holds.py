@@ -34,7 +34,7 @@ def test_a_job_that_somebody_holds_stays_held_until_it_is_released(
     )
     submitter.hold(third, "ada", admin=False)
     site.slurm.command("scontrol", "requeuehold", second)
-    wait_for(lambda: site.job(third).priority == 0, 60, "Slurm to hold the running job, too", details=site.tail)
+    wait_for(lambda: site.job(third).priority == 0, 120, "Slurm to hold the running job, too", details=site.tail)
     pause(ROUNDS)
     assert site.states(first, second, third) == {first: "PENDING", second: "PENDING", third: "RUNNING"}
     assert site.job(third).restarts == 0, "a hold does not stop a running job"
@@ -67,7 +67,7 @@ def test_a_hold_of_penstocks_that_reaches_a_running_job_is_taken_back(
     site.slurm.command("scontrol", "uhold", job)
     assert (site.job(job).state, site.job(job).reason, site.job(job).priority) == ("RUNNING", "JobHeldUser", 0)
     site.start()
-    wait_for(lambda: site.job(job).priority > 0, 60, "the hold to be taken back", details=site.tail)
+    wait_for(lambda: site.job(job).priority > 0, 120, "the hold to be taken back", details=site.tail)
     assert site.job(job).reason != "JobHeldUser"
     pause(ROUNDS)
     assert (site.job(job).state, site.job(job).restarts) == ("RUNNING", 0)

@@ -60,5 +60,5 @@ def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
         allocated = penstock.series("gpus.t4.allocated", from_s=time.time() - 30).series["gpus.t4.allocated"]
         assert {value for _, value in allocated} == {GPUS}
         waiting = site.submit(1000.0, max_gpus=GPUS, min_gpus=GPUS)
-        wait_for(lambda: [each.job for each in penstock.queue()] == [waiting], 60, "the queue", details=site.tail)
-        wait_for(lambda: next(penstock.queue()).code == "waiting-capacity", 60, "the reason", details=site.tail)
+        wait_for(lambda: [each.job for each in penstock.queue()] == [waiting], 120, "the queue", details=site.tail)
+        wait_for(lambda: next(penstock.queue()).code == "waiting-capacity", 120, "the reason", details=site.tail)

@@ -64,7 +64,7 @@ def test_an_older_store_is_restored_while_jobs_run(make_loopback: MakeLoopback, 
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
         assert any("restored from a backup" in each for each in penstock.ready().warnings)
     site.wait_round(rounds[-1] + 2)
-    wait_for(lambda: open_store(site.state).control(RESTORED) is None, 60, "the restore to be over", details=site.tail)
+    wait_for(lambda: open_store(site.state).control(RESTORED) is None, 120, "the restore to be over", details=site.tail)
     pause(3)
     assert {job: (site.job(job).start_s, site.job(job).restarts) for job in before} == before, site.tail()
     assert site.states(*before) == dict.fromkeys(before, "RUNNING")

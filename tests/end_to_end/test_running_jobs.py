@@ -149,24 +149,24 @@ def test_a_job_that_failed_without_its_gpus_after_a_restart_of_slurmctld_is_brou
     started = "Allocate JobId={0} |Started JobId={0} "
     waits = f"--wrap=until [ -e {shlex.quote(str(gate))} ]; do sleep 0.1; done"
     plain = site.sbatch("--gres=gpu:1", "--output=/dev/null", waits)
-    wait_for(lambda: re.search(started.format(plain), log.read_text()), 60, "the plain job")
+    wait_for(lambda: re.search(started.format(plain), log.read_text()), 120, "the plain job")
     site.start()
     job = site.submit(3.0)
-    wait_for(lambda: f"release hold on JobId={job} " in log.read_text(), 60, "the release", details=site.tail)
+    wait_for(lambda: f"release hold on JobId={job} " in log.read_text(), 120, "the release", details=site.tail)
     slurm.stop_slurmctld()
     site.kill()
     in_time = re.search(started.format(job), log.read_text())
     slurm.start_slurmctld()
     gate.touch()  # the end of a job makes Slurm look for another one to start
-    wait_for(lambda: site.states(job)[job] in ENDED, 60, "a run without penstockd")
+    wait_for(lambda: site.states(job)[job] in ENDED, 120, "a run without penstockd")
     lacked = site.gateway.gpus_held(job) == 0
     site.start()
     if lacked:
-        wait_for(lambda: site.job(job).restarts == 1, 60, "the next run", details=site.tail)
+        wait_for(lambda: site.job(job).restarts == 1, 120, "the next run", details=site.tail)
         reason = "no-gpus: Slurm started it without its GPUs, and it failed; it will start again"
         with Client(f"unix:{site.state / 'api.sock'}") as client:
             # An observation requeues the job, and the round that follows records why.
-            wait_for(lambda: [each.stop for each in client.history(job).outcomes if each.stop] == [reason], 30, "why")
+            wait_for(lambda: [each.stop for each in client.history(job).outcomes if each.stop] == [reason], 120, "why")
     site.wait_completed(job)
     assert lacked or in_time or site.gateway.version() != (22, 5)
 

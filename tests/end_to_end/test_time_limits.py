@@ -41,7 +41,7 @@ def test_a_job_without_a_limit_shows_none_after_backfill_has_started_it(
     """In plain Slurm it shows 365-00:00:00."""
     site = make_site(make_loopback("t4:3x4", settings={"SchedulerParameters": BACKFILL}))
     plain = [site.sbatch("--gres=gpu:4", "--nodelist=t4-00", "--output=/dev/null", "--wrap=sleep 600") for _ in "12"]
-    wait_for(lambda: sorted(site.states(*plain).values()) == ["PENDING", "RUNNING"], 60, "one to wait for the other")
+    wait_for(lambda: sorted(site.states(*plain).values()) == ["PENDING", "RUNNING"], 120, "one to wait for the other")
     site.start()
     job = site.submit(10_000, max_gpus=1)
     site.wait_states("RUNNING", job)

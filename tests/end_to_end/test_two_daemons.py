@@ -51,13 +51,13 @@ def test_jobs_notice_nothing_while_the_leader_changes(loopback, tmp_path, server
         new = two.site.submit(3)
         two.site.wait_states("COMPLETED", new)
 
-        wait_for(lambda: two.stands_by() is not None, 60, "a standby", details=two.site.tail)
+        wait_for(lambda: two.stands_by() is not None, 120, "a standby", details=two.site.tail)
         shown = command(two, "leader", "show")
         assert f"leader  {two.leader().name}" in shown.stdout
         assert two.stands_by().name in shown.stdout
         took_s["leader move"] = two.takeover_s(lambda: command(two, "leader", "move"))
 
-        wait_for(lambda: two.stands_by() is not None, 60, "a standby", details=two.site.tail)
+        wait_for(lambda: two.stands_by() is not None, 120, "a standby", details=two.site.tail)
         leader = two.leader()
         leader.wanted = False
         took_s["SIGTERM"] = two.takeover_s(lambda: leader.send(signal.SIGTERM))
@@ -91,7 +91,7 @@ def test_jobs_start_while_the_leaders_clock_differs_from_slurmctlds(make_loopbac
         runs = two.site.submit(4000)
         two.site.wait_states("RUNNING", runs)
         slurm.command("scontrol", "requeue", runs)
-        wait_for(lambda: two.site.job(runs).restarts == 1, 60, "Slurm to requeue it", details=two.site.tail)
+        wait_for(lambda: two.site.job(runs).restarts == 1, 120, "Slurm to requeue it", details=two.site.tail)
         two.site.wait_states("RUNNING", runs)
         assert [two.site.job(job).restarts for job in (new, runs)] == [0, 1]
         slurm.command("scancel", runs)

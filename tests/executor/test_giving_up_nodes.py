@@ -81,7 +81,7 @@ def begin(launch: Launch, folder: Path, flags: tuple[str, ...] = ("--gives-up-no
     (folder / "spool" / JOB).mkdir(parents=True)
     options = (str(folder), "--size=500", "--epochs=2", "--batch=8", "--sleep=0.1")
     made = [launch(node, SCRIPT, *options, flags=flags) for node in range(2)]
-    wait_for(lambda: len(steps(folder)) > 8, "steps", 60)
+    wait_for(lambda: len(steps(folder)) > 8, "steps", 120)
     (started,) = bodies(folder / "spool", 1, "started")
     assert (started.gives_up_nodes, started.left_nodes, started.restarts) == (bool(flags), (), 3 if flags else None)
     return made
@@ -101,7 +101,7 @@ def test_the_next_run_begins_on_the_node_that_stays(launch: Launch, tmp_path: Pa
     second.join(30)
     assert second.exitcode == 0
     assert wire.left_file(tmp_path / "spool", JOB, 3, "t4-01").exists()
-    (started,) = wait_for(lambda: bodies(tmp_path / "spool", 2, "started"), "the next run", 30)
+    (started,) = wait_for(lambda: bodies(tmp_path / "spool", 2, "started"), "the next run", 120)
     assert (started.gives_up_nodes, started.left_nodes, started.restarts) == (True, ("t4-01",), 3)
     assert started.gpu_ids == {"t4-00": (0,)}, "not those that Slurm still counts"
     assert finish(tmp_path, [first]) == [0]
@@ -124,7 +124,7 @@ def test_a_run_that_cannot_trains_on_with_all_its_nodes(launch: Launch, tmp_path
         folder.touch()
     ask(tmp_path, NODES[:1])
     count = len(steps(tmp_path))
-    wait_for(lambda: len(steps(tmp_path)) > count + 40, "more steps", 60)
+    wait_for(lambda: len(steps(tmp_path)) > count + 40, "more steps", 120)
     assert all(each.is_alive() for each in launchers)
     assert finish(tmp_path, launchers) == [0, 0]
     assert {record["run"] for record in steps(tmp_path)} == {1}
@@ -153,7 +153,7 @@ def test_a_signal_between_two_runs_stops_the_next_one(launch: Launch, tmp_path: 
         "sys.exit(76)\n"
     )
     first = launch(0, script, str(tmp_path), flags=("--gives-up-nodes",))
-    wait_for((tmp_path / "ready").exists, "the script", 60)
+    wait_for((tmp_path / "ready").exists, "the script", 120)
     send_to_all(first.pid or 0, signal.SIGTERM)
     first.join(30)
     assert first.exitcode == 143

@@ -212,7 +212,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(tmp_path: Path):
     child.kill()
     child.join()
     pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
-    wait_for(lambda: not any(_lives(pid) for pid in pids), "their ends", 30)
+    wait_for(lambda: not any(_lives(pid) for pid in pids), "their ends", 120)
 
 
 def _lives(pid: int) -> bool:

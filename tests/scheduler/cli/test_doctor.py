@@ -86,5 +86,5 @@ def test_doctor_warns_of_a_low_limit_of_penstock_api(tmp_path):
         assert sum("1,024 files" in line["text"] for line in found.values()) == 1
         api.service.stop()
         with api.client("ada") as ada:
-            wait_for(lambda: ada.ready().status == "not-ready", 20, "penstockd to be missed")
+            wait_for(lambda: ada.ready().status == "not-ready", 120, "penstockd to be missed")
             assert ada.ready().api_files.limit == 1024

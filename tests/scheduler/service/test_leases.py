@@ -35,7 +35,7 @@ def test_a_job_is_cancelled_once_its_lease_has_run_out_and_its_owner_reads_why(a
         with api.client("ada") as ada:
             assert ada.renew(silent) == [], "it is not hers"
         api.app.state.api.leases._now_s = lambda: time.monotonic() + 7200
-        wait_for(lambda: api.submitter.cancelled == [silent], 30, "the job to be cancelled")
+        wait_for(lambda: api.submitter.cancelled == [silent], 120, "the job to be cancelled")
         here = [job(each, user=ME) for each in (long, none)]
         api.submitter.ended[silent] = Fate("CANCELLED", None, None)
         api.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, tuple(here)), time.time(), {})
@@ -48,7 +48,7 @@ def test_a_later_try_does_not_take_up_a_job_whose_lease_ran_out_and_that_has_not
     with api.client("me") as me:
         silent = me.submit(owned("silent", 3600)).id
         api.app.state.api.leases._now_s = lambda: time.monotonic() + 7200
-        wait_for(lambda: api.submitter.cancelled == [silent], 30, "the job to be cancelled")
+        wait_for(lambda: api.submitter.cancelled == [silent], 120, "the job to be cancelled")
         again = Owner(name="silent", generation="g", attempt=2)
         assert me.submit(Submission(key="again", owner=again, command=("train",))).id != silent
 

@@ -83,7 +83,7 @@ def test_clients_learn_of_changes_and_ends(api):
         api.look(ADAS, finished={"2": Fate("COMPLETED", 0, 5.0)}, gpu_seconds={"2": {"t4": 4.0}})
         ended = bob.job("2")
         assert (ended.state, ended.ended, ended.gpu_seconds) == ("ended", "COMPLETED", {"t4": 4.0})
-    wait_for(lambda: "2" not in api.board.store.jobs_with_figures(), 20, "figures of the ended job to be deleted")
+    wait_for(lambda: "2" not in api.board.store.jobs_with_figures(), 120, "figures of the ended job to be deleted")
 
 
 def test_a_client_waits_until_its_job_changes(api):
@@ -200,7 +200,7 @@ def test_metrics_have_those_of_both_processes(api):
     assert 'penstock_api_events_total{kind="requests"}' in text()
     api.service.stop()
     api.publisher.stop()
-    wait_for(lambda: "penstock_api_daemon_up 0.0" in text(), 30, "it to be missed")
+    wait_for(lambda: "penstock_api_daemon_up 0.0" in text(), 120, "it to be missed")
 
 
 def test_reading_goes_on_without_penstockd_and_says_so(api):
@@ -209,7 +209,7 @@ def test_reading_goes_on_without_penstockd_and_says_so(api):
         api.service.stop()
         api.publisher.stop()
         before_s = time.time()
-        wait_for(lambda: ada.cluster().daemon_silent_since_s is not None, 30, "the silence to be noticed")
+        wait_for(lambda: ada.cluster().daemon_silent_since_s is not None, 120, "the silence to be noticed")
         assert ada.cluster().daemon_silent_since_s == pytest.approx(before_s, abs=5)
         answer = httpx.get(f"{api.url}/v1/jobs", headers={"Authorization": f"Bearer {api.tokens['ada']}"})
         assert float(answer.headers[SILENT_HEADER]) == pytest.approx(before_s, abs=5)

@@ -92,17 +92,17 @@ def test_a_replay_is_cancelled_and_ends_at_its_limit(recorded):
     with pytest.raises(Refusal, match="oz runs one already"):
         tasks.begin(WhatIfOrder(), "boss", FIFO, {})
     assert tasks.remove(first.id).state == "cancelled"
-    wait_for(lambda: not alive(process), 30, "the process to end")
+    wait_for(lambda: not alive(process), 120, "the process to end")
     short = WhatIfTasks(str(recorded / "state"), longest_s=0.2)
     second = short.begin(WhatIfOrder(), "oz", FIFO, {})
     process = short._running.process
-    wait_for(lambda: not alive(process), 30, "the process to end")
+    wait_for(lambda: not alive(process), 120, "the process to end")
     assert short.task(second.id).state == "failed"
     assert "replay a shorter period" in short.task(second.id).error
     third = tasks.begin(WhatIfOrder(), "oz", FIFO, {})
     process = tasks._running.process
     tasks.close()
-    wait_for(lambda: not alive(process), 30, "the process to end with penstockd")
+    wait_for(lambda: not alive(process), 120, "the process to end with penstockd")
     assert tasks.task(third.id).state == "cancelled"
 
 

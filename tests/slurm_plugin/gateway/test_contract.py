@@ -398,7 +398,7 @@ def test_many_writes_at_once_are_answered_each_for_itself(gateway, loopback):
     busy = {Transient} if gateway.version() >= (24, 11) else set()  # see docs/developer/slurm-versions.md
     assert type(done[2]) in {type(None)} | busy
     assert [type(error) for error in (*done[:2], done[3])] == [Refused, JobGone, type(None)]
-    wait_for(lambda: gateway.write([Write(placed, "place", there)]) == (None,), 60, "Slurm to do the update")
+    wait_for(lambda: gateway.write([Write(placed, "place", there)]) == (None,), 120, "Slurm to do the update")
     wait_state(gateway, running, "PENDING")
     assert job(gateway, running).held
     assert job(gateway, good).partition == ("all",)

@@ -249,7 +249,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> N
 def test_a_port_lost_in_a_race_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     second = machine.free_ports(3)
     with socket.socket() as taken:
-        first = wait_for(lambda: bound(taken, lost), 60, "a free port")
+        first = wait_for(lambda: bound(taken, lost), 120, "a free port")
         places = iter([first, second])
         monkeypatch.setattr(machine, "free_ports", lambda count: next(places))
         with LoopbackCluster(tmp_path, "t4:1x4") as made:
