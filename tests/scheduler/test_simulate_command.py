@@ -315,9 +315,9 @@ TRACE = "id,submit_s,gpus,duration_s\n" + "".join(
 
 
 def test_what_a_waiting_budget_buys(tmp_path):
-    out = tmp_path / "out"
+    out, jobs = tmp_path / "out", "".join(TRACE.splitlines(keepends=True)[:31])
     argv = ("--cloud", "usd_per_gpu_h=2.5", "--frontier", "--out", out)
-    result = penstock_simulate(tmp_path, *argv, cluster="t4:1x4", jobs=TRACE)
+    result = penstock_simulate(tmp_path, *argv, cluster="t4:1x4", jobs=jobs)
     assert "compute-wait, out of order" in result.output
     points = json.loads((out / "frontier.json").read_text())["points"]
     assert {point["way"] for point in points} == {"compute-wait, out of order", "compute-wait, EASY", "constant-wait"}

@@ -243,7 +243,7 @@ class Storm:
 
 
 @pytest.mark.parametrize(
-    ("count", "seed"), [(50, 1), *(pytest.param(1000, seed, marks=pytest.mark.long) for seed in (2,))]
+    ("count", "seed"), [(30, 1), *(pytest.param(1000, seed, marks=pytest.mark.long) for seed in (2,))]
 )
 def test_random_operations_lose_no_job(make_loopback, tmp_path: Path, count: int, seed: int) -> None:
     if not Path("/usr/include/slurm/spank.h").exists():
