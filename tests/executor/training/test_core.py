@@ -34,13 +34,13 @@ def test_a_loop_of_its_own_reports_saves_and_stands_still_on_request_and_gives_w
     tell(spool, 1)
     environ = job_environment(spool) | {"OMP_NUM_THREADS": "1"}
     with gang(GAN, tmp_path, "--epochs=100000", environ=environ) as job:
-        seen = wait_for(lambda: bodies(spool, 1, "observation"), "report")[0]
+        seen = wait_for(lambda: [each for each in bodies(spool, 1, "observation") if each.steps >= 7], "report")[0]
         assert (seen.gpu_type, seen.gpus, seen.accumulation_steps) == ("cpu", 1, 0)
         assert 29 <= seen.atomic_batch <= 32, "203 samples are 7 steps, of 32 and at last of 11"
         assert seen.goodput * seen.step_time_s <= 32
         tell(spool, 1, "now")
         wait_for(lambda: [each for each in bodies(spool, 1, "checkpointed") if each.request == "now"], "checkpoint")
-        assert bodies(spool, 1, "result")[0].metric == 7
+        assert wait_for(lambda: bodies(spool, 1, "result"), "result of an epoch")[0].metric == 7
         tell(spool, 1, "away", "suspend")
         wait_for(lambda: [each for each in bodies(spool, 1, "suspended") if each.request == "away"], "suspension")
         count = len(steps(tmp_path))
