@@ -37,7 +37,7 @@ def first_event(trigger):
     async def first():
         return await anext(trigger.run())
 
-    return asyncio.run(asyncio.wait_for(first(), 60)).payload
+    return asyncio.run(asyncio.wait_for(first(), 180)).payload
 
 
 class Store(dict):

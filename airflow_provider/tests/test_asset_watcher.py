@@ -17,7 +17,7 @@ def test_an_asset_watcher_hears_of_the_jobs_that_it_is_for(folder, instance, hoo
         for name, script in (("other", "exit 0"), ("watched-bad", "exit 1"), ("watched-good", "exit 0")):
             order = {"key": f"watcher:{time.time()}", "name": name, "script": f"#!/bin/bash\n{script}\n"}
             ids.append((await asyncio.to_thread(hook.submit, order | {"output": f"{folder}/%j.out"}))["id"])
-        return ids, (await asyncio.wait_for(event, 60)).payload
+        return ids, (await asyncio.wait_for(event, 180)).payload
 
     ids, payload = asyncio.run(watch())
     assert (payload["id"], payload["ended"], payload["name"]) == (ids[2], "COMPLETED", "watched-good")
@@ -70,7 +70,7 @@ def test_an_asset_watcher_that_was_away_hears_of_each_end_once(folder, instance,
         while not kept:  # it has not looked yet
             await asyncio.sleep(0.1)
         await asyncio.to_thread(during)
-        for _ in range(100):
+        for _ in range(900):
             if len(jobs) >= most:
                 break
             await asyncio.sleep(0.2)

@@ -272,7 +272,7 @@ def test_a_dag_run_that_was_deleted_and_triggered_again_runs_anew(folder, instan
     assert job_of(STARTED) == first
     second = job_of(STARTED + timedelta(minutes=1), LONG)
     assert second != first, "this run has done nothing yet"
-    third = job_of(STARTED + timedelta(minutes=2))  # deleted while its job ran
+    third = job_of(STARTED + timedelta(minutes=2), LONG)  # deleted while its job ran
     until(lambda: hook.job(second)["ended"] == "CANCELLED")
     with pytest.raises(PenstockRefused, match=f"job {third} of a later try"):
         job_of(STARTED + timedelta(minutes=1), LONG)  # a worker that nobody has stopped

@@ -47,12 +47,14 @@ def running(airflow: Deployment, site: Site, dag: str, run: str, number: int = 1
     )
 
 
-def wait_ended(airflow: Deployment, site: Site, dag: str, run: str, *states: str, timeout_s: float = 120) -> None:
+def wait_ended(
+    airflow: Deployment, site: Site, dag: str, run: str, *states: str, task: str = "job", timeout_s: float = 120
+) -> None:
     """Wait until Slurm's accounting has these states for the jobs of the task, and no other jobs."""
     wait_for(
-        lambda: ended(site, dag, run, "job") == sorted(states),
+        lambda: ended(site, dag, run, task) == sorted(states),
         timeout_s,
         f"the jobs of {run} to have ended as {states}",
         poll_s=1.0,
-        details=lambda: f"{ended(site, dag, run, 'job')} {airflow.story(dag, run)}",
+        details=lambda: f"{ended(site, dag, run, task)} {airflow.story(dag, run)}",
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.deployment import Deployment
-from tests.airflow_provider.jobs import ended, plain, trainer
+from tests.airflow_provider.jobs import plain, trainer, wait_ended
 from tests.end_to_end.site import RATES, Site
 
 
@@ -49,7 +49,7 @@ def pipeline(airflow: Deployment, site: Site, folder: Path, rates: list[float], 
     assert any(len(set(site.starts(job))) > 1 for job in jobs)
     for job in jobs:
         site.assert_progress_kept(job, lost=work_s / 4)
-    assert ended(site, dag, run, "train") == ["COMPLETED"] * len(rates)
+    wait_ended(airflow, site, dag, run, *["COMPLETED"] * len(rates), task="train")
     told = airflow.ask("GET", "/assets/events", params={"source_dag_id": dag, "source_run_id": run, "limit": 100})
     assert {event["extra"]["job"]["job_id"] for event in told["asset_events"]} == set(jobs)
     links = airflow.links(dag, run, "train", 0)

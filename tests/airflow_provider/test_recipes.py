@@ -13,7 +13,7 @@ import pytest
 from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.conftest import OWN, airflow_python
 from tests.airflow_provider.deployment import EXAMPLES, POLL_S, REPOSITORY, Deployment
-from tests.airflow_provider.jobs import ended
+from tests.airflow_provider.jobs import wait_ended
 from tests.airflow_provider.pipeline import pipeline
 from tests.end_to_end.site import Site
 
@@ -106,8 +106,8 @@ def test_five_recipes_run_and_outlive_a_kill_of_every_component(airflow: Deploym
     for dag, task in waiting:
         assert airflow.task(dag, runs[dag], task)["try_number"] == 1
     for dag, task in (*waiting, ("how_to_depend", "first")):
-        assert ended(site, dag, runs[dag], task) == ["COMPLETED"], (dag, task)
-    assert ended(site, "how_to_function", runs["how_to_function"], "train") == ["COMPLETED"] * 3
+        wait_ended(airflow, site, dag, runs[dag], "COMPLETED", task=task)
+    wait_ended(airflow, site, "how_to_function", runs["how_to_function"], *["COMPLETED"] * 3, task="train")
     assert "trained" in airflow.log("how_to_submit", runs["how_to_submit"], "train").splitlines()
     job = airflow.xcom("how_to_results", runs["how_to_results"], "train", "job_id")
     assert airflow.xcom("how_to_results", runs["how_to_results"], "report").startswith(f"job {job}: COMPLETED")

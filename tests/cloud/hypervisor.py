@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.cloud.faults import Ec2
 
@@ -68,6 +68,8 @@ class Hypervisor:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.boots = True
+        self._before: dict[str, dict[str, str]] = {}
+        """Instance -> its tags as they were at the last look."""
         self.booted: list[str] = []
         binaries = folder / "bin"
         binaries.mkdir(parents=True)
@@ -100,7 +102,9 @@ class Hypervisor:
 
     def _run(self) -> None:
         while not self._stop.wait(0.3):
-            with contextlib.suppress(ClientError):  # moto may stumble over an instance that is just being made
+            with contextlib.suppress(
+                ClientError, BotoCoreError
+            ):  # moto may stumble over an instance that is just being made
                 self._look()
 
     def _look(self) -> None:
@@ -118,8 +122,10 @@ class Hypervisor:
         for instance, tags in running.items():
             if instance in self._machines:
                 self._machines[instance][1].tags = tags
-            if instance not in self._machines and self.boots and "penstock:run" in tags:  # moto gives them one by one
+            whole = "penstock:run" in tags and tags == self._before.get(instance)  # moto gives them one by one
+            if instance not in self._machines and self.boots and whole:
                 self._on(instance, tags)
+        self._before = running
 
     def _on(self, instance: str, tags: dict[str, str]) -> None:
         answer: dict[str, Any] = self._client.describe_instance_attribute(InstanceId=instance, Attribute="userData")

@@ -93,6 +93,12 @@ def test_the_script_runs_on_each_node_and_its_nodes_find_each_other(
     over(site, ec2)
 
 
+def both_print(hypervisor: Hypervisor, words: str) -> bool:
+    """Whether the scripts of two instances have printed this, by the instances' own logs."""
+    logs = [hypervisor.root(each) / "var/lib/penstock/run/log" for each in hypervisor.booted]
+    return len(logs) == 2 and all(log.exists() and words in log.read_text() for log in logs)
+
+
 @pytest.mark.parametrize("fails", [0, 1])
 def test_the_first_node_that_fails_ends_the_others_and_gives_the_job_its_exit_status(
     site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor, fails: int
@@ -100,9 +106,13 @@ def test_the_first_node_that_fails_ends_the_others_and_gives_the_job_its_exit_st
     send(
         site,
         "7",
-        f"#PENSTOCK output saved\nmkdir saved\nif [ $SLURM_NODEID = {fails} ]; then echo it fails; sleep 1; exit 5; fi\n"
-        "trap 'echo told to end; touch saved/$SLURM_NODEID; exit 9' TERM\nwhile :; do sleep 0.2; done\n",
+        f"#PENSTOCK output saved\nmkdir saved\nif [ $SLURM_NODEID = {fails} ]; then echo begins\n"
+        "until [ -e go ]; do sleep 0.2; done; echo it fails; exit 5; fi\n"
+        "trap 'echo told to end; touch saved/$SLURM_NODEID; exit 9' TERM\necho begins\nwhile :; do sleep 0.2; done\n",
     )
+    site.really_until(lambda: both_print(hypervisor, "begins"), "both begin")
+    for each in hypervisor.booted:
+        (hypervisor.root(each) / str(site.folder).lstrip("/") / "go").touch()
     site.really_until(lambda: "7" in site.exits, "the job ends")
     out = site.output("7")
     assert site.exits["7"] == 5, out
@@ -131,7 +141,7 @@ def test_all_nodes_save_together_and_go_on_from_the_newest_of_each(
     for number in (0, 1):
         (site.folder / "checkpoint" / str(number)).write_text("0\n")
     send(site, "8", SAVES, f"{PAIR} spot")
-    site.really_until(lambda: "begins at 0" in site.printed("8") and site.runs(), "it runs")
+    site.really_until(lambda: both_print(hypervisor, "begins at 0") and site.runs(), "it runs")
     if why == "recall":
         site.recall("8")
     else:

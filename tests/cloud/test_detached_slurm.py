@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -109,6 +110,11 @@ def test_to_slurm_a_detached_job_is_like_any_other(
     assert "no instance was ordered" in (tmp_path / "unasked").read_text()
     assert not (tmp_path / "ran-on-the-gateway").exists()
 
+    def runs() -> list[object]:
+        with contextlib.closing(open_store(site.state)) as opened:
+            return [*opened.cloud_runs()]
+
+    wait_for(lambda: not runs(), 120, "the runs are over", details=told)
     site.stop()
     assert UNFORESEEN not in site.log.read_text(), told()
     assert len(ec2.instances()) == 2

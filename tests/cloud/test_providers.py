@@ -239,7 +239,7 @@ def test_a_job_lives_on_the_admins_own_command(plain: CloudSettings, store: SqlS
 def test_a_command_that_does_not_answer_is_asked_again(
     plain: CloudSettings, store: SqlStore, files: FileCloud, fault: str
 ) -> None:
-    site = OtherSite(plain, store, files.provider(timeout_s=3.0))
+    site = OtherSite(plain, store, files.provider(timeout_s=10.0))
     site.tick()
     site.submit("7")
     files.set(faults={"launch": fault})

@@ -25,7 +25,7 @@ from tests.cloud.hypervisor import Hypervisor
 def test_instances_end_themselves_and_pass_on_a_notice(
     cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
 ) -> None:
-    """Three instances whose nodes Slurm never requests, and a daemon that has been dead for long.
+    """Three instances whose nodes Slurm never requests, and a daemon that is dead once the notice was passed on.
 
     `short` has reached its longest life of 1 s; `long` may live for an hour, but the daemon is
     silent; `nameless` cannot read its name.
@@ -37,6 +37,10 @@ def test_instances_end_themselves_and_pass_on_a_notice(
         order = Order(node, f"token-{node}", "g5.xlarge", "on-demand", (node,), {"run": node} | tags, 1.0)
         return fleet.launch_gang(order)[node]
 
+    alive = settings.share / "alive"
+    alive.parent.mkdir(parents=True, exist_ok=True)
+    alive.touch()
+    os.utime(alive, (2**31 - 1, 2**31 - 1))  # until the notice has been passed on
     with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
         short = launch("short", {"node": "short", "lifetime_s": "1"})
         long = launch("long", {"node": "long", "lifetime_s": "3600"})
@@ -48,6 +52,7 @@ def test_instances_end_themselves_and_pass_on_a_notice(
         notice = settings.share / "notices" / "long"
         wait_for(notice.exists, 120, "the notice is passed on", details=hypervisor.console)
         assert "terminate" in notice.read_text()
+        alive.unlink()
         wait_for(lambda: long not in ec2.running(), 120, "the other ends, too", details=hypervisor.console)
         assert "its longest life, 1 s, is over" in hypervisor.console()
         assert "penstockd has been silent for 8 s" in hypervisor.console()

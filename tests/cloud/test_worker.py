@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -32,6 +32,20 @@ def settings(cloud_settings: Callable[..., CloudSettings]) -> Callable[..., Clou
 @pytest.fixture
 def site(settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2, site: CloudSite) -> CloudSite:
     return CloudSite(settings(), store, ec2, ec2.through, background=True)
+
+
+@pytest.fixture(autouse=True)
+def quiet(ec2: Ec2) -> Iterator[None]:
+    """The next test begins when no pass is in progress any more: threads of clouds outlive their tests."""
+    yield
+    ec2.slow = None
+    for gate in ec2.gates.values():
+        gate.set()
+    since_s, calls = time.monotonic(), len(ec2.calls)
+    while time.monotonic() - since_s < 0.5:
+        if len(ec2.calls) != calls:
+            since_s, calls = time.monotonic(), len(ec2.calls)
+        time.sleep(0.05)
 
 
 def asked(ec2: Ec2, action: str) -> int:

@@ -256,7 +256,7 @@ class Pair:
         """The newest fencing number whose penstockd has begun to lead, by the log."""
         return max(map(int, re.findall(r"event=started .*?fencing=(\d+)", self.log.read_text())), default=0)
 
-    def takeover_s(self, cause: Callable[[], object], timeout_s: float = 60) -> float:
+    def takeover_s(self, cause: Callable[[], object], timeout_s: float = 180) -> float:
         """Seconds from `cause` until another penstockd leads and decides."""
         before, begun_s = self.ticked(), boot_s()
         cause()

@@ -288,7 +288,7 @@ class Storm:
             self._command("scancel", *left)
         wait_for(
             lambda: all(job.state in ENDED for job in self._slurm_jobs()),
-            60,
+            180,
             "all jobs to be over",
             details=lambda: str(
                 [(job.id, job.state, job.reason) for job in self._slurm_jobs() if job.state not in ENDED]
@@ -301,7 +301,7 @@ class Storm:
         store = open_store(self.site.state)
         wait_for(
             lambda: (last := store.last_round()) is not None and not last.snapshot.jobs,
-            60,
+            180,
             "a round after the end of all jobs",
             details=self.site.tail,
         )

@@ -63,6 +63,7 @@ def test_the_spans_of_a_job_are_slurms_record_of_it(make_loopback: MakeLoopback,
         penstock.cancel(job)
         wait_for(lambda: penstock.job(job).state == "ended", 120, "its end", details=site.tail)
 
+    wait_for(lambda: (found := spans()) and found[-1].to_s is not None, 120, "its last span to end", details=site.tail)
     mine = spans()
     assert [min(each.nodes) for each in mine] == places == [places[0], places[1], places[0]]
     assert [each.gpu_ids for each in mine] == indices

@@ -76,7 +76,9 @@ def resize(site: Site, folder: Path, one: str, two: str) -> None:
 
     def until(expected: list[int]) -> None:
         def details() -> str:
-            return f"{worlds(folder)}\n{site.tail()}"
+            return "\n".join(
+                [str(worlds(folder)), site.tail(), *(each.read_text() for each in site.folder.glob("*.out"))]
+            )
 
         wait_for(lambda: worlds(folder) == expected, 180, f"sizes {expected}", details=details)
         count = len(steps(folder))
@@ -185,7 +187,7 @@ def on_all_nodes(site: Site, tmp_path: Path, nodes: int) -> tuple[Path, str]:
     site.start()
     folder, table = tmp_path / "run", {"t4": {"1": 1.0, "2": 3.0, "3": 9.0}}
     spec = {"max_gpus": nodes, "goodput_table": table, "adaptivity": "strong-scaling", "checkpointable": True}
-    job = submit(site, folder, GIVES_UP, f"--sleep={0.1}", **spec)
+    job = submit(site, folder, GIVES_UP, "--sleep=0.5", **spec)
     wait_for(lambda: worlds(folder)[-1:] == [nodes], 120, "all nodes", details=site.tail)
     return folder, job
 

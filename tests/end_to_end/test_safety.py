@@ -32,7 +32,10 @@ class Runs:
         self.jobs = [site.submit(100_000, rates={"t4": RATES["t4"]}, min_gpus=1, max_gpus=2) for _ in range(JOBS)]
         site.wait_states("RUNNING", *self.jobs)
         wait_for(
-            lambda: all(site.job(job).gpus_per_node == 2 for job in self.jobs), 120, "two GPUs each", details=site.tail
+            lambda: all((now := site.job(job)).state == "RUNNING" and now.gpus_per_node == 2 for job in self.jobs),
+            120,
+            "two GPUs each",
+            details=site.tail,
         )
         pause(6)  # slurmctld saves its state every five seconds
         self.before = self._runs()
@@ -80,6 +83,7 @@ def restart(slurm: LoopbackCluster, site: Site, *, kill: bool = True) -> None:
 
 def test_slurmctld_killed_and_started_again(runs: Runs) -> None:
     """Twice: its nodes have to register again each time."""
+    pause(8)  # on a busy machine, a killed one forgets more than five seconds
     for _ in range(2):
         restart(runs.site.slurm, runs.site)
         runs.rounds(5)

@@ -76,7 +76,7 @@ def test_a_job_from_submission_to_its_end(site):
         assert "The job would get 2 " in told(site, "plan", "--dry-run", "--spec", '{"max_gpus": 2, "min_gpus": 2}')
         assert next(line.action for line in penstock.history(submitted.id).outcomes) == "start"
         assert penstock.ledger().lines[0].job == submitted.id
-        other = penstock.submit(order(site, "long", 1000.0))
+        other = penstock.submit(order(site, "long", 100_000.0))
         site.wait_states("RUNNING", other.id)
         (held,) = site.job(other.id).nodes
         wait_for(lambda: f"Job {other.id} runs" in told(site, "explain", other.id), 120, "the daemon to see it run")

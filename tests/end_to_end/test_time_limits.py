@@ -75,7 +75,7 @@ def test_a_deadline_holds_over_a_move(make_loopback: MakeLoopback, make_site: Ma
     """Its limit and what the move adds would end after the deadline, for which Slurm ends the job at once."""
     site = make_site(make_loopback("t4:2x4"))
     site.start()
-    job = site.submit(10_000, "--time=2", "--deadline=now+150", max_gpus=1)
+    job = site.submit(10_000, "--time=5", "--deadline=now+330", max_gpus=1)
     move(site, job)
     pause(8.0)  # Slurm looks at deadlines every few seconds
     now = site.job(job)

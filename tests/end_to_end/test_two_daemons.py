@@ -46,22 +46,22 @@ def test_jobs_notice_nothing_while_the_leader_changes(loopback, tmp_path, server
         started = two.site.job(runs).start_s
         took_s = {}
 
-        leader = two.leader()
+        leader = wait_for(two.leader, 120, "a leader", details=two.site.tail)
         took_s["kill -9"] = two.takeover_s(lambda: leader.send(signal.SIGKILL))
         new = two.site.submit(3)
         two.site.wait_states("COMPLETED", new)
 
-        wait_for(lambda: two.stands_by() is not None, 120, "a standby", details=two.site.tail)
+        standby = wait_for(two.stands_by, 120, "a standby", details=two.site.tail)
         shown = command(two, "leader", "show")
-        assert f"leader  {two.leader().name}" in shown.stdout
-        assert two.stands_by().name in shown.stdout
+        assert f"leader  {wait_for(two.leader, 120, 'a leader').name}" in shown.stdout
+        assert standby.name in shown.stdout
         took_s["leader move"] = two.takeover_s(lambda: command(two, "leader", "move"))
 
         wait_for(lambda: two.stands_by() is not None, 120, "a standby", details=two.site.tail)
-        leader = two.leader()
+        leader = wait_for(two.leader, 120, "a leader", details=two.site.tail)
         leader.wanted = False
         took_s["SIGTERM"] = two.takeover_s(lambda: leader.send(signal.SIGTERM))
-        assert leader.process.wait(30) == 0
+        assert leader.process.wait(120) == 0
 
         listed = command(two, "list")  # one of the two addresses does not answer
         assert listed.returncode == 0
@@ -85,7 +85,7 @@ def test_jobs_start_while_the_leaders_clock_differs_from_slurmctlds(make_loopbac
     slurm = make_loopback("t4:1x4")
     with pair(slurm, tmp_path, server, clocks=True, round_s=1.0) as two:
         two.start()
-        two.leader().set_clock(ahead_s)
+        wait_for(two.leader, 120, "a leader").set_clock(ahead_s)
         new = two.site.submit(3)
         two.site.wait_states("COMPLETED", new)
         runs = two.site.submit(4000)

@@ -29,7 +29,8 @@ def stored(api: Api) -> list[tuple[int, int]]:
         return [(each["epoch"], each["sequence"]) for each in ada.history("1").observations]
 
 
-def test_a_job_without_the_spool_reports_over_http(tmp_path: Path):
+def test_a_job_without_the_spool_reports_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("penstock_executor.client.CLOSE_S", 240.0)
     with serving(tmp_path / "api") as api:
         service = Service(api.url, api.tokens["job 1"])
         run = connect(tmp_path / "ckpt", Environment(job_id="1", service=service))

@@ -119,7 +119,7 @@ def test_a_job_runs_with_the_flags_and_nothing_is_left_in_slurm(machine: Machine
         job = machine.command("sbatch", "--parsable", *flags, f"--wrap=exec {train}").strip()
         wait_for(
             lambda: "JobState=COMPLETED" in machine.command("scontrol", "show", "job", job),
-            120,
+            400,
             "the job to end",
             details=lambda: (machine.folder / "penstockd.log").read_text()[-3000:],
         )

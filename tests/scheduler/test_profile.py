@@ -232,7 +232,7 @@ def test_when_it_is_stopped_so_is_all_that_it_started(tmp_path: Path, number: si
         pids = [int(word) for word in wait_for(tmp_path / "pids").split()]
         assert all(map(alive, pids))
         child.send_signal(number)
-        assert child.wait(timeout=60) == status
+        assert child.wait(timeout=300) == status
         assert child.stderr is not None
         assert b"Traceback" not in child.stderr.read()
     deadline = time.monotonic() + 120
@@ -267,7 +267,7 @@ def with_gpus(library: Path, tmp_path: Path, scenario: str, *arguments: str) -> 
         env=fake_nvml.environment(library, tmp_path / "scenario"),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -282,7 +282,7 @@ def test_on_a_gpu_nvml_tells_type_and_memory(library: Path, tmp_path: Path):
         "say(f'1.pids {os.getpid()}:300 1:9000')\n"
         "profile(lambda m: time.sleep(0.1), max_batch=2)\n"
     )
-    done = with_gpus(library, tmp_path, TWO_GPUS + "0.pids 1:900\n", *script(tmp_path, lines))
+    done = with_gpus(library, tmp_path, TWO_GPUS + "0.pids 1:900\n", "--seconds", "30", *script(tmp_path, lines))
     assert done.returncode == 0, done.stderr
     assert "GPU 1: Tesla T4, type t4" in done.stdout
     profile = stored(tmp_path, "job@t4")

@@ -248,10 +248,11 @@ def test_suspended_it_releases_its_memory_and_resumed_it_has_the_same_state(tmp_
     options = ("--epochs=2", "--size=203", "--optimizer=adam", *(("--sharded",) if sharded else ()))
     with train(tmp_path / "whole", *options, processes=2) as job:
         job.finish()
-    with train(tmp_path, "--sleep=0.1", "--release", *options, processes=2) as job:
+    with train(tmp_path, "--sleep=2", "--release", *options, processes=2) as job:
         wait_for(lambda: last_record(tmp_path).get("step", 0) >= 2, "steps")
         job.send(signal.SIGTSTP)
         wait_for(lambda: job.said.read_text().count("suspended moved_bytes") == 2, "both have moved out")
+        (tmp_path / "fast").touch()
         job.send(signal.SIGCONT)
         said = job.finish()
     # 129 parameters in double precision, their two moments, and the number of each step in float32.
@@ -381,8 +382,8 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
         time.sleep(1)
         assert len(steps(tmp_path)) == count
 
-    # 28 s of steps. It makes most of them once `fast` exists.
-    with train(tmp_path, "--size=203", "--epochs=40", "--sleep=0.1", spool=spool) as job:
+    # 70 s of steps. It makes most of them once `fast` exists.
+    with train(tmp_path, "--size=203", "--epochs=100", "--sleep=0.1", spool=spool) as job:
         wait_for(lambda: steps(tmp_path), "steps")
         job.send(signal.SIGTSTP)
         stands_still(1)
@@ -396,7 +397,7 @@ def test_suspended_it_stands_still_and_resumed_it_goes_on(tmp_path: Path):
         assert "resumed moved_bytes=0" in job.finish()
     assert [body.request for body in bodies(spool, 1, "suspended")] == [None, "away"]
     assert len(bodies(spool, 1, "resumed")) == 2
-    assert_each_sample_once(tmp_path, 40, 203)
+    assert_each_sample_once(tmp_path, 100, 203)
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -50,7 +50,7 @@ def solve_for(seconds: float) -> None:
 
 
 class Slow:
-    """The policy, but the next round takes long if there is a file `slow`."""
+    """The policy, but the next round takes long if there is a file `slow`, and as long as there is a file `hold`."""
 
     def __init__(self, policy, folder: Path) -> None:
         self._policy, self._folder = policy, folder
@@ -61,7 +61,7 @@ class Slow:
             slow.rename(self._folder / f"deciding {snapshot.round}")
             solve_for(SOLVER_S)
             until_s = boot_s() + PYTHON_S
-            while boot_s() < until_s:
+            while boot_s() < until_s or (self._folder / "hold").exists():
                 sorted(range(1000))
             (self._folder / "decided").touch()
         return self._policy.decide(snapshot)
@@ -131,6 +131,7 @@ def test_a_round_may_take_longer_than_the_lease_and_a_handover_does_not_wait_for
 
     for old in ("decided", f"deciding {number}"):
         (tmp_path / old).unlink()
+    (tmp_path / "hold").touch()
     (tmp_path / "slow").touch()
     wait_for(lambda: any(tmp_path.glob("deciding *")))
     given_up = int(next(tmp_path.glob("deciding *")).name.split()[1])
@@ -140,6 +141,7 @@ def test_a_round_may_take_longer_than_the_lease_and_a_handover_does_not_wait_for
     wait_for(lambda: (open_store(database).round_numbers() or [0])[-1] >= given_up)
     assert not (tmp_path / "decided").exists(), "the other one has decided this round meanwhile"
     written = ask(f"SELECT round, time_s FROM rounds WHERE round = {given_up}")
+    (tmp_path / "hold").unlink()
     first.join(60)
     assert first.exitcode == 0
     assert (tmp_path / "decided").exists()

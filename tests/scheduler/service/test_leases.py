@@ -41,7 +41,8 @@ def test_a_job_is_cancelled_once_its_lease_has_run_out_and_its_owner_reads_why(a
         api.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, tuple(here)), time.time(), {})
         assert "nothing had waited for it for 1 h, the lease of its owner silent" in me.job(silent).ended_text
         assert api.submitter.cancelled == [silent]
-    assert any(line.action == "lease" and line.target == f"jobs/{silent}" for line in api.board.store.audit())
+    ended = ("lease", f"jobs/{silent}")
+    wait_for(lambda: ended in [(each.action, each.target) for each in api.board.store.audit()], 120, "the audit log")
 
 
 def test_a_later_try_does_not_take_up_a_job_whose_lease_ran_out_and_that_has_not_ended_yet(api):

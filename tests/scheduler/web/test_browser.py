@@ -248,7 +248,7 @@ def test_an_operator_asks_what_would_be_and_sees_it_beside_what_happened(tmp_pat
         page.locator("#message").get_by_text("no<b>nodes</b>").wait_for()
         form.get_by_label("Add nodes").fill("a100:1x4")
         form.get_by_role("button", name="Replay").click()
-        page.locator("#replays").get_by_text("fifo, with a100:1x4 more (oz): done").wait_for()
+        page.locator("#replays").get_by_text("fifo, with a100:1x4 more (oz): done").wait_for(timeout=300_000)
         row = page.locator("#replays tr").filter(has_text="average time from submission to end")
         task = site.api.client("oz")._json("GET", "/v1/whatif")[0]["id"]
         figures = site.api.client("oz").whatif_task(task).result["policies"]

@@ -73,9 +73,9 @@ def test_a_job_that_somebody_thaws_is_frozen_again(make_node: Callable[..., Node
     node.order([Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))], (0,), slice_s=600.0)
     for _ in range(3):
         node.until(lambda: node.slurm.letter(2) == "T", "freezing")
-        job.send_signal(signal.SIGCONT)
-        wait_for(lambda: node.slurm.letter(2) != "T", 10.0, "job 2 runs")
         made = steps(node, 2)
+        job.send_signal(signal.SIGCONT)
+        wait_for(lambda: node.slurm.letter(2) != "T", 120, "job 2 runs")
         node.run(0.1)
         assert node.slurm.letter(2) != "T" or steps(node, 2) > made + 10
 

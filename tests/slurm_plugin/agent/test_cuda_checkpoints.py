@@ -165,15 +165,15 @@ def test_a_job_that_the_driver_cannot_move_is_frozen_in_place(
 
 
 def test_a_driver_that_hangs_is_given_up_and_the_job_is_unlocked(make: Callable[..., Node], cuda: FakeCuda):
-    node = make(suspend_wait_s=1.0)
+    node = make(suspend_wait_s=6.0)
     cuda.set("checkpoint", "hang")
     node.until(lambda: state(node, cuda, 1) == "locked", "locked process")
     ticks = time.monotonic()
     node.agent.tick(time.time())
-    assert time.monotonic() - ticks < 0.5
+    assert time.monotonic() - ticks < 4
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     assert (state(node, cuda, 1), node.slurm.letter(1)) == ("running", "T")
-    assert "did not do it within 1 s" in node.agent.state.jobs[JobId("j1")].no_cuda_checkpoint
+    assert "did not do it within 6 s" in node.agent.state.jobs[JobId("j1")].no_cuda_checkpoint
 
 
 def test_a_job_that_cannot_be_unlocked_is_frozen_and_unlocked_later(make: Callable[..., Node], cuda: FakeCuda):
@@ -199,10 +199,11 @@ def test_a_restore_that_fails_is_repeated_and_said(
     node.until(lambda: "has not restored its GPU memory" in node.agent.state.jobs[JobId("j1")].why, "reason")
     assert (node.states()["j1"], state(node, cuda, 1)) == ("running", "checkpointed")
     node.until(lambda: cuda.calls().count("restore") >= 3, "repetition")
-    assert caplog.messages.count("GPU memory not moved") == 1
+    told = [each for each in caplog.records if each.getMessage() == "GPU memory not moved"]
+    assert [each.__dict__["slurm_job"] for each in told].count(1) == 1
     cuda.unset("restore")
-    node.until(lambda: node.agent.state.jobs[JobId("j1")].why == "", "restored process")
-    assert state(node, cuda, 1) == "running"
+    job = node.agent.state.jobs[JobId("j1")]
+    node.until(lambda: state(node, cuda, 1) == "running" and job.why == "", "restored process")
 
 
 @pytest.mark.parametrize("call", ["lock", "checkpoint"])
@@ -348,8 +349,8 @@ def test_a_job_whose_time_slice_comes_back_meanwhile_is_restored(make: Callable[
     node.until(lambda: "checkpoint" in cuda.calls(), "call")
     node.order(alone(1), (0,), slice_s=30.0)
     node.until(lambda: node.states()["j1"] == "running", "time slice that comes back")
-    node.until(lambda: "unlock" in cuda.calls(), "restored process")
-    assert (state(node, cuda, 1), node.slurm.letter(1)) == ("running", "S")
+    node.until(lambda: "unlock" in cuda.calls() and state(node, cuda, 1) == "running", "restored process")
+    assert node.slurm.letter(1) == "S"
     assert ("suspend", 1) not in node.slurm.calls
 
 
@@ -358,7 +359,7 @@ def test_a_helper_that_hangs_in_the_kernel_holds_up_nobody(
 ):
     """It does not end when it is killed. Its job is frozen in place, and the other one has its time slice."""
     monkeypatch.setattr(cuda_checkpoints, "GIVEN_UP_S", 0.5)
-    node = make(suspend_wait_s=1.0)
+    node = make(suspend_wait_s=6.0)
     cuda.set("checkpoint", "hang")
     node.until(lambda: "checkpoint" in cuda.calls(), "call")
     process = node.agent._checkpoints._helpers[1].process
@@ -409,7 +410,7 @@ def test_a_job_that_moves_by_itself_is_left_to_it(make: Callable[..., Node], cud
 
 
 def test_a_job_that_does_not_answer_is_moved_by_the_driver(make: Callable[..., Node], cuda: FakeCuda):
-    node = make(options=("--deaf",), suspend_wait_s=1.0, start_wait_s=30.0)
+    node = make(options=("--deaf",), suspend_wait_s=6.0, start_wait_s=30.0)
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     assert state(node, cuda, 1) == "checkpointed"
     (contained,) = node.agent.status().contained
@@ -426,8 +427,8 @@ def test_a_driven_job_is_not_frozen_while_it_is_restored(make: Callable[..., Nod
     node.until(lambda: ("suspend", 3) in node.slurm.calls, "end of their time slice")
     node.until(lambda: state(node, cuda, 3) == "checkpointed", "moved process")
     cuda.set("restore", "slow 500")
-    node.until(lambda: cuda.calls().count("unlock") >= 3, "restored processes")
-    assert state(node, cuda, 3) == "running"
+    restored = "restored processes"
+    node.until(lambda: cuda.calls().count("unlock") >= 3 and state(node, cuda, 3) == "running", restored)
 
 
 def test_a_job_whose_limit_has_no_room_for_it_is_frozen_in_place(

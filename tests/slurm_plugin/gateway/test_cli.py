@@ -79,7 +79,7 @@ def test_a_command_that_hangs_is_given_up_once(slurm):
         gateway(timeout_s=0.3).hold("7")
     assert time.monotonic() - began < 20
     assert isinstance(caught.value, Transient)
-    assert len(calls.read_text().splitlines()) == 1
+    assert not calls.exists() or len(calls.read_text().splitlines()) <= 1, "it may not even have begun"
 
 
 def test_one_update_carries_the_whole_placement(slurm):
@@ -205,12 +205,12 @@ def test_only_placing_has_a_placement(wrong):
         Write("1", kind, JobPlacement("p", ("a",), 1, 1, 1) if placed else None)
 
 
-@pytest.mark.parametrize(("left_s", "status"), [(3.0, 0), (-1.0, OVER)])
+@pytest.mark.parametrize(("left_s", "status"), [(60.0, 0), (-1.0, OVER)])
 def test_a_command_keeps_its_time_in_a_container_that_shows_its_own_uptime(tmp_path, left_s, status):
     """lxcfs counts from the container's start, which is later than the machine's."""
     uptime = tmp_path / "uptime"
     uptime.write_text("40.00 10.00\n")
     argv = guarded(["true"], boot_s() + left_s, uptime)
     assert subprocess.run(argv, check=False).returncode == status
-    uptime.write_text("44.00 10.00\n")  # it was frozen in between
+    uptime.write_text("104.00 10.00\n")  # it was frozen in between
     assert subprocess.run(argv, check=False).returncode == OVER

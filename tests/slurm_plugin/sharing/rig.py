@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock_profiles.files import write_whole
 from penstock_scheduler.clock import WallClock
 from penstock_scheduler.diff import actions
 from penstock_scheduler.model import (
@@ -169,7 +170,7 @@ class Rig:
             if not job.running:
                 (folder / "devices").unlink(missing_ok=True)  # left by the previous run
             elif devices and not job.own_devices:
-                (folder / "devices").write_text(",".join(map(str, devices)) + "\n")
+                write_whole(folder / "devices", ",".join(map(str, devices)) + "\n")
             told.append(
                 CarriedJob(job=job.job, state="running" if devices else "waiting", devices=devices, use=JobUse("k"))
             )

@@ -32,7 +32,9 @@ def rig(make_loopback, tmp_path, plugin) -> Rig:
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     (tmp_path / "penstock.so").write_bytes(plugin)
     plugstack = f"optional {tmp_path}/penstock.so run_dir={tmp_path}/run/%n\n"
-    return Rig(make_loopback("t4:1x4", files={"plugstack.conf": plugstack}, stand_in=True), tmp_path)
+    return Rig(
+        make_loopback("t4:1x4", files={"plugstack.conf": plugstack}, stand_in=True, slurmd_timeout_s=300), tmp_path
+    )
 
 
 def test_shared_gpus_are_reserved_until_the_last_co_located_job_ends(rig: Rig) -> None:

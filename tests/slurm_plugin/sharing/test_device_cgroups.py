@@ -80,7 +80,7 @@ def test_a_job_opens_the_gpus_that_it_is_bound_to_and_no_others_also_in_later_st
 
     jobs = rig.submit(script=script), rig.submit(script=script)
     rig.wants(dict.fromkeys(jobs, 1), SharedGpus(NODE, 2, packs(*jobs)))
-    rig.until(lambda: all(told("first", job) for job in jobs), "a step of each has begun")
+    rig.until(lambda: all(told("first", job) and rig.bound.get(job) for job in jobs), "a step of each has begun")
     bound = {job: ",".join(map(str, rig.bound[job])) for job in jobs}
     assert len(set(bound.values())) == 2
     (tmp_path / "go-on").touch()

@@ -262,7 +262,7 @@ def test_a_task_whose_offer_is_withdrawn_sees_no_gpu(tmp_path: Path, there: bool
     folder = tmp_path / "7"
     if there:
         folder.mkdir()
-        threading.Timer(0.5, folder.rmdir).start()
+        threading.Timer(3.0, folder.rmdir).start()
     texts = [ctypes.create_string_buffer(4096) for _ in range(3)]
     assert devices(str(tmp_path).encode(), 7, os.geteuid(), 600, *texts) == found
 
