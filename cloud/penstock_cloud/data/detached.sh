@@ -9,8 +9,8 @@ root=${PENSTOCK_ROOT:-}
 pause_s=${PENSTOCK_WATCH_S:-5}
 
 say() { echo "penstock: $*"; }
-token() { curl -sf --max-time 5 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-metadata-token-ttl-seconds: 300"; }
-ask() { curl -sf --max-time 5 -H "X-aws-ec2-metadata-token: $(token)" "$imds/latest/meta-data/$1"; }
+token() { curl -sf --max-time 5 --retry 3 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-metadata-token-ttl-seconds: 300"; }
+ask() { curl -sf --max-time 5 --retry 3 -H "X-aws-ec2-metadata-token: $(token)" "$imds/latest/meta-data/$1"; }
 end() { say "ends itself: $*"; shutdown -h now; exit 0; }
 get() { curl -sf --connect-timeout 10 --retry 3 -o "$2" "$1"; }
 put() { curl -sf --connect-timeout 10 --retry 5 --retry-all-errors -o /dev/null -T "$2" "$1"; }

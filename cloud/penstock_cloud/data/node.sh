@@ -4,8 +4,8 @@ set -u
 imds=${PENSTOCK_IMDS:-http://169.254.169.254}
 
 say() { echo "penstock: $*"; }
-token() { curl -sf --max-time 5 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-metadata-token-ttl-seconds: 300"; }
-ask() { curl -sf --max-time 5 -H "X-aws-ec2-metadata-token: $(token)" "$imds/latest/meta-data/$1"; }
+token() { curl -sf --max-time 5 --retry 3 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-metadata-token-ttl-seconds: 300"; }
+ask() { curl -sf --max-time 5 --retry 3 -H "X-aws-ec2-metadata-token: $(token)" "$imds/latest/meta-data/$1"; }
 end() { say "ends itself: $*"; shutdown -h now; exit 0; }
 
 # 1. Whatever happens below, the instance ends itself. Without its tags, it could not be found.
