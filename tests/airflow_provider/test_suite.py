@@ -51,7 +51,8 @@ def test_the_providers_suite_passes_and_each_key_ran_once(
     if folder == OLDEST and sys.version_info >= (3, 13):
         pytest.skip("Airflow 2.11 is for Python up to 3.12")
     python = airflow_python(folder)
-    site = Site(make_loopback(CLUSTER), tmp_path)  # of its own: a job that another run left has the same key
+    # A Slurm of its own, because a job that another run left has the same key. By default, it forgets ended jobs after 5 minutes.
+    site = Site(make_loopback(CLUSTER, settings={"MinJobAge": "7200"}), tmp_path)
     try:
         connection = listening(site, certificate)
         extra = connection["extra"]

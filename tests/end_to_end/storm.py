@@ -313,11 +313,13 @@ class Storm:
                 "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-1days", "-o", fields
             ).stdout
             found = [line.split("|") for line in text.splitlines()]
-            # Rows that stay PENDING are left over from a slurmctld that was stopped in the middle of a requeue.
-            known = {
-                job.id for job in self._slurm_jobs()
-            }  # slurmdbd shows what a killed slurmctld forgot as running for ever
-            return found if not any(row[1] == "RUNNING" for row in found if row[0] in known) else []
+            # Rows that stay PENDING are left over from a slurmctld that was stopped in the middle of a requeue. slurmdbd shows
+            # what a killed slurmctld forgot as running for ever.
+            states = {job.id: job.state for job in self._slurm_jobs()}
+            running = {row[0] for row in found if row[1] == "RUNNING"}
+            completed = {job for job, state in states.items() if state == "COMPLETED"}
+            told = not running & states.keys() and completed <= {row[0] for row in found if row[1] == "COMPLETED"}
+            return found if told else []
 
         try:
             account = wait_for(rows, 120, "slurmdbd to know of every end")
