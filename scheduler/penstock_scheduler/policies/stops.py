@@ -43,8 +43,8 @@ BY_REASON = {
 }
 """Reasons of a plan that are also reasons to stop a job."""
 
-LEAST_GAIN = 1.05
-"""A job that would train less than this times as fast is not moved for its own sake. Models of speed are not more accurate."""
+LEAST_GAIN = 0.05
+"""Part of its speed that a job gains at least where it is moved for its own sake. Models of speed are not more accurate."""
 
 PAYS_WITHIN_S = 3600.0
 """A job is moved for its own sake only if it makes up for the restart in this time."""
@@ -161,10 +161,8 @@ class _Reasons:
     def _gain(self, job: Job, held: Placement) -> Stop | None:
         given = self._plan.assignments.get(job.id)
         before = self._before[job.id]
-        lost = before * self._snapshot.facts[job.id].restart_cost_s
-        if given is None or not given.goodput > before:
-            return None
-        if given.goodput < LEAST_GAIN * before or (given.goodput - before) * PAYS_WITHIN_S < lost:
+        least = before * (1 + max(LEAST_GAIN, self._snapshot.facts[job.id].restart_cost_s / PAYS_WITHIN_S))
+        if given is None or not given.goodput > before or given.goodput < least:
             return None
         faster = f"about {times(given.goodput / before)} as fast" if before > 0 else "it makes progress there"
         text = f"from {held.configuration} to {given.configuration}: {faster}"

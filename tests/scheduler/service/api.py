@@ -125,8 +125,12 @@ class Api:
         if self.process.process is not None:
             self.publisher.publish()
             if self.tokens:
-                with self.client("ada") as ada:
-                    ada.renew("1")  # after an order, penstock-api knows what was published before
+                self.catch_up()
+
+    def catch_up(self) -> None:
+        """Until penstock-api knows what was published: it reads that at the end of each order."""
+        with self.client("ada") as ada:
+            ada.renew("1")
 
 
 ADAS = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))

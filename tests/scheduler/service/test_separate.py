@@ -138,8 +138,8 @@ def test_logs_and_unmanaged_jobs_are_asked_of_penstockd(api, tmp_path):
     state = api.board.state
     api.board.take_state(type(state)(state.nodes, state.jobs, (refused,)), time.time())
     api.publisher.publish()
+    api.catch_up()
     with api.client("ada") as ada, api.client("bob") as bob:
-        ada.renew("1")  # after an order, penstock-api knows what was published before
         assert (ada.log("1").text, ada.log("1", -4).text) == ("one\ntwo\n", "two\n")
         with pytest.raises(ApiError, match="is a plain job"):
             ada.job("9")

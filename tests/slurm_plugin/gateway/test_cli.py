@@ -75,11 +75,11 @@ def test_what_does_not_pass_is_asked_once(slurm, words):
 def test_a_command_that_hangs_is_given_up_once(slurm):
     calls = slurm("exec sleep 60")
     began = time.monotonic()
-    with pytest.raises(TimedOut, match=r"no answer in 0\.3 s") as caught:
-        gateway(timeout_s=0.3).hold("7")
+    with pytest.raises(TimedOut, match="no answer in 3 s") as caught:
+        gateway(timeout_s=3).hold("7")
     assert time.monotonic() - began < 20
     assert isinstance(caught.value, Transient)
-    assert not calls.exists() or len(calls.read_text().splitlines()) <= 1, "it may not even have begun"
+    assert len(calls.read_text().splitlines()) == 1
 
 
 def test_one_update_carries_the_whole_placement(slurm):

@@ -136,7 +136,7 @@ def test_check_finds_that_the_clocks_differ(
     assert "FAILED  slurmctld's clock agrees with this host's" in checked.output
     found = re.search(rf"it is (\d+) s {words}; synchronise both, for example with chrony", checked.output)
     assert found is not None, checked.output
-    assert abs(int(found[1]) - 600) < 100
+    assert abs(int(found[1]) - 600) <= 10, "a second on an idle machine"
 
 
 def test_agents_get_their_units_and_are_checked(tmp_path: Path, make_loopback: MakeLoopback) -> None:

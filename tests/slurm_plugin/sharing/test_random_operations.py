@@ -22,7 +22,7 @@ GPUS = 4
 MOST_JOBS = 6
 LATE_S = 30.0
 """How long a pack may continue to run after another plan has replaced its plan."""
-START_S = 20.0
+START_S = 10.0
 """How long one job more may run than its group has GPUs: a job that has just started runs until the agent suspends it."""
 
 
