@@ -239,7 +239,7 @@ def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int) -> None
         site.until(lambda site=site: not site.state.runs, most=100)
     for site in sites:
         settled(site, ec2, strangers=1)
-    assert sum(len(site.ended) for site in sites) > faults / 10, "instances were launched and ended"
+    assert sum(len(site.ended) for site in sites) > faults / 50, "instances were launched and ended"
     assert len({each["Placement"]["AvailabilityZone"][:-1] for each in ec2.instances()}) == 2, "in both regions"
 
 
