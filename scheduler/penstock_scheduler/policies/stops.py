@@ -50,6 +50,11 @@ PAYS_WITHIN_S = 3600.0
 """A job is moved for its own sake only if it makes up for the restart in this time."""
 
 
+def least_gain(restart_cost_s: float) -> float:
+    """The factor by which a move for its own sake must make a job faster: at least 1 + `LEAST_GAIN`."""
+    return 1 + max(LEAST_GAIN, restart_cost_s / PAYS_WITHIN_S)
+
+
 def stopped(snapshot: Snapshot, plan: Plan) -> tuple[Job, ...]:
     """The running jobs that this plan stops, in the order of the snapshot."""
     away = {run.job: run for run in snapshot.cloud.runs} if snapshot.cloud is not None else {}
@@ -161,7 +166,7 @@ class _Reasons:
     def _gain(self, job: Job, held: Placement) -> Stop | None:
         given = self._plan.assignments.get(job.id)
         before = self._before[job.id]
-        least = before * (1 + max(LEAST_GAIN, self._snapshot.facts[job.id].restart_cost_s / PAYS_WITHIN_S))
+        least = before * least_gain(self._snapshot.facts[job.id].restart_cost_s)
         if given is None or not given.goodput > before or given.goodput < least:
             return None
         faster = f"about {times(given.goodput / before)} as fast" if before > 0 else "it makes progress there"

@@ -52,6 +52,7 @@ from penstock_scheduler.model import (
     StopCode,
 )
 from penstock_scheduler.policies import common
+from penstock_scheduler.policies.stops import least_gain
 from penstock_scheduler.policies.tuning import (
     Amount,
     Claim,
@@ -217,14 +218,16 @@ class _Stage:
         return self._doors[door]
 
     def _least_gain(self, job: Job, has: Amount | None) -> float:
-        """One over Sia's restart factor, (T - N S) / (T + S)."""
+        """One over Sia's restart factor, (T - N S) / (T + S), but not less than `stops.least_gain`."""
         if has is None:
             return 1.0
         held = job.allocation
         ran_s = common.ran_s(self._snapshot, job, held.gpus if held is not None else 1)
         cost_s = self._snapshot.facts[job.id].restart_cost_s
         worth_s = ran_s - job.restarts * cost_s
-        return (ran_s + cost_s) / worth_s if worth_s > 0 and job.phase is Phase.RUNNING else float("inf")
+        if worth_s <= 0 or job.phase is not Phase.RUNNING:
+            return float("inf")
+        return max((ran_s + cost_s) / worth_s, least_gain(cost_s))
 
     def plan(self, grants: Mapping[JobId, Grant] | None = None) -> Plan:
         """The plan with CPUs and memory."""
@@ -260,7 +263,7 @@ def _stop(claim: Claim, room: NodeCapacity, held: Amount, given: Amount) -> Stop
     """Why a job restarts on the same GPUs with another share."""
     change = f"from {held} to {given} on node {room.name}"
     before, after = (relative_speed(claim.table, claim.gpus, room, amount) for amount in (held, given))
-    if after > before:
+    if after > before * claim.least_gain:
         faster = f"about {times(after / before)} as fast" if before > 0 else "it makes progress with them"
         return Stop(StopCode.GAIN, f"{change}: {faster}")
     return Stop(StopCode.PREEMPTED, f"{change}: other jobs need the rest")

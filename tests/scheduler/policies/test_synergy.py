@@ -212,6 +212,14 @@ def test_a_restart_for_more_must_pay():
         )
 
 
+def test_a_gain_of_three_percent_is_no_reason_for_a_restart_however_long_the_job_ran():
+    table = Sensitivity(1, (3, 12), (60_000,), ((1,), (1.03,)))
+    held = job("i", max_gpus=1, phase=Phase.RUNNING, allocation=on("v100-00", 3, 60_000))
+    plan = decide(known(snapshot(NODES, [held], attained={"i": {"v100": 1e6}}), i=table))
+    assert share(plan, "i")[1] == 3
+    assert not plan.stops
+
+
 def test_a_running_job_of_unknown_share_keeps_running():
     """It runs with what its user asked Slurm for, as before the stage was switched on."""
     running = job("i", max_gpus=1, phase=Phase.RUNNING, allocation=on("v100-00"))
