@@ -32,6 +32,7 @@ exit 0
 SQUEUE = """#!/bin/sh
 case $* in
     *"-t all"*) echo "-t all" >>"{folder}/asked" ;;
+    *"-o %i %T"*) exec cat "{folder}/states" ;;
 esac
 separator=${{SQUEUE_FORMAT2#JobID:0}}
 separator=${{separator%%,*}}
@@ -109,6 +110,8 @@ class StubSite:
         """Write the answer to squeue at this time. The time that each job has run grows."""
         records = [self._running(index, now_s) for index in range(self.running)]
         records += [self._waiting(index, now_s) for index in range(self.waiting)]
+        job, state = JOB_FIELDS.index("JobID"), JOB_FIELDS.index("State")
+        (self.folder / "states").write_text("".join(f"{record[job]} {record[state]}\n" for record in records))
         path = self.folder / "jobs.new"
         path.write_text("".join(f"{'|'.join(record)}|{END}\n" for record in records))
         path.rename(self.folder / "jobs")

@@ -14,12 +14,12 @@ from penstock_scheduler.spool import Spool
 from penstock_slurm import time_limits
 from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.gateway import ControllerAway, Gateway, JobGone, SlurmError, SlurmJob, Transient
+from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.lost_gpus import LostGpus
 from penstock_slurm.managed import ManagedJobs
 from penstock_slurm.messages import say
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.shrinking import Shrinking
-from penstock_slurm.states import WAITING
 from penstock_slurm.steps import MISPLACED, STUCK, Scope, Step, stays, step
 from penstock_slurm.view import Scene, Spooled
 

@@ -25,6 +25,7 @@ from penstock_scheduler.ports import Clock, Leadership, SilentAgent
 from penstock_scheduler.sharing.messages import AWAY_S, CarriedJob, Contained, NodeStatus, XidSeen
 from penstock_slurm.agent_files import Events, Orders, nodes_with_agents, read_status
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
+from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.gpu_reservation import GpuReservations, Ground, Sharer, lacking, stands, used
 from penstock_slurm.node_sharing import (
     NodeScene,
@@ -38,7 +39,7 @@ from penstock_slurm.node_sharing import (
     together,
 )
 from penstock_slurm.silent_agents import SilentAgents
-from penstock_slurm.states import HOLDING, WAITING
+from penstock_slurm.states import HOLDING
 
 log = logging.getLogger(__name__)
 

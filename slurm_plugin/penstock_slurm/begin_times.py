@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 
 from penstock_scheduler.model import JobId
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.notes import kept_by_begin, overdue, plain_shape
-from penstock_slurm.states import WAITING
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock_slurm.gateway import CliGateway, ControllerAway, JobGone, SlurmError, SlurmJob, TimedOut
-from penstock_slurm.states import HOLDING, LEAVING, WAITING
+from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.states import HOLDING, LEAVING
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,9 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import Leadership
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.notes import plain_shape
-from penstock_slurm.states import HOLDING, WAITING
+from penstock_slurm.states import HOLDING
 
 log = logging.getLogger(__name__)
 

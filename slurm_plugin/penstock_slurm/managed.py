@@ -19,13 +19,13 @@ from penstock_scheduler.model import Job, JobId, Phase, WaitingJob
 from penstock_scheduler.ports import SpecCheck
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import Gateway, SlurmJob
-from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.holds import Holds
 from penstock_slurm.messages import say
 from penstock_slurm.notes import waits_for
 from penstock_slurm.remembered import Remembered, StateLog
 from penstock_slurm.reused_ids import ReusedIds
-from penstock_slurm.states import HOLDING, WAITING
+from penstock_slurm.states import HOLDING
 from penstock_slurm.view import Scene, SortedJobs, Spooled, Views, left_behind, sort_jobs
 
 log = logging.getLogger(__name__)

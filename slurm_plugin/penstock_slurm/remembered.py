@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from penstock_scheduler.model import Job, JobId
 from penstock_slurm.gateway import SlurmJob
-from penstock_slurm.states import WAITING, Facts, State, state
+from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.states import Facts, State, state
 from penstock_slurm.time_limits import LimitedRun, seen
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import SlurmJob
-from penstock_slurm.states import WAITING
+from penstock_slurm.gateway.base import WAITING
 
 log = logging.getLogger(__name__)
 

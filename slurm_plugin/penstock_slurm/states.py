@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_slurm.gateway.base import ENDED, SlurmJob
+from penstock_slurm.gateway.base import ENDED, WAITING, SlurmJob
 
 
 class State(StrEnum):
@@ -32,9 +32,6 @@ class State(StrEnum):
     LOST = "lost"
     """Its state is not known: one of its nodes is silent, or Slurm has forgotten it and it did not report its end."""
 
-
-WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
-"""Slurm's states of a job that holds nothing."""
 
 HOLDING = frozenset({"RUNNING", "CONFIGURING", "RESIZING", "SIGNALING", "SUSPENDED", "STOPPED"})
 """Slurm's states of a job that holds GPUs and has not ended. STOPPED is by SIGSTOP; the job keeps all that it holds."""

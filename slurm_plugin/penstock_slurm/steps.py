@@ -33,10 +33,11 @@ from penstock_scheduler.model import (
     StopCode,
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
+from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.holds import came_too_late, held_meanwhile
 from penstock_slurm.notes import has_task_a_gpu, kept_by_begin
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.states import LEAVING, WAITING
+from penstock_slurm.states import LEAVING
 from penstock_slurm.view import Spooled
 
 TRIES = 3

@@ -34,11 +34,11 @@ from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.ports import SpecCheck
 from penstock_slurm import time_limits
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
-from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.node_states import UNLISTED, node_facts, partition_facts
 from penstock_slurm.notes import TEXTS, kept_by_begin, node_choice, notes
 from penstock_slurm.site import SlurmRules
-from penstock_slurm.states import HOLDING, LEAVING, WAITING, Facts, State, state
+from penstock_slurm.states import HOLDING, LEAVING, Facts, State, state
 
 CLOCKS_DIFFER_S = 60.0
 """Largest expected difference between the clocks of Slurm and of the daemon."""

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_slurm.gateway import SlurmJob
-from penstock_slurm.states import HOLDING, TRANSITIONS, WAITING, Facts, State, state
+from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.states import HOLDING, TRANSITIONS, Facts, State, state
 from tests.slurm_plugin.test_states import job
 
 HELD = job("PENDING", priority=0)

@@ -9,6 +9,9 @@ from typing import Literal, Protocol
 
 from penstock_slurm.gateway.errors import SlurmError
 
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+"""Slurm's states of a job that holds nothing."""
+
 ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -409,6 +412,8 @@ class Gateway(Protocol):
     def place(self, job_id: str, placement: JobPlacement) -> None:
         """Change a pending job so that it runs exactly there. Slurm applies the whole update or nothing.
 
+        Raises NotWaiting, and changes nothing, if the job has started or ended meanwhile: Slurm would shrink a running job to
+        the nodes of the placement. Hold the job first, so that it does not start between this check and the update.
         Does not release the job. Slurm checks only when it starts the job that the nodes are in the partition. Wait until a
         requeued job is PENDING, and then 1.1 s (docs/developer/slurm-gateway.md), before releasing it.
         """

@@ -13,9 +13,17 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock_slurm.gateway.base import STAND_IN, Write, slurm_time_limit
+from penstock_slurm.gateway.base import STAND_IN, WAITING, Write, slurm_time_limit
 from penstock_slurm.gateway.commands import JOB_ID, RETRIES, RETRY_PAUSE_S, SlurmCommandRunner, no_job
-from penstock_slurm.gateway.errors import ControllerAway, Refused, SlurmError, TimedOut, Transient, error_from
+from penstock_slurm.gateway.errors import (
+    ControllerAway,
+    NotWaiting,
+    Refused,
+    SlurmError,
+    TimedOut,
+    Transient,
+    error_from,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +57,10 @@ class BatchWriter:
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
         """The error of each write, in their order. Writes that Slurm could not do at the moment are repeated."""
-        errors: dict[str, SlurmError | None] = {}
-        left = sorted(writes, key=lambda write: self._commands.order(write.job_id))
         assert len({write.job_id for write in writes}) == len(writes), "one command about each job"
+        errors = dict[str, SlurmError | None](self.not_waiting([w.job_id for w in writes if w.kind == "place"]))
+        left = [write for write in writes if write.job_id not in errors]
+        left.sort(key=lambda write: self._commands.order(write.job_id))
         for tries_left in range(RETRIES, -1, -1):
             errors |= self._feed(left)
             left = [w for w in left if isinstance(error := errors[w.job_id], Transient) and error.at_once]
@@ -63,6 +72,23 @@ class BatchWriter:
             if errors[write.job_id] is None:
                 self._commands.forget(write.job_id)
         return tuple(errors[write.job_id] for write in writes)
+
+    def not_waiting(self, job_ids: Sequence[str]) -> dict[str, SlurmError]:
+        """An error for each of these jobs that must not be placed because it does not wait: Slurm would shrink a running job.
+
+        A job runs although it waited when it was read if somebody has released or requeued it meanwhile.
+        """
+        asked = [job_id for job_id in job_ids if JOB_ID.fullmatch(job_id)]
+        if not asked:
+            return {}
+        one = ("-j", *asked) if len(asked) == 1 else ()
+        try:
+            listed = self._commands.read("squeue", "-a", "-h", "-r", "--local", "-o", "%i %T", *one)
+        except SlurmError as error:
+            return dict.fromkeys(asked, error)
+        states = dict(line.partition(" ")[::2] for line in listed.splitlines())
+        changed = (job_id for job_id in asked if states.get(job_id) not in WAITING)
+        return {job_id: NotWaiting(command="scontrol update", job_id=job_id) for job_id in changed}
 
     def _feed(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
         """Send each write once, with pauses for slurmctld."""

@@ -320,6 +320,7 @@ class CliGateway:
 
     def place(self, job_id: str, placement: JobPlacement) -> None:
         """One `scontrol update`, so that Slurm applies all of it or nothing."""
+        self._expect_waiting(job_id)
         self._one(Write(job_id, "place", placement))
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
@@ -338,6 +339,7 @@ class CliGateway:
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time is set with the shape and before the release, so that the job does not start in between."""
+        self._expect_waiting(job_id)
         self._commands.change(
             job_id,
             "scontrol",
@@ -379,6 +381,11 @@ class CliGateway:
     def power_down(self, nodes: Sequence[str]) -> None:
         """`scontrol update State=POWER_DOWN_FORCE`. It gives cloud nodes up, and requeues the jobs on them."""
         self._commands.change_nodes("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_DOWN_FORCE")
+
+    def _expect_waiting(self, job_id: str) -> None:
+        """Raise NotWaiting if the job does not wait."""
+        for error in self._batch.not_waiting([job_id]).values():
+            raise error
 
     def _one(self, write: Write) -> None:
         self._commands.change(write.job_id, "scontrol", *arguments(write))

@@ -63,6 +63,15 @@ class Unregistered(Transient):
     )
 
 
+class NotWaiting(Transient):
+    """The job has started or ended since it was read. Nothing was done."""
+
+    at_once = False
+
+    def __init__(self, *, command: str, job_id: str) -> None:
+        super().__init__("the job does not wait any more, so it stays as it is", command=command, job_id=job_id)
+
+
 class UnreadableAnswer(SlurmError):
     """A listing does not have the requested form: this Slurm is unknown to Penstock."""
 

@@ -21,6 +21,7 @@ from penstock_slurm import abilities
 from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.base import (
     ENDED,
+    WAITING,
     JobPlacement,
     PlainShape,
     SlurmFeatures,
@@ -38,6 +39,7 @@ from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
     JobGone,
+    NotWaiting,
     Refused,
     SlurmError,
     Transient,
@@ -202,6 +204,7 @@ class PyslurmGateway:
         """One modification, so that Slurm applies all of it or nothing."""
         if placement.tasks_per_node is not None:
             raise Refused("--ntasks-per-node needs the back end cli", command="modify", job_id=job_id)
+        self._expect_waiting(job_id)
         count, tasks = len(placement.nodes), placement.tasks or len(placement.nodes)
         change = self._pyslurm.JobSubmitDescription(
             partitions=placement.partition,
@@ -226,6 +229,7 @@ class PyslurmGateway:
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time is set with the shape and before the release, so that the job does not start in between."""
+        self._expect_waiting(job_id)
         change = self._pyslurm.JobSubmitDescription(
             partitions=shape.partition,
             nodes=f"{shape.nodes}-{shape.nodes}",
@@ -258,6 +262,13 @@ class PyslurmGateway:
             errors.append(away or self._write_one(write))
         return tuple(errors)
 
+    def _expect_waiting(self, job_id: str) -> None:
+        """Raise NotWaiting if the job does not wait."""
+        _expect_number(job_id, "load job")
+        job = self._ask("load job", job_id, lambda: self._pyslurm.Job.load(int(job_id)))
+        if str(job.state).upper() not in WAITING:
+            raise NotWaiting(command="modify", job_id=job_id)
+
     def _write_one(self, write: Write) -> SlurmError | None:
         try:
             if write.kind == "split":  # elements that have not started have no id in pyslurm
@@ -275,8 +286,7 @@ class PyslurmGateway:
         return None
 
     def _write(self, command: str, job_id: str, write: Callable[[Any], object]) -> None:
-        if not job_id.isdigit():
-            raise JobGone("no job has such an id here: expected a number", command=command, job_id=job_id)
+        _expect_number(job_id, command)
         for left in range(TRIES - 1, -1, -1):
             try:
                 self._ask(command, job_id, lambda: write(self._pyslurm.Job(int(job_id))))
@@ -296,6 +306,11 @@ class PyslurmGateway:
 
 loaded: list[str] = []
 """The slurm.conf that libslurm has read in this process, if any."""
+
+
+def _expect_number(job_id: str, command: str) -> None:
+    if not job_id.isdigit():
+        raise JobGone("no job has such an id here: expected a number", command=command, job_id=job_id)
 
 
 def _gres(counts: dict[str, Any] | None) -> dict[str, int]:

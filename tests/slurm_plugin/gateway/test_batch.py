@@ -5,8 +5,10 @@ import time
 import pytest
 
 from penstock_slurm.gateway import (
+    ControllerAway,
     JobGone,
     JobPlacement,
+    NotWaiting,
     Refused,
     SlurmError,
     TimedOut,
@@ -52,6 +54,31 @@ def test_many_writes_go_through_one_scontrol_and_each_is_answered_for_itself(slu
     )
     assert "a b" in done[4].text
     assert "partition" in done[2].text
+
+
+THERE = JobPlacement("p", ("a",), 1, 1, 1)
+
+
+def test_of_a_job_that_has_started_or_ended_meanwhile_no_placement_reaches_slurm(slurm, tmp_path):
+    """1 runs, 2 is held, 3 has ended, and 4 has a state that Penstock does not know."""
+    slurm(f"cat >> {tmp_path}/fed", states="printf '1 RUNNING\\n2 REQUEUE_HOLD\\n4 REQUEUED_TWICE\\n'")
+    done = gateway().write([*(Write(str(job), "place", THERE) for job in range(1, 5)), Write("5", "hold")])
+    assert [isinstance(error, NotWaiting) for error in done] == [True, False, True, True, False]
+    assert "the job does not wait any more, so it stays as it is" in str(done[0])
+    lines = (tmp_path / "fed").read_text().splitlines()
+    assert {tuple(line.split()[:2]) for line in lines if not line.startswith("penstock")} == {
+        ("update", "JobId=2"),
+        ("uhold", "5"),
+    }
+
+
+def test_where_squeue_does_not_answer_nothing_is_placed(slurm, tmp_path):
+    slurm(
+        f"cat >> {tmp_path}/fed", states="echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    )
+    done = gateway().write([Write("1", "place", THERE), Write("5", "hold")])
+    assert isinstance(done[0], ControllerAway)
+    assert "update" not in (tmp_path / "fed").read_text()
 
 
 def nowhere_line() -> str:

@@ -23,6 +23,8 @@ from penstock_slurm.gateway import (
     Gateway,
     JobGone,
     JobPlacement,
+    NotWaiting,
+    PlainShape,
     Refused,
     SlurmFeatures,
     SlurmLimit,
@@ -113,6 +115,32 @@ def test_an_untyped_job_is_placed_on_each_type_shrunk_and_grown(gateway, loopbac
         gateway.requeue_hold(job_id)
         wait_state(gateway, job_id, "PENDING")
         time.sleep(1.2)
+    gateway.cancel(job_id)
+    wait_state(gateway, job_id, "CANCELLED")
+
+
+@slurm
+def test_a_job_that_has_started_meanwhile_keeps_its_nodes(gateway, loopback):
+    """Slurm takes an update of the nodes of a running job as an order to shrink it. A job that waited when it was read may run by
+    now: an admin has requeued it, and Slurm has started it."""
+    job_id = loopback.command(
+        "sbatch", "--parsable", "-N2", "--gres=gpu:1", "--output=/dev/null", "--wrap", "srun sleep 300"
+    ).stdout.strip()
+    wait_state(gateway, job_id, "RUNNING")
+    wait_for(lambda: f"{job_id}.0" in loopback.command("squeue", "-h", "-s", "-o", "%i").stdout, 120, "its step")
+    before = job(gateway, job_id)
+    first = JobPlacement(before.partition[0], before.nodes[:1], 1, 1, 1)
+    assert gateway.write([Write(job_id, "hold")]) == (None,)
+    (error,) = gateway.write([Write(job_id, "place", first)])
+    assert isinstance(error, NotWaiting)
+    with pytest.raises(NotWaiting):
+        gateway.place(job_id, first)
+    with pytest.raises(NotWaiting):
+        gateway.leave_to_slurm(job_id, PlainShape(before.partition[0], 1, 1, None), 1, 60.0)
+    after = job(gateway, job_id)
+    assert (after.state, after.nodes, after.start_s) == ("RUNNING", before.nodes, before.start_s)
+    assert len(before.nodes) == 2
+    gateway.release(job_id)
     gateway.cancel(job_id)
     wait_state(gateway, job_id, "CANCELLED")
 
