@@ -20,6 +20,7 @@ FORKING.set_forkserver_preload(
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
         "penstock_executor.training.starting",
+        "tests.frozen",
     ]
 )
 """Modules that are not installed are skipped."""
