@@ -287,7 +287,10 @@ def test_a_token_that_was_replaced_is_read_again_and_a_wrong_one_fails_the_task(
         await asyncio.to_thread(hook.cancel, job_id)
         return still_waits, (await asyncio.wait_for(waiting, 180)).payload
 
-    assert asyncio.run(wait(good)) == (True, {"job_id": job_id, "shown": 0})
+    still_waits, payload = asyncio.run(wait(good))
+    assert still_waits
+    assert payload["job_id"] == job_id
+    assert "error" not in payload
     job_id = submit("revoked", folder, wait_for_completion=False).execute(context(instance("revoked")))["job_id"]
     still_waits, payload = asyncio.run(wait(os.environ["AIRFLOW_CONN_PENSTOCK_WRONG"]))
     assert not still_waits

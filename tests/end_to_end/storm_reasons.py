@@ -64,7 +64,8 @@ def _is_true(record: RoundRecord, job: JobId, stop: Stop, nodes: frozenset[str],
     now_s = record.snapshot.time_s
     if stop.code is StopCode.DRAIN:
         asks = {f"node {node} asks its jobs to leave: drain (storm)": node for node in nodes}
-        return stop.text in asks and facts.drains(asks[stop.text], now_s - LATE_S, now_s)
+        # The time of a snapshot is when penstockd began to read Slurm, and it reads the nodes later.
+        return stop.text in asks and facts.drains(asks[stop.text], now_s - LATE_S, now_s + LATE_S)
     if stop.code is StopCode.GAIN:
         before, after = stop.goodput_before, stop.goodput_after
         return given is not None and before is not None and after == given.goodput and after > before

@@ -171,10 +171,10 @@ def test_who_runs_where_and_when_is_the_same_on_a_real_slurm(
     real = lived(site, unit_s)
     print(f"simulated: {expected}\nreal: {real}")
     assert real.moves == expected.moves, site.tail()
+    late_s = dict.fromkeys(expected.trained_s, 0.0)
     for (job, node), at_s, its_s in zip(real.moves, real.times_s, expected.times_s, strict=True):
-        assert abs(at_s - its_s) <= 5.0 + 0.05 * its_s, (
-            f"{job} goes to {node} after {at_s:.1f} s, simulated {its_s:.1f} s"
-        )
+        late_s[job] = max(late_s[job], abs(at_s - its_s))
+        assert late_s[job] <= 5.0 + 0.05 * its_s, f"{job} goes to {node} after {at_s:.1f} s, simulated {its_s:.1f} s"
     assert real.runs == expected.runs == {"a": 2, "b": 1, "c": 2, "d": 1}
     for name, trained_s in expected.trained_s.items():
-        assert abs(real.trained_s[name] - trained_s) <= 6.0 + 0.1 * trained_s, name
+        assert abs(real.trained_s[name] - trained_s) <= 6.0 + late_s[name] + 0.1 * trained_s, name
