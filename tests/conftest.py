@@ -12,7 +12,10 @@ pytest_plugins = ["penstock_slurm.loopback.fixtures", "tests.skips"]
 settings.register_profile("penstock", deadline=None)  # no test is timed: machines are noisy
 settings.load_profile("penstock")
 
-SLOW = ("tests/airflow_provider", "tests/end_to_end", "tests/executor", "tests/slurm_plugin")
+SLOW = (
+    *("tests/airflow_provider", "tests/end_to_end", "tests/executor", "tests/slurm_plugin"),
+    *("tests/scheduler/web", "tests/cloud", "tests/benchmarks", "tests/scheduler/service"),
+)
 """Folders in which a file of tests may take minutes."""
 
 LONGEST_TEXT = 6000
@@ -33,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage meanwhile, and leave the 300 MB of modules and tests out of every later collection of garbage."""
+    """Collect no garbage meanwhile, and leave the modules and tests out of every later collection of garbage."""
     gc.disable()
     try:
         return (yield)
