@@ -289,8 +289,7 @@ def test_a_token_that_was_replaced_is_read_again_and_a_wrong_one_fails_the_task(
 
     still_waits, payload = asyncio.run(wait(good))
     assert still_waits
-    assert payload["job_id"] == job_id
-    assert "error" not in payload
+    assert payload == {"job_id": job_id, "shown": payload["shown"]}  # Slurm may print a line about the end
     job_id = submit("revoked", folder, wait_for_completion=False).execute(context(instance("revoked")))["job_id"]
     still_waits, payload = asyncio.run(wait(os.environ["AIRFLOW_CONN_PENSTOCK_WRONG"]))
     assert not still_waits

@@ -228,8 +228,12 @@ def sites(
     other.close()
 
 
-def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int) -> None:
-    """A storm over these sites, beside an instance of nobody's. Then each site has ended what it launched, and only that."""
+def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int, least: int) -> None:
+    """A storm over these sites, beside an instance of nobody's. Then each site has ended what it launched, and only that.
+
+    Args:
+        least: more instances than that were launched and ended.
+    """
     ec2.direct().run_instances(ImageId=sites[0].settings.image, MinCount=1, MaxCount=1)
     Storm(sites, ec2, seed).rage(faults)
     for site in sites:
@@ -239,7 +243,7 @@ def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int) -> None
         site.until(lambda site=site: not site.state.runs, most=100)
     for site in sites:
         settled(site, ec2, strangers=1)
-    assert sum(len(site.ended) for site in sites) > faults / 50, "instances were launched and ended"
+    assert sum(len(site.ended) for site in sites) > least, "instances were launched and ended"
     assert len({each["Placement"]["AvailabilityZone"][:-1] for each in ec2.instances()}) == 2, "in both regions"
 
 
@@ -247,13 +251,13 @@ def test_a_storm_of_50_faults_over_two_sites_in_two_regions_of_one_account(
     sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock_scheduler.burst_manager.places.APPEARS_S", 10.0)
-    storm_over(sites, ec2, seed=20, faults=50)
+    storm_over(sites, ec2, seed=20, faults=50, least=1)
 
 
 @pytest.mark.long
 def test_a_storm_of_1000_faults(sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_scheduler.burst_manager.places.APPEARS_S", 10.0)
-    storm_over(sites, ec2, seed=25, faults=1000)
+    storm_over(sites, ec2, seed=25, faults=1000, least=100)
     launched = len(ec2.instances()) - 1
     bills = ", ".join(f"{site.bill()[0]:.4f} of {site.bill()[1]:.4f}" for site in sites)
     print(f"1,000 faults: {launched} instances, {len(ec2.calls)} calls to EC2, US dollars in the ledgers: {bills}")
