@@ -376,14 +376,15 @@ class LoopbackCluster:
     def _start_accounting(self, ports: config.Ports, timeout_s: float, progress: Callable[[str], None]) -> None:
         progress("setting up MariaDB")
         data, sock = f"--datadir={self.folder / 'data'}", self._layout.mariadb_socket
-        user = f"--user={config.user_name()}"
+        # A folder of its own: MariaDB removes #sql files from it when it starts, another server's as well.
+        user, temporary = f"--user={config.user_name()}", f"--tmpdir={self.folder / 'db-tmp'}"
         self.command(
-            *("mariadb-install-db", "--no-defaults", user, data, "--skip-test-db"),
+            *("mariadb-install-db", "--no-defaults", user, data, temporary, "--skip-test-db"),
             "--auth-root-authentication-method=normal",
             timeout_s=timeout_s,
         )
         self._start(
-            *("mariadbd", "mariadbd", "--no-defaults", user, data, f"--socket={sock}", "--skip-networking"),
+            *("mariadbd", "mariadbd", "--no-defaults", user, data, temporary, f"--socket={sock}", "--skip-networking"),
             *(f"--pid-file={self._layout.short}/db/pid", "--innodb-buffer-pool-size=64M"),
             *("--innodb-log-file-size=64M", "--innodb-lock-wait-timeout=900"),
         )

@@ -27,6 +27,7 @@ _SUBFOLDERS = (
     "dev",
     "spool",
     "db",
+    "db-tmp",
     "data",
     "penstock-spool",
     "penstock-state",
@@ -91,8 +92,9 @@ def make_folders(layout: Layout, nodes: Sequence[NodeSpec]) -> None:
     """Make the folders of daemons and nodes, and the files that stand for GPUs."""
     for name in ("etc", "log", "dev"):
         (layout.folder / name).mkdir()
-    for folder in (layout.folder / "state", layout.folder / "data", layout.mariadb_socket.parent):
-        folder.mkdir(mode=0o700)
+    for name in ("state", "data", "db-tmp"):
+        (layout.folder / name).mkdir(mode=0o700)
+    layout.mariadb_socket.parent.mkdir(mode=0o700)
     layout.munge_socket.parent.mkdir()
     for node in nodes:
         (layout.short / "spool" / node.name).mkdir(parents=True)
