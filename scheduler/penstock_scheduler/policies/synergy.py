@@ -34,7 +34,7 @@ runs: it takes the first node that fits instead of the tightest one, and serves 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
@@ -153,6 +153,8 @@ class _Stage:
         self._index = {node.name: index for index, node in enumerate(snapshot.nodes)}
         self._shares: dict[JobId, tuple[Share, ...]] = {}
         self._unknown: set[JobId] = set()
+        self._starting: dict[str, list[JobId]] = {}
+        """Node -> the jobs on several nodes that start there."""
         self.rooms = [NodeCapacity.of(node) for node in snapshot.nodes]
         by_name = {room.name: room for room in self.rooms}
         single: list[tuple[Job, Placement]] = []
@@ -167,6 +169,8 @@ class _Stage:
             self._shares[job.id] = held.shares if held is not None else _parts(where, by_name)
             for share in self._shares[job.id]:
                 self._leave(share)
+                if held is None:
+                    self._starting.setdefault(share.node, []).append(job.id)
         self._doors: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.claims = [self._claim(job, where, settings) for job, where in single]
         self.grants = tune(self.claims, self.rooms, settings)
@@ -236,6 +240,12 @@ class _Stage:
             assignments[job_id] = _with_shares(assignments[job_id], shares)
         claims: Iterable[Claim] = self.claims if grants is not None else ()
         stops = dict(self._plan.stops)
+        gains = {name: list(jobs) for name, jobs in self._starting.items()}
+        """Node -> the jobs that start there, or get more of it."""
+        for claim in claims:
+            assert grants is not None
+            if claim.held is None or not grants[claim.job].amount.within(claim.held):
+                gains.setdefault(self.rooms[grants[claim.job].node].name, []).append(claim.job)
         for claim in claims:
             assert grants is not None
             before, grant = assignments[claim.job], grants[claim.job]
@@ -253,20 +263,22 @@ class _Stage:
             if claim.held is not None and claim.held != grant.amount:
                 note = f"restarts for another share: {note}"
                 code = ReasonCode.CHOSEN
-                stops[claim.job] = _stop(claim, room, claim.held, grant.amount)
+                stops[claim.job] = _stop(claim, room, claim.held, grant.amount, gains.get(room.name, ()))
             reason = dataclasses.replace(before.reason, code=code, text=f"{before.reason.text}; {note}")
             assignments[claim.job] = dataclasses.replace(after, reason=reason)
         return dataclasses.replace(self._plan, assignments=assignments, stops=stops)
 
 
-def _stop(claim: Claim, room: NodeCapacity, held: Amount, given: Amount) -> Stop:
-    """Why a job restarts on the same GPUs with another share."""
+def _stop(claim: Claim, room: NodeCapacity, held: Amount, given: Amount, gains: Sequence[JobId]) -> Stop:
+    """Why a job restarts on the same GPUs with another share. `gains`: jobs that start on its node, or get more of it."""
     change = f"from {held} to {given} on node {room.name}"
     before, after = (relative_speed(claim.table, claim.gpus, room, amount) for amount in (held, given))
     if after > before * claim.least_gain:
         faster = f"about {times(after / before)} as fast" if before > 0 else "it makes progress with them"
         return Stop(StopCode.GAIN, f"{change}: {faster}")
-    return Stop(StopCode.PREEMPTED, f"{change}: other jobs need the rest")
+    if (other := next((job for job in gains if job != claim.job), None)) is not None:
+        return Stop(StopCode.PREEMPTED, f"{change}: makes room for job {other}", makes_room_for=other)
+    return Stop(StopCode.PREEMPTED, f"{change}: jobs that Penstock does not manage need the rest")
 
 
 def _share_held(job: Job, where: Placement) -> Placement | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model import Phase, Placement, Plan, Share, Snapshot
+from penstock_scheduler.model import Phase, Placement, Plan, Share, Snapshot, StopCode
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.policies.tuning import (
     PAPER,
@@ -193,6 +193,17 @@ def test_a_running_job_gives_back_what_a_new_job_needs():
     assert share(plan, "x") == ("v100-00", 3, 60_000)
     assert "restarts for another share" in plan.assignments["i"].reason.text
     assert not plan.assignments["i"].placement.suits(greedy.allocation)  # type: ignore[arg-type]
+    stop = plan.stops["i"]
+    assert (stop.code, stop.makes_room_for) == (StopCode.PREEMPTED, "x")
+    assert stop.text == "from 12 CPUs and 120000 MB to 3 CPUs and 60000 MB on node v100-00: makes room for job x"
+
+
+def test_a_running_job_gives_back_what_other_users_jobs_have_taken():
+    (node,) = nodes_from_spec("v100:1x4:12c:240g")
+    greedy = job("i", max_gpus=1, phase=Phase.RUNNING, allocation=on("v100-00", 12, 120_000))
+    plan = decide(known(snapshot((dataclasses.replace(node, cpus_others=8),), [greedy]), i=IMAGE))
+    assert share(plan, "i")[1] < 12
+    assert plan.stops["i"].text.endswith("jobs that Penstock does not manage need the rest")
 
 
 def test_a_job_that_may_not_be_restarted_gets_no_more_than_its_part():
