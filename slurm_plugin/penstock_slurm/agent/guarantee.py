@@ -27,6 +27,7 @@ from penstock_scheduler.sharing.node import Group, Groups
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.agent.observed import rate_between
+from penstock_slurm.agent.state import LocalJob
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,9 @@ PAUSE = 20
 class _Watch:
     """What is known of one guaranteed job."""
 
-    mark: JobStatus
-    marked_s: float
+    mark: JobStatus | None = None
+    """Its status when the present control period began; None: it has not begun."""
+    marked_s: float = 0.0
     slow: int = 0
     frozen: dict[JobId, int] = field(default_factory=dict)
     """Job that was frozen for its sake -> how often."""
@@ -58,6 +60,11 @@ class _Watch:
     """Its speed alone before that."""
     periods: int = 0
     """Control periods since then."""
+
+    @property
+    def again(self) -> bool:
+        """Whether some job was frozen for the second time, after which it stays frozen."""
+        return max(self.frozen.values(), default=0) > 1
 
 
 class Guarantees:
@@ -71,6 +78,7 @@ class Guarantees:
         """See `NodeState.set_back`."""
         for watch in self._watches.values():
             watch.marked_s = min(watch.marked_s, self._state.now_s)
+            watch.since_s = min(watch.since_s, self._state.now_s)
 
     def check(self) -> None:
         """Freeze what makes a guaranteed job too slow, and let go what does not."""
@@ -84,17 +92,23 @@ class Guarantees:
                 there.add(job)
                 with self._state.guard("watch its speed", job):
                     self._check(job, pack, ordered, group)
-        self._watches = {job: watch for job, watch in self._watches.items() if job in there}
+        self._watches = {job: watch for job, watch in self._watches.items() if job in self._state.jobs}
+        for job in self._watches.keys() - there:
+            self._watches[job].mark = None
 
     def _check(self, job: JobId, pack: Pack, ordered: Pack, group: Group) -> None:
         state, local = self._state, self._state.jobs[job]
         first = state.observed(job).first
-        if first is None or local.state != "running":
-            self._watches.pop(job, None)
-            return
         watch = self._watches.get(job)
-        if watch is None or watch.mark.pid != first.pid:
-            self._watches[job] = _Watch(first, state.now_s)
+        if watch is None:
+            watch = self._watches[job] = self._begin(local, ordered)
+        if first is None or local.state != "running":
+            watch.mark = None
+            if watch.since_s and state.now_s - watch.since_s > PAUSE * group.order.slice_s and not watch.again:
+                self._come_back(job, watch, ordered, "it reports nothing by which to judge them")
+            return
+        if watch.mark is None or watch.mark.pid != first.pid:
+            watch.mark, watch.marked_s, watch.slow = first, state.now_s, 0
             return
         passed_s = state.now_s - watch.marked_s
         if passed_s < max(group.order.slice_s, LEAST_STEPS * state.observed(job).usual_s):
@@ -113,6 +127,12 @@ class Guarantees:
         if watch.slow >= SLOW_PERIODS:
             self._freeze(job, watch, pack, ordered, speed / local.rate)
 
+    def _begin(self, local: LocalJob, ordered: Pack) -> _Watch:
+        """A new watch. The agent may have frozen jobs before it was started again."""
+        frozen = [each for each in ordered.jobs if each in self._state.jobs and self._state.jobs[each].held_out]
+        since_s = self._state.now_s if frozen else 0.0
+        return _Watch(frozen=dict.fromkeys(frozen, 1), since_s=since_s, alone=local.rate)
+
     def _freeze(self, job: JobId, watch: _Watch, pack: Pack, ordered: Pack, part: float) -> None:
         watch.slow, watch.periods, watch.since_s = 0, 0, self._state.now_s
         watch.alone = self._state.jobs[job].rate
@@ -129,16 +149,17 @@ class Guarantees:
         if watch.periods == 1:
             return  # they were there for a part of it
         innocent = watch.periods <= 1 + SLOW_PERIODS and speed < least * watch.alone
-        again = max(watch.frozen.values(), default=0) > 1
         watch.slow = watch.slow + 1 if innocent else 0
-        if watch.slow < SLOW_PERIODS and (again or watch.periods <= PAUSE):
-            return
         if watch.slow >= SLOW_PERIODS:
             watch.frozen.clear()
             self._state.jobs[job].rate = speed
-        why = "the cause is elsewhere" if watch.slow >= SLOW_PERIODS else "they may try a smaller share"
+            self._come_back(job, watch, ordered, "the cause is elsewhere")
+        elif watch.periods > PAUSE and not watch.again:
+            self._come_back(job, watch, ordered, "they may try a smaller share")
+
+    def _come_back(self, job: JobId, watch: _Watch, ordered: Pack, why: str) -> None:
         log.info("jobs come back", extra={"job": job, "text": why})
-        watch.slow, watch.since_s = 0, 0.0
+        watch.slow, watch.periods, watch.since_s = 0, 0, 0.0
         for each in ordered.jobs:
             if each in self._state.jobs:
                 self._state.jobs[each].held_out = ()

@@ -301,8 +301,15 @@ class PlainShape:
 class Write:
     """One command about one job, named like the `Gateway` method for a single one.
 
-    Two have no method. `split` gives an array's element that has not started a job record and a number of its own.
-    `put_first` gives a job that is not held the highest priority, until its next release.
+    Three have no method:
+
+    - `split` gives an array's element that has not started a job record and a number of its own.
+    - `put_first` gives a job that is not held the highest priority, until its next release.
+    - `place` changes a pending job so that it runs exactly there. Slurm applies the whole update or nothing. The error is
+      NotWaiting, and nothing changes, if the job has started or ended meanwhile: Slurm would shrink a running job to the nodes of
+      the placement. Hold the job first, so that it does not start between this check and the update. Slurm checks only when it
+      starts the job that the nodes are in the partition. Wait until a requeued job is PENDING, and then 1.1 s
+      (docs/developer/slurm-gateway.md), before releasing it.
     """
 
     job_id: str
@@ -407,16 +414,6 @@ class Gateway(Protocol):
 
     def resume(self, job_id: str) -> None:
         """Resume a suspended job (SIGCONT). Raises Refused if it is not suspended."""
-        ...
-
-    def place(self, job_id: str, placement: JobPlacement) -> None:
-        """Change a pending job so that it runs exactly there. Slurm applies the whole update or nothing.
-
-        Raises NotWaiting, and changes nothing, if the job has started or ended meanwhile: Slurm would shrink a running job to
-        the nodes of the placement. Hold the job first, so that it does not start between this check and the update.
-        Does not release the job. Slurm checks only when it starts the job that the nodes are in the partition. Wait until a
-        requeued job is PENDING, and then 1.1 s (docs/developer/slurm-gateway.md), before releasing it.
-        """
         ...
 
     def signal(self, job_id: str, where: Literal["batch", "steps"]) -> None:

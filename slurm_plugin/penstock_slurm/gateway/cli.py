@@ -26,7 +26,6 @@ from penstock_slurm.gateway.accounts import (
     parse_runs,
 )
 from penstock_slurm.gateway.base import (
-    JobPlacement,
     PlainShape,
     SlurmEnd,
     SlurmFeatures,
@@ -318,11 +317,6 @@ class CliGateway:
         """`scontrol resume`."""
         self._change_known(job_id, "scontrol", "resume", job_id)
 
-    def place(self, job_id: str, placement: JobPlacement) -> None:
-        """One `scontrol update`, so that Slurm applies all of it or nothing."""
-        self._expect_waiting(job_id)
-        self._one(Write(job_id, "place", placement))
-
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
         """Through the standard input of a few scontrol processes, see `batch`."""
         return self._batch.write(writes)
@@ -339,7 +333,8 @@ class CliGateway:
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time is set with the shape and before the release, so that the job does not start in between."""
-        self._expect_waiting(job_id)
+        for error in self._batch.not_waiting([job_id]).values():
+            raise error
         self._commands.change(
             job_id,
             "scontrol",
@@ -381,11 +376,6 @@ class CliGateway:
     def power_down(self, nodes: Sequence[str]) -> None:
         """`scontrol update State=POWER_DOWN_FORCE`. It gives cloud nodes up, and requeues the jobs on them."""
         self._commands.change_nodes("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_DOWN_FORCE")
-
-    def _expect_waiting(self, job_id: str) -> None:
-        """Raise NotWaiting if the job does not wait."""
-        for error in self._batch.not_waiting([job_id]).values():
-            raise error
 
     def _one(self, write: Write) -> None:
         self._commands.change(write.job_id, "scontrol", *arguments(write))

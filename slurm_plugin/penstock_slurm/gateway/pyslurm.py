@@ -200,7 +200,7 @@ class PyslurmGateway:
         """Resume a suspended job."""
         self._write("resume", job_id, lambda job: job.unsuspend())
 
-    def place(self, job_id: str, placement: JobPlacement) -> None:
+    def _place(self, job_id: str, placement: JobPlacement) -> None:
         """One modification, so that Slurm applies all of it or nothing."""
         if placement.tasks_per_node is not None:
             raise Refused("--ntasks-per-node needs the back end cli", command="modify", job_id=job_id)
@@ -276,7 +276,7 @@ class PyslurmGateway:
             if write.kind == "put_first":
                 return Refused("jobs that share GPUs need the back end cli", command="modify", job_id=write.job_id)
             if write.placement is not None:
-                self.place(write.job_id, write.placement)
+                self._place(write.job_id, write.placement)
             else:
                 {"hold": self.hold, "release": self.release, "requeue_hold": self.requeue_hold}[write.kind](
                     write.job_id

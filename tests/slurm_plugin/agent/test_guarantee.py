@@ -38,9 +38,17 @@ class Scene:
         self.low_step_s = self.high_step_s = 0.1
         """Mean duration of the steps of each, by its report."""
         for number in (HIGH, LOW):
-            environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": node.name}
-            node.slurm.processes[number] = subprocess.Popen(["sleep", "600"], env=environment)
+            self.begin(number)
         node.slurm.freeze_after_s = 0.0
+
+    def begin(self, number: int) -> None:
+        """Begin a program of this job. The one before ends."""
+        environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": self.node.name}
+        before = self.node.slurm.processes.get(number)
+        self.node.slurm.processes[number] = subprocess.Popen(["sleep", "600"], env=environment)
+        if before is not None:
+            before.kill()
+            before.wait()
 
     def say(self, number: int, steps: int) -> None:
         told = self.node.agent.state.jobs.get(f"j{number}")
@@ -110,6 +118,33 @@ def test_a_job_that_reports_no_steps_and_trains_is_frozen_within_three_periods(s
     scene.until(scene.frozen, 60)
     scene.pass_s(20 * SLICE_S)
     assert scene.frozen()
+
+
+def test_a_frozen_job_comes_back_although_the_guaranteed_job_runs_its_next_program(scene: Scene):
+    """It says nothing while it changes from training to evaluation, by which the other job seems to be the cause."""
+    scene.because_of_low = 0.0
+    scene.until(scene.frozen, 60)
+    scene.begin(HIGH)
+    scene.because_of_low = 1.0
+    assert scene.until(lambda: not scene.frozen(), 30 * SLICE_S) > 5 * SLICE_S
+
+
+def test_a_frozen_job_comes_back_although_the_guaranteed_job_stops_reporting(scene: Scene):
+    scene.because_of_low = 0.4
+    scene.until(scene.frozen, 60)
+    scene.say = lambda number, steps: None  # type: ignore[method-assign]
+    (statuses_dir(scene.node.run_dir, HIGH) / "0.json").unlink()
+    scene.until(lambda: not scene.frozen(), 30 * SLICE_S)
+
+
+def test_a_frozen_job_comes_back_although_the_agent_starts_again(scene: Scene):
+    scene.because_of_low = 0.4
+    scene.until(scene.frozen, 60)
+    scene.pass_s(5 * SLICE_S)
+    scene.node.start()
+    scene.pass_s(10 * SLICE_S)
+    assert scene.frozen()
+    scene.until(lambda: not scene.frozen(), 20 * SLICE_S)
 
 
 def test_an_honest_job_is_not_frozen(scene: Scene):

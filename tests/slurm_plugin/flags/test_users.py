@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock_scheduler.model import JobSpec, parse_spec
-from penstock_slurm.gateway import JobPlacement, SlurmJob, Transient
+from penstock_slurm.gateway import JobPlacement, SlurmJob, Transient, Write
 from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.flags.site import NOBODY, FlagSite
 
@@ -102,13 +102,10 @@ def test_the_admin_can_change_it(flags: FlagSite, job: SlurmJob) -> None:
     placement = JobPlacement(partition="t4", nodes=("t4-00", "t4-01"), gpus_per_node=4, tasks=2, cpus=2)
 
     def placed() -> bool:
-        try:
-            flags.gateway.place(job.id, placement)
-        except (
-            Transient
-        ):  # Slurm 24.11 sometimes needs several attempts, and on a busy machine more than the gateway makes
-            return False
-        return True
+        (error,) = flags.gateway.write([Write(job.id, "place", placement)])
+        # Slurm 24.11 sometimes needs several attempts, and on a busy machine more than the gateway makes.
+        assert error is None or isinstance(error, Transient), error
+        return error is None
 
     wait_for(placed, 120, "Slurm to take it")
     assert flags.job(job.id).required_nodes == ("t4-00", "t4-01")

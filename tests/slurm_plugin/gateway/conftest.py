@@ -10,14 +10,14 @@ from penstock_slurm.gateway import (
 )
 from penstock_slurm.gateway.commands import COMMANDS
 
-WAIT = "for job in $(seq 20) 12_3; do echo $job PENDING; done"
+WAIT = "for job in $(seq 20); do echo $job PENDING; done"
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """slurm(body): every command becomes this shell script. They log their arguments to `calls`. `-V` prints `version`.
 
-    Asked for the states of jobs, squeue runs `states` instead, and logs nothing. By default, jobs 1 to 20 and 12_3 wait.
+    Asked for the states of jobs, squeue runs `states` instead, and logs nothing. By default, jobs 1 to 20 wait.
     """
 
     def install(body: str, version: str = "slurm-wlm 22.05.8", states: str = WAIT) -> Path:

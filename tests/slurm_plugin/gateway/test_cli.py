@@ -20,6 +20,7 @@ from penstock_slurm.gateway import (
     UnreadableAnswer,
     Write,
 )
+from penstock_slurm.gateway.batch import arguments
 from penstock_slurm.gateway.commands import OVER, RETRIES, guarded
 from penstock_slurm.gateway.errors import MESSAGES, error_from
 from tests.slurm_plugin.gateway.conftest import gateway
@@ -52,7 +53,7 @@ def test_a_refused_change_is_seen_although_the_command_returns_0(slurm):
 def test_what_passes_is_asked_a_few_times(slurm):
     calls = slurm("echo 'slurm_update error: Resource temporarily unavailable' >&2; exit 1")
     with pytest.raises(Transient):
-        gateway().place("7", JobPlacement("t4", ("t4-00",), 2, 1, 1))
+        gateway().hold("7")
     assert len(calls.read_text().splitlines()) == 1 + RETRIES
 
 
@@ -82,34 +83,29 @@ def test_a_command_that_hangs_is_given_up_once(slurm):
     assert len(calls.read_text().splitlines()) == 1
 
 
-def test_one_update_carries_the_whole_placement(slurm):
-    calls = slurm("true")
-    gateway().place("12_3", JobPlacement("rtx", ("rtx-00", "rtx-01"), 8, 2, 6, ends_begin=True))
-    assert calls.read_text() == (
-        "scontrol update JobId=12_3 Partition=rtx NumNodes=2-2 NumTasks=2 NumCPUs=6 TresPerNode=gres:gpu:8 "
-        "ReqNodeList=rtx-00,rtx-01 StartTime=now\n"
+def test_one_update_carries_the_whole_placement():
+    placement = JobPlacement("rtx", ("rtx-00", "rtx-01"), 8, 2, 6, ends_begin=True)
+    assert " ".join(arguments(Write("12_3", "place", placement))) == (
+        "update JobId=12_3 Partition=rtx NumNodes=2-2 NumTasks=2 NumCPUs=6 TresPerNode=gres:gpu:8 "
+        "ReqNodeList=rtx-00,rtx-01 StartTime=now"
     )
-    gateway().place("12", JobPlacement("t4", ("t4-00",), 1, None, 1))
-    assert not {"NumTasks", "StartTime"} & {
-        word.partition("=")[0] for word in calls.read_text().splitlines()[1].split()
-    }
+    of_one = arguments(Write("12", "place", JobPlacement("t4", ("t4-00",), 1, None, 1)))
+    assert not {"NumTasks", "StartTime"} & {word.partition("=")[0] for word in of_one}
 
 
 def test_a_job_with_several_tasks_on_a_node_is_sent_with_their_number_and_cpus(slurm):
     """MinCPUsNode is still that of the submission, and Slurm starts no job with fewer CPUs than that."""
     calls = slurm("true")
-    gateway().place("12", JobPlacement("t4", ("t4-00", "t4-01"), 2, 4, 12, tasks_per_node=2))
+    place = Write("12", "place", JobPlacement("t4", ("t4-00", "t4-01"), 2, 4, 12, tasks_per_node=2))
     gateway().leave_to_slurm("12", PlainShape("t4", 2, 3, 3), 6, 10)
-    place, leave, _ = calls.read_text().splitlines()
-    assert "NumTasks=4 NumCPUs=12 TasksPerNode=2 MinCPUsNode=6" in place
+    leave, _ = calls.read_text().splitlines()
+    assert "NumTasks=4 NumCPUs=12 TasksPerNode=2 MinCPUsNode=6" in " ".join(arguments(place))
     assert "NumTasks=6 NumCPUs=6 TasksPerNode=3 MinCPUsNode=3" in leave
 
 
 @pytest.mark.parametrize(("stand_in", "word"), [(False, "TresPerNode="), (True, "TresPerNode=gres:penstock:1")])
-def test_a_job_that_shares_is_sent_without_gpus(slurm, stand_in, word):
-    calls = slurm("true")
-    gateway().place("12", JobPlacement("t4", ("t4-00",), 0, 1, 1, stand_in=stand_in))
-    assert word in calls.read_text().split()
+def test_a_job_that_shares_is_sent_without_gpus(stand_in, word):
+    assert word in arguments(Write("12", "place", JobPlacement("t4", ("t4-00",), 0, 1, 1, stand_in=stand_in)))
 
 
 @pytest.mark.parametrize("job_id", ["", "-1", "7 8", "4_[1-5]", "JobId=7", "--help", "7\n"])

@@ -73,6 +73,12 @@ def held(loopback: LoopbackCluster, *options: str) -> str:
     ).stdout.strip()
 
 
+def place(gateway: Gateway, job_id: str, placement: JobPlacement) -> None:
+    (error,) = gateway.write([Write(job_id, "place", placement)])
+    if error is not None:
+        raise error
+
+
 def job(gateway: Gateway, job_id: str, *, finished: bool = True):
     return next(each for each in gateway.jobs(finished=finished) if each.id == job_id)
 
@@ -105,7 +111,7 @@ def test_an_untyped_job_is_placed_on_each_type_shrunk_and_grown(gateway, loopbac
     job_id = held(loopback, "--nodes=2")
     assert job(gateway, job_id).held
     for nodes, gpus in ((("t4-00",), 2), (("rtx-00", "rtx-01"), 8), (("a100-01",), 3), (("t4-00", "t4-01"), 4)):
-        gateway.place(job_id, JobPlacement("all", nodes, gpus, len(nodes), len(nodes), ends_begin=True))
+        place(gateway, job_id, JobPlacement("all", nodes, gpus, len(nodes), len(nodes), ends_begin=True))
         gateway.release(job_id)
         wait_state(gateway, job_id, "RUNNING")
         found = job(gateway, job_id)
@@ -131,10 +137,8 @@ def test_a_job_that_has_started_meanwhile_keeps_its_nodes(gateway, loopback):
     before = job(gateway, job_id)
     first = JobPlacement(before.partition[0], before.nodes[:1], 1, 1, 1)
     assert gateway.write([Write(job_id, "hold")]) == (None,)
-    (error,) = gateway.write([Write(job_id, "place", first)])
-    assert isinstance(error, NotWaiting)
     with pytest.raises(NotWaiting):
-        gateway.place(job_id, first)
+        place(gateway, job_id, first)
     with pytest.raises(NotWaiting):
         gateway.leave_to_slurm(job_id, PlainShape(before.partition[0], 1, 1, None), 1, 60.0)
     after = job(gateway, job_id)
@@ -190,7 +194,7 @@ def test_failures_are_told_apart(gateway, loopback, make_loopback):
     with pytest.raises(JobGone):
         gateway.hold("1; rm")
     with pytest.raises(Refused):
-        gateway.place(job_id, JobPlacement("nowhere", ("t4-00",), 1, 1, 1))
+        place(gateway, job_id, JobPlacement("nowhere", ("t4-00",), 1, 1, 1))
     assert job(gateway, job_id).partition == ("all",), "an update that is refused changes nothing"
     gateway.cancel(job_id)
     wait_state(gateway, job_id, "CANCELLED")
