@@ -196,12 +196,15 @@ class Storm:
     def _stop_munge(self) -> None:
         self._say("stop munged")
         self._munge_up = False
+        self.facts.munged_away.append((time.time(), math.inf))
         self.site.slurm.stop_munged()
         self._in(1, 4, "start munged", self._start_munge)
 
     def _start_munge(self) -> None:
         self.site.slurm.start_munged()
         self._munge_up = True
+        begin_s, _ = self.facts.munged_away.pop()
+        self.facts.munged_away.append((begin_s, time.time()))
 
     def _in(self, least_s: float, most_s: float, what: str, act: Callable[[], object]) -> None:
         self._later.append((time.monotonic() + self._chance.uniform(least_s, most_s), what, act))

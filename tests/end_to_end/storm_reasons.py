@@ -20,6 +20,10 @@ FORGETS_S = 12.0
 """What slurmctld may forget when it is killed: it saves its state every 5 s, and that may take long on a busy machine."""
 
 
+SENT_S = 10.0
+"""How long slurmctld may take to find that it cannot send a job to its node."""
+
+
 @dataclass(slots=True)
 class Facts:
     """What the storm did. Times in seconds since 1970."""
@@ -29,6 +33,8 @@ class Facts:
     requeued: dict[JobId, list[float]] = field(default_factory=dict)
     slurmd_killed: dict[str, list[float]] = field(default_factory=dict)
     slurmctld_killed: list[float] = field(default_factory=list)
+    munged_away: list[tuple[float, float]] = field(default_factory=list)
+    """Spans in which slurmctld could send nothing to nodes: it requeues a job that it cannot launch."""
 
     def drains(self, node: str, from_s: float, to_s: float) -> bool:
         """Whether the node was drained at some time in between."""
@@ -124,7 +130,9 @@ def unexplained(runs: Iterable[Run], reasons: Reasons, facts: Facts) -> list[str
         )
         # A trainer reports its start when Python has begun, which is later than Slurm's start.
         young = any(run.start_s - LATE_S <= time_s <= run.start_s + FORGETS_S for time_s in facts.slurmctld_killed)
-        return asked or lost or young
+        away = any(begin_s <= run.seen_s and run.start_s - 1 <= end_s for begin_s, end_s in facts.munged_away)
+        unsent = away and run.seen_s <= run.start_s + SENT_S
+        return asked or lost or young or unsent
 
     return [
         f"job {run.job} on {','.join(sorted(run.nodes))}: {run.start_s:.1f} to between {run.seen_s:.1f} and {run.gone_s:.1f}"

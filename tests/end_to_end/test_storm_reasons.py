@@ -65,6 +65,14 @@ def test_the_history_has_only_reasons_that_a_round_gave() -> None:
 RUN = Run("1", frozenset({"t4-00"}), NOW_S, NOW_S + 60, NOW_S + 62)
 
 
+def test_a_job_that_slurm_could_not_send_to_its_node_is_explained() -> None:
+    young, facts = dataclasses.replace(RUN, seen_s=NOW_S + 3), Facts(munged_away=[(NOW_S + 1, math.inf)])
+    assert unexplained([young], Reasons([]), facts) == []
+    assert len(unexplained([young], Reasons([]), Facts(munged_away=[(NOW_S + 4, math.inf)]))) == 1
+    assert len(unexplained([young], Reasons([]), Facts(munged_away=[(NOW_S - 9, NOW_S - 3)]))) == 1
+    assert len(unexplained([RUN], Reasons([]), facts)) == 1, "it was sent long before it ended"
+
+
 @pytest.mark.parametrize(
     ("facts", "explained"),
     [
