@@ -172,10 +172,13 @@ class Checkpoints:
             self._refuse_if_superseded()
             beside.rename(path)
             _sync_folder(self._own)
-        except OSError as error:
+        except Exception as error:
             if self.superseded:  # the later run has removed this run's folder
                 raise self._superseded_error() from error
-            raise _not_saved(path, error) from error
+            reason = reason_of(error)
+            if isinstance(reason, OSError):
+                raise _not_saved(path, reason) from error
+            raise
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
@@ -293,6 +296,17 @@ def _list(folder: Path) -> list[tuple[int, int, Path]]:
         if epoch and step:
             found.append((int(epoch[1]), int(step[1]), path))
     return sorted(found, reverse=True)
+
+
+def reason_of(error: BaseException) -> BaseException:
+    """The disk's error behind this one, or the error itself if there is none.
+
+    `torch.save` raises a RuntimeError about positions in its file if the disk is full.
+    """
+    reason: BaseException | None = error
+    while reason is not None and not isinstance(reason, OSError):
+        reason = reason.__cause__ or reason.__context__
+    return error if reason is None else reason
 
 
 def fingerprint(path: Path) -> tuple[int, str]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock_executor.checkpoint import Checkpoints, NotSaved, Shards, Superseded, fingerprint
+from penstock_executor.checkpoint import Checkpoints, NotSaved, Shards, Superseded, fingerprint, reason_of
 from penstock_executor.training.host_copies import HostCopies
 
 log = logging.getLogger(__name__)
@@ -210,6 +210,9 @@ class Saver:
         except NotSaved as error:
             log.error("step=%d %s", step, error)
             self.failure = error
+        except Exception as error:  # else the run would end with the claim that it has saved
+            self.failure = NotSaved(f"no checkpoint written: {type(error).__name__}: {error}")
+            log.error("step=%d %s", step, self.failure, exc_info=error)
         else:
             self.failure = None
             saved(time.monotonic() - began)
@@ -220,7 +223,7 @@ class Saver:
 
         folder = self.checkpoints.shards_folder(step, number)
         rank, processes = (self.group.rank(), self.group.size()) if self.group is not None else (0, 1)
-        failure: BaseException | None = None
+        failure: str | None = None
         mine: dict[str, tuple[int, str]] = {}
         try:
             written = (
@@ -229,8 +232,9 @@ class Saver:
             # Each process reads back its own files.
             mine = {path.name: fingerprint(path) for path in written}
         except (Exception, CheckpointException) as error:  # no error may stop the training
-            failure = error
-        everyones: list[Any] = [(str(failure) if failure else None, mine)] * processes
+            reason = reason_of(error)
+            failure = str(reason) or repr(reason)
+        everyones: list[Any] = [(failure, mine)] * processes
         if self.group is not None:
             try:
                 dist.all_gather_object(everyones, everyones[rank], group=self.group)

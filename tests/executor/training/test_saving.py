@@ -2,7 +2,10 @@
 
 import collections
 import io
+import json
 import pathlib
+import resource
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from penstock_executor.environment import Ranks
 from penstock_executor.training.processes import Group
 from penstock_executor.training.saving import CannotSave, Saver, copied, load, random_states
 from penstock_executor.training.state import TrainingState
+from tests.forking import FORKING
 
 FULL = pathlib.Path("/dev/full")
 
@@ -130,3 +134,74 @@ def test_a_piece_that_a_full_disk_refused_does_not_keep_it_full(tmp_path: pathli
     saver.save({}, 9, {}, told.append, {"w": torch.ones(3)})
     saver.wait()
     assert (saver.failure, len(told), checkpoints.latest().step) == (None, 1, 9)
+
+
+SMALL = 100_000
+"""Bytes of a file in `with_small_files`."""
+
+
+def with_small_files(folder: pathlib.Path, action) -> object:
+    """What `action` returns in a process whose files are full at `SMALL` bytes. Unlike /dev/full, they take the first bytes."""
+    child = FORKING.Process(target=_with_small_files, args=(folder / "answer", action))
+    child.start()
+    child.join(240)
+    assert child.exitcode == 0
+    return json.loads((folder / "answer").read_text())
+
+
+def _with_small_files(answer: pathlib.Path, action) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
+    answer.write_text(json.dumps(action()))
+
+
+def save_on_a_disk_that_fills_up(folder: pathlib.Path, *, parts: bool) -> list[object]:
+    """The last good step, the failure, the steps that were reported as saved and the files that are left."""
+    saver, told = Saver(Checkpoints(folder, 1)), []
+    saver.parts = parts
+    for step, size in ((1, 3), (2, SMALL)):
+        piece = {"w": torch.ones(size)}
+        whole, sharded = ({}, piece) if parts else (piece, None)
+        saver.save(whole, step, {}, lambda _, step=step: told.append(step), sharded)
+        saver.wait()
+    left = sorted(path.name for path in folder.glob("epoch-0001/*"))
+    return [saver.checkpoints.latest().step, str(saver.failure), told, left]
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["whole", "parts"])
+def test_a_disk_that_fills_up_during_a_save_is_a_failure_with_the_disks_reason(tmp_path: pathlib.Path, parts: bool):
+    """PyTorch then raises a RuntimeError about positions in its file."""
+    action = partial(save_on_a_disk_that_fills_up, tmp_path / "job", parts=parts)
+    step, failure, told, left = with_small_files(tmp_path, action)
+    assert "File too large" in failure
+    assert "earlier checkpoints are whole" in failure
+    assert (step, told) == (1, [1])
+    assert left == ["step-000000000001.1.shards", "step-000000000001.ckpt"][0 if parts else 1 :]
+
+
+def test_any_error_of_a_save_is_a_failure_with_its_text(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog
+):
+    """The thread would end without a word, and the run with the claim that it has saved."""
+    saver, told = Saver(Checkpoints(tmp_path, 1)), []
+    saver.save({}, 1, {"not": object()}, told.append)
+    saver.wait()
+    assert "step=1 no checkpoint written: TypeError: Object of type object is not JSON serializable" in caplog.text
+    assert "TypeError" in str(saver.failure)
+    saver.save({}, 2, {}, told.append)
+    saver.wait()
+    assert (saver.failure, len(told)) == (None, 1)
+
+
+def test_a_piece_whose_error_has_no_text_is_not_taken_for_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("penstock_executor.training.saving.write_part", run_out)
+    saver, told = Saver(Checkpoints(tmp_path, 1)), []
+    saver.parts = True
+    saver.save({}, 1, {}, told.append, {"w": torch.ones(3)})
+    saver.wait()
+    assert "MemoryError" in str(saver.failure)
+    assert not told
