@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import penstock_executor as px
+from penstock_executor.training import short_of_memory
 from penstock_executor.training.suspension import Suspension
 
 
@@ -105,6 +106,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, help="max_grad_norm")
     parser.add_argument("--compile", action="store_true", help="with dynamo, and PyTorch's own kernels")
     parser.add_argument("--release", action="store_true", help="a suspended run releases its memory on the CPU")
+    parser.add_argument(
+        "--last-is-short", type=int, metavar="N", help="only the last process sees a note that N do not fit"
+    )
     parser.add_argument("--note-reading", action="store_true", help="write to FOLDER/read who opens a checkpoint")
     return parser.parse_args()
 
@@ -159,6 +163,8 @@ def start(options: argparse.Namespace) -> tuple[px.TrainingRun, Hold]:
     hold = Hold(run, options.hold)
     if options.release:
         run._suspension = Suspension(device="cpu")
+    if options.last_is_short and run.rank == run.world - 1:
+        short_of_memory.noted = lambda _: {"cpu": options.last_is_short}
     if options.note_reading:
         note_reading(run, options.folder)
     return run, hold

@@ -143,7 +143,8 @@ class TrainingRun(Run):
         self._measurements = Measurements(meter, self._noise, batch_size)
         self._loader = self._new_loader(
             dataset,
-            fixed or saved_batch or self._chooser.choose(),
+            # Each process knows only its own memory, and may see other notes.
+            self._group.from_first(fixed or saved_batch or self._chooser.choose()),
             shuffle,
             drop_last,
             loader,

@@ -63,6 +63,13 @@ def test_processes_and_micro_steps_do_not_change_what_is_learned(tmp_path: Path)
     assert {len(record["seen"]) for record in steps(tmp_path / "three")} >= {5, 6}
 
 
+def test_all_processes_train_with_the_batch_that_the_first_one_has_chosen(tmp_path: Path):
+    """The last one does not: a note on its node says that 8 samples do not fit, so it would take 6, 5 and 5."""
+    with train(tmp_path, "--size=96", "--epochs=1", "--last-is-short=8", processes=2) as job:
+        job.finish()
+    assert [len(record["seen"]) for record in steps(tmp_path)] == [16] * 6, "three steps of two processes"
+
+
 def test_the_whole_steps_gradient_is_clipped(tmp_path: Path):
     """Not that of a micro-step or of a process."""
     options = ("--size=203", "--epochs=1", "--clip=0.01")
