@@ -21,6 +21,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self
 
@@ -30,6 +31,9 @@ MIB = 2**20
 
 SAMPLED_S = 1.0
 """NVML's longest sampling period. A longer time since the sample before was idle."""
+
+REMEMBERED = 256
+"""GPU times of fewer processes than this are not searched for processes that have ended."""
 
 OFF_THE_BUS = 79
 """The XID by which the driver reports that a GPU has fallen off the bus."""
@@ -206,6 +210,7 @@ class Nvml:
         self._asked_us: dict[str, int] = {}
         self._counted_us: dict[str, int] = {}
         self._gpu_s: dict[tuple[str, int], float] = {}
+        self._forget_at = REMEMBERED
         self._events: Any = None
         try:
             self._find_devices()
@@ -243,7 +248,8 @@ class Nvml:
         """GPU time by device (its UUID) and process, s, since this was first called; None: the driver does not count
         it, as for MIG devices and some virtual GPUs.
 
-        Call it at least once a second: NVML keeps only the newest sampling period (1/6 s to 1 s).
+        Call it at least once a second: NVML keeps only the newest sampling period (1/6 s to 1 s). Processes that have
+        ended are forgotten in time. Until then, a new process with the number of one goes on from its GPU time.
         """
         api, counted = self._api, False
         for device, handle in self._handles:
@@ -262,6 +268,9 @@ class Nvml:
                 seconds = min((entry.timeStamp - before_us) / 1e6, SAMPLED_S)
                 key = device.uuid, entry.pid
                 self._gpu_s[key] = self._gpu_s.get(key, 0.0) + max(seconds, 0.0) * entry.smUtil / 100
+        if len(self._gpu_s) >= self._forget_at:
+            self._gpu_s = {key: seconds for key, seconds in self._gpu_s.items() if Path(f"/proc/{key[1]}").exists()}
+            self._forget_at = max(2 * len(self._gpu_s), REMEMBERED)
         return dict(self._gpu_s) if counted else None
 
     def links(self) -> tuple[tuple[int, ...], ...]:

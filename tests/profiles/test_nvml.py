@@ -382,6 +382,24 @@ def test_gpu_time_by_process_adds_up(ask):
     assert said[-1][0][:2] == ["GPU-aaaa", 7]
 
 
+def test_gpu_time_of_processes_that_are_gone_is_forgotten(ask):
+    """A process uses a tenth of the GPU for 100 s, beside 500 others that end at once. No process has such a number."""
+    program = SAY + (
+        "with Nvml() as nvml:\n"
+        "    before, counts = scenario.read_text(), []\n"
+        "    for second in range(101):\n"
+        "        ended = ' '.join(f'{2**22 + 5 * second + each + 1}:1' for each in range(5))\n"
+        "        text = f'0.stamp {1_000_000 * (second + 1)}\\n0.shares {os.getpid()}:10 {ended}\\n'\n"
+        "        scenario.write_text(before + text)\n"
+        "        times = nvml.gpu_times()\n"
+        "        counts.append(len(times))\n"
+        "    say(seconds=times['GPU-aaaa', os.getpid()], most=max(counts))\n"
+    )
+    (said,) = ask(program, TWO_GPUS)
+    assert said["seconds"] == pytest.approx(10.0)
+    assert said["most"] <= 256 + 5
+
+
 def test_gpu_time_of_mig_devices_is_unknown(ask):
     mig = "0.m0.name NVIDIA A100-SXM4-40GB MIG 3g.20gb\n0.m0.uuid MIG-0\n0.m0.total 20096\n"
     (said,) = ask(SAY + "with Nvml() as nvml:\n    say(times=nvml.gpu_times())", TWO_GPUS + "0.mig 1\n" + mig)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import math
 
+from penstock_profiles.nvml import SAMPLED_S
 from penstock_scheduler.model import Pack
 from penstock_scheduler.sharing.control import Steps
 from penstock_scheduler.sharing.messages import OrderedJob
@@ -154,7 +155,8 @@ class DutyCycles:
         """GPU time that the job has used since the last look, s."""
         counters = self._gpu_times(self._state.living.get(job.slurm_job, [])) if self._gpu_times is not None else None
         if counters is not None:
-            return observed.meter.used_s(counters)
+            # A new process may go on from the counter of an earlier one with its number.
+            return min(observed.meter.used_s(counters), passed_s + SAMPLED_S)
         if observed.statuses and (local.stopped or not local.driven):
             # A step is reported when it is over, and may have begun before the share was what it is.
             return min(steps.count * steps.mean_s, passed_s)

@@ -11,6 +11,7 @@ import pytest
 
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobStatus, statuses_dir
+from penstock_profiles.nvml import SAMPLED_S
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import duty_cycles
 from penstock_slurm.agent.agent import DRIVE_S
@@ -272,3 +273,17 @@ def test_a_job_that_falls_silent_has_no_speed(scene: Scene):
     scene.pass_s(2 * SLICE_S)
     scene.because_of_low = 0.0
     assert scene.until(scene.frozen, 60) <= 3 * SLICE_S + 5
+
+
+def test_a_process_with_a_number_that_had_used_the_gpu_before_costs_its_job_a_moment(make_node: Callable[..., Node]):
+    """The driver's counter goes on from the hour that an earlier process with this number had."""
+    node, seen = make_node(start_wait_s=0.0, poll_s=0.25), False
+    node.gpu_times = lambda pids: {("gpu", pid): 3600.0 for pid in pids} if seen else {}
+    node.start()
+    scene = Scene(node)
+    node.order([PAIR], (0,), slice_s=SLICE_S)
+    scene.pass_s(10)
+    seen = True
+    scene.pass_s(1)
+    debt_s = -node.agent.state.observed(JobId("j2")).credit_s
+    assert debt_s <= TICK_S + SAMPLED_S + duty_cycles.TURN_S
