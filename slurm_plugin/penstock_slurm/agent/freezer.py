@@ -11,11 +11,11 @@ that Slurm's own SIGCONT and SIGKILL, which thaw them first, work on a job that 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import re
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 STEP_V1 = re.compile(r"^\d+:(?:[^:\n]*,)?freezer(?:,[^:\n]*)?:(/\S*?/job_\d+/step_[^/\n]+)", re.MULTILINE)
@@ -35,29 +35,55 @@ class Freezer:
         self._proc, self._cgroups = proc, cgroups
 
     def freeze(self, pids: Collection[int]) -> None:
-        """Freeze these processes, and all that are in the same steps. Raises OSError."""
+        """Freeze these processes, and all that are in the same steps.
+
+        Raises:
+            OSError: some of them cannot be frozen. The others are.
+        """
         self._change(pids, "FROZEN", "1", signal.SIGSTOP)
 
     def thaw(self, pids: Collection[int]) -> None:
-        """Undo `freeze`. Raises OSError."""
+        """Undo `freeze`. Raises OSError as `freeze` does."""
         self._change(pids, "THAWED", "0", signal.SIGCONT)
 
     def by_cgroup(self, pid: int) -> bool:
         """Whether a process is frozen by its cgroup, which its user cannot undo."""
         return self._file(pid) is not None
 
+    def trouble(self, pids: Collection[int]) -> str:
+        """Why these processes cannot be frozen, as the end of a sentence; "": they can."""
+        for pid in pids:
+            file = self._file(pid)
+            if file is not None and not os.access(file, os.W_OK) and file.exists():
+                return f"the agent may not write to {file}"
+            try:
+                if file is None:
+                    os.kill(pid, 0)
+            except ProcessLookupError:
+                continue  # it has ended
+            except PermissionError:
+                return f"the agent may not send signals to process {pid}"
+        return ""
+
     def _change(self, pids: Collection[int], v1: str, v2: str, number: signal.Signals) -> None:
-        files: dict[Path, str] = {}
+        changes: dict[Path | int, Callable[[], object]] = {}
         for pid in pids:
             file = self._file(pid)
             if file is not None:
-                files[file] = v1 if file.name == "freezer.state" else v2
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        for file, text in files.items():
-            with contextlib.suppress(FileNotFoundError):  # the step has ended
-                file.write_text(text, encoding="ascii")
+                text = v1 if file.name == "freezer.state" else v2
+                changes[file] = functools.partial(file.write_text, text, encoding="ascii")
+            else:
+                changes[pid] = functools.partial(os.kill, pid, number)
+        failed: OSError | None = None
+        for change in changes.values():
+            try:
+                change()
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # the step, or the process, has ended
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _file(self, pid: int) -> Path | None:
         """The file that freezes a process; None: it has none, or has ended."""

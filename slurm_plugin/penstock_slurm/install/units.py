@@ -41,7 +41,6 @@ CONSTRAINED = {
     # cgroup v1 needs CAP_SYS_ADMIN, and so does loading a program for v2 (or CAP_BPF, which kernels before 5.8 lack). To show
     # which program is attached, kernels before 6.7 need CAP_NET_ADMIN.
     "CapabilityBoundingSet=": "CapabilityBoundingSet=CAP_SYS_ADMIN CAP_NET_ADMIN ",
-    "ProtectControlGroups=yes": "ProtectControlGroups=no",
     # Kernels before 5.11 count programs as locked memory.
     "SystemCallFilter=@system-service": "SystemCallFilter=@system-service bpf\nLimitMEMLOCK=infinity",
 }

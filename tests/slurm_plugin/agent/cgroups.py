@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import struct
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from penstock_slurm.agent import bpf
 from penstock_slurm.agent.device_cgroup import DeviceCgroups, Rule
+from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import AGENT
 
 GPUS: list[Rule] = [(1, 5), (1, 7), (1, 8)]
 """/dev/zero, /dev/full and /dev/random."""
@@ -21,6 +24,7 @@ JOB = 1_000_000_000 + 10 * os.getpid()
 """Tests that run beside these have other jobs: the agent finds a job's processes by the number in its cgroup."""
 NODE, UID = "n1", os.getuid()
 BPF_F_ALLOW_OVERRIDE = 1
+BOUNDS = "CapabilityBoundingSet="
 
 INSIDE = """
 import os, sys
@@ -170,3 +174,30 @@ def hierarchy_of(version: int, controller: str) -> Path:
         if fstype == kind and option in options.split(","):
             return Path(path)
     pytest.skip(f"no {f'{controller} hierarchy of cgroup v1' if version == 1 else 'cgroup v2'} is mounted here")
+
+
+def capabilities() -> str:
+    """The agent's capabilities by its unit, where Slurm constrains no devices."""
+    (line,) = [each for each in (source("systemd") / AGENT).read_text().splitlines() if each.startswith(BOUNDS)]
+    return line.removeprefix(BOUNDS)
+
+
+def run_with(capabilities: str, program: str, *arguments: str) -> str:
+    """What a Python program prints that root runs with these capabilities alone."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed (Debian: util-linux)")
+    bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())])
+    command = [
+        "setpriv",
+        f"--bounding-set={bounds}",
+        "--inh-caps=-all",
+        "--no-new-privs",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
+    return done.stdout

@@ -6,9 +6,6 @@ import ctypes
 import errno
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,10 +15,9 @@ from pydantic import ValidationError
 from penstock_slurm.agent import bpf, device_cgroup
 from penstock_slurm.agent.device_cgroup import CHANGES_S, LEVELS, SELDOM_S, DeviceCgroups, Rule
 from penstock_slurm.agent.settings import AgentSettings
-from penstock_slurm.install.sources import source
-from penstock_slurm.install.units import AGENT, CONSTRAINED
+from penstock_slurm.install.units import CONSTRAINED
 
-from .cgroups import GPUS, JOB, NODE, UID, Slurm, give
+from .cgroups import BOUNDS, GPUS, JOB, NODE, UID, Slurm, capabilities, give, run_with
 
 
 def test_a_job_reaches_the_gpus_that_it_is_bound_to_and_no_others(slurm: Slurm) -> None:
@@ -319,27 +315,17 @@ print(json.dumps([cgroups.trouble(), cgroups.give(*job, (1,), 0.0, cgroups.cgrou
 
 def give_with(slurm: Slurm, capabilities: str) -> list[str]:
     """The agent has only these capabilities."""
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv is not installed (Debian: util-linux)")
-    bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())])
-    program = [sys.executable, "-c", GIVE, NODE, str(JOB), str(UID), slurm.pattern, str(slurm.mount)]
-    command = ["setpriv", f"--bounding-set={bounds}", "--inh-caps=-all", "--no-new-privs", *program]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
-    found: list[str] = json.loads(done.stdout)
+    said = run_with(capabilities, GIVE, NODE, str(JOB), str(UID), slurm.pattern, str(slurm.mount))
+    found: list[str] = json.loads(said)
     return found
 
 
 def test_what_the_agents_unit_leaves_it_is_enough_where_devices_are_constrained_and_only_there(slurm: Slurm) -> None:
-    (line,) = [
-        line for line in (source("systemd") / AGENT).read_text().splitlines() if "CapabilityBoundingSet=" in line
-    ]
     process = slurm.inside(*slurm.step("0", tasks=1))
-    found = give_with(slurm, line.partition("=")[2])
+    found = give_with(slurm, capabilities())
     assert all("Operation not permitted" in text for text in found)
     assert slurm.sees(process) == set()
-    key = "CapabilityBoundingSet="
-    assert give_with(slurm, line.replace(key, CONSTRAINED[key]).partition("=")[2]) == ["", "", ""]
+    assert give_with(slurm, CONSTRAINED[BOUNDS].removeprefix(BOUNDS) + capabilities()) == ["", "", ""]
     assert slurm.sees(process) == {1}
 
 

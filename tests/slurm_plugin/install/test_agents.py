@@ -172,13 +172,17 @@ def test_where_devices_are_constrained_the_agent_may_open_them(tmp_path: Path):
     usual, opens = (units(tmp_path, constrained=each)[AGENT].splitlines() for each in (False, True))
     left, came = ([line for line in one if line not in other] for one, other in ((usual, opens), (opens, usual)))
     (before,) = (line for line in left if line.startswith("CapabilityBoundingSet="))
-    assert left == [before, "ProtectControlGroups=yes", "SystemCallFilter=@system-service"]
+    assert left == [before, "SystemCallFilter=@system-service"]
     assert came == [
         f"CapabilityBoundingSet=CAP_SYS_ADMIN CAP_NET_ADMIN {before.partition('=')[2]}",
-        "ProtectControlGroups=no",
         "SystemCallFilter=@system-service bpf",
         "LimitMEMLOCK=infinity",
     ]
+
+
+def test_the_agent_may_freeze_jobs_by_their_cgroups(tmp_path: Path):
+    for constrained in (False, True):
+        assert "ProtectControlGroups=no" in units(tmp_path, constrained=constrained)[AGENT].splitlines()
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path):
