@@ -16,7 +16,7 @@ The same script runs unchanged without Penstock and without Slurm. Then nothing 
 from typing import TYPE_CHECKING
 
 from penstock_executor.allocation import Allocation, UnknownAllocation, find_allocation
-from penstock_executor.checkpoint import Checkpoint, Checkpoints, NotSaved, Superseded
+from penstock_executor.checkpoint import Checkpoint, Checkpoints, NotSaved, Superseded, Unreadable
 from penstock_executor.client import Client, connect
 from penstock_executor.environment import Environment, EnvironmentDisagrees, read_environment, share
 from penstock_executor.profiling import profile
@@ -36,6 +36,7 @@ __all__ = [
     "Superseded",
     "TrainingRun",
     "UnknownAllocation",
+    "Unreadable",
     "connect",
     "find_allocation",
     "profile",

@@ -64,6 +64,10 @@ class NotSaved(OSError):
     """The checkpoint could not be written. Earlier checkpoints are whole."""
 
 
+class Unreadable(OSError):
+    """There are checkpoints, and none can be used, or one cannot be read for now. A run without them would lose them."""
+
+
 class _NotValidError(ValueError):
     """A file that is not a whole checkpoint."""
 
@@ -80,13 +84,18 @@ class Shards:
         """What is wrong with this reader's share of the files; None if they are whole.
 
         All files together may be as large as a model of many GPUs. So each process calls this and reads only a share.
+
+        Raises:
+            Unreadable: a file is there and cannot be read.
         """
         for name in sorted(self.files)[reader::readers]:
             try:
                 if fingerprint(self.folder / name) != self.files[name]:
                     return f"{name} in {self.folder.name} is truncated or altered"
-            except OSError as error:
+            except FileNotFoundError as error:
                 return str(error)
+            except OSError as error:
+                raise unreadable(self.folder / name, error) from error
         return None
 
 
@@ -120,6 +129,7 @@ class Checkpoints:
     Raises:
         Superseded: a later epoch is already claimed in `folder`.
         NotSaved: the folder cannot be made.
+        Unreadable: it cannot be listed.
     """
 
     def __init__(self, folder: Path, epoch: int, keep: int = 2) -> None:
@@ -189,39 +199,65 @@ class Checkpoints:
         """The newest whole checkpoint of the highest epoch that has one; None if there is none.
 
         A checkpoint that is truncated or altered is skipped, with a warning in the log.
+
+        Raises:
+            Unreadable: there are checkpoints, and none is whole, or one cannot be read.
         """
         for found in self.candidates():
             damage = found.shards.damage() if found.shards is not None else None
             if damage is None:
                 return found
             self.skip(found, damage)
+        self.refuse_to_begin_anew()
         return None
+
+    def refuse_to_begin_anew(self) -> None:
+        """None of the checkpoints is whole: raise Unreadable if there are any."""
+        if paths := [str(path.relative_to(self.folder)) for _, _, path in _list(self.folder)]:
+            raise Unreadable(
+                f"{self.folder}: none of the checkpoints is whole ({', '.join(paths)}; the log says what is wrong with"
+                " each); to begin anew, move the folder away"
+            )
 
     def candidates(self, *, in_file: bool = False) -> Iterator[Checkpoint]:
         """All checkpoints whose file is whole, newest first. Their shards have not been read: see `Shards.damage`.
 
         Args:
             in_file: leave states of bytes in their files, since they may be as large as a model; see `Checkpoint.open`.
+
+        Raises:
+            Unreadable: one cannot be read. The error may pass, so the one before it is not used in its place.
         """
         for epoch, step, path in _list(self.folder):
             try:
                 meta, state, shards = _decode(path, in_file=in_file)
-                yield Checkpoint(epoch, step, state, meta, shards)
-            except (OSError, _NotValidError) as error:
+            except FileNotFoundError:
+                continue  # the run that this one supersedes has removed it meanwhile
+            except OSError as error:
+                raise unreadable(path, error) from error
+            except _NotValidError as error:
                 _skip(path, str(error))
+            else:
+                yield Checkpoint(epoch, step, state, meta, shards)
 
     def skip(self, found: Checkpoint, damage: str) -> None:
         """Log that a checkpoint is not used."""
         _skip(epoch_folder(self.folder, found.epoch) / _file_name(found.step), damage)
 
     def find(self, epoch: int, step: int) -> Checkpoint | None:
-        """The checkpoint of one epoch and step, if its file is whole; None if it is not there. Shards are not read."""
-        for found_epoch, found_step, path in _list(self.folder):
-            if (found_epoch, found_step) == (epoch, step):
-                with contextlib.suppress(OSError, _NotValidError):
-                    meta, state, shards = _decode(path)
-                    return Checkpoint(epoch, step, state, meta, shards)
-        return None
+        """The checkpoint of one epoch and step, if its file is whole; None if it is not there. Shards are not read.
+
+        Raises:
+            Unreadable: it cannot be read.
+        """
+        path = epoch_folder(self.folder, epoch) / _file_name(step)
+        try:
+            meta, state, shards = _decode(path)
+        except (FileNotFoundError, _NotValidError):
+            return None
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return Checkpoint(epoch, step, state, meta, shards)
 
     def _refuse_if_superseded(self) -> None:
         if self.superseded:
@@ -235,7 +271,10 @@ class Checkpoints:
 
     def _prune(self, saved: Shards | None) -> None:
         """Remove all but the newest checkpoints, and what runs left half written when they died."""
-        listed = _list(self.folder)
+        try:
+            listed = _list(self.folder)
+        except Unreadable:
+            return  # until the next save
         for _, _, path in listed[self._keep :]:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -289,13 +328,26 @@ def newest_epoch(folder: Path) -> int:
 
 
 def _list(folder: Path) -> list[tuple[int, int, Path]]:
-    """Epoch, step and path of all checkpoints, newest first."""
+    """Epoch, step and path of all checkpoints, newest first. Raises Unreadable.
+
+    `glob` would take a folder that cannot be read for an empty one.
+    """
     found = []
-    for path in folder.glob("epoch-*/step-*.ckpt"):
-        epoch, step = _EPOCH.fullmatch(path.parent.name), _STEP.fullmatch(path.name)
-        if epoch and step:
-            found.append((int(epoch[1]), int(step[1]), path))
+    for name in _names(folder):
+        if epoch := _EPOCH.fullmatch(name):
+            for file in _names(folder / name):
+                if step := _STEP.fullmatch(file):
+                    found.append((int(epoch[1]), int(step[1]), folder / name / file))
     return sorted(found, reverse=True)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unreadable(folder, error) from error
 
 
 def reason_of(error: BaseException) -> BaseException:
@@ -340,7 +392,7 @@ def _file_name(step: int) -> str:
 
 
 def _skip(path: Path, reason: str) -> None:
-    log.warning("path=%s checkpoint skipped: %s; the one before it is used", path, reason)
+    log.warning("path=%s checkpoint skipped: %s; the one before it is used, if there is one", path, reason)
 
 
 def _write(file: BinaryIO, state: State, meta: dict[str, Any], shards: Shards | None) -> None:
@@ -458,5 +510,15 @@ def _not_saved(path: Path, error: OSError) -> NotSaved:
         error.errno,
         f"no checkpoint written: {error.strerror or error}; earlier checkpoints are whole; free some space or fix the"
         " folder's permissions",
+        str(path),
+    )
+
+
+def unreadable(path: Path, error: OSError) -> Unreadable:
+    """The error of a run that cannot read this checkpoint, or the folder of some."""
+    return Unreadable(
+        error.errno,
+        f"{error.strerror or error}: the run does not begin without this checkpoint; start the run again when the file"
+        " system answers, or move the file away to use the checkpoint before it",
         str(path),
     )

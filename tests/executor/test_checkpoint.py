@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_executor import Checkpoints, NotSaved, Superseded
-from penstock_executor.checkpoint import Shards, fingerprint
+from penstock_executor.checkpoint import Shards, Unreadable, fingerprint
 
 from .spool import job_environment, process, wait_for
 
@@ -126,6 +126,47 @@ def test_a_harmed_one_is_passed_over(tmp_path: Path, damage, state, caplog: pyte
     path.write_bytes(harmed)
     assert checkpoints.latest().state == b"before"
     assert f"path={path} checkpoint skipped" in caplog.text
+
+
+def test_if_all_are_harmed_nothing_begins_at_zero(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, 1)
+    for step in (1, 2):
+        checkpoints.save(b"state", step).write_bytes(b"harmed")
+    with pytest.raises(
+        Unreadable, match=r"none .* is whole .*step-000000000002.ckpt, .*-000000000001.ckpt.*move the folder"
+    ):
+        Checkpoints(tmp_path, 2).latest()
+    assert len(names(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("which", ["file", "folder", "shard"])
+def test_an_error_of_the_file_system_is_no_damage(tmp_path: Path, which: str):
+    """Such as EIO or ESTALE, which pass. Here it is ELOOP, which root gets as well."""
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(b"before", 1)
+    folder = checkpoints.shards_folder(2, number=2)
+    folder.mkdir()
+    (folder / "0").write_bytes(b"shard")
+    path = checkpoints.save(b"state", 2, shards=Shards(folder, {"0": fingerprint(folder / "0")}))
+    harmed = {"file": path, "folder": path.parent, "shard": folder / "0"}[which]
+    harmed.rename(tmp_path / "kept")
+    harmed.symlink_to(harmed)
+    with pytest.raises(OSError, match="Too many levels") as raised:
+        Checkpoints(tmp_path, 2).latest()
+    assert str(harmed) in str(raised.value)
+    harmed.unlink()
+    (tmp_path / "kept").rename(harmed)
+    assert Checkpoints(tmp_path, 3).latest().state == b"state"
+
+
+def test_one_that_is_removed_while_others_are_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run that is superseded removes old ones until it sees that."""
+    checkpoints = Checkpoints(tmp_path, 1)
+    paths = [checkpoints.save(b"state", step) for step in (1, 2)]
+    found = checkpoints.candidates()
+    assert next(found).step == 2
+    paths[0].unlink()
+    assert list(found) == []
 
 
 def test_one_with_a_harmed_shard_is_passed_over_and_shards_go_with_their_checkpoint(tmp_path: Path):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from transformers import Trainer, TrainerCallback, __version__
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from penstock_executor.checkpoint import Unreadable, unreadable
 from penstock_executor.integrations.adaptive import AdaptiveBatch
 from penstock_executor.integrations.training_monitor import TrainingMonitor
 from penstock_executor.training.workers import protect_workers
@@ -40,19 +42,40 @@ def latest_checkpoint(output_dir: str | Path) -> str | None:
     The Trainer writes a checkpoint file by file, `trainer_state.json` last. If the job is killed meanwhile, that file
     is missing or truncated, and the checkpoint before it is returned. `get_last_checkpoint` of transformers would
     return the broken one.
+
+    Raises:
+        Unreadable: some were written to their end, and none is whole, or one cannot be read.
     """
-    found = []
-    for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        number = folder.name.rpartition("-")[2]
-        if folder.is_dir() and number.isdecimal():
-            found.append((int(number), folder))
-    for _, folder in sorted(found, reverse=True):
+    output_dir = Path(output_dir)
+    try:
+        names = os.listdir(output_dir)
+    except FileNotFoundError:
+        return None
+    numbers = {
+        int(number): name
+        for name in names
+        if (number := name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")) != name and number.isdecimal()
+    }
+    damaged = []
+    for _, name in sorted(numbers.items(), reverse=True):
+        path = output_dir / name / "trainer_state.json"
         try:
-            json.loads((folder / "trainer_state.json").read_bytes())
-        except (OSError, ValueError) as error:
-            log.warning("path=%s checkpoint skipped: it is not whole: %s", folder, error)
-            continue
-        return str(folder)
+            content = path.read_bytes()
+            json.loads(content)
+        except ValueError as error:
+            log.warning("path=%s checkpoint skipped: it is not whole: %s", path.parent, error)
+            damaged += [name] if content else []  # an empty file: a kill left it
+        except (FileNotFoundError, NotADirectoryError):
+            log.warning("path=%s checkpoint skipped: it was not written to its end", path.parent)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        else:
+            return str(path.parent)
+    if damaged:
+        raise Unreadable(
+            f"{output_dir}: none of the checkpoints is whole ({', '.join(damaged)}; the log says what is wrong with each);"
+            " to begin anew, move them away"
+        )
     return None
 
 

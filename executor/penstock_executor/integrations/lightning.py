@@ -27,6 +27,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DistributedSampler
 
+from penstock_executor.checkpoint import unreadable
 from penstock_executor.environment import read_ranks
 from penstock_executor.integrations.adaptive import AdaptiveBatch
 from penstock_executor.integrations.training_monitor import TrainingMonitor
@@ -67,9 +68,19 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         protect_workers()
 
     def latest(self) -> str | None:
-        """The newest checkpoint, for `ckpt_path` of `Trainer.fit`; None if there is none."""
+        """The newest checkpoint, for `ckpt_path` of `Trainer.fit`; None if there is none.
+
+        Raises:
+            Unreadable: it cannot be read.
+        """
         path = self._folder / "penstock.ckpt"
-        return str(path) if path.exists() else None
+        try:
+            path.open("rb").close()  # not `exists`, which takes some errors for no
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return str(path)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Report that the run starts, and at which step.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock_executor.checkpoint import Checkpoint, Checkpoints
+from penstock_executor.checkpoint import Checkpoint, Checkpoints, Unreadable
 from penstock_executor.training.processes import Group
 from penstock_executor.training.saving import copied, load, read_part, read_shards, set_random_states
 
@@ -182,29 +182,44 @@ def newest_checkpoint(group: Group, checkpoints: Checkpoints) -> Checkpoint | No
     each its share of the shards.
 
     Raises:
+        Unreadable: there are checkpoints, and none is whole, or one cannot be read. All processes raise it.
         RuntimeError: a process does not see the shards of rank 0's checkpoint.
     """
     candidates = checkpoints.candidates(in_file=True) if group.rank == 0 else iter(())
     while True:
-        first = next(candidates, None)
+        first, failure = None, None
+        try:
+            first = next(candidates, None)
+            if first is None and group.rank == 0:
+                checkpoints.refuse_to_begin_anew()
+        except Unreadable as error:
+            failure = error
         told = (first.epoch, first.step, first.meta, first.shards is not None) if first is not None else None
-        told = group.from_first(told)
+        told, failure = group.from_first((told, failure))
+        if failure is not None:
+            raise failure
         if told is None:
             return None
         epoch, step, meta, has_shards = told
         if not has_shards:
             return first if first is not None else Checkpoint(epoch, step, b"", meta)
-        found = first if first is not None else checkpoints.find(epoch, step)
-        damage = (
-            found.shards.damage(group.rank, group.world) if found is not None and found.shards is not None else None
-        )
-        answers = group.gather((found is not None, damage))
-        if not all(seen for seen, _ in answers):
+        found, damage = first, None
+        try:
+            found = first if first is not None else checkpoints.find(epoch, step)
+            if found is not None and found.shards is not None:
+                damage = found.shards.damage(group.rank, group.world)
+        except Unreadable as error:
+            failure = error
+        answers = group.gather((found is not None, damage, failure))
+        for *_, failure in answers:
+            if failure is not None:
+                raise failure
+        if not all(seen for seen, *_ in answers):
             raise RuntimeError(
                 f"not all processes see the checkpoint of epoch {epoch}, step {step} of rank 0: put the checkpoints on"
                 " a shared file system"
             )
-        damages = [each for _, each in answers if each is not None]
+        damages = [damage for _, damage, _ in answers if damage is not None]
         if not damages:
             return found
         if first is not None:
