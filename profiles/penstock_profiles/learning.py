@@ -9,6 +9,7 @@ For each GPU type, the model is the first of these that is available:
 3. Only steps on one GPU were measured: synchronisation is free until it is measured, so that the policy tries it.
 4. The catalogue's prior.
 5. A donor, made faster or slower by the ratio of the two types for the model families of the catalogue.
+6. Of a type of the site of which nothing tells: the model of the slowest other type.
 
 Case 2 is Sia's est_B(N) = xput_B(1) / xput_A(1) x xput_A(N), exactly so if the one-GPU steps of A and B are in
 proportion; otherwise B keeps its own.
@@ -24,7 +25,7 @@ synchronises.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -52,7 +53,8 @@ class JobModel:
         prior: the catalogue's model of the job (`Family.estimator`); None if its family is unknown.
         kin: the model of earlier jobs of its kind, at the same initial batch size; None: there are none.
         certainty: how far the job is believed to be like them before its first measurement, in (0, 1).
-        families: for case 5. Without them, the job does not run on unknown types.
+        families: for case 5.
+        gpu_types: those of the site, for case 6. The job does not run on types that nothing tells of.
         gpus: to estimate the batch that fits into a type's memory if only another type's is known.
         gpus_per_replica: returns the number of GPUs of a type that hold one replica of the model. It is used for types
             on which the job has not run yet; reports contain it for the others.
@@ -73,13 +75,14 @@ class JobModel:
         families: Families | None = None,
         gpus: Gpus | None = None,
         gpus_per_replica: Callable[[str], int] = lambda _: 1,
+        gpu_types: Collection[str] = (),
     ) -> None:
         if not 1 <= initial_batch <= max_batch:
             raise ValueError(
                 f"initial_batch={initial_batch}, max_batch={max_batch}: choose 1 <= initial_batch <= max_batch"
             )
         self._batches = (initial_batch, max_batch, fixed_batch)
-        self._prior, self._families, self._gpus = prior, families, gpus
+        self._prior, self._families, self._gpus, self._gpu_types = prior, families, gpus, gpu_types
         self._observations: dict[str, Observations] = {}
         self._limits: dict[str, int] = {}
         self._requested_per_replica = gpus_per_replica
@@ -220,7 +223,7 @@ class JobModel:
         initial, largest, fixed = self._batches
         noise = self._noise if self._noise is not None else GradientNoise(grad_sqr=1.0, grad_var=0.0)
         return TrainingEstimator(
-            models=self._models,
+            models=on_all(self._models, self._gpu_types),
             initial_batch=initial,
             max_batch=largest,
             grad_sqr=noise.grad_sqr,
@@ -305,6 +308,12 @@ class JobModel:
             return self._gpus[self._gpus.type_of(gpu_type)].memory_gb
         except LookupError:
             return None
+
+
+def on_all(models: Mapping[str, GpuModel], gpu_types: Collection[str]) -> dict[str, GpuModel]:
+    """These models of a job, at least one, and for each further type that of the slowest."""
+    slowest = max(sorted(models), key=lambda name: float(step_time(models[name].step, 1, 1, 1)))
+    return dict(models) | dict.fromkeys(sorted({*gpu_types} - models.keys()), models[slowest])
 
 
 @lru_cache(maxsize=4096)

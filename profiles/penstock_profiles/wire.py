@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -58,6 +59,9 @@ PROFILE_JOB = "profile"
 
 CPU = "cpu"
 """The GPU type of jobs that train on CPUs."""
+
+EPOCH_FILE = re.compile(r"[0-9]{1,9}\.jsonl")
+"""The name of a reports file. The job's user can make files of any name beside it."""
 
 MAX_REPORT_BYTES = 64 * 1024
 """Longest line in a reports file. Readers skip longer ones: they are not reports of Penstock."""
@@ -390,4 +394,4 @@ def claimed_epochs(spool: Path, job_id: str) -> list[int]:
         names = os.listdir(reports_folder(spool, job_id))
     except FileNotFoundError:
         return []
-    return sorted(int(name[:-6]) for name in names if name.endswith(".jsonl") and name[:-6].isdigit())
+    return sorted(int(name[:-6]) for name in names if EPOCH_FILE.fullmatch(name))

@@ -37,6 +37,9 @@ JOBS = 5
 REPORTS = 200
 """Newest measurements of each of them."""
 
+KEPT = 1000
+"""Kinds of which what they have shown is kept, because more jobs of them may come."""
+
 LISTED = 2000
 """Newest ended jobs whose kinds are listed."""
 
@@ -85,7 +88,7 @@ class KinOfJobs:
         self._ended, self._learner, self.recalls = ended, learner, recalls
         self._changing = threading.Lock()
         self._found: dict[str, tuple[tuple[str, ...], Kin | None]] = {}
-        """Kind -> the jobs that taught it, and what they did."""
+        """Kind -> the jobs that taught it, and what they did. The kinds of the last `KEPT` jobs."""
 
     def of(self, jobs: Sequence[Job]) -> dict[JobId, Kin | None]:
         """What earlier jobs of each one's kind have shown together; None: nothing.
@@ -94,10 +97,19 @@ class KinOfJobs:
         """
         try:
             changed, views = self._changed(), _EndedViews(self._ended)
-            return {job.id: self._of(job, views, changed) for job in jobs}
+            return {job.id: self._try(job, views, changed) for job in jobs}
         except StoreError as error:
             log.warning("earlier jobs of their kind not recalled", extra={"jobs": len(jobs), "text": str(error)[:200]})
             return {}
+
+    def _try(self, job: Job, views: _EndedViews, changed: Mapping[str, Any]) -> Kin | None:
+        """As `_of`; None also if it fails: what others have reported, or an import, must not end a round."""
+        try:
+            return self._of(job, views, changed)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            text = f"{type(error).__name__}: {error}"[:200]
+            log.warning("earlier jobs of its kind not recalled", extra={"job": job.id, "text": text})
+            return None
 
     def _of(self, job: Job, views: _EndedViews, changed: Mapping[str, Any]) -> Kin | None:
         kind, forgotten = kind_of("", job.name, job.spec), changed["forgotten"]
@@ -114,8 +126,12 @@ class KinOfJobs:
         """What these jobs of its kind have shown. It is kept until they are others."""
         earlier = _counted([view for view in alike if view.id != job.id], forgotten)
         ids = tuple(view.id for view in earlier)
-        if key not in self._found or self._found[key][0] != ids:
-            self._found[key] = ids, self._together(earlier)
+        if not ids:
+            return None
+        known = self._found.pop(key, None)
+        self._found[key] = known if known is not None and known[0] == ids else (ids, self._together(earlier))
+        if len(self._found) > KEPT:
+            del self._found[next(iter(self._found))]
         return self._found[key][1]
 
     def _together(self, earlier: Sequence[JobView]) -> Kin | None:
@@ -131,7 +147,7 @@ class KinOfJobs:
             for body in measured:
                 try:
                     model.observe_report(body)
-                except ValueError as error:
+                except (ArithmeticError, TypeError, ValueError) as error:
                     log.warning("observation ignored", extra={"job": view.id, "text": str(error)[:200]})
             most_gpus = max(most_gpus, *(body.gpus for body in measured))
             if view.ended == "COMPLETED":

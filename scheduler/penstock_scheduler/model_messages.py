@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock_profiles.estimators import TrainingEstimator
 from penstock_scheduler.messages import Body
+from penstock_scheduler.plausible import MAX_COUNT
 
 MOST_IMPORTED = 1000
 """Kinds in one import."""
@@ -19,10 +20,21 @@ class Taught(Body):
     request: str = Field(default="", max_length=1000)
     """What else their job specs must have: batch sizes and the unit of GPUs, as `kind` shows them after the name."""
     estimator: TrainingEstimator
-    most_gpus: int = Field(ge=1)
+    most_gpus: int = Field(ge=1, le=MAX_COUNT)
     """Most GPUs on which one of them was measured."""
     work: tuple[float, ...] = Field(default=(), max_length=100)
     """Whole work of those whose work is known, in samples at the estimator's initial batch size."""
+
+    @field_validator("estimator")
+    @classmethod
+    def _plausible(cls, estimator: TrainingEstimator) -> TrainingEstimator:
+        counts = {"initial_batch": estimator.initial_batch, "max_batch": estimator.max_batch}
+        for name, model in estimator.models.items():
+            counts[f"models.{name}.max_atomic_batch"] = model.max_atomic_batch
+            counts[f"models.{name}.gpus_per_replica"] = model.gpus_per_replica
+        if too_large := [name for name, count in counts.items() if count > MAX_COUNT]:
+            raise ValueError(f"{', '.join(too_large)} must be at most {MAX_COUNT:,}")
+        return estimator
 
 
 class KindView(Body):

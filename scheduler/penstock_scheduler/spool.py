@@ -33,6 +33,7 @@ from penstock_profiles.wire import (
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.inbox import Inbox
 from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.plausible import check_plausible
 
 if TYPE_CHECKING:  # the agent loads no more than it needs
     from penstock_scheduler.ports import Leadership
@@ -168,7 +169,11 @@ class Spool:
         """
         found: list[Report] = []
         for job_id in job_ids if self._inbox is None else self._inbox.due(job_ids, awaited):
-            newest = max(claimed_epochs(self.folder, job_id), default=0)
+            try:
+                newest = max(claimed_epochs(self.folder, job_id), default=0)
+            except OSError as error:  # its user has put something else there
+                log.warning("reports unreadable", extra={"job": job_id, "text": str(error)})
+                newest = 0
             before = self._offsets.get((job_id, newest), 0)
             if newest:
                 found.extend(self._read_run(job_id, newest, (owners or {}).get(job_id)))
@@ -241,6 +246,7 @@ class Spool:
             report = read(Report, line)
             if (report.job_id, report.epoch) != (job_id, epoch):
                 raise ValueError(f"it names job {report.job_id}, epoch {report.epoch}")
+            check_plausible(report)
         except ValueError as error:
             log.warning("report ignored", extra={"job": job_id, "epoch": epoch, "text": str(error)[:200]})
             return None

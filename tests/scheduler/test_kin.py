@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.families import Families
@@ -16,7 +17,8 @@ from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import NoSuchKind, StoreError
 from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.messages import JobView
-from penstock_scheduler.model import Job, JobFacts
+from penstock_scheduler.model import Job, JobFacts, Phase, Placement, Share
+from penstock_scheduler.model_messages import Taught
 from penstock_scheduler.models import LearnedModels, SpecModels
 from penstock_scheduler.store import SqlStore, open_store
 from tests.scheduler.builders import job
@@ -97,6 +99,60 @@ def test_jobs_of_another_kind_are_not_kin(store: SqlStore, unlike: dict[str, obj
     known = facts(models(store), new())
     assert (known.largest_run_gpus, known.likely_work) == (0, ())
     assert known.model.kind == "linear"
+
+
+def test_kin_by_which_a_job_could_never_start_are_not_recalled(store: SqlStore):
+    """Somebody's test of one GPU and four samples a step says nothing of a job on eight GPUs."""
+    spec = job("1", max_gpus=1).spec
+    ended(store, 1, seen(1, atomic=4), spec=spec)
+    made = job("99", min_gpus=8, max_gpus=8)
+    eight = replace(made, name="train-99")
+    assert facts(models(store), eight).model.kind == "linear"
+    one = replace(job("99", max_gpus=8), name="train-99")
+    assert facts(models(store), one).model.kind == "training"
+
+
+def test_kin_on_another_gpu_type_tell_of_a_type_that_nobody_knows(store: SqlStore):
+    """No catalogue here. The job asks for a type on which its kin never ran."""
+    ended(store, 1, seen(1, gpu_type="t4"), seen(4, gpu_type="t4"))
+    asks = new(gpu_types=("a100",))
+    known = facts(models(store), asks)
+    assert float(known.model.goodput("a100", np.array([1]), np.array([4]))[0]) == on(known, 4) > 0
+    (kind,) = kinds(store).kinds("ada/train-#@64-512").kinds
+    assert kind.taught is not None
+    assert kind.taught.estimator.models.keys() == {"t4"}, "what is only assumed is not taught to others"
+
+
+def test_a_running_job_is_not_recalled_as_one_that_makes_no_progress(store: SqlStore):
+    ended(store, 1, seen(1, atomic=4), spec=job("1", max_gpus=1).spec)
+    held = Placement("t4", "all", (Share("t4-00", 8),))
+    running = replace(job("99", max_gpus=8, phase=Phase.RUNNING, allocation=held), name="train-99")
+    assert facts(models(store), running).model.kind == "linear"
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [(("most_gpus",), 10**30), (("estimator", "max_batch"), 10**30), (("models", "max_atomic_batch"), 10**400)],
+)
+def test_an_import_with_a_number_that_no_job_has_is_refused(store: SqlStore, where: tuple[str, ...], count: int):
+    ended(store, 1, seen(1), seen(4))
+    taught = kinds(store).kinds("ada/train-#@64-512").kinds[0].taught
+    assert taught is not None
+    given = taught.model_dump(mode="json")
+    at = given if where[0] == "most_gpus" else given["estimator"]
+    at = at["models"]["t4"] if where[0] == "models" else at
+    at[where[-1]] = count
+    with pytest.raises(ValidationError, match=r"less than or equal to|at most 1,000,000,000"):
+        Taught.model_validate(given)
+
+
+def test_the_kinds_that_are_kept_in_memory_are_bounded(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("penstock_scheduler.kin.KEPT", 3)
+    of = kinds(store)
+    for number in range(6):
+        ended(store, number, seen(1), name=f"{'abcdef'[number]}-1")
+    of.of([new(f"{letter}-2") for letter in "abcdefghij"])
+    assert len(of._found) == 3
 
 
 def test_a_job_keeps_its_kins_scaling_while_it_measures_the_same(store: SqlStore):

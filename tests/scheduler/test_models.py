@@ -2,6 +2,7 @@ import pytest
 
 from penstock_profiles.estimators import LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.families import Families, load_families
+from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
@@ -207,6 +208,70 @@ def test_a_daemon_that_starts_learns_from_the_store():
     training = job("1", batch_size=32, max_gpus=4)
     model = learned(history).facts([training], {"t4"})["1"].model
     assert rate(model, "t4", 1, 1) == pytest.approx(32 / 0.42, rel=0.02)
+
+
+def test_a_daemon_that_starts_learns_nothing_from_the_old_reports_that_it_reads_again():
+    """It reads the spool's files from their beginning, 1 MiB in a tick: on the first day, the job was twice as slow."""
+
+    def said(sequence: int, step_time_s: float, progress: float) -> Report:
+        body = measured(1, 32).body.model_copy(update={"step_time_s": step_time_s, "progress": progress})
+        return Report(job_id="1", epoch=1, sequence=sequence, time_s=float(sequence), body=body)
+
+    begun = Report(job_id="1", epoch=1, sequence=0, time_s=0.0, body=STARTED)
+    old = [begun, *(said(number, 0.8, float(number)) for number in range(1, 21))]
+    new = [said(number, 0.4, float(number)) for number in range(21, 61)]
+    training = job("1", batch_size=32, phase=Phase.RUNNING, allocation=on("t4", t4_00=1))
+
+    def known(*read_in_ticks: list[Report]) -> list[tuple[float, float | None]]:
+        history, found = NoHistory(), []
+        history.seen = [*old, *new]
+        models = learned(history)
+        for read in read_in_ticks:
+            models.learn(read)
+            facts = models.facts([training], {"t4"})["1"]
+            found.append((rate(facts.model, "t4", 1, 1), facts.remaining_work))
+        return found
+
+    (right,) = known([])
+    assert right[0] == pytest.approx(32 / 0.4, rel=0.05)
+    assert right[1] == pytest.approx(100.0 - 60.0)
+    assert known(old, new) == [right, right]
+    newer, later = known(old, [said(61, 0.4, 61.0)])
+    assert newer == right
+    assert later[1] == pytest.approx(100.0 - 61.0)
+
+
+@pytest.mark.parametrize("error", [OverflowError, TypeError, ValueError])
+def test_a_job_whose_measurements_cannot_be_used_is_alone_in_that(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    history, both = NoHistory(), [job("1", batch_size=32, max_gpus=4), job("2", batch_size=32, max_gpus=4)]
+    models = learned(history)
+    observe = JobModel.observe_report
+
+    def fail(model: JobModel, seen: Observation) -> None:
+        if seen.progress == 666.0:
+            raise error("no such number")
+        observe(model, seen)
+
+    monkeypatch.setattr(JobModel, "observe_report", fail)
+    lying = measured(1, 32).body.model_copy(update={"progress": 666.0})
+    models.learn([Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=lying), measured(1, 32, job_id="2")])
+    for _ in range(2):
+        known = models.facts(both, {"t4"})
+        assert isinstance(known["1"].model, LinearEstimator)
+        assert isinstance(known["2"].model, TrainingEstimator)
+
+
+def test_a_type_that_the_catalogue_does_not_know_is_taken_for_the_slowest_and_not_for_useless():
+    """The job has run on an a100, and may now have a type of which nothing tells."""
+    history = NoHistory()
+    models = LearnedModels(SpecModels(load_families(), 30.0), history)
+    models.learn([measured(1, 32, "a100")])
+    known = models.facts([job("1", batch_size=32, max_gpus=4)], {"a100", "t4", "abacus", "cpu"})["1"].model
+    assert rate(known, "abacus", 1, 1) == rate(known, "t4", 1, 1) > 0
+    assert rate(known, "a100", 1, 1) > rate(known, "t4", 1, 1)
+    assert "cpu" not in known.models
 
 
 def test_what_a_job_has_run_on_is_remembered_while_it_holds_nothing():

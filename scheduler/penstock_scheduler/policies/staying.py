@@ -8,7 +8,8 @@ see `stops`.
 
 1. A running job that has not shown that it can save stays, also on a node that asks it to leave. Where jobs can share GPUs,
    the policy sees it nevertheless, because a suspended job loses nothing. If the plan stops such a job, or any job for no
-   reason that `stops` knows, the policy decides again without those jobs.
+   reason that `stops` knows, or one that makes no progress where it runs by a model that must be wrong, the policy decides
+   again without those jobs.
 2. A drain moves jobs to other GPUs. A job that would get none stays on the drained node, where nothing else may start, until a
    round finds a place for it. The policy decides again with that job where it is.
 3. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
@@ -50,6 +51,8 @@ CANNOT_SAVE = "it has not shown that it can save, so that a stop would lose all 
 
 NO_REASON = "nothing is gained by stopping it"
 
+NO_SPEED = "its model gives no progress there, so that nothing tells what a stop would cost"
+
 MISSING = "the cluster does not tell about node {name} now, and what runs there stays"
 
 
@@ -79,6 +82,7 @@ class Staying(Wrapper):
                 for job in stops
                 if job.id not in stay and (job.id in unsaved or job.id not in plan.stops)
             }
+            more |= {job.id: NO_SPEED for job in stops if job.id not in stay | more and _is_a_guess(job, plan)}
             more |= {job: why for job, why in _nowhere_to_go(plan).items() if job not in stay}
             if not more:
                 return plan
@@ -125,6 +129,13 @@ def _nowhere_to_go(plan: Plan) -> dict[JobId, str]:
         and (reason := plan.waiting.get(job)) is not None
         and reason.code not in BY_REASON
     }
+
+
+def _is_a_guess(job: Job, plan: Plan) -> bool:
+    """Whether the policy stops the job because its model is wrong: by it, the job makes no progress where it runs."""
+    stop = plan.stops[job.id]
+    by_model = job.spec.goodput_table is None and stop.code in (StopCode.GAIN, StopCode.PREEMPTED)
+    return by_model and stop.goodput_before == 0
 
 
 def _loses_all(snapshot: Snapshot, job: Job) -> bool:

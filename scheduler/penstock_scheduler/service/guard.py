@@ -9,13 +9,12 @@ from pydantic import ValidationError
 
 from penstock_profiles.wire import MAX_REPORT_BYTES, Ended, Observation, Report
 from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.plausible import check_plausible
 
 MAX_SAMPLES_PER_S = 1e8
 """A report of a higher throughput is refused. No job is nearly as fast."""
 MAX_AHEAD_S = 86_400.0
 """How far a node's clock may be ahead of the daemon's."""
-MAX_EPOCH = 2**31
-MAX_STEPS = 10**9
 
 
 class Bucket:
@@ -55,18 +54,13 @@ def check_report(given: object, job: str, now_s: float) -> Report:
         raise ValueError("; ".join(describe_errors(error, Report))[:500]) from None
     if report.job_id != job:
         raise ValueError(f"the report is of job {report.job_id[:50]}, not of {job}")
-    if report.epoch > MAX_EPOCH or report.sequence > MAX_EPOCH:
-        raise ValueError(f"epoch and sequence must be at most {MAX_EPOCH}")
+    check_plausible(report)
     if report.time_s > now_s + MAX_AHEAD_S:
         raise ValueError(
             f"time_s={report.time_s:g} is more than a day ahead of the daemon's clock; set the node's clock"
         )
     body = report.body
     if isinstance(body, Observation):
-        # Bound the counts first: their product could be too large for a float.
-        counts = (body.gpus, body.nodes, body.atomic_batch, body.accumulation_steps, body.steps)
-        if max(counts) > MAX_STEPS:
-            raise ValueError(f"each count must be at most {MAX_STEPS}")
         rate = body.samples_per_s
         if max(rate, body.goodput or 0.0) > MAX_SAMPLES_PER_S:
             raise ValueError(f"{max(rate, body.goodput or 0.0):.3g} samples/s are not plausible")

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from penstock_profiles.estimators import TableEstimator
 from penstock_scheduler.model import (
     GpuBudget,
     GpuLimit,
@@ -63,6 +64,17 @@ def test_jobs_of_a_partition_that_is_down_stay_and_those_that_wait_for_it_say_so
     assert plan.assignments["other"].placement.partition == "all"
     assert plan.waiting["waits"].code is ReasonCode.WAITING_PARTITION
     assert plan.waiting["waits"].text == ("partition fast is DOWN: nothing starts there until an admin sets it to UP")
+
+
+@pytest.mark.parametrize("policy", ["sia", "pollux", "gavel"])
+def test_a_job_whose_model_gives_no_progress_where_it_runs_stays(policy):
+    """The model is wrong: the job runs there. It was made of a profile, or of earlier jobs."""
+    nothing = TableEstimator({"a100": {1: 4.0}})
+    runs, other = running("1", "t4-00", 4), job("2", min_gpus=4, max_gpus=4, weight=100.0)
+    plan = make_policy(policy)[0].decide(snapshot("t4:1x4,a100:1x1", [runs, other], {"1": nothing}))
+    assert plan.assignments["1"].placement == runs.allocation
+    assert plan.assignments["1"].reason.text.endswith("so that nothing tells what a stop would cost")
+    assert plan.stops == {}
 
 
 def test_a_job_on_its_way_into_a_partition_that_went_down_starts_elsewhere():

@@ -46,7 +46,7 @@ def test_reports_are_stored_once_and_only_from_the_present_epoch(api):
         ({"step_time_s": -1.0}, "greater than 0"),
         ({"step_time_s": 1e-8}, "samples/s are not plausible"),
         ({"goodput": 1e9}, "samples/s are not plausible"),
-        ({"atomic_batch": 10**30}, "each count must be at most"),
+        ({"atomic_batch": 10**30}, "atomic_batch must be at most 1,000,000,000"),
         ({"sync_time_s": 0.6}, "must not be longer than step_time_s"),
         ({"nodes": 3}, "more nodes than GPUs"),
         ({"gpu_typ": "t4"}, "gpu_typ"),
