@@ -13,9 +13,9 @@ restart. A daemon considers an agent gone if its status is older than `AWAY_S`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from penstock_profiles.wire import Message
 from penstock_scheduler.model import JobId, JobUse, Pack, PackSeen, SharedGpus
@@ -31,10 +31,21 @@ REMEMBERED = 256
 
 State = Literal["waiting", "running", "suspending", "suspended"]
 
-Lack = Literal["no-plugin", "old-plugin", "no-mps", "no-limiter", "no-devices", "old-driver", "strangers", "unknown"]
+Lack = Literal[
+    "no-plugin",
+    "old-plugin",
+    "no-mps",
+    "no-limiter",
+    "no-devices",
+    "old-driver",
+    "no-freezer",
+    "strangers",
+    "unknown",
+]
 """What a node lacks: the SPANK plugin, a SPANK plugin of the agent's release, the MPS control daemon or the limiter that
-the settings name, a way to open GPUs to jobs to which Slurm's device cgroups deny them, or a driver of NVIDIA's that can
-checkpoint processes. `strangers`: processes of no job use GPUs that jobs share. `unknown`: the agent cannot find out."""
+the settings name, a way to open GPUs to jobs to which Slurm's device cgroups deny them, a driver of NVIDIA's that can
+checkpoint processes, or permission to freeze jobs. `strangers`: processes of no job use GPUs that jobs share.
+`unknown`: the agent cannot find out, or a newer one lacks what this release has no word for."""
 
 
 class OrderedJob(Message):
@@ -157,6 +168,14 @@ class NodeStatus(Message):
     """Memory of one GPU by GPU type, MB, by NVML. Unknown types are absent."""
     links: tuple[tuple[NonNegativeInt, ...], ...] = ()
     """How well each two GPUs are connected, by index, as in `Nvml.links`; empty: unknown."""
+
+    @field_validator("lacks", mode="before")
+    @classmethod
+    def _known(cls, lacks: Any, info: ValidationInfo) -> Any:
+        """Keep the status of a newer agent readable that lacks what this release has no word for."""
+        if info.mode != "json" or not isinstance(lacks, list):
+            return lacks
+        return list(dict.fromkeys(each if each in get_args(Lack) else "unknown" for each in lacks))
 
 
 class Taken(Message):

@@ -109,7 +109,9 @@ class Agent:
             state, groups, view, self._controls, self._access, self._containment, slurm, links, freezer, checkpoints
         )
         self._duty_cycles = DutyCycles(state, groups, self._containment, freezer, gpu_times)
-        self._observer = Observer(state, self._orders, self._containment, sample, plugin, cgroups, mps_dir, driver)
+        self._observer = Observer(
+            state, self._orders, self._containment, sample, plugin, cgroups, mps_dir, driver, freezer
+        )
         self._status = StatusWriter(state, groups, spool, links)
 
     def tick(self, now_s: float) -> None:

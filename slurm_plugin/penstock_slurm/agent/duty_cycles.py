@@ -18,11 +18,13 @@ thaws its processes, so that it has its share and no more.
    guaranteed job must still keep its speed within a minute.
 
 Where GPU time is unknown, a job that reports is believed, and a job that does not is taken to use its GPU all the time
-that it is not frozen. A client of NVIDIA's MPS cannot be frozen; its user is told.
+that it is not frozen. A client of NVIDIA's MPS cannot be frozen, and neither can any job if the agent's unit does not
+permit it; the job's user is told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 
@@ -118,6 +120,8 @@ class DutyCycles:
 
     def _hold(self, job: OrderedJob, local: LocalJob, pack: Pack) -> None:
         state, observed = self._state, self._state.observed(job.job)
+        if local.stopped and not local.driven:
+            self._thaw(job, local)  # it could not be thawed before
         share, now_s = self._groups.compute(job.job), state.now_s
         passed_s = min(max(now_s - observed.metered_s, 0.0), 2 * state.settings.sample_s)
         observed.metered_s = now_s
@@ -144,9 +148,8 @@ class DutyCycles:
             allowed_s = min(max(debt_s, observed.step_s), MOST_DEBT_S / others)
             if not silent and observed.credit_s >= -allowed_s:
                 return
-            if local.mps:
-                done = "was left as it is, since a client of NVIDIA's MPS is not frozen"
-                self._tell(job, pack, share, done, silent=silent)
+            if why := self._hindrance(job, local):
+                self._tell(job, pack, share, f"was left as it is, since {why}", silent=silent)
                 return
             self._begin_driving(job, local, pack, share, silent=silent)
         self._drive(job, local, observed, share)
@@ -161,6 +164,12 @@ class DutyCycles:
             # A step is reported when it is over, and may have begun before the share was what it is.
             return min(steps.count * steps.mean_s, passed_s)
         return 0.0 if local.stopped or local.begun_s == math.inf else passed_s
+
+    def _hindrance(self, job: OrderedJob, local: LocalJob) -> str:
+        """Why a job is not frozen, as the end of a sentence; "": it can be."""
+        if local.mps:
+            return "a client of NVIDIA's MPS is not frozen"
+        return self._freezer.trouble(self._state.living.get(job.slurm_job, []))
 
     def _begin_driving(self, job: OrderedJob, local: LocalJob, pack: Pack, share: float, *, silent: bool) -> None:
         local.driven, local.driven_times = True, local.driven_times + 1
@@ -203,7 +212,13 @@ class DutyCycles:
     def _freeze(self, job: OrderedJob, local: LocalJob) -> None:
         local.stopped, self._state.observed(job.job).escaped_s = True, 0.0
         self._state.save()  # an agent that starts again must thaw it
-        self._freezer.freeze(self._state.living.get(job.slurm_job, []))
+        try:
+            self._freezer.freeze(self._state.living.get(job.slurm_job, []))
+        except OSError:
+            local.driven = False
+            with contextlib.suppress(OSError):  # else the next tick tries that again
+                self._thaw(job, local)
+            raise
 
     def _thaw(self, job: OrderedJob, local: LocalJob) -> None:
         self._freezer.thaw(self._state.living.get(job.slurm_job, []))

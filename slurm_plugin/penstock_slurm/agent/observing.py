@@ -14,6 +14,7 @@ from penstock_scheduler.sharing.messages import Lack, XidSeen
 from penstock_slurm.agent import limits, mps
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
+from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.agent.orders import Orders
 from penstock_slurm.agent.state import next_number
@@ -39,6 +40,7 @@ class Observer:
         device_cgroups: the jobs' device cgroups.
         mps_dir: folder of the site's MPS control daemon; None: no MPS.
         driver: version of NVIDIA's driver; None: unknown.
+        freezer: freezes processes.
     """
 
     def __init__(
@@ -51,10 +53,11 @@ class Observer:
         device_cgroups: DeviceCgroups,
         mps_dir: Path | None,
         driver: str | None,
+        freezer: Freezer,
     ) -> None:
         self._state, self._orders, self._containment = state, orders, containment
         self._sample, self._plugin, self._device_cgroups, self._mps_dir = sample, plugin, device_cgroups, mps_dir
-        self._driver = driver
+        self._driver, self._freezer = driver, freezer
         self._sampled_s = self._inspected_s = -math.inf
         self._strangers: dict[tuple[int, int], str] = {}
         """(Process, when it began) that used a GPU which jobs share, and belonged to no job, at the last sample."""
@@ -191,6 +194,10 @@ class Observer:
         self._seen_before = set(self._strangers)
         if stay:
             lacks["strangers"] = f"{'; '.join(stay[:STRANGERS])}, which jobs share, and belongs to none of them"
+        if text := self._freezer.trouble(
+            [pid for job in state.ordered_jobs for pid in state.living.get(job.slurm_job, [])]
+        ):
+            lacks["no-freezer"] = f"jobs cannot be held to their shares: {text}"
         if text := self._device_cgroups.trouble(living=living):
             lacks["no-devices"] = f"GPUs cannot be opened to co-located jobs, to which Slurm denies them: {text}"
         return lacks

@@ -90,6 +90,11 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         "memory there",
         "install driver 570 or later on each node; or remove [agent] cuda_checkpoint from the settings",
     ),
+    "no-freezer": (
+        "may not freeze jobs: it cannot hold jobs beside a guaranteed one to their shares",
+        "`journalctl -u penstock-agent` shows why; use the unit that `penstock slurm unit penstock-agent.service` prints (with "
+        "--constrain-devices where Slurm does), which has CAP_KILL and ProtectControlGroups=no",
+    ),
     "strangers": (
         "sees processes that belong to no job use GPUs which jobs share: it cannot hold them to a share, so guaranteed jobs "
         "there may be slower than promised",

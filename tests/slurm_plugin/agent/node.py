@@ -26,6 +26,7 @@ from penstock_scheduler.sharing.messages import (
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
+from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.gpu_time import GpuTimes
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings
@@ -99,6 +100,7 @@ class Node:
         self.links: tuple[tuple[int, ...], ...] = ()
         self.gpu_times: GpuTimes | None = None
         self.driver: str | None = None
+        self.freezer: Freezer | None = None
         self.number = 0
         self.spool.mkdir()
         self.agent = self.start()
@@ -120,6 +122,7 @@ class Node:
             links=self.links,
             gpu_times=self.gpu_times,
             driver=self.driver,
+            freezer=self.freezer,
         )
         return self.agent
 

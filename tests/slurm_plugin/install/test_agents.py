@@ -94,7 +94,7 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
     tells(tmp_path, "a", lacks=("no-mps", "no-plugin"))
     tells(tmp_path, "b", lacks=("no-plugin",))
     tells(tmp_path, "c", lacks=("no-devices", "old-plugin", "strangers"))
-    tells(tmp_path, "d", lacks=("no-limiter",))
+    tells(tmp_path, "d", lacks=("no-freezer", "no-limiter"))
     well, *wrong = judge([node(name) for name in "abcd"], tmp_path, NOW_S)
     assert (well.what, well.remedy) == ("the agents of 4 of 4 nodes with GPUs report", "")
     found = {finding.what: finding.remedy for finding in wrong}
@@ -103,12 +103,26 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
         f"the agent of c finds a penstock.so that is not version {__version__}": "copy this host's",
         "the agent of c cannot give GPUs to jobs that share": "unit penstock-agent.service --constrain-devices",
         "the agent of c sees processes that belong to no job use GPUs": "`journalctl -u penstock-agent` names them",
+        "the agent of d may not freeze jobs": "has CAP_KILL and ProtectControlGroups=no",
         "the agent of d finds no HAMi-core in [agent] limiter": "libvgpu.so there on each node",
         "the agent of a finds no nvidia-cuda-mps-control in [agent] mps_dir": "DIR nvidia-cuda-mps-control -d",
     }.items():
         (what,) = [what for what in found if what.startswith(words)]
         assert remedy in found.pop(what)
     assert not found
+
+
+def test_what_a_newer_agent_lacks_leaves_its_status_readable(tmp_path: Path):
+    """This release has no word for some of it."""
+    tells(tmp_path, "a", release="99", lacks=("no-mps",))
+    path = status_file(tmp_path, "a")
+    path.write_text(path.read_text().replace('["no-mps"]', '["no-mps","no-luck","no-time"]'))
+    wrong = judge([node("a")], tmp_path, NOW_S)
+    assert [finding.what.partition(" a ")[2].partition(" in ")[0] for finding in wrong] == [
+        f"is not version {__version__}",
+        "finds no nvidia-cuda-mps-control",
+        "cannot find out whether its node lacks anything that sharing needs",
+    ]
 
 
 def test_nodes_of_mig_devices_need_no_agent(tmp_path: Path):

@@ -1,0 +1,120 @@
+"""Jobs that the agent freezes and thaws itself, and what becomes of them if it cannot, or stops."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Collection
+
+import pytest
+
+from penstock_scheduler.model import JobId, Pack
+from penstock_slurm.agent import observing
+from penstock_slurm.agent.freezer import Freezer
+from penstock_slurm.loopback.waiting import wait_for
+
+from .node import Node
+
+HIGH, LOW = 1, 2
+PAIR = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
+HINDRANCE = "the agent may not write to /sys/fs/cgroup/freezer.state"
+
+
+class Hindered(Freezer):
+    """Fails to freeze or to thaw, and may know it before."""
+
+    def __init__(self, trouble: str = "") -> None:
+        super().__init__()
+        self.text, self.fails, self.calls = trouble, True, list[str]()
+
+    def trouble(self, pids: Collection[int]) -> str:
+        return self.text if pids else ""
+
+    def freeze(self, pids: Collection[int]) -> None:
+        self.calls.append("freeze")
+        super().freeze(pids)
+        if self.fails:
+            raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), "freezer.state")
+
+    def thaw(self, pids: Collection[int]) -> None:
+        self.calls.append("thaw")
+        super().thaw(pids)
+
+
+def begin(node: Node, *, freezer: Freezer | None = None) -> None:
+    """A guaranteed job, and beside it one that does not report, which the agent drives as soon as it can."""
+    node.freezer = freezer
+    node.start()
+    for number in (HIGH, LOW):
+        environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": node.name}
+        node.slurm.processes[number] = subprocess.Popen(["sleep", "600"], env=environment)
+    node.order([PAIR], (0,), slice_s=30.0)
+
+
+def told(node: Node) -> list[str]:
+    return [each.text for each in node.agent.state.saved.contained]
+
+
+def test_a_job_that_cannot_be_frozen_is_not_driven_and_its_user_is_told(make_node: Callable[..., Node]):
+    node, freezer = make_node(start_wait_s=0.0), Hindered(HINDRANCE)
+    begin(node, freezer=freezer)
+    node.until(lambda: told(node), "word to its user")
+    node.run(0.5)
+    assert [each.partition(": ")[2].partition(";")[0] for each in told(node)] == [
+        f"it was left as it is, since {HINDRANCE}"
+    ]
+    assert not node.agent.state.jobs["j2"].driven
+    assert "freeze" not in freezer.calls
+    assert node.slurm.letter(LOW) == "S"
+
+
+def test_the_status_says_that_jobs_cannot_be_frozen(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(observing, "INSPECT_S", 0.2)
+    node, freezer = make_node(start_wait_s=0.0), Hindered(HINDRANCE)
+    begin(node, freezer=freezer)
+    node.until(lambda: node.told().lacks == ("no-freezer",), "word to the admin")
+    (text,) = {each.__dict__["text"] for each in caplog.records if each.__dict__.get("lack") == "no-freezer"}
+    assert text == f"jobs cannot be held to their shares: {HINDRANCE}"
+    freezer.text = ""
+    node.until(lambda: node.told().lacks == (), "an end of it")
+
+
+def test_a_job_that_is_not_frozen_as_a_whole_is_thawed(make_node: Callable[..., Node]):
+    """The agent did not foresee it. Nothing of the job stays frozen, the status says why, and it is tried again."""
+    node, freezer, stopped = make_node(start_wait_s=0.0), Hindered(), set[bool]()
+    begin(node, freezer=freezer)
+    job = node.agent.state.jobs
+
+    def frozen_once() -> bool:
+        stopped.add("j2" in job and (job["j2"].stopped or job["j2"].driven))
+        return "freeze" in freezer.calls
+
+    node.until(frozen_once, "a try")
+    assert stopped == {False}
+    assert freezer.calls[:2] == ["freeze", "thaw"]
+    assert "cannot hold it to its share: freezer.state: Read-only file system" in job["j2"].why
+    freezer.fails = False
+    node.until(lambda: job["j2"].stopped, "a second try")
+
+
+def test_a_job_that_could_not_be_thawed_is_thawed_later(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    node, freezer = make_node(start_wait_s=0.0), Hindered()
+    begin(node, freezer=freezer)
+
+    def fails(pids: Collection[int]) -> None:
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), "freezer.state")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(freezer, "thaw", fails)
+        node.until(lambda: "freeze" in freezer.calls, "a try")
+        wait_for(lambda: node.slurm.letter(LOW) == "T", 120, "its end")
+        freezer.text = HINDRANCE
+        node.run(0.3)
+        assert node.agent.state.jobs["j2"].stopped
+    node.until(lambda: node.slurm.letter(LOW) == "S", "an end of it")
+    assert not node.agent.state.jobs["j2"].stopped
