@@ -47,7 +47,7 @@ from penstock_executor.training.saving import CannotSave, Saver, random_states
 from penstock_executor.training.state import TrainingState, newest_checkpoint
 from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
 from penstock_executor.training.suspension import Suspension, stand_still
-from penstock_executor.training.workers import protect_workers
+from penstock_executor.training.workers import ignore, protect_workers
 from penstock_profiles.wire import Body, Checkpointed, Observation, Result, Started
 
 log = logging.getLogger(__name__)
@@ -120,8 +120,9 @@ class Run:
         signal.signal(signal.SIGTERM, self._on_term)
         protect_workers()
         self._suspension = Suspension(settings.host_cap_bytes)
-        # Some sites send it as a warning before a time limit; by default it would end the process.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+            # Some sites send it as a warning before a time limit; by default it would end the process.
+            signal.signal(signal.SIGUSR2, ignore)
         self._excepthook, sys.excepthook = sys.excepthook, self._on_error
 
     # What a loop calls.

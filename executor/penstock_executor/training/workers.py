@@ -89,15 +89,14 @@ class _Protected:
 
     def __call__(self, worker: int) -> None:
         for number in IGNORED:
-            # A handler, since programs that the worker starts would inherit SIG_IGN.
-            signal.signal(number, _ignore)
+            signal.signal(number, ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
         if self._then is not None:
             self._then(worker)
 
 
-def _ignore(_number: int, _frame: object) -> None:
-    pass
+def ignore(_number: int, _frame: object) -> None:
+    """A handler in place of SIG_IGN, which programs that the process starts would inherit."""
 
 
 @contextlib.contextmanager

@@ -147,3 +147,27 @@ def test_a_stream_of_which_each_process_reads_its_part_moves_with_each_sample_on
     for line in (tmp_path / "read").read_text().splitlines():
         world, rank, shard = map(int, line.split())
         assert shard % 4 % world == rank, "each process opens only the shards of its parts"
+
+
+WARNED = """\
+import os, signal, subprocess, sys
+import penstock_executor as px
+seen = []
+if "--own" in sys.argv:
+    signal.signal(signal.SIGUSR2, lambda number, _: seen.append(number))
+px.start(sys.argv[1])
+os.kill(os.getpid(), signal.SIGUSR2)
+program = subprocess.run(["/bin/sh", "-c", "kill -USR2 $$"]).returncode
+print(seen, program, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("option", "seen"), [(None, "[]"), ("--own", "[12]")])
+def test_a_warning_by_sigusr2_ends_no_run_and_reaches_a_handler_of_the_scripts_own(
+    option: str | None, seen: str, tmp_path: Path
+):
+    """A program that the script starts gets the signal as usual."""
+    script = tmp_path / "train.py"
+    script.write_text(WARNED)
+    with gang(script, tmp_path, *([option] if option else [])) as job:
+        assert f"{seen} -12" in job.finish()
