@@ -12,6 +12,7 @@ as soon as the job runs, and until the driver says that the process runs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -64,6 +65,12 @@ def _group(pid: int) -> int:
     """The group of a process."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return int(next(line for line in text.splitlines() if line.startswith("Gid:")).split()[1])
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a helper. One that the agent may not kill is given up like one that hangs."""
+    with contextlib.suppress(PermissionError):
+        process.kill()
 
 
 class CudaCheckpoints:
@@ -188,7 +195,7 @@ class CudaCheckpoints:
         there: dict[int, LocalJob | DepartingJob] = dict(state.saved.departing)
         there |= {local.slurm_job: local for local in state.jobs.values() if not local.gone}
         for number in self._helpers.keys() - there.keys():
-            self._helpers.pop(number).process.kill()  # it has nobody to ask about
+            _kill(self._helpers.pop(number).process)  # it has nobody to ask about
         for known in (self._away, self._in_place, self._retry_s, self._failed):
             for number in known.keys() - there.keys():
                 del known[number]
@@ -269,7 +276,7 @@ class CudaCheckpoints:
         """Note how a helper has ended, if it has. One that takes too long to suspend is killed."""
         process, limit_s = helper.process, self._state.settings.suspend_wait_s
         if process.poll() is None and helper.verb == "suspend" and helper.age_s > limit_s:
-            process.kill()
+            _kill(process)
         given_up = helper.verb == "suspend" and helper.age_s > limit_s + GIVEN_UP_S
         if process.poll() is None and not given_up:
             return

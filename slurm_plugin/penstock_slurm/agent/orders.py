@@ -156,21 +156,27 @@ class Orders:
 
     def resume_departing(self) -> None:
         """Resume departing jobs that are frozen."""
-        if self._state.now_s < self._resume_s:
-            return
         for number, departing in self._state.saved.departing.items():
-            if not departing.frozen or number not in self._state.living:
-                continue
+            with self._state.guard(f"resume Slurm's job {number}"):
+                if departing.frozen and number in self._state.living and self._state.now_s >= self._resume_s:
+                    departing.frozen = not self._resume(number)
+
+    def _resume(self, number: int) -> bool:
+        """Resume a departing job. Returns whether it runs."""
+        try:
+            self._slurm.resume(str(number))
+        except (JobGone, Refused) as error:
+            log.info("not resumed", extra={"slurm_job": number, "text": str(error)})
             try:
-                self._slurm.resume(str(number))
-            except (JobGone, Refused) as error:
-                log.info("not resumed", extra={"slurm_job": number, "text": str(error)})
                 self._freezer.thaw(self._state.living[number])  # the agent itself may have frozen it
-            except SlurmError as error:
-                log.warning("not resumed yet", extra={"slurm_job": number, "text": str(error)})
-                self._resume_s = self._state.retry_at_s()
-                return
-            departing.frozen = False
+            except OSError:
+                if self._state.is_frozen(number):
+                    raise
+        except SlurmError as error:
+            log.warning("not resumed yet", extra={"slurm_job": number, "text": str(error)})
+            self._resume_s = self._state.retry_at_s()
+            return False
+        return True
 
     def close_ended(self) -> None:
         """Forget the departing jobs whose processes have all ended."""

@@ -243,10 +243,14 @@ class Transitions:
             self._containment.job_ended(job, local)
             return False
         except SlurmError as error:
+            trouble = str(error)
             if isinstance(error, Refused):  # Slurm has not frozen it. An agent that has lost its state may have.
-                self._freezer.thaw(self._state.living.get(job.slurm_job, []))
+                try:
+                    self._freezer.thaw(self._state.living.get(job.slurm_job, []))
+                except OSError as failed:  # no matter if it runs
+                    trouble = f"{trouble}; the agent may not thaw it: {failed.strerror}"
             if not isinstance(error, Refused) or self._state.is_frozen(job.slurm_job):
-                local.why, local.retry_s = f"Slurm does not resume it: {error}", self._state.retry_at_s()
+                local.why, local.retry_s = f"Slurm does not resume it: {trouble}", self._state.retry_at_s()
                 return False
             log.info("not suspended after all", extra={"job": job.job, "text": str(error)})
         return True

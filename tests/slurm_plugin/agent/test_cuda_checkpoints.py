@@ -3,6 +3,7 @@ driver (`fake_cuda.c`), which as the real one can do nothing with a process that
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -354,17 +355,24 @@ def test_a_job_whose_time_slice_comes_back_meanwhile_is_restored(make: Callable[
     assert ("suspend", 1) not in node.slurm.calls
 
 
+@pytest.mark.parametrize("refused", [False, True])
 def test_a_helper_that_hangs_in_the_kernel_holds_up_nobody(
-    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, refused: bool
 ):
-    """It does not end when it is killed. Its job is frozen in place, and the other one has its time slice."""
+    """It does not end when it is killed, or the agent may not kill it. Its job is frozen in place, and the other one has its
+    time slice."""
+
+    def kills_nothing() -> None:
+        if refused:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
     monkeypatch.setattr(cuda_checkpoints, "GIVEN_UP_S", 0.5)
     node = make(suspend_wait_s=6.0)
     cuda.set("checkpoint", "hang")
     node.until(lambda: "checkpoint" in cuda.calls(), "call")
     process = node.agent._checkpoints._helpers[1].process
     kill = process.kill
-    monkeypatch.setattr(process, "kill", lambda: None)
+    monkeypatch.setattr(process, "kill", kills_nothing)
     node.until(lambda: node.states()["j2"] == "running", "time slice of the other")
     assert process.poll() is None
     assert node.slurm.letter(1) == "T"

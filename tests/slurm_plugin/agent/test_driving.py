@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Collection
 
@@ -12,9 +13,11 @@ import pytest
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import observing
 from penstock_slurm.agent.freezer import Freezer
+from penstock_slurm.agent.state import DepartingJob
+from penstock_slurm.gateway import Refused
 from penstock_slurm.loopback.waiting import wait_for
 
-from .node import Node
+from .node import Node, alone
 
 HIGH, LOW = 1, 2
 PAIR = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
@@ -118,3 +121,57 @@ def test_a_job_that_could_not_be_thawed_is_thawed_later(
         assert node.agent.state.jobs["j2"].stopped
     node.until(lambda: node.slurm.letter(LOW) == "S", "an end of it")
     assert not node.agent.state.jobs["j2"].stopped
+
+
+def refuses(job_id: str) -> None:
+    raise Refused("Requested operation is presently disabled", command="scontrol resume", job_id=job_id)
+
+
+def test_a_departing_job_that_cannot_be_thawed_does_not_keep_the_others_frozen(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """Slurm knows nothing of it: the agent itself has frozen them."""
+    node = make_node()
+    begin(node)
+    for number in (HIGH, LOW):
+        node.slurm.processes[number].send_signal(signal.SIGSTOP)
+        node.agent.state.saved.departing[number] = DepartingJob(os.getuid(), (0,), frozen=True)
+    first, thaw = node.slurm.processes[HIGH].pid, node.agent._orders._freezer.thaw
+
+    def fails(pids: Collection[int]) -> None:
+        if first in pids:
+            raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), "freezer.state")
+        thaw(pids)
+
+    monkeypatch.setattr(node.slurm, "resume", refuses)
+    monkeypatch.setattr(node.agent._orders._freezer, "thaw", fails)
+    node.order([], ())
+    node.until(lambda: node.slurm.letter(LOW) != "T", "thawing")
+    departing = node.agent.state.saved.departing
+    assert departing[HIGH].frozen, "it is tried again"
+    node.slurm.processes[HIGH].send_signal(signal.SIGCONT)
+    node.until(lambda: not departing[HIGH].frozen, "word that it runs, which needs no thawing")
+
+
+def test_a_job_that_runs_is_not_shown_as_suspended_because_it_cannot_be_thawed(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """An admin has resumed it, so that Slurm refuses, and the agent may not thaw it, which need not be."""
+    node = make_node(start_wait_s=0.0)
+
+    def fails(pids: Collection[int]) -> None:
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), "freezer.state")
+
+    for number in (1, 2):
+        node.job(number, "--mute")
+    node.order(alone(1, 2), (0,), slice_s=0.5)
+    node.until(lambda: "suspended" in node.states().values(), "a time slice")
+    monkeypatch.setattr(node.agent._transitions._freezer, "thaw", fails)
+    monkeypatch.setattr(node.slurm, "resume", refuses)
+    job = next(job for job, state in node.states().items() if state == "suspended")
+    node.until(
+        lambda: "the agent may not thaw it: Read-only file system" in node.agent.state.jobs[job].why, "the reason"
+    )
+    assert node.states()[job] == "suspended", "it is still frozen"
+    node.slurm.processes[int(job[1:])].send_signal(signal.SIGCONT)
+    node.until(lambda: node.states()[job] == "running", "word that it runs")
