@@ -71,6 +71,8 @@ class Environment:
     """CUDA_VISIBLE_DEVICES."""
     left_nodes: tuple[str, ...] = ()
     """Nodes that the job's runs have given up. Slurm may still count them."""
+    relaunched: bool = False
+    """Whether torchrun has started the script again, after a process of it failed."""
 
     def report_every_s(self, given_s: float) -> float:
         """Seconds between two reports. `given_s` is the program's choice; runs that measure report more often."""
@@ -116,6 +118,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         run_dir(environ.get(RUN_DIR_VARIABLE) or RUN_DIR, node or ""),
         environ.get("CUDA_VISIBLE_DEVICES", ""),
         tuple(filter(None, environ.get(LEFT_NODES_VARIABLE, "").split(","))),
+        bool(_number(environ, "TORCHELASTIC_RESTART_COUNT")),
     )
 
 

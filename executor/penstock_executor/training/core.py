@@ -36,6 +36,7 @@ from penstock_executor.client import ReportSchedule, present_request
 from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.giving_up import can_give_up, tell
 from penstock_executor.node_channel import Channel
+from penstock_executor.training import completion
 from penstock_executor.training.arguments import is_sharded
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
@@ -117,6 +118,8 @@ class Run:
         """Whether the job has a checkpoint, as far as this process knows."""
         self._reports = ReportSchedule(settings.report_every_s, self._saved_s)
         self._closed = False
+        self._completed = False
+        """Whether the passes over the data are done, and no error has come since."""
         signal.signal(signal.SIGTERM, self._on_term)
         protect_workers()
         self._suspension = Suspension(settings.host_cap_bytes)
@@ -181,7 +184,14 @@ class Run:
         return found is not None
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The passes over the data, from the one that the last run was in. The end of each is saved."""
+        """The passes over the data, from the one that the last run was in. The end of each is saved.
+
+        Raises:
+            RuntimeError: another program of this Slurm job has completed this training, and nothing is left to do.
+        """
+        if self._done(count):
+            self._refuse_anothers()
+        self._completed = False
         while not self._done(count):
             if self._loader is not None:
                 self._loader.epoch = self.epoch
@@ -198,6 +208,8 @@ class Run:
         if self._saver is not None:
             self._saver.wait()
         self._close("completed")
+        self._completed = True
+        atexit.register(self._note_completed)
         # After whatever the script still does with the other processes. Gloo's threads may abort a process that ends with them.
         atexit.register(leave)
 
@@ -543,6 +555,22 @@ class Run:
             )
         )
 
+    def _refuse_anothers(self) -> None:
+        """All processes call it before the first pass, if there is none to make."""
+        if self._saver is None or self.steps != self._first_step:
+            return
+        folder = self._saver.checkpoints.folder
+        if self._group.from_first(self.rank == 0 and completion.is_anothers(folder, read_environment(), self.steps)):
+            raise RuntimeError(
+                f"{folder}: another program of this Slurm job has completed this training, so that this one would train"
+                f" nothing; give each training a folder of its own, such as px.start({str(folder / 'second')!r})"
+            )
+
+    def _note_completed(self) -> None:
+        """Called when the process ends."""
+        if self.rank == 0 and self._completed and self._saver is not None:
+            completion.note(self._saver.checkpoints.folder, read_environment(), self.steps)
+
     def _close(self, outcome: Any, text: str = "") -> None:
         if not self._closed:
             self._closed = True
@@ -552,6 +580,7 @@ class Run:
     def _leave(self, outcome: str, status: int) -> None:
         """End this process; all the others do the same."""
         failure = self._saver.failure if self._saver is not None else None
+        self._completed = False
         self._group.barrier()
         self._close(outcome, str(failure or ""))
         leave()
@@ -559,6 +588,7 @@ class Run:
 
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """In place of Python's own hook: report that the run fails."""
+        self._completed = False
         self._close("failed", f"{kind.__name__}: {error}")
         self._excepthook(kind, error, trace)
         self._after_error(error)
