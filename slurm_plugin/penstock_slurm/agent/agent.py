@@ -161,7 +161,10 @@ class Agent:
         self._status.write()
 
     def close(self) -> None:
-        """Wait for what was begun and must not be interrupted."""
+        """Thaw what only the agent would thaw, and wait for what was begun and must not be interrupted."""
+        self._duty_cycles.close()
+        with self.state.guard("save its state"):
+            self.state.save()
         self._checkpoints.close()
 
     @property

@@ -103,6 +103,15 @@ class DutyCycles:
                 else:
                     self._hold(job, local, pack)
 
+    def close(self) -> None:
+        """Thaw what the agent itself has frozen. Slurm calls it running, so nobody else would."""
+        for job in self._state.ordered_jobs:
+            local = self._state.jobs[job.job]
+            if local.stopped:
+                with self._state.guard("thaw it", job.job):
+                    self._state.glance_at_processes()  # this may come before the first tick
+                    self._thaw(job, local)
+
     def _beside(self, job: OrderedJob, local: LocalJob) -> Pack | None:
         """The pack in which the job runs beside a guaranteed job; None: it does not."""
         pack = self._groups.pack_of(job.job)

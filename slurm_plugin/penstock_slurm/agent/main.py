@@ -139,7 +139,7 @@ def _run_alone(
         agent.close()
         if nvml is not None:
             nvml.__exit__()
-    log.info("agent stops; jobs stay as they are", extra={"node": node})
+    log.info("agent stops; jobs stay as they are in Slurm", extra={"node": node})
     return 0
 
 

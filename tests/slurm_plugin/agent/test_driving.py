@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
@@ -20,7 +20,6 @@ from penstock_slurm.loopback.waiting import wait_for
 from .node import Node, alone
 
 HIGH, LOW = 1, 2
-PAIR = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
 HINDRANCE = "the agent may not write to /sys/fs/cgroup/freezer.state"
 
 
@@ -45,14 +44,16 @@ class Hindered(Freezer):
         super().thaw(pids)
 
 
-def begin(node: Node, *, freezer: Freezer | None = None) -> None:
-    """A guaranteed job, and beside it one that does not report, which the agent drives as soon as it can."""
+def begin(node: Node, *, freezer: Freezer | None = None, others: Sequence[int] = (LOW,)) -> None:
+    """A guaranteed job, and beside it others that do not report, which the agent drives as soon as it can."""
     node.freezer = freezer
     node.start()
-    for number in (HIGH, LOW):
+    numbers = (HIGH, *others)
+    for number in numbers:
         environment = os.environ | {"SLURM_JOB_ID": str(number), "SLURMD_NODENAME": node.name}
         node.slurm.processes[number] = subprocess.Popen(["sleep", "600"], env=environment)
-    node.order([PAIR], (0,), slice_s=30.0)
+    pack = Pack(tuple(JobId(f"j{number}") for number in numbers), guaranteed=JobId("j1"))
+    node.order([pack], (0,), slice_s=30.0)
 
 
 def told(node: Node) -> list[str]:
@@ -175,3 +176,42 @@ def test_a_job_that_runs_is_not_shown_as_suspended_because_it_cannot_be_thawed(
     assert node.states()[job] == "suspended", "it is still frozen"
     node.slurm.processes[int(job[1:])].send_signal(signal.SIGCONT)
     node.until(lambda: node.states()[job] == "running", "word that it runs")
+
+
+@pytest.mark.parametrize("ticks", [True, False])
+def test_an_agent_that_stops_lets_the_jobs_go_that_it_has_frozen(make_node: Callable[..., Node], *, ticks: bool):
+    """Also one that stops before its first tick, and has that from its saved state. The next agent drives the job on."""
+    node = make_node(start_wait_s=0.0)
+    begin(node)
+    node.until(lambda: node.slurm.letter(LOW) == "T", "freezing")
+    if not ticks:
+        node.start()
+    node.agent.close()
+    wait_for(lambda: node.slurm.letter(LOW) == "S", 120, "thawing")
+    node.start()
+    job = node.agent.state.jobs["j2"]
+    assert (job.driven, job.stopped) == (True, False)
+    node.until(lambda: node.slurm.letter(LOW) == "T", "freezing by the next agent")
+
+
+def test_an_agent_that_stops_and_may_not_thaw_one_job_thaws_the_others(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """What it could not do is in its saved state, for the next agent."""
+    node, others = make_node(start_wait_s=0.0), (LOW, LOW + 1)
+    begin(node, others=others)
+    node.until(lambda: all(node.slurm.letter(each) == "T" for each in others), "freezing of both")
+    first, thaw = node.slurm.processes[LOW].pid, node.agent._duty_cycles._freezer.thaw
+
+    def fails(pids: Collection[int]) -> None:
+        if first in pids:
+            raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), "freezer.state")
+        thaw(pids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.agent._duty_cycles._freezer, "thaw", fails)
+        node.agent.close()
+    wait_for(lambda: node.slurm.letter(LOW + 1) == "S", 120, "thawing")
+    assert node.slurm.letter(LOW) == "T"
+    node.start()
+    assert [node.agent.state.jobs[f"j{each}"].stopped for each in others] == [True, False]
