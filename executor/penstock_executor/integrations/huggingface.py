@@ -15,9 +15,12 @@ the process then exits with status 143, and nothing after `trainer.train` runs.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +96,16 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
         self._report_every_s, self._metric, self._minimize = report_every_s, metric, minimize
         self._monitor: TrainingMonitor | None = None
         self._stopping = False
+        self.alone = False
+        """Whether only Penstock wants the present checkpoint, and the job goes on after it."""
+        self._failed = False
+        """Whether it could not be written."""
         self.batch: AdaptiveBatch | None = None
         """That adapts; `Elastic` sets it."""
         self._before = 0
         """Steps before the present one, with an adaptive batch."""
         protect_workers()
+        _tolerate_failures()
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
@@ -156,6 +164,7 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
         if self.batch is not None:
             self._catch_up(args, state, control, lr_scheduler)
         save, self._stopping = self._monitor.step_done(state.global_step)
+        self.alone = save and not control.should_save and not self._stopping
         control.should_save |= save
         if self._stopping:
             control.should_evaluate = False  # there may be no time for it
@@ -185,13 +194,34 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the checkpoint. If the job must stop, exit."""
         assert self._monitor is not None
+        failed, self.alone, self._failed = self._failed, False, False
+        if failed:
+            return
         if self.batch is not None and state.is_world_process_zero:
-            path = _learned(args, state)
-            path.with_suffix(".tmp").write_text(json.dumps(self.batch.state_dict()))
-            path.with_suffix(".tmp").rename(path)
+            self._write_learned(_learned(args, state), json.dumps(self.batch.state_dict()))
         self._monitor.saved()
         if self._stopping and state.global_step < state.max_steps:
             self._monitor.leave()
+
+    def _write_learned(self, path: Path, text: str) -> None:
+        beside = path.with_suffix(".tmp")
+        try:
+            beside.write_text(text)
+            beside.rename(path)
+        except OSError as error:
+            log.error("%s: a run that continues from this checkpoint learns the batch anew", error)
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+    def tried(self, args: Any, state: Any, failure: Exception | None) -> None:
+        """The Trainer has tried to write a checkpoint that only Penstock wants. All processes call it."""
+        assert self._monitor is not None
+        self._failed = self._monitor.any_process(failure is not None)
+        if self._failed:
+            folder = _learned(args, state).parent
+            if args.should_save and not _is_whole(folder):  # the Trainer would count it among those that it keeps
+                shutil.rmtree(folder, ignore_errors=True)
+            self._monitor.not_saved(failure or "another process could not write its part")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the end of the run."""
@@ -202,6 +232,44 @@ class PenstockCallback(TrainerCallback):  # type: ignore[misc]
 def _learned(args: Any, state: Any) -> Path:
     """What an adaptive batch has learned, in the checkpoint of the present step."""
     return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / "penstock.json"
+
+
+def _is_whole(folder: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        json.loads((folder / "trainer_state.json").read_bytes())
+        return True
+    return False
+
+
+def _tolerate_failures() -> None:
+    """From now on, a Trainer goes on if a checkpoint that only Penstock wants cannot be written.
+
+    A callback only says that the Trainer shall save, so this changes the class. Calling it again does nothing. Where the
+    processes wait for each other in the middle of a save, an error in one of them still ends the training.
+    """
+    original = Trainer._save_checkpoint
+    if getattr(original, "tolerates_failures", False):
+        return
+
+    @functools.wraps(original)
+    def save(trainer: Any, *arguments: Any, **named: Any) -> None:
+        mine = [
+            each for each in trainer.callback_handler.callbacks if isinstance(each, PenstockCallback) and each.alone
+        ]
+        waits = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+        waits |= trainer.args.world_size > 1 and bool(getattr(trainer.state, "best_global_step", None))
+        if not mine or waits:
+            original(trainer, *arguments, **named)
+            return
+        failure: Exception | None = None
+        try:
+            original(trainer, *arguments, **named)
+        except Exception as error:
+            failure = error
+        mine[0].tried(trainer.args, trainer.state, failure)
+
+    save.tolerates_failures = True  # type: ignore[attr-defined]
+    Trainer._save_checkpoint = save
 
 
 class Elastic:

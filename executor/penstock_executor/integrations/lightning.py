@@ -18,6 +18,7 @@ the one before. After SIGTERM, the process then exits with status 143, and nothi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -155,7 +156,7 @@ class PenstockCallback(Callback):  # type: ignore[misc]
         else:
             save, stop = self._adapt(trainer, pl_module, self._batch, self._monitor)
         if save:
-            self._save(trainer)
+            self._save(trainer, must=stop)
         if stop:
             self._monitor.leave()
 
@@ -204,22 +205,39 @@ class PenstockCallback(Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Save."""
-        self._save(trainer)
+        self._save(trainer, must=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the end of the run."""
         assert self._monitor is not None
         self._monitor.end()
 
-    def _save(self, trainer: Any) -> None:
-        beside = self._folder / "penstock.ckpt.tmp"
-        trainer.save_checkpoint(beside)
+    def _save(self, trainer: Any, *, must: bool) -> None:
+        """Save. If that fails and need not be (`must`), training goes on and the monitor tries again later."""
         assert self._monitor is not None
+        beside = self._folder / "penstock.ckpt.tmp"
+        failure: Exception | None = None
+        try:
+            trainer.save_checkpoint(beside)
+        except Exception as error:
+            failure = error
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # its last line: the other processes wait there
         if trainer.is_global_zero:
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
-            beside.rename(self._folder / "penstock.ckpt")
-        self._monitor.saved()
+            try:
+                if failure is None:
+                    with beside.open("rb") as file:
+                        os.fsync(file.fileno())
+                    beside.rename(self._folder / "penstock.ckpt")
+            except OSError as error:
+                failure = error
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)  # else it would keep a full disk full
+        if failure is None:
+            self._monitor.saved()
+        elif must:
+            raise failure
+        else:
+            self._monitor.not_saved(failure)
 
 
 def sampler(dataset: Any, *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:

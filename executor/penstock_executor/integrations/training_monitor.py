@@ -25,6 +25,7 @@ from penstock_executor.node_channel import open_channel
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
 from penstock_executor.training.consensus import Vote
+from penstock_executor.training.core import RETRY_S
 from penstock_executor.training.gradients import PendingNorms
 from penstock_executor.training.host_copies import OnItsWay
 from penstock_executor.training.processes import Group, leave
@@ -75,6 +76,8 @@ class TrainingMonitor:
         self._vote: tuple[OnItsWay, PendingNorms | None] | None = None
         """Of the last step, with the norms of this process that it has."""
         self._request: str | None = None
+        self._save_again_s = math.inf
+        """When to save again because the last checkpoint could not be written."""
         self._has_saved = steps > 0
         self._steps = self._reported_steps = steps
         self._reported_s = self._save_began_s = time.monotonic()
@@ -131,6 +134,8 @@ class TrainingMonitor:
         if self._batch is not None:
             asked |= self._batch.apply(decided, decided_norms)
         self._has_saved |= asked
+        if asked:
+            self._save_again_s = math.inf
         if asked and self._reporter is not None and self._reporter.request is not None:
             self._request, self._reporter.request = self._reporter.request.id, None
         if decided.superseded:
@@ -161,7 +166,7 @@ class TrainingMonitor:
             vote = vote._replace(local_sqr=local_sqr, mean_sqr=mean_sqr)
         if self._reporter is None:
             return vote
-        asked = self._reporter.request is not None
+        asked = self._reporter.request is not None or now >= self._save_again_s
         if self._batch is not None:
             vote = self._batch.add_to(vote)
         if self._reports.due(now):
@@ -191,8 +196,24 @@ class TrainingMonitor:
         if self._reporter is not None and math.isfinite(metric):
             self._reporter.put(Result(metric=-metric if minimize else metric, progress=self.progress))
 
+    def any_process(self, flag: bool) -> bool:
+        """Whether a process says so. All processes call it, and wait for each other."""
+        if self._world == 1:
+            return flag
+        flags = torch.tensor(float(flag), device=self._device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def not_saved(self, reason: object) -> None:
+        """A checkpoint that only Penstock wants could not be written. It is tried again later, and answers the request
+        then."""
+        log.error("step=%d no checkpoint written: %s; trying again in %.0f s", self._steps, reason, RETRY_S)
+        self._save_again_s = time.monotonic() + RETRY_S
+        self.restart_clock()
+
     def saved(self) -> None:
         """Report that the loop has written a checkpoint."""
+        self._save_again_s = math.inf
         request, self._request = self._request, None
         if self._reporter is not None:
             seconds = time.monotonic() - self._save_began_s
