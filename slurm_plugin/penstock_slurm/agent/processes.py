@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 IN_CGROUP = re.compile(r"/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})(?:/|$)", re.MULTILINE)
+OF_USERS = re.compile(r"/(?:user\.slice|user@\d+\.service)/")
+"""In the path of a cgroup in which a user can make more of them, with any names."""
+
 FREEZER = re.compile(r"^\d+:(?:[^:\n]*,)?freezer(?:,[^:\n]*)?:(/.*)$", re.MULTILINE)
 UNIFIED = re.compile(r"^0::(/.*)$", re.MULTILINE)
 """A process's cgroup in the hierarchy of version 1 that freezes, and in that of version 2."""
@@ -18,6 +21,15 @@ ATTEMPTS = 3
 """A new process has its parent's environment until it executes another program, so its job is read this often."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The Slurm job to which a process belongs by its cgroup, or claims to belong by its environment."""
+
+    job: int
+    by_slurm: bool
+    """Whether Slurm has put it there, and no user can have done that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +65,21 @@ class Processes:
         cgroups: Path = Path("/sys/fs/cgroup"),
     ) -> None:
         self._node, self._proc, self._conf, self._cgroups = node, proc, conf, cgroups
-        self._known: dict[int, tuple[int, str, int | None, int]] = {}
-        """Process -> (when it began, its program, the Slurm job that it names, how often that was read)."""
+        self._known: dict[int, tuple[int, str, Claim | None, int]] = {}
+        """Process -> (when it began, its program, its Slurm job, how often that was read)."""
         self._found: dict[int, int] = {}
 
     def scan(self, users: Mapping[int, int]) -> dict[int, list[int]]:
         """Find the processes that live, by SLURM_JOB_ID.
 
-        A process can claim to belong to any job. It counts only if it runs as the job's user.
+        A process can claim to belong to any job. It counts only if it runs as the job's user. One that Slurm has put into
+        the job's cgroup counts as any user but root: containers without privileges have users of their own, and root's
+        are Slurm's.
 
         Args:
             users: SLURM_JOB_ID -> user. Other jobs are ignored.
         """
-        known: dict[int, tuple[int, str, int | None, int]] = {}
+        known: dict[int, tuple[int, str, Claim | None, int]] = {}
         jobs: dict[int, list[int]] = {}
         for pid in (int(name) for name in os.listdir(self._proc) if name.isdigit()):
             state = self.state(pid)
@@ -74,16 +88,16 @@ class Processes:
             if state.letter in "ZX":
                 known[pid] = state.began, state.program, None, ATTEMPTS
                 continue
-            began, program, job, attempts = self._known.get(pid, (state.began, state.program, None, 0))
+            began, program, claim, attempts = self._known.get(pid, (state.began, state.program, None, 0))
             if began != state.began:
-                job, attempts = None, 0
+                claim, attempts = None, 0
             elif program != state.program:
                 attempts = 0  # with an environment of its own
-            if job is None and attempts < ATTEMPTS:
-                job, attempts = self._job_of(pid), attempts + 1
-            known[pid] = state.began, state.program, job, attempts
-            if job is not None and job in users and self._user(pid) == users[job]:
-                jobs.setdefault(job, []).append(pid)
+            if claim is None and attempts < ATTEMPTS:
+                claim, attempts = self._claim(pid), attempts + 1
+            known[pid] = state.began, state.program, claim, attempts
+            if claim is not None and self._counts(pid, claim, users):
+                jobs.setdefault(claim.job, []).append(pid)
         self._known, self._found = known, {pid: job for job, pids in jobs.items() for pid in pids}
         return jobs
 
@@ -97,10 +111,10 @@ class Processes:
             state = self.state(pid)
             if state is None:
                 continue
-            job = self._job_of(pid) if state.letter not in "ZX" else None
-            self._known[pid] = state.began, state.program, job, 1
-            if job is not None and job in users and self._user(pid) == users[job]:
-                self._found[pid] = job
+            claim = self._claim(pid) if state.letter not in "ZX" else None
+            self._known[pid] = state.began, state.program, claim, 1
+            if claim is not None and self._counts(pid, claim, users):
+                self._found[pid] = claim.job
         self._found = {pid: job for pid, job in self._found.items() if pid in there and job in users}
         jobs: dict[int, list[int]] = {}
         for pid, job in self._found.items():
@@ -140,11 +154,22 @@ class Processes:
         mounts = (self._cgroups, self._cgroups / "unified")
         return v2 is not None and any(_has_line(Path(f"{each}{v2[1]}/cgroup.events"), "frozen 1") for each in mounts)
 
-    def _job_of(self, pid: int) -> int | None:
+    def _counts(self, pid: int, claim: Claim, users: Mapping[int, int]) -> bool:
+        if claim.job not in users:
+            return False
+        user = self._user(pid)
+        return user == users[claim.job] or (claim.by_slurm and bool(user))
+
+    def _claim(self, pid: int) -> Claim | None:
         try:
-            found = IN_CGROUP.search((self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace"))
-            if found is not None:
-                return int(found[1])
+            text = (self._proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
+            claims = [
+                Claim(int(found[1]), OF_USERS.search(line, 0, found.start() + 1) is None)
+                for line in text.splitlines()
+                if (found := IN_CGROUP.search(line)) is not None
+            ]
+            if claims:
+                return max(claims, key=lambda claim: claim.by_slurm)
             environ = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:
             return None
@@ -154,7 +179,7 @@ class Processes:
             return None
         if self._conf is not None and said.get(b"SLURM_CONF", self._conf.encode()) != self._conf.encode():
             return None
-        return int(number) if number.isdigit() and len(number) <= 10 else None
+        return Claim(int(number), by_slurm=False) if number.isdigit() and len(number) <= 10 else None
 
     def _user(self, pid: int) -> int | None:
         """Its real user: a process can make /proc/PID belong to root."""
