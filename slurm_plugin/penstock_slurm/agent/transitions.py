@@ -24,6 +24,12 @@ log = logging.getLogger(__name__)
 Devices = tuple[int, ...]
 """GPUs by Slurm's index."""
 
+WAITS = "waits until"
+"""So begins why a job waits for a departing one."""
+
+NAMED = 5
+"""Most processes that it names."""
+
 
 class Transitions:
     """Brings each job a step closer to what its group wants."""
@@ -81,6 +87,8 @@ class Transitions:
         """Bring one job closer to its target GPUs; None: it is not its time slice."""
         if not job.running or local.gone:
             return
+        if local.why.startswith(WAITS):
+            local.why = ""  # unless that is still so: see `_may_run`
         if job.job not in self._groups.group_of:
             target = local.devices or job.own_devices  # no job shares with it: it runs where it is
             local.why = ""
@@ -224,14 +232,21 @@ class Transitions:
         others = self._others(job.job)
         if self._state.now_s < local.retry_s or any(self._uses(other) & set(target) for other in others):
             return False
-        departing = self._state.saved.departing.items()
-        if any(number != job.slurm_job and set(each.devices) & set(target) for number, each in departing):
-            return False
+        for number, each in self._state.saved.departing.items():
+            if number != job.slurm_job and set(each.devices) & set(target):
+                local.why = self._waits_for(number)
+                return False
         if self._is_under_way(local) or not self._controls.room_made(job.job):
             return False
         group = self._groups.group_of.get(job.job)
         # If it lacks room, another job has the next time slice.
         return group is None or job.job in group.crowded or not self._view.lacks_room(job.job)
+
+    def _waits_for(self, number: int) -> str:
+        """Why a job waits whose GPUs a departing job may still be using."""
+        pids = self._state.living.get(number, [])
+        who = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:NAMED]))} of " if pids else ""
+        return f"{WAITS} {who}Slurm's job {number}, which leaves its GPUs, {'end' if len(pids) > 1 else 'ends'}"
 
     def _ask_to_resume(self, job: OrderedJob, local: LocalJob) -> bool:
         """Ask Slurm to resume a job. Returns whether it runs."""

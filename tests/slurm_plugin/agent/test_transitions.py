@@ -166,9 +166,21 @@ def test_a_gpu_is_free_only_when_the_job_before_has_ended(make_node: Callable[..
     node.run(0.5)
     assert node.states() == {"j2": "waiting"}
     assert not devices_file(node.run_dir, 2).exists()
+    (told,) = node.agent.status().jobs
+    assert told.why == f"waits until process {before.pid} of Slurm's job 1, which leaves its GPUs, ends"
+    node.order(alone(2), (1,))
+    node.until(lambda: node.states() == {"j2": "running"}, "start on another GPU")
+    (told,) = node.agent.status().jobs
+    assert told.why == ""
+    node.job(3)
+    node.order(alone(2, 3), (1, 0))
+    node.until(lambda: node.agent.state.jobs["j3"].why, "the reason")
+    node.order(alone(2, 3), (1,))
+    node.until(lambda: not node.agent.state.jobs["j3"].why, "an end of it: it waits for its time slice now")
+    node.order(alone(2, 3), (1, 0))
     before.kill()
     before.wait()
-    node.until(lambda: node.states() == {"j2": "running"}, "start of the next")
+    node.until(lambda: node.states() == {"j2": "running", "j3": "running"}, "start of the next")
 
 
 def test_what_slurm_has_done_without_saying_so_is_found_out(
