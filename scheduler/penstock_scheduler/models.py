@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from penstock_profiles.wire import Checkpointed, Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase
 from penstock_scheduler.model.flags import CPU_SLOT
+from penstock_scheduler.progress import NOTHING, Number, Progress, number
 from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.saving import NO_COSTS, ReportHistory, RestartCosts, Saving
 from penstock_scheduler.sensitivities import Sensitivities, profile_name
@@ -227,26 +228,6 @@ class History(ReportHistory, Protocol):
         ...
 
 
-_Number = tuple[int, int]
-"""Epoch and sequence of a report."""
-
-NOTHING: _Number = (-1, -1)
-"""Before the first report."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """What a job has reported of its progress, in samples of the initial batch size."""
-
-    number: _Number = NOTHING
-    progress: float = 0.0
-    total: float | None = None
-
-
-def _number(report: Report) -> _Number:
-    return report.epoch, report.sequence
-
-
 class LearnedModels:
     """Models from job specs, and from a job's first measurement on, fits of its measurements.
 
@@ -275,9 +256,9 @@ class LearnedModels:
         self._profiled: frozenset[tuple[str, str]] = frozenset()
         self._fresh: dict[JobId, list[Report]] = {}
         self._kept: dict[JobId, AnyEstimator] = {}
-        self._newest: dict[JobId, _Number] = {}
+        self._newest: dict[JobId, Number] = {}
         """The newest report of each job that its model has learned from, or that was stored before this daemon started."""
-        self._progress: dict[JobId, _Progress] = {}
+        self._progress: dict[JobId, Progress] = {}
         self._most_gpus: dict[JobId, int] = {}
         """Most GPUs that a job has run on; what it holds now may be nothing, between two runs."""
         self._failed: dict[JobId, str] = {}
@@ -296,14 +277,7 @@ class LearnedModels:
                 self._take_progress(report)
 
     def _take_progress(self, report: Report) -> None:
-        """A daemon that has started reads the reports of running jobs again, oldest first: only newer ones count."""
-        known = self._progress.get(report.job_id, _Progress())
-        if _number(report) <= known.number:
-            return
-        if isinstance(report.body, Observation):
-            self._progress[report.job_id] = _Progress(_number(report), report.body.progress, known.total)
-        elif isinstance(report.body, Started):
-            self._progress[report.job_id] = _Progress(_number(report), report.body.progress, report.body.total)
+        self._progress[report.job_id] = self._progress.get(report.job_id, Progress()).after(report)
 
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`."""
@@ -358,10 +332,10 @@ class LearnedModels:
             if job.id not in self._newest:
                 ran = job.phase is not Phase.QUEUED or job.restarts
                 stored = self._history.newest_reports(job.id, ("started", "observation"), 1) if ran else []
-                self._newest[job.id] = max(map(_number, stored), default=NOTHING)
-            if fresh := [each for each in news.get(job.id, ()) if _number(each) > self._newest[job.id]]:
+                self._newest[job.id] = max(map(number, stored), default=NOTHING)
+            if fresh := [each for each in news.get(job.id, ()) if number(each) > self._newest[job.id]]:
                 newer[job.id] = fresh
-                self._newest[job.id] = max(map(_number, fresh))
+                self._newest[job.id] = max(map(number, fresh))
         return newer
 
     def _facts_of(self, job: Job, facts: JobFacts, fresh: Sequence[Report]) -> JobFacts:
@@ -375,20 +349,20 @@ class LearnedModels:
         self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
         if facts.largest_run_gpus not in (None, self._most_gpus[job.id]):  # the job's own runs show how it scales
             facts = replace(facts, largest_run_gpus=self._most_gpus[job.id])
-        done = self._progress.get(job.id, _Progress())
+        so_far = self._progress.get(job.id, Progress())
         if kin is not None and (model is None or self._models[job.id][1].like_kin):
             facts = replace(
                 facts,
                 model=self._like_kin[job.id],
                 largest_run_gpus=max(kin.most_gpus, facts.largest_run_gpus or 0),
-                likely_work=tuple(work - done.progress for work in kin.work if work > done.progress),
+                likely_work=tuple(work - so_far.done for work in kin.work if work > so_far.done),
             )
         if model is None or isinstance(model, LinearEstimator):
             return facts
         if self._kept.get(job.id) is not model:
             self._history.add_model(job.id, time.time(), model)
             self._kept[job.id] = model
-        left_work = None if done.total is None else max(done.total - done.progress, 0.0)
+        left_work = None if so_far.total is None else max(so_far.total - so_far.done, 0.0)
         return replace(facts, model=model, remaining_work=left_work)
 
     def _recall_kin(self, jobs: Sequence[Job], known: Mapping[JobId, JobFacts]) -> None:
@@ -421,7 +395,7 @@ class LearnedModels:
                 for report in (*self._history.newest_reports(job.id, ("started",), 1), stored[-1]):
                     with self._lock:
                         self._take_progress(report)
-            news = [each for each in news if not stored or _number(each) > _number(stored[-1])]
+            news = [each for each in news if not stored or number(each) > number(stored[-1])]
             seen, fresh = (
                 [report.body for report in reports if isinstance(report.body, Observation)]
                 for reports in (stored, news)

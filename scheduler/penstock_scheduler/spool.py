@@ -79,6 +79,10 @@ class Spool:
         self._changed: set[str] = set()
         self._offsets: dict[tuple[str, int], int] = {}
         self._partial: dict[tuple[str, int], bytes] = {}
+        self._sizes: dict[tuple[str, int], int] = {}
+        """Size of each reports file when it was first seen, bytes."""
+        self._older: set[str] = set()
+        """Jobs of which the last reports were in such a file already when it was first seen."""
         self._newest: dict[str, Started] = {}
         self._started_epoch: dict[str, int] = {}
         self._checkpoints: dict[str, tuple[str, float]] = {}
@@ -200,6 +204,10 @@ class Spool:
         """Whether the processes of this run of Slurm's have ended on all these nodes."""
         return all(left_file(self.folder, job_id, restarts, node).exists() for node in nodes)
 
+    def catches_up(self, job_id: str) -> bool:
+        """Whether the last reports of this job may have been read by an earlier daemon, or all came before the first look."""
+        return job_id in self._older
+
     def ended(self, job_id: str) -> bool:
         """Whether the newest run has reported that the job is over, completed or failed."""
         return job_id in self._ended and self._ended[job_id] == self._started_epoch.get(job_id)
@@ -215,6 +223,8 @@ class Spool:
         for key in [key for key in self._offsets if key[0] not in keep]:
             del self._offsets[key]
             self._partial.pop(key, None)
+            self._sizes.pop(key, None)
+        self._older &= keep
         for table in (self._newest, self._started_epoch, self._checkpoints, self._ended):
             for job_id in [job_id for job_id in table if job_id not in keep]:
                 del table[job_id]
@@ -231,6 +241,8 @@ class Spool:
             offset = self._offsets.get(key, 0)
             file.seek(offset)
             fresh = file.read(READ_AT_ONCE)
+            size = self._sizes.setdefault(key, os.fstat(file.fileno()).st_size)
+        (self._older.add if offset < size else self._older.discard)(job_id)
         self._offsets[key] = offset + len(fresh)
         if fresh and (control := self.control(job_id)) is not None and epoch < control.epoch:
             log.warning("report of a superseded run ignored", extra={"job": job_id, "epoch": epoch})

@@ -51,7 +51,8 @@ class Reporting:
         found, self._unread = self._unread, []
         self.saved |= {report.job_id for report in found if isinstance(report.body, Checkpointed)}
         kept, over = self._quota.admit(found, self._clock.now_s())
-        for job_id in over & managed.records.keys():
+        # What an earlier daemon has read and stored is no haste of the job's.
+        for job_id in [each for each in over & managed.records.keys() if not self._spool.catches_up(each)]:
             say(self._gateway, managed.records[job_id], report_quota.TEXT)
         ended = {job_id: job for job_id, job in managed.gone.items() if job_id not in managed.jobs}
         managed.states.ended(ended, self._spool.ended)

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from penstock_profiles.wire import Ended, Observation, Report, Result, Started
+from penstock_profiles.wire import Report, Result
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import AllocationView, JobView, ResultView
 from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Plan, Refusal, Stop
 from penstock_scheduler.ports import Cluster, Fate, Submitter
+from penstock_scheduler.progress import Progress
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.results import CLOCKED, Results
 from penstock_scheduler.reused_ids import former_id, is_another
@@ -86,7 +87,7 @@ class Board(Known):
         """Live jobs with a new result or a new key since the newest tick."""
         self._made: dict[str, tuple[Job, str, ResultView | None, JobView]] = {}
         """Live job -> the job as last observed, its reason and newest result then, and the view made of these."""
-        self._progress: dict[str, tuple[float, float | None]] = {}
+        self._progress: dict[str, Progress] = {}
         """Live job -> its newest progress and total, as it reported them."""
         for job in self._live:
             for report in _progress_reports(store, job):
@@ -192,12 +193,9 @@ class Board(Known):
                     self._touched.add(report.job_id)
 
     def _take_progress(self, report: Report) -> None:
-        body = report.body
-        if isinstance(body, Started):
-            self._progress[report.job_id] = body.progress, body.total
-        elif isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
-            # A run that fails before it has read its checkpoint ends with progress 0.
-            self._progress[report.job_id] = body.progress, self._progress.get(report.job_id, (0.0, None))[1]
+        known = self._progress.get(report.job_id, Progress())
+        if (newer := known.after(report)) is not known:
+            self._progress[report.job_id] = newer
 
     def idle(self, after_s: float) -> list[tuple[JobView, float]]:
         """(job, seconds) of running jobs whose GPUs have been idle for longer than `after_s`: each run once."""
@@ -230,13 +228,14 @@ class Board(Known):
 
     def progress(self) -> dict[str, tuple[float, float | None]]:
         """Live job -> its newest progress and total, as far as jobs have reported them."""
-        return {job: found for job, found in list(self._progress.items()) if job in self._live}
+        return {job: (found.done, found.total) for job, found in list(self._progress.items()) if job in self._live}
 
     def figures_of(self, view: JobView) -> JobView:
         """See `Known`."""
         if view.state == "ended":
             return view
-        progress, total = self._progress.get(view.id, (view.progress, view.total))
+        found = self._progress.get(view.id)
+        progress, total = (view.progress, view.total) if found is None else (found.done, found.total)
         gpu_seconds = _amounts(self._gpu_seconds.get(view.id, {})) or view.gpu_seconds
         return view.model_copy(update={"progress": progress, "total": total, "gpu_seconds": gpu_seconds})
 

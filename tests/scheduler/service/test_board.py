@@ -118,6 +118,9 @@ def test_a_daemon_that_starts_again_shows_the_progress_that_was_reported(api):
         ada.report("1", [report(0, body=started), report(1, body=Observation.model_validate(OBSERVED))])
     again = Board(api.board.store, None).job("1")
     assert (again.progress, again.total) == (10.0, 100.0)
+    reads_again = Board(api.board.store, None)
+    reads_again.take_reports([report(0, body=started)])
+    assert reads_again.job("1").progress == 10.0, "it reads the spool from its beginning"
     with api.client("ada") as ada:
         ada.report("1", [report(0, epoch=2, body=started)])
     assert Board(api.board.store, None).job("1").progress == 5.0, "the next run restored an older checkpoint"
