@@ -37,15 +37,17 @@ Lack = Literal[
     "no-mps",
     "no-limiter",
     "no-devices",
+    "no-nvml",
     "old-driver",
     "no-freezer",
     "strangers",
     "unknown",
 ]
 """What a node lacks: the SPANK plugin, a SPANK plugin of the agent's release, the MPS control daemon or the limiter that
-the settings name, a way to open GPUs to jobs to which Slurm's device cgroups deny them, a driver of NVIDIA's that can
-checkpoint processes, or permission to freeze jobs. `strangers`: processes of no job use GPUs that jobs share.
-`unknown`: the agent cannot find out, or a newer one lacks what this release has no word for."""
+the settings name, a way to open GPUs to jobs to which Slurm's device cgroups deny them, NVIDIA's management library
+(NVML) on a node with GPUs of NVIDIA's, a driver of NVIDIA's that can checkpoint processes, or permission to freeze jobs.
+`strangers`: processes of no job use GPUs that jobs share. `unknown`: the agent cannot find out, or a newer one lacks
+what this release has no word for."""
 
 
 class OrderedJob(Message):

@@ -70,6 +70,7 @@ class Agent:
         gpu_times: the GPU time of processes, which a job cannot falsify; None: unknown.
         driver: version of NVIDIA's driver; None: unknown.
         freezer: freezes processes; None: by this machine's cgroups and signals.
+        no_nvml: why there is no NVML where there should be; "": nothing is amiss.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Agent:
         gpu_times: GpuTimes | None = None,
         driver: str | None = None,
         freezer: Freezer | None = None,
+        no_nvml: Callable[[], str] = lambda: "",
     ) -> None:
         boot = BOOT.read_text(encoding="ascii").strip()
         cgroups = device_cgroups or DeviceCgroups(node, lambda: False)
@@ -110,7 +112,7 @@ class Agent:
         )
         self._duty_cycles = DutyCycles(state, groups, self._containment, freezer, gpu_times)
         self._observer = Observer(
-            state, self._orders, self._containment, sample, plugin, cgroups, mps_dir, driver, freezer
+            state, self._orders, self._containment, sample, plugin, cgroups, mps_dir, driver, freezer, no_nvml
         )
         self._status = StatusWriter(state, groups, spool, links)
 

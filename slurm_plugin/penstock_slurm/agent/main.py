@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from penstock_profiles.node_channel import run_dir
-from penstock_profiles.nvml import NoNvml, Nvml
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_slurm.agent import lock
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
+from penstock_slurm.agent.driver import Driver
 from penstock_slurm.agent.gpu_time import DriverTimes, GpuTimes, ProcessorTimes
 from penstock_slurm.agent.plugin import Plugin
 from penstock_slurm.agent.processes import Processes, memory_of_host_mb
@@ -93,20 +93,21 @@ def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threadi
 def _run_alone(
     node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threading.Event, channels: Channels
 ) -> int:
-    nvml: Nvml | None = None
+    driver = Driver(node, wanted=settings.gpu_time == "nvml")
     try:
-        nvml = Nvml().__enter__()
-    except NoNvml as error:
-        log.info("no samples of GPUs", extra={"text": str(error)})
-    if nvml is not None and any(reading.device.parent is not None for reading in nvml.sample().readings):
-        nvml.__exit__()
-        raise ConfigError(
-            f"GPUs of {node} are divided into MIG devices, which Slurm binds to one job each; jobs cannot share them, so "
-            "no agent runs there: systemctl disable --now penstock-agent"
-        )
+        while not stop.is_set():
+            _tick(_agent(node, slurm, settings, channels, driver), driver, stop)
+    finally:
+        driver.close()
+    log.info("agent stops; jobs stay as they are in Slurm", extra={"node": node})
+    return 0
+
+
+def _agent(node: str, slurm: SlurmSettings, settings: AgentSettings, channels: Channels, driver: Driver) -> Agent:
     # Asked between ticks, which must not wait long for a controller that is away.
     plugin = Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir)
     processes = Processes(node, conf=os.environ.get("SLURM_CONF"))
+    nvml = driver.nvml
     gpu_times: GpuTimes | None = DriverTimes(nvml) if nvml is not None else None
     if settings.gpu_time == "processor":
         gpu_times = ProcessorTimes(processes)
@@ -126,10 +127,16 @@ def _run_alone(
         nvml.links() if nvml is not None and settings.gpu_file is None else (),
         gpu_times,
         nvml.driver if nvml is not None else None,
+        no_nvml=lambda: driver.lack,
     )
     log.info("agent starts", extra={"node": node, "run_dir": str(channels.folder), "spool": str(slurm.spool_dir)})
+    return agent
+
+
+def _tick(agent: Agent, driver: Driver, stop: threading.Event) -> None:
+    """Let the agent work until it is asked to stop, or must begin anew since NVML has come."""
     try:
-        while not stop.is_set():
+        while not (stop.is_set() or driver.has_come()):
             try:
                 agent.tick(time.time())
             except Exception:  # one failure must not leave jobs frozen forever
@@ -137,10 +144,6 @@ def _run_alone(
             stop.wait(agent.pause_s)
     finally:
         agent.close()
-        if nvml is not None:
-            nvml.__exit__()
-    log.info("agent stops; jobs stay as they are in Slurm", extra={"node": node})
-    return 0
 
 
 def _settings(path: Path) -> tuple[SlurmSettings, AgentSettings]:

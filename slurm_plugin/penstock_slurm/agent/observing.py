@@ -41,6 +41,7 @@ class Observer:
         mps_dir: folder of the site's MPS control daemon; None: no MPS.
         driver: version of NVIDIA's driver; None: unknown.
         freezer: freezes processes.
+        no_nvml: why there is no NVML where there should be; "": nothing is amiss.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Observer:
         mps_dir: Path | None,
         driver: str | None,
         freezer: Freezer,
+        no_nvml: Callable[[], str],
     ) -> None:
         self._state, self._orders, self._containment = state, orders, containment
         self._sample, self._plugin, self._device_cgroups, self._mps_dir = sample, plugin, device_cgroups, mps_dir
-        self._driver, self._freezer = driver, freezer
+        self._driver, self._freezer, self._no_nvml = driver, freezer, no_nvml
         self._sampled_s = self._inspected_s = -math.inf
         self._strangers: dict[tuple[int, int], str] = {}
         """(Process, when it began) that used a GPU which jobs share, and belonged to no job, at the last sample."""
@@ -185,6 +187,8 @@ class Observer:
             lacks["no-mps"] = f"no nvidia-cuda-mps-control answers, packs run without it: {text}"
         if state.settings.limiter is not None and (text := limits.trouble(state.settings.limiter)):
             lacks["no-limiter"] = f"no HAMi-core, packs run without it: {text}"
+        if text := self._no_nvml():
+            lacks["no-nvml"] = f"neither GPU memory nor GPU time of jobs is measured: {text}"
         if state.settings.cuda_checkpoint == "auto" and too_old(self._driver):
             text = f"NVIDIA's driver {self._driver} cannot checkpoint processes, {FIRST_DRIVER} or later can"
             lacks["old-driver"] = f"{text}: jobs that do not move off their GPUs are frozen with their memory there"

@@ -85,6 +85,12 @@ TROUBLES: dict[Trouble, tuple[str, str]] = {
         "`penstock slurm unit penstock-agent.service --constrain-devices` prints; for a missing device file, set [agent] "
         "gpu_file to gres.conf's File=",
     ),
+    "no-nvml": (
+        "cannot ask NVIDIA's driver (NVML): it measures neither GPU memory nor GPU time of jobs, and believes what jobs beside "
+        "a guaranteed one report",
+        "`journalctl -u penstock-agent` shows why; run nvidia-smi on each node, load the driver (modprobe nvidia), and install "
+        "nvidia-ml-py beside the agent. The agent looks again every minute",
+    ),
     "old-driver": (
         "has a driver of NVIDIA's that cannot checkpoint processes: jobs that do not move off their GPUs are frozen with their "
         "memory there",

@@ -101,6 +101,7 @@ class Node:
         self.gpu_times: GpuTimes | None = None
         self.driver: str | None = None
         self.freezer: Freezer | None = None
+        self.no_nvml: Callable[[], str] = lambda: ""
         self.number = 0
         self.spool.mkdir()
         self.agent = self.start()
@@ -123,6 +124,7 @@ class Node:
             gpu_times=self.gpu_times,
             driver=self.driver,
             freezer=self.freezer,
+            no_nvml=self.no_nvml,
         )
         return self.agent
 

@@ -94,7 +94,7 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
     tells(tmp_path, "a", lacks=("no-mps", "no-plugin"))
     tells(tmp_path, "b", lacks=("no-plugin",))
     tells(tmp_path, "c", lacks=("no-devices", "old-plugin", "strangers"))
-    tells(tmp_path, "d", lacks=("no-freezer", "no-limiter"))
+    tells(tmp_path, "d", lacks=("no-freezer", "no-limiter", "no-nvml"))
     well, *wrong = judge([node(name) for name in "abcd"], tmp_path, NOW_S)
     assert (well.what, well.remedy) == ("the agents of 4 of 4 nodes with GPUs report", "")
     found = {finding.what: finding.remedy for finding in wrong}
@@ -104,6 +104,7 @@ def test_what_agents_find_wrong_with_their_nodes_is_told_with_the_remedy(tmp_pat
         "the agent of c cannot give GPUs to jobs that share": "unit penstock-agent.service --constrain-devices",
         "the agent of c sees processes that belong to no job use GPUs": "`journalctl -u penstock-agent` names them",
         "the agent of d may not freeze jobs": "has CAP_KILL and ProtectControlGroups=no",
+        "the agent of d cannot ask NVIDIA's driver": "run nvidia-smi",
         "the agent of d finds no HAMi-core in [agent] limiter": "libvgpu.so there on each node",
         "the agent of a finds no nvidia-cuda-mps-control in [agent] mps_dir": "DIR nvidia-cuda-mps-control -d",
     }.items():
