@@ -30,12 +30,13 @@ from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.leadership.candidate import StandingBy, candidate
 from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.leadership.leaving import Leaving
+from penstock_scheduler.learned_models import LearnedModels
 from penstock_scheduler.limits import LimitSettings
 from penstock_scheduler.live import LiveScheduler, make_decider, make_trigger
 from penstock_scheduler.logs import configure_logging, sd_notify
 from penstock_scheduler.loop import Observer, RoundLoop
 from penstock_scheduler.model import BudgetLine, ClusterState, JobId, JobSpec, Snapshot, Stop
-from penstock_scheduler.models import LearnedModels, SpecModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.notices import NoticeSettings, Notifier
 from penstock_scheduler.one_thread import one_blas_thread
 from penstock_scheduler.pairs import PAIRS, open_pairs, read_prior

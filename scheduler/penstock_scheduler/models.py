@@ -1,48 +1,33 @@
 """The models of jobs that rounds are decided with.
 
 `SpecModels` takes the job spec's goodput table, or else its model family from the catalogue. For a job with neither it assumes
-perfect scaling, as in Sia's first round, and that GPU types are as fast as for the families of the catalogue. `LearnedModels`
-adds what jobs report while they run.
+perfect scaling, as in Sia's first round, and that GPU types are as fast as for the families of the catalogue.
+`learned_models` adds what jobs report while they run.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
-from typing import Protocol
-
-import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.families import Families, UnknownFamilyError
 from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.kin import CERTAINTY, Kin
-from penstock_profiles.learning import JobModel, on_all
-from penstock_profiles.profiles import Profile
+from penstock_profiles.learning import JobModel
 from penstock_profiles.sensitivity import SensitivityProfile
-from penstock_profiles.wire import Checkpointed, Observation, Report, Started
+from penstock_profiles.wire import Observation
 from penstock_scheduler.errors import BadJobSpec
-from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase
+from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
 from penstock_scheduler.model.flags import CPU_SLOT
-from penstock_scheduler.progress import NOTHING, Number, Progress, number
-from penstock_scheduler.reused_ids import is_another
-from penstock_scheduler.saving import NO_COSTS, ReportHistory, RestartCosts, Saving
-from penstock_scheduler.sensitivities import Sensitivities, profile_name
-
-log = logging.getLogger(__name__)
+from penstock_scheduler.saving import NO_COSTS, RestartCosts
+from penstock_scheduler.sensitivities import profile_name
 
 SPECS = 1000
 """Most job specs whose estimators are kept for further jobs."""
 
 LEAST_COST_S = 1.0
 """Least measured cost of a restart: no run saves, ends and begins again in less."""
-
-NEWEST = 2000
-"""Newest observations of a job that a new daemon learns from."""
 
 
 class SpecModels:
@@ -202,237 +187,6 @@ class SpecModels:
     def beginning(self, spec: JobSpec, first: Observation) -> JobModel:
         """A model that begins with `first` and nothing else, for what earlier jobs have shown."""
         return self.learner(spec, LinearEstimator(), first)
-
-
-class History(ReportHistory, Protocol):
-    """The store of measurements: the daemon's store."""
-
-    def observations(self, job: str, newest: int) -> list[Report]:
-        """The newest measurements of a job, oldest first."""
-        ...
-
-    def observed_since(self, row: int | None) -> tuple[int, frozenset[str]]:
-        """The newest stored measurement, and the jobs that were measured since `row`, which an earlier call returned."""
-        ...
-
-    def profiles(self, user: str, job_name: str | None = None) -> list[Profile]:
-        """A user's profiles of jobs of this name."""
-        ...
-
-    def profiled(self) -> frozenset[tuple[str, str]]:
-        """(user, job's name) of all profiles."""
-        ...
-
-    def add_model(self, job: str, time_s: float, estimator: AnyEstimator) -> None:
-        """Save a job's new model."""
-        ...
-
-
-class LearnedModels:
-    """Models from job specs, and from a job's first measurement on, fits of its measurements.
-
-    Jobs with a `goodput_table` keep it. A new daemon fits again from the store's history. Reported progress gives the work that
-    is left, unless the job spec has a table. `sensitivities` corrects sensitivity profiles. `kin` recalls earlier jobs of the
-    kind of a job of which nothing else is known; None: nothing is recalled.
-    """
-
-    def __init__(
-        self,
-        specs: SpecModels,
-        history: History,
-        sensitivities: Sensitivities | None = None,
-        kin: Callable[[Sequence[Job]], Mapping[JobId, Kin | None]] | None = None,
-    ) -> None:
-        self._specs, self._history, self._recall = specs, history, kin
-        self._kin: dict[JobId, Kin | None] = {}
-        self._like_kin: dict[JobId, TrainingEstimator] = {}
-        """The models of jobs that are like their kin, on all GPU types of the site."""
-        self._sensitivities = Sensitivities() if sensitivities is None else sensitivities
-        self._saving = Saving(history)
-        self._models: dict[JobId, tuple[JobSpec, JobModel]] = {}
-        self._unmeasured: dict[JobId, JobSpec] = {}
-        """Jobs of which the store has neither measurements nor a profile, so that it is not asked again until it has."""
-        self._newest_row: int | None = None
-        self._profiled: frozenset[tuple[str, str]] = frozenset()
-        self._fresh: dict[JobId, list[Report]] = {}
-        self._kept: dict[JobId, AnyEstimator] = {}
-        self._newest: dict[JobId, Number] = {}
-        """The newest report of each job that its model has learned from, or that was stored before this daemon started."""
-        self._progress: dict[JobId, Progress] = {}
-        self._most_gpus: dict[JobId, int] = {}
-        """Most GPUs that a job has run on; what it holds now may be nothing, between two runs."""
-        self._failed: dict[JobId, str] = {}
-        """Why no model could be made of a job's measurements."""
-        self._submitted_s: dict[JobId, float] = {}
-        """When the jobs of the last round were submitted."""
-        self._lock = threading.Lock()
-
-    def learn(self, reports: Sequence[Report]) -> None:
-        """Take over reports. May be called from any thread."""
-        with self._lock:
-            for report in reports:
-                body = report.body
-                if isinstance(body, Observation | Started | Checkpointed):
-                    self._fresh.setdefault(report.job_id, []).append(report)
-                self._take_progress(report)
-
-    def _take_progress(self, report: Report) -> None:
-        self._progress[report.job_id] = self._progress.get(report.job_id, Progress()).after(report)
-
-    def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
-        """See `ports.ModelSource`."""
-        with self._lock:
-            news, self._fresh = self._fresh, {}
-        there = {job.id for job in jobs if not is_another(job, self._submitted_s.get(job.id))}
-        self._submitted_s = {job.id: job.submit_s for job in jobs}
-        with self._lock:  # `learn` adds to them from another thread
-            for table in (
-                self._models,
-                self._kept,
-                self._newest,
-                self._progress,
-                self._most_gpus,
-                self._kin,
-                self._like_kin,
-                self._unmeasured,
-                self._failed,
-            ):
-                for gone in [job for job in table if job not in there]:
-                    del table[gone]
-        self._sensitivities.refresh()
-        self._sensitivities.learn(jobs, news)
-        fresh = self._newer(jobs, news)
-        self._saving.refresh(jobs, fresh)
-        known = self._specs.facts(jobs, gpu_types, self._saving.costs(jobs), self._saving.saves)
-        self._newest_row, measured = self._history.observed_since(self._newest_row)
-        self._profiled = self._history.profiled()
-        for job_id in measured & self._unmeasured.keys():
-            del self._unmeasured[job_id]
-        self._recall_kin(jobs, known)
-        for job in jobs:
-            if job.spec.goodput_table is not None:
-                continue
-            try:
-                known[job.id] = self._facts_of(job, known[job.id], fresh.get(job.id, []))
-            except (ArithmeticError, TypeError, ValueError) as error:  # it must fail this job, and not the round
-                self._fail(job.id, error)
-        return known
-
-    def _fail(self, job: JobId, error: Exception) -> None:
-        """Log why a job's measurements are of no use, once."""
-        text = f"{type(error).__name__}: {error}"[:200]
-        if self._failed.get(job) != text:
-            self._failed[job] = text
-            log.warning("measurements ignored", extra={"job": job, "text": text})
-
-    def _newer(self, jobs: Sequence[Job], news: Mapping[JobId, Sequence[Report]]) -> dict[JobId, list[Report]]:
-        """The reports that are newer than all that was known of their job. A daemon that starts reads old ones again."""
-        newer = {}
-        for job in jobs:
-            if job.id not in self._newest:
-                ran = job.phase is not Phase.QUEUED or job.restarts
-                stored = self._history.newest_reports(job.id, ("started", "observation"), 1) if ran else []
-                self._newest[job.id] = max(map(number, stored), default=NOTHING)
-            if fresh := [each for each in news.get(job.id, ()) if number(each) > self._newest[job.id]]:
-                newer[job.id] = fresh
-                self._newest[job.id] = max(map(number, fresh))
-        return newer
-
-    def _facts_of(self, job: Job, facts: JobFacts, fresh: Sequence[Report]) -> JobFacts:
-        """What is known of a job of which its job spec tells `facts`."""
-        kin = self._kin.get(job.id)
-        model = self._learnt(job, facts.model, fresh, kin)
-        if model is not None and facts.unmeasured_types:
-            measured = self._models[job.id][1].measured
-            left = tuple(name for name in facts.unmeasured_types if name not in measured)
-            facts = replace(facts, unmeasured_types=left)
-        self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
-        if facts.largest_run_gpus not in (None, self._most_gpus[job.id]):  # the job's own runs show how it scales
-            facts = replace(facts, largest_run_gpus=self._most_gpus[job.id])
-        so_far = self._progress.get(job.id, Progress())
-        if kin is not None and (model is None or self._models[job.id][1].like_kin):
-            facts = replace(
-                facts,
-                model=self._like_kin[job.id],
-                largest_run_gpus=max(kin.most_gpus, facts.largest_run_gpus or 0),
-                likely_work=tuple(work - so_far.done for work in kin.work if work > so_far.done),
-            )
-        if model is None or isinstance(model, LinearEstimator):
-            return facts
-        if self._kept.get(job.id) is not model:
-            self._history.add_model(job.id, time.time(), model)
-            self._kept[job.id] = model
-        left_work = None if so_far.total is None else max(so_far.total - so_far.done, 0.0)
-        return replace(facts, model=model, remaining_work=left_work)
-
-    def _recall_kin(self, jobs: Sequence[Job], known: Mapping[JobId, JobFacts]) -> None:
-        """What jobs of their kind have shown, for new jobs whose job spec tells nothing of their speed."""
-        if self._recall is None:
-            return
-        new = [job for job in jobs if job.id not in self._kin and isinstance(known[job.id].model, LinearEstimator)]
-        for job_id, kin in self._recall(new).items() if new else ():
-            self._kin[job_id] = kin
-            if kin is not None:
-                models = on_all(kin.estimator.models, self._specs.gpu_types)
-                self._like_kin[job_id] = replace(kin.estimator, models=models)
-        for job in new:
-            if job.id in self._like_kin and not _serves(self._like_kin[job.id], job, self._specs.gpu_types):
-                self._kin[job.id] = None  # a model that is only recalled must not keep a job from its GPUs
-                del self._like_kin[job.id]
-
-    def _ran_on(self, job: JobId, gpus: int) -> None:
-        self._most_gpus[job] = max(gpus, self._most_gpus.get(job, 0))
-
-    def _learnt(self, job: Job, prior: AnyEstimator, news: Sequence[Report], kin: Kin | None) -> AnyEstimator | None:
-        fresh = [report.body for report in news if isinstance(report.body, Observation)]
-        known = self._models.get(job.id)
-        if known is None or known[0] != job.spec:
-            profiled = (job.user, job.name) in self._profiled
-            if not fresh and not profiled and self._unmeasured.get(job.id) == job.spec:
-                return None
-            stored = self._history.observations(job.id, NEWEST)
-            if stored:
-                for report in (*self._history.newest_reports(job.id, ("started",), 1), stored[-1]):
-                    with self._lock:
-                        self._take_progress(report)
-            news = [each for each in news if not stored or number(each) > number(stored[-1])]
-            seen, fresh = (
-                [report.body for report in reports if isinstance(report.body, Observation)]
-                for reports in (stored, news)
-            )
-            profiles = self._history.profiles(job.user, job.name) if profiled else []
-            first = next(iter([*(each for profile in profiles for each in profile.observations), *seen, *fresh]), None)
-            if first is None:
-                self._unmeasured[job.id] = job.spec
-                return None
-            self._unmeasured.pop(job.id, None)
-            model = self._specs.learner(job.spec, prior, first, kin, self._specs.gpu_types)
-            for profile in profiles:
-                model.observe_profile(profile)
-            fresh = [*seen, *fresh]
-            self._models[job.id] = job.spec, model
-        else:
-            model = known[1]
-        for each in fresh:
-            self._ran_on(job.id, each.gpus)
-            try:
-                model.observe_report(each)
-            except ValueError as error:
-                log.warning("observation ignored", extra={"job": job.id, "text": str(error)[:200]})
-        return model.estimator
-
-
-def _serves(model: TrainingEstimator, job: Job, gpu_types: Collection[str]) -> bool:
-    """Whether the model gives progress with the fewest GPUs of some type that the job may have, and with what it holds."""
-    fewest = {name: -(-job.spec.min_gpus // job.spec.unit(name)) * job.spec.unit(name) for name in gpu_types}
-    allowed = {name: gpus for name, gpus in fewest.items() if job.spec.allows(name, gpus)}
-    held = job.running_on
-    if (
-        held is not None
-        and not model.goodput(held.gpu_type, np.array([len(held.shares)]), np.array([held.gpus]))[0] > 0
-    ):
-        return False
-    return any(model.goodput(name, np.array([1]), np.array([gpus]))[0] > 0 for name, gpus in sorted(allowed.items()))
 
 
 def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[str, ...]:

@@ -16,10 +16,11 @@ from penstock_profiles.kin import CERTAINTY, STRANGERS_CERTAINTY, Belief, Kin, k
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.errors import NoSuchKind, StoreError
 from penstock_scheduler.kin import KinOfJobs
+from penstock_scheduler.learned_models import LearnedModels
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import Job, JobFacts, Phase, Placement, Share
 from penstock_scheduler.model_messages import Taught
-from penstock_scheduler.models import LearnedModels, SpecModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.store import SqlStore, open_store
 from tests.scheduler.builders import job
 

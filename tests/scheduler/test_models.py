@@ -6,8 +6,9 @@ from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.learned_models import LearnedModels
 from penstock_scheduler.model import JobSpec, Phase
-from penstock_scheduler.models import LearnedModels, SpecModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.saving import RestartCosts
 from tests.scheduler.builders import job, on, rate
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started, reports_file, reports_folder
-from penstock_scheduler.models import LearnedModels, SpecModels
+from penstock_scheduler.learned_models import LearnedModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.plausible import check_plausible
 from penstock_scheduler.policies import make_policy
 from penstock_scheduler.spool import Spool

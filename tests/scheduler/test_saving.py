@@ -9,10 +9,11 @@ import pytest
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Body, Checkpointed, Report, Started
 from penstock_scheduler.explain import explain, words
+from penstock_scheduler.learned_models import LearnedModels
 from penstock_scheduler.limits import PartitionRules, by_partition
 from penstock_scheduler.loop import RoundLoop
 from penstock_scheduler.model import Job, JobSpec, LeaveCause, LeaveRequest, Pack, Phase, SharedGpus
-from penstock_scheduler.models import LearnedModels, SpecModels
+from penstock_scheduler.models import SpecModels
 from penstock_scheduler.policies import REGISTRY, make_policy
 from penstock_scheduler.ports import ClusterParts
 from penstock_scheduler.records import RoundRecord
