@@ -245,10 +245,11 @@ def _tolerate_failures() -> None:
     """From now on, a Trainer goes on if a checkpoint that only Penstock wants cannot be written.
 
     A callback only says that the Trainer shall save, so this changes the class. Calling it again does nothing. Where the
-    processes wait for each other in the middle of a save, an error in one of them still ends the training.
+    processes wait for each other in the middle of a save, an error in one of them still ends the training. So does any error
+    where transformers has no such method.
     """
-    original = Trainer._save_checkpoint
-    if getattr(original, "tolerates_failures", False):
+    original = getattr(Trainer, "_save_checkpoint", None)
+    if original is None or getattr(original, "tolerates_failures", False):
         return
 
     @functools.wraps(original)
