@@ -88,7 +88,7 @@ def test_what_is_refused_for_good_is_not_sent_again(tmp_path: Path, caplog: pyte
     with serving(tmp_path / "api") as api:
         post = Post(Service(api.url, api.tokens["job 1"]), "1", 1)
         bad = report(0)
-        post.put(bad.model_copy(update={"body": SEEN.model_copy(update={"step_time_s": 1e-12})}))
+        post.put(bad.model_copy(update={"body": SEEN.model_copy(update={"step_time_s": 1e-8})}))
         post.put(report(1))
         post.close(20)
         assert stored(api) == [(1, 1)]
