@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 READ_AT_ONCE = 1024 * 1024
 """Bytes of one job's reports to read in one tick."""
 
+MIN_REPORT_BYTES = 64
+"""No report is shorter."""
+
 
 class Led(TypedDict):
     """Arguments of `files.write_whole`."""
@@ -249,19 +252,23 @@ class Spool:
             return []
         *lines, rest = (self._partial.get(key, b"") + fresh).split(b"\n")
         self._partial[key] = rest if len(rest) <= MAX_REPORT_BYTES else b""
-        return [report for line in lines if (report := self._parse(job_id, epoch, line)) is not None]
+        likely = [line for line in lines if MIN_REPORT_BYTES <= len(line) <= MAX_REPORT_BYTES]
+        found, ignored, why = [], len(lines) - len(likely), "a line is shorter or longer than any report"
+        for line in likely:
+            try:
+                found.append(self._parse(job_id, epoch, line))
+            except ValueError as error:
+                ignored, why = ignored + 1, str(error)[:200]
+        if ignored:  # logged once: a job may write a million such lines
+            log.warning("report ignored", extra={"job": job_id, "epoch": epoch, "lines": ignored, "text": why})
+        return found
 
-    def _parse(self, job_id: str, epoch: int, line: bytes) -> Report | None:
-        try:
-            if len(line) > MAX_REPORT_BYTES:
-                raise ValueError(f"a line of {len(line)} bytes")
-            report = read(Report, line)
-            if (report.job_id, report.epoch) != (job_id, epoch):
-                raise ValueError(f"it names job {report.job_id}, epoch {report.epoch}")
-            check_plausible(report)
-        except ValueError as error:
-            log.warning("report ignored", extra={"job": job_id, "epoch": epoch, "text": str(error)[:200]})
-            return None
+    def _parse(self, job_id: str, epoch: int, line: bytes) -> Report:
+        """A line of a reports file. Raises ValueError if it is no report of this run."""
+        report = read(Report, line)
+        if (report.job_id, report.epoch) != (job_id, epoch):
+            raise ValueError(f"it names job {report.job_id}, epoch {report.epoch}")
+        check_plausible(report)
         self._changed.add(job_id)
         if isinstance(report.body, Started):
             self._newest[job_id], self._started_epoch[job_id] = report.body, epoch

@@ -137,7 +137,11 @@ def test_reports_that_are_not_reports_do_no_harm(site: Site):
     (reports,) = (site.spool / job / "reports").iterdir()
     with reports.open("ab") as file:
         file.write(b"rubbish\n\xff\xfe\n" + b"x" * 100_000 + b"\n" + json.dumps({"version": 9}).encode() + b"\n")
-    wait_for(lambda: site.log.read_text().count("report ignored") >= 4, 120, "the daemon to say so", details=site.tail)
+
+    def ignored() -> int:
+        return sum(map(int, re.findall(r'event="report ignored".* lines=(\d+)', site.log.read_text())))
+
+    wait_for(lambda: ignored() >= 4, 120, "the daemon to say so", details=site.tail)
     read = len(site.reports(job))
     wait_for(lambda: len(site.reports(job)) > read, 120, "a report after the garbage", details=site.tail)
     site.slurm.command("scontrol", "requeue", job)

@@ -56,6 +56,18 @@ def write(spool: Path, job: str, sequence: int = 0, epoch: int = 1) -> None:
         file.write(Report(job_id=job, epoch=epoch, sequence=sequence, time_s=1.0, body=DONE).model_dump_json() + "\n")
 
 
+@pytest.mark.parametrize("rubbish", ["\n", "x\n", "{" + "x" * 80 + "\n"])
+def test_a_million_lines_that_are_no_reports_are_one_line_in_the_log(
+    tmp_path: Path, rubbish: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "1")
+    with reports_file(tmp_path, "1", 1).open("a", encoding="utf-8") as file:
+        file.write(rubbish * (READ_AT_ONCE // 2 // len(rubbish)))
+    write(tmp_path, "1", 1)
+    assert [each.sequence for each in Spool(tmp_path).read(["1"])] == [0, 1]
+    assert len(caplog.records) == 1
+
+
 def run(spool: Path, job: str) -> Client:
     return connect(None, Environment(job_id=job, spool=spool))
 
