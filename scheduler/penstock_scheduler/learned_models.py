@@ -199,15 +199,17 @@ class LearnedModels:
         if self._recall is None:
             return
         new = [job for job in jobs if job.id not in self._kin and isinstance(known[job.id].model, LinearEstimator)]
-        for job_id, kin in self._recall(new).items() if new else ():
-            self._kin[job_id] = kin
-            if kin is not None:
-                models = on_all(kin.estimator.models, self._specs.gpu_types)
-                self._like_kin[job_id] = replace(kin.estimator, models=models)
-        for job in new:
-            if job.id in self._like_kin and not _serves(self._like_kin[job.id], job, self._specs.gpu_types):
-                self._kin[job.id] = None  # a model that is only recalled must not keep a job from its GPUs
-                del self._like_kin[job.id]
+        found = self._recall(new) if new else {}
+        for job in [job for job in new if job.id in found]:
+            kin, self._kin[job.id] = found[job.id], None
+            if kin is None:
+                continue
+            try:
+                model = replace(kin.estimator, models=on_all(kin.estimator.models, self._specs.gpu_types))
+                if _serves(model, job, self._specs.gpu_types):
+                    self._kin[job.id], self._like_kin[job.id] = kin, model
+            except (ArithmeticError, TypeError, ValueError) as error:  # as in `facts`
+                self._fail(job.id, error)
 
     def _ran_on(self, job: JobId, gpus: int) -> None:
         self._most_gpus[job] = max(gpus, self._most_gpus.get(job, 0))
@@ -252,13 +254,16 @@ class LearnedModels:
 
 
 def _serves(model: TrainingEstimator, job: Job, gpu_types: Collection[str]) -> bool:
-    """Whether the model gives progress with the fewest GPUs of some type that the job may have, and with what it holds."""
-    fewest = {name: -(-job.spec.min_gpus // job.spec.unit(name)) * job.spec.unit(name) for name in gpu_types}
-    allowed = {name: gpus for name, gpus in fewest.items() if job.spec.allows(name, gpus)}
-    held = job.running_on
-    if (
-        held is not None
-        and not model.goodput(held.gpu_type, np.array([len(held.shares)]), np.array([held.gpus]))[0] > 0
-    ):
+    """Whether the model gives progress where the job runs, and with the fewest GPUs of some type that it may have.
+
+    A model that is only recalled must not keep a job from its GPUs.
+    """
+
+    def progresses(gpu_type: str, nodes: int, gpus: int) -> bool:
+        return bool(model.goodput(gpu_type, np.array([nodes]), np.array([gpus]))[0] > 0)
+
+    held, spec = job.running_on, job.spec
+    if held is not None and not progresses(held.gpu_type, len(held.shares), held.gpus):
         return False
-    return any(model.goodput(name, np.array([1]), np.array([gpus]))[0] > 0 for name, gpus in sorted(allowed.items()))
+    fewest = {name: -(-spec.min_gpus // spec.unit(name)) * spec.unit(name) for name in sorted(gpu_types)}
+    return any(spec.allows(name, gpus) and progresses(name, 1, gpus) for name, gpus in fewest.items())
