@@ -20,6 +20,7 @@ from penstock_profiles.wire import (
     reports_file,
     reports_folder,
 )
+from penstock_scheduler import spool as spool_module
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.inbox import TURNS
 from penstock_scheduler.spool import READ_AT_ONCE, Spool
@@ -66,6 +67,34 @@ def test_a_million_lines_that_are_no_reports_are_one_line_in_the_log(
     write(tmp_path, "1", 1)
     assert [each.sequence for each in Spool(tmp_path).read(["1"])] == [0, 1]
     assert len(caplog.records) == 1
+
+
+def test_a_tick_does_not_read_all_that_many_jobs_have_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart. Each job has its turn in each tick, those that are awaited a longer one, and nothing is lost."""
+    monkeypatch.setattr(spool_module, "READ_IN_TICK", 8000)
+    monkeypatch.setattr(spool_module, "READ_AT_ONCE", 4000)
+    monkeypatch.setattr(spool_module, "READ_AT_LEAST", 1000)
+    names = [f"{number}" for number in range(1, 9)]
+    for name in names:
+        for sequence in range(100):
+            write(tmp_path, name, sequence)
+    size = reports_file(tmp_path, "1", 1).stat().st_size / 100
+    spool, read = Spool(tmp_path), {name: list[int]() for name in names}
+    for tick in range(200):
+        found = spool.read(names, awaited={"8"})
+        for each in found:
+            read[each.job_id].append(each.sequence)
+        if tick == 0:
+            assert [round(len(read[name]) * size, -3) for name in ("1", "2", "3", "7", "8")] == [
+                4e3,
+                4e3,
+                1e3,
+                1e3,
+                4e3,
+            ]
+        if not found:
+            break
+    assert read == {name: list(range(100)) for name in names}
 
 
 def run(spool: Path, job: str) -> Client:
