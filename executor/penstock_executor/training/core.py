@@ -563,7 +563,8 @@ class Run:
         if self._group.from_first(self.rank == 0 and completion.is_anothers(folder, read_environment(), self.steps)):
             raise RuntimeError(
                 f"{folder}: another program of this Slurm job has completed this training, so that this one would train"
-                f" nothing; give each training a folder of its own, such as px.start({str(folder / 'second')!r})"
+                f" nothing; give each training a folder of its own, such as px.start({str(folder / 'second')!r}); a"
+                " program that only evaluates needs no run.epochs"
             )
 
     def _note_completed(self) -> None:
