@@ -32,10 +32,13 @@ UNFORESEEN = "failed unexpectedly; please report this as a bug"
 """The daemon's words for an error that nothing provides for: its loop survives even that, and a recovery is missing."""
 
 
-def penstockd(config: Path, log: Path, environment: Mapping[str, str], files: tuple[int, int] | None) -> None:
-    """What `penstockd --config CONFIG >>LOG 2>&1` does, in a process of its own, with limits on open files (soft, hard)."""
-    from penstock_scheduler.daemon import main
+MAIN = "import sys; from penstock_scheduler.daemon import main; sys.exit(main(sys.argv[1:]))"
 
+
+def penstockd(
+    config: Path, log: Path, environment: Mapping[str, str], files: tuple[int, int] | None, under: Sequence[str]
+) -> None:
+    """What `UNDER penstockd --config CONFIG >>LOG 2>&1` does, in a process of its own, with limits on open files (soft, hard)."""
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
     os.environ.clear()
@@ -43,7 +46,12 @@ def penstockd(config: Path, log: Path, environment: Mapping[str, str], files: tu
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.exit(main(["--config", str(config)]))
+    arguments = ["--config", str(config)]
+    if under:
+        os.execvp(under[0], [*under, sys.executable, "-c", MAIN, *arguments])
+    from penstock_scheduler.daemon import main
+
+    sys.exit(main(arguments))
 
 
 class Site:
@@ -70,6 +78,8 @@ class Site:
         """Further sections of the settings file."""
         self.files: tuple[int, int] | None = None
         """penstockd's limits on open files, soft and hard; None: those of the tests."""
+        self.under: Sequence[str] = ()
+        """A command that penstockd runs under, such as setpriv with its options."""
         self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
 
     @property
@@ -81,7 +91,8 @@ class Site:
         """Start penstockd; it keeps the state of the one before."""
         self.write_settings()
         before = self._started()
-        self.daemon = FORKING.Process(target=penstockd, args=(self.config, self.log, dict(os.environ), self.files))
+        arguments = (self.config, self.log, dict(os.environ), self.files, self.under)
+        self.daemon = FORKING.Process(target=penstockd, args=arguments)
         self.daemon.start()
         if wait:
             wait_for(lambda: self._started() > before, 300, "penstockd to start", details=self.tail)
