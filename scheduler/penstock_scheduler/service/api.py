@@ -24,6 +24,7 @@ from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.messages import JobView
 from penstock_scheduler.model import JobSpec
+from penstock_scheduler.places import Places
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Burst, ModelSource, Submitter
@@ -36,7 +37,6 @@ from penstock_scheduler.service.guard import Bucket
 from penstock_scheduler.service.identity import Gatekeeper, is_private
 from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.leases import Leases
-from penstock_scheduler.service.limits import Places
 from penstock_scheduler.service.oidc import Provider
 from penstock_scheduler.service.port import Daemon
 from penstock_scheduler.service.report_writer import ReportWriter

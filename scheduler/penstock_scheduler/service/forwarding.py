@@ -27,10 +27,10 @@ from penstock_scheduler import __version__, open_files
 from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.health_messages import FilesHealth, Health, LeaderHealth
 from penstock_scheduler.messages import JobView, LogPart
+from penstock_scheduler.places import Places
 from penstock_scheduler.service import report_batches, sessions
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.identity import IDENTITY
-from penstock_scheduler.service.limits import Places
 from penstock_scheduler.service.port import Chosen, Daemon
 
 SILENT_HEADER = "Penstock-Daemon-Silent-Since"

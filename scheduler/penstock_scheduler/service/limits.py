@@ -1,7 +1,7 @@
 """What one client may take of the API: places for connections and waiting requests, and time to send and to read.
 
 Nothing of a request is read before its connection has a place, and nothing of its body before the caller is known (`app.py`).
-No limit here needs a setting for each user: see `Places`.
+No limit here needs a setting for each user: see `places`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import logging
 import socket
 import struct
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock_scheduler.messages import MAX_BODY_BYTES
+from penstock_scheduler.places import Places
 from penstock_scheduler.service.addresses import host_of
 
 log = logging.getLogger(__name__)
@@ -43,40 +43,6 @@ PAUSE_S = 0.5
 """Pause after a failed accept(2), such as without a free file descriptor."""
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-
-
-class Places:
-    """Places that clients share: a client may hold as many as are free.
-
-    One client gets half of all places at most, and always leaves as many for others; a second client gets half of the rest.
-    So no client needs a limit of its own, and a site with one client, such as a service that submits for all, is not slowed.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.taken = 0
-        self._held: Counter[str] = Counter()
-
-    def take(self, client: str) -> bool:
-        """Take a place. Returns whether there was one for this client."""
-        if self._held[client] >= self.total - self.taken:
-            if not self._held[client]:
-                del self._held[client]
-            return False
-        self._held[client] += 1
-        self.taken += 1
-        return True
-
-    def give_back(self, client: str) -> None:
-        """Give a place back."""
-        self._held[client] -= 1
-        self.taken -= 1
-        if not self._held[client]:
-            del self._held[client]  # clients of the past take no memory
-
-    def held(self, client: str) -> int:
-        """How many places a client holds."""
-        return self._held.get(client, 0)
 
 
 def connections(wanted: int, open_files: int) -> int:

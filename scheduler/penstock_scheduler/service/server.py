@@ -22,10 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_scheduler import open_files
 from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.places import Places
 from penstock_scheduler.service import submitting
 from penstock_scheduler.service.errors import problem
 from penstock_scheduler.service.known import Known
-from penstock_scheduler.service.limits import LimitedServer, Places, connections
+from penstock_scheduler.service.limits import LimitedServer, connections
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import SqlStore
 

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from penstock_scheduler.client import ApiError
-from penstock_scheduler.service.limits import Places, connections
+from penstock_scheduler.places import Places
+from penstock_scheduler.service.limits import connections
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.service.api import serving
 from tests.scheduler.service.flooded import HEAD_S, flooded
