@@ -11,17 +11,6 @@ CONTAINERFILE = (ROOT / "deploy/Containerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_containerfile_installs_extras_that_the_wheel_has():
-    (named,) = re.findall(r"penstock_scheduler-\*\.whl\)\[([\w,]+)\]", CONTAINERFILE)
-    assert set(named.split(",")) <= set(PROJECT["optional-dependencies"])
-
-
-def test_python_mip_has_the_solver_that_the_extra_names():
-    extra = PROJECT["optional-dependencies"]["milp"]
-    (solver,) = (re.split(r"[<>=]", name)[0] for name in extra if not name.startswith(("penstock-", "mip")))
-    assert re.search(rf" {solver}\b", CONTAINERFILE), f"the extra milp takes its solver from {solver}"
-
-
 def test_the_containers_start_programs_that_the_wheel_has():
     programs = {entry.split('"')[1] for entry in re.findall(r'ENTRYPOINT \[("[^]]+")\]', CONTAINERFILE)}
     assert programs == {"penstockd", "penstock"}
