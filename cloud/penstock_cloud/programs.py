@@ -20,6 +20,7 @@ from pathlib import Path
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.files import save_whole
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.safe_text import guard
 from penstock_scheduler.settings import load_settings
 
 CONFIG = Path("/etc/penstock/penstock.toml")
@@ -37,6 +38,7 @@ def suspend() -> int:
 
 
 def _tell(kind: str, argv: Sequence[str]) -> int:
+    guard()
     try:
         if len(argv) != 1:
             raise ValueError(f"usage: penstock-{kind} NODES, as slurmctld calls it")

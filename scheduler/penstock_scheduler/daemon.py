@@ -47,6 +47,7 @@ from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Clock, ClusterParts, Leadership, ModelSource, Store
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
+from penstock_scheduler.safe_text import guard
 from penstock_scheduler.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.service.allocations import AllocationLog
 from penstock_scheduler.service.board import Board, ObservedCluster
@@ -81,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"penstockd {__version__}")
     arguments = parser.parse_args(argv)
+    guard()
     try:
         settings = load_settings(arguments.config)
         daemon = settings.section(DaemonSettings)
@@ -343,7 +345,9 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
     kin = KinOfJobs(store, specs.beginning, recalls=settings.section(DaemonSettings).recall_models)
-    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None)
+    last = store.last_round()
+    before = None if last is None else last.snapshot
+    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None, before)
 
     def cloud_nodes() -> list[str]:
         return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]

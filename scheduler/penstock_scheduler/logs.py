@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import structlog
 
+from penstock_scheduler.safe_text import LOG_LINE, one_line
+
 log = logging.getLogger(__name__)
 
 BOUNDED = ("penstock_scheduler.service", "uvicorn", "asyncio")
@@ -44,6 +46,13 @@ class BoundLines(logging.Filter):
         return lines < LINES
 
 
+class _OneLine(structlog.stdlib.ProcessorFormatter):
+    """Each record in a line of its own: no text in it begins another record, steers a terminal or is split by journald."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(super().format(record), LOG_LINE)
+
+
 def configure_logging(log_format: str, *, writes: bool = False) -> None:
     """Log to standard error, one line an event: logfmt for people and grep, or JSON for programs.
 
@@ -62,7 +71,7 @@ def configure_logging(log_format: str, *, writes: bool = False) -> None:
             key_order=["timestamp", "level", "event", "round", "job"], bool_as_flag=False
         )
     )
-    formatter = structlog.stdlib.ProcessorFormatter(
+    formatter = _OneLine(
         foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
     )
     handler = logging.StreamHandler()

@@ -23,6 +23,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 
+from penstock_scheduler.safe_text import one_line
+
 log = logging.getLogger(__name__)
 
 Kind = Literal[
@@ -181,9 +183,9 @@ def _mail(settings: NoticeSettings, to: Sequence[str], notice: Notice) -> None:
     assert settings.smtp is not None, "mail needs a mail server"
     message = EmailMessage()
     message["From"], message["To"] = settings.mail_from, ", ".join(to)
-    message["Subject"] = f"[penstock] {_one_line(notice.subject)}"
+    message["Subject"] = f"[penstock] {one_line(notice.subject, 200)}"
     message["Auto-Submitted"] = "auto-generated"
-    message.set_content(notice.text + "\n")
+    message.set_content(one_line(notice.text) + "\n")
     host, _, port = settings.smtp.rpartition(":")
     with smtplib.SMTP(host, int(port), timeout=TIMEOUT_S) as server:
         if settings.smtp_tls:
@@ -191,8 +193,3 @@ def _mail(settings: NoticeSettings, to: Sequence[str], notice: Notice) -> None:
         if settings.smtp_user is not None and settings.smtp_password_file is not None:
             server.login(settings.smtp_user, settings.smtp_password_file.read_text().strip())
         server.send_message(message)
-
-
-def _one_line(text: str) -> str:
-    """The text without control characters. A line break in a job's name would add a header to the mail."""
-    return "".join(character if character.isprintable() else " " for character in text)[:200]

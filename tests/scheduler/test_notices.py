@@ -103,7 +103,7 @@ def test_notices_go_out_by_mail_and_webhook_and_a_name_adds_no_header(servers):
     notifier.stop()
     assert [to for to, _ in mail.mails] == [["ops@example.org", "ada@example.org"], ["ada@example.org"]]
     message = mail.mails[0][1]
-    assert message["Subject"] == "[penstock] idle  Bcc: all@example.org"
+    assert message["Subject"] == "[penstock] idle\\r\\nBcc: all@example.org"
     assert message["Bcc"] is None
     assert message.get_payload().strip() == "Job 7 is idle."
     assert [(body["kind"], body["facts"]) for body in hook.bodies] == [("gpu-idle", {"job": "7"}), ("job-ended", {})]

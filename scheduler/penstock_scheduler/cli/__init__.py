@@ -20,6 +20,7 @@ from typer.main import get_command
 from penstock_scheduler import __version__
 from penstock_scheduler.cli.summary import reflow, summary
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.safe_text import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,9 +208,11 @@ def make_app() -> typer.Typer:
 
 def main() -> int:
     """Entry point. Returns the exit status; docs/user/cli.md lists them."""
+    guard()
     try:
         make_app()(prog_name="penstock")
     except PenstockError as error:
-        typer.echo(f"penstock: {error}", err=True)
+        lines = str(error).splitlines()
+        typer.echo("\n    ".join([f"penstock: {lines[0]}", *lines[1:]]), err=True)
         return error.exit_status
     return 0

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.safe_text import one_line
 
 if TYPE_CHECKING:
     from penstock_scheduler.client import Client
@@ -98,7 +99,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     Args:
         empty: what to print if there are no rows.
     """
-    lines = list(rows)
+    lines = [[one_line(cell) for cell in row] for row in rows]
     if not lines:
         typer.echo(empty)
         return
@@ -143,7 +144,7 @@ def print_fields(fields: dict[str, str]) -> None:
     width = max(map(len, fields), default=0)
     for label, text in fields.items():
         if text:
-            typer.echo(f"{label:<{width}} {text}")
+            typer.echo(f"{label:<{width}} {one_line(text)}")
 
 
 def local_time(time_s: float | None) -> str:

@@ -25,6 +25,7 @@ from penstock_scheduler.estimate_messages import end_cell, estimate_lines, start
 from penstock_scheduler.explain import explain as explain_round
 from penstock_scheduler.explain import words
 from penstock_scheduler.messages import MAX_PAGE, AllocationView, JobView, RefusedJob
+from penstock_scheduler.safe_text import one_line
 from penstock_scheduler.terminal.picture import asks_for
 from penstock_scheduler.units import duration
 
@@ -161,7 +162,7 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
         return lines, json.dumps({"job": job, "round": found.round, "code": found.reason.code.value, "lines": lines})
 
     lines, document = ask(answer, kept_answer, store)
-    typer.echo(document if as_json else "\n".join(lines))
+    typer.echo(document if as_json else "\n".join(map(one_line, lines)))
 
 
 def history(job: str = JOB, as_json: bool = JSON) -> None:
@@ -230,7 +231,7 @@ def logs(
             if as_json:
                 print_json(part)
             else:
-                typer.echo(part.text, nl=False)
+                typer.echo("\n".join(part.text.replace("\r\n", "\n").split("\r")), nl=False)  # a progress bar
             if part.note != told and (told := part.note):
                 typer.echo(told[0].upper() + told[1:] + ".", err=True)
             if part.ended or (not follow and part.next >= part.size):

@@ -7,6 +7,8 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
+from penstock_scheduler.safe_text import visible
+
 _REPORT = """
 body { max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
 h1 + .card { font-size: 1.1rem; }
@@ -23,7 +25,7 @@ def style() -> str:
 
 def page(heading: str, parts: Sequence[str]) -> str:
     """A report with this heading. `parts`: HTML."""
-    return (
+    return visible(
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(heading)}</title><style>{style()}{_REPORT}</style>"
         f"<body><h1>{escape(heading)}</h1>{''.join(parts)}</body></html>\n"

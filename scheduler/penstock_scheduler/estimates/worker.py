@@ -31,6 +31,7 @@ from penstock_scheduler.model import Job, Phase, Snapshot
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.one_thread import one_blas_thread
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.safe_text import guard
 from penstock_scheduler.store import SqlStore, open_store
 
 LOOK_S = 1.0
@@ -152,6 +153,7 @@ def _messages(snapshot: Snapshot, found: Estimated, seconds: float) -> Estimates
 
 def main() -> int:
     """Entry point. Exit status: 0 its input ended, 1 it cannot run."""
+    guard(rich=False)
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     order = Order.model_validate_json(sys.stdin.readline())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fastapi.responses import JSONResponse
 
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.safe_text import one_line
 
 
 class Refusal(PenstockError):
@@ -30,4 +31,4 @@ def no_such_job(job: str) -> Refusal:
 
 def problem(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The answer of a request that failed, as ErrorAnswer describes it."""
-    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+    return JSONResponse({"error": {"code": code, "message": one_line(message)}}, status, headers)

@@ -14,6 +14,7 @@ from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.messages import ClusterView, JobView
 from penstock_scheduler.model import UnknownValue
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.safe_text import one_line
 from penstock_scheduler.service.counts import Counts, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -144,6 +145,9 @@ class _Fixed(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
+        for family in self._families:
+            for sample in family.samples:
+                sample.labels.update({name: one_line(value) for name, value in sample.labels.items()})
         return self._families
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from penstock_scheduler import __version__, open_files
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.logs import configure_logging, sd_notify
+from penstock_scheduler.safe_text import guard
 from penstock_scheduler.service.app import make_reading_app
 from penstock_scheduler.service.forwarding import OverSocket
 from penstock_scheduler.service.replica import Replica
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, default=Path("/etc/penstock/penstock.toml"), help="settings file (TOML)")
     parser.add_argument("--version", action="version", version=f"penstock-api {__version__}")
     arguments = parser.parse_args(argv)
+    guard()
     try:
         return _run(load_settings(arguments.config))
     except ConfigError as error:

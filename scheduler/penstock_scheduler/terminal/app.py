@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from rich.text import Text
-from textual import work
+from textual import content, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -19,7 +19,8 @@ from textual.widgets.data_table import RowDoesNotExist
 
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.messages import JobView
-from penstock_scheduler.terminal.cells import Letters, cluster_cells, style
+from penstock_scheduler.safe_text import guard_table, one_line
+from penstock_scheduler.terminal.cells import Letters, cell, cluster_cells, style
 from penstock_scheduler.terminal.picture import Line, Picture
 from penstock_scheduler.terminal.printed import STYLES, held, title
 from penstock_scheduler.terminal.screens import Help, JobDetail, JobScreen, Question
@@ -85,6 +86,7 @@ class TopApp(App[None]):
     ]
 
     def __init__(self, source: Source, interval_s: float = 2.0) -> None:
+        guard_table(content._CONTROL_STRIP_TRANSLATE)  # Textual writes to the terminal itself
         super().__init__()
         self.source = source
         self._interval_s = interval_s
@@ -174,7 +176,7 @@ class TopApp(App[None]):
         self._part("#cells").update(Text("\n").join(rows))
         self._draw_jobs(picture)
         refused = [f"Job {each.id} ({each.name}) is not managed: {each.text}" for each in picture.refused]
-        self._part("#refused").update("\n".join(refused))
+        self._part("#refused").update("\n".join(map(one_line, refused)))
         self._part("#refused").display = bool(refused)
 
     def _draw_jobs(self, picture: Picture) -> None:
@@ -192,12 +194,12 @@ class TopApp(App[None]):
             cells = [
                 Text(self._letters[line.id], style=style(line.id) if line.gpus else ""),
                 Text(line.id),
-                Text(line.user[:12]),
+                cell(line.user[:12]),
             ]
-            cells += [Text(line.name[:24])] if roomy else []
+            cells += [cell(line.name[:24])] if roomy else []
             cells += [Text(line.state, style=STYLES.get(line.state, ""))]
-            cells += [Text(line.asks[:24])] if roomy else []
-            cells += [Text(held(line)), Text(done, justify="right"), Text(line.why)]
+            cells += [cell(line.asks[:24])] if roomy else []
+            cells += [cell(held(line)), Text(done, justify="right"), cell(line.why)]
             table.add_row(*cells, key=line.id)
         if before is not None:
             with contextlib.suppress(RowDoesNotExist):  # the job has ended, or the filter hides it
@@ -264,7 +266,7 @@ class TopApp(App[None]):
         if job is None:
             return
         line = next((each for each in self._picture.lines if each.id == job), None) if self._picture else None
-        name = f"{job} ({line.name})" if line is not None and line.name else job
+        name = one_line(f"{job} ({line.name})") if line is not None and line.name else job
 
         def answered(yes: bool | None) -> None:
             if yes:

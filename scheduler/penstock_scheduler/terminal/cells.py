@@ -8,6 +8,7 @@ from rich.text import Text
 
 from penstock_scheduler.drawing.colours import is_dark, job_colour, number
 from penstock_scheduler.messages import NodeView
+from penstock_scheduler.safe_text import one_line
 from penstock_scheduler.terminal.picture import GpuCounts, Line, Picture, by_type
 
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz"
@@ -37,6 +38,11 @@ class Letters:
 
     def __getitem__(self, job: str) -> str:
         return self._of.get(job, " ")
+
+
+def cell(text: str, style: str = "") -> Text:
+    """A text of users or of the cluster, in one line."""
+    return Text(one_line(text), style=style)
 
 
 def style(job: str) -> str:

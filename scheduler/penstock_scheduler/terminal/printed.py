@@ -8,6 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
+from penstock_scheduler.safe_text import one_line
+from penstock_scheduler.terminal.cells import cell
 from penstock_scheduler.terminal.picture import Line, Picture, by_type
 from penstock_scheduler.units import clock
 
@@ -38,7 +40,7 @@ class _Printed:
         if self.picture.more:
             yield Text(f"Only the newest {len(self.picture.lines)} jobs are shown.", style="dim")
         for refusal in self.picture.refused:
-            yield Text(f"Job {refusal.id} ({refusal.name}) is not managed: {refusal.text}", style="red")
+            yield cell(f"Job {refusal.id} ({refusal.name}) is not managed: {refusal.text}", "red")
 
 
 def title(picture: Picture, now_s: float | None) -> str:
@@ -80,12 +82,12 @@ def _jobs(picture: Picture, width: int) -> Table:
     for line in picture.lines:
         table.add_row(
             Text(line.id),
-            Text(line.name),
-            Text(line.asks),
+            cell(line.name),
+            cell(line.asks),
             Text(line.state, style=STYLES.get(line.state, "")),
-            Text(held(line)),
+            cell(held(line)),
             *([Text(_nodes(line, in_full=width >= _WIDE))] if roomy else []),
-            Text(line.why, no_wrap=line.placed, overflow="ellipsis" if line.placed else "fold"),
+            Text(one_line(line.why), no_wrap=line.placed, overflow="ellipsis" if line.placed else "fold"),
         )
     return table
 

@@ -17,6 +17,7 @@ from textual.widgets import Footer, Label, Sparkline, Static
 
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.messages import JobView
+from penstock_scheduler.safe_text import one_line
 from penstock_scheduler.terminal.cells import LEGEND
 
 HELP = """\
@@ -117,8 +118,8 @@ class JobScreen(Screen[None]):
         width = max(map(len, detail.fields), default=0)
         for label, text in detail.fields.items():
             if text:
-                facts.append(f"{label:<{width}}  ", style="bold").append(f"{text}\n")
-        facts.append("\n" + "\n".join(detail.reasons) + "\n")
+                facts.append(f"{label:<{width}}  ", style="bold").append(f"{one_line(text)}\n")
+        facts.append("\n" + "\n".join(map(one_line, detail.reasons)) + "\n")
         self.query_one("#facts", Static).update(facts)
         speeds = detail.speeds
         chart = self.query_one(Sparkline)
@@ -126,7 +127,7 @@ class JobScreen(Screen[None]):
         chart.data = list(speeds)
         said = f"samples/s, of the newest {len(speeds)} reports: now {speeds[-1]:.4g}" if len(speeds) > 1 else ""
         self.query_one("#speed", Label).update(said)
-        self.query_one("#events", Static).update("\n".join(detail.events))
+        self.query_one("#events", Static).update("\n".join(map(one_line, detail.events)))
         self.query_one("#output", Static).update(f"\n{detail.output}" if detail.output else "")
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock_scheduler.safe_text import visible
+
 Parts = Mapping[str, str]
 """Id of an element -> the HTML inside it."""
 
@@ -43,4 +45,5 @@ def change(before: Fragments | None, after: Fragments) -> str | None:
 
 
 def _event(kind: str, data: Parts) -> str:
-    return f"event: {kind}\ndata: {json.dumps(dict(data), separators=(',', ':'))}\n\n"
+    shown = {name: visible(html) for name, html in data.items()}
+    return f"event: {kind}\ndata: {json.dumps(shown, separators=(',', ':'))}\n\n"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.safe_text import one_line
 from penstock_scheduler.service.api import Api
 from penstock_scheduler.service.errors import Refusal
 from penstock_scheduler.service.known import Event
@@ -137,7 +138,7 @@ class Live:
                     now = await self.world()
                     facts = await page.prepare(now)
                 except (PenstockError, Refusal) as error:
-                    yield f"event: trouble\ndata: {' '.join(str(error).split())}\n\n"
+                    yield f"event: trouble\ndata: {one_line(str(error))}\n\n"
                     await asyncio.sleep(5 * EACH_S)
                     continue
                 began_s = time.thread_time()

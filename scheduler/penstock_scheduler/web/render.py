@@ -15,6 +15,7 @@ from markupsafe import Markup
 from penstock_scheduler.drawing.colours import index, rules
 from penstock_scheduler.drawing.page import style
 from penstock_scheduler.estimate_messages import TimeRange
+from penstock_scheduler.safe_text import visible
 from penstock_scheduler.units import clock, duration
 
 POLICY = (
@@ -98,7 +99,7 @@ def environment() -> Environment:
 
 def render(template: str, **values: Any) -> str:
     """A template with these values."""
-    return environment().get_template(template).render(**values)
+    return visible(environment().get_template(template).render(**values))
 
 
 def block(template: str, name: str, **values: Any) -> str:

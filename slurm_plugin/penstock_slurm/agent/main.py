@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock_profiles.node_channel import run_dir
 from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.safe_text import LOG_LINE, guard, one_line
 from penstock_slurm.agent import lock
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
@@ -47,8 +48,9 @@ class _Logfmt(logging.Formatter):
         at = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         facts = {"timestamp": at, "level": record.levelname.lower(), "event": record.getMessage()}
         facts |= {key: value for key, value in vars(record).items() if key not in self.KNOWN}
-        text = " ".join(f"{key}={_quoted(str(value))}" for key, value in facts.items())
-        return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+        if record.exc_info:
+            facts["exception"] = self.formatException(record.exc_info)
+        return one_line(" ".join(f"{key}={_quoted(str(value))}" for key, value in facts.items()), LOG_LINE)
 
 
 def _quoted(text: str) -> str:
@@ -65,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="Slurm's name",
     )
     options = parser.parse_args(argv)
+    guard(rich=False)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Logfmt())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
