@@ -4,7 +4,7 @@
 2. `ec2`, `templates`, `failures`: one region of EC2 as a provider, and what EC2's errors mean.
 3. `command`: any other cloud, behind a command of the admin's.
 4. `programs`, `user_data`: how instances join Slurm.
-5. `detached_runs`, `staging`, `cloud_runner`: runs on instances that do not join.
+5. `detached_runs`, `staging`, `cloud_runner`, `unpacking`: runs on instances that do not join.
 6. `doctor`, `cli`: `penstock cloud`.
 """
 

@@ -18,37 +18,30 @@ Only the standard library is used, since hundreds of cloud runners may run on a 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
 import shutil
 import signal
-import stat
 import sys
 import tarfile
 import tempfile
 import time
 import urllib.request
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from penstock_cloud.unpacking import Damaged, Unpacking
+
 LOOK_S = 2.0
 """Seconds between two polls of the run's objects."""
 
 TRIES = 7
 """Attempts at an upload or download that must succeed, over about two minutes."""
-
-MOST_FILES = 1_000_000
-"""Files, folders and links that an archive of output may have."""
-
-MOST_BYTES = 500 * 10**9
-"""Bytes of its files, unpacked: a hundred times the largest archive."""
 
 ANSWER_S = 60.0
 """How long S3 may take to answer, s."""
@@ -158,88 +151,17 @@ def pack(file: Path, script: Path, mine: Mapping[str, str], directory: Path) -> 
 
 
 def unpack(content: IO[bytes], directory: Path, outputs: Sequence[str]) -> None:
-    """Unpack an archive's declared output files. Each file is replaced as a whole or not at all. Raises Trouble, OSError.
+    """Unpack an archive's declared output files; see `unpacking`. Raises Trouble, OSError.
 
-    Whoever wrote the archive, nothing outside the job's folder changes: a member that would is left out, and named.
+    What would change anything else is left out, and the message names the first of it.
     """
-    amiss: list[str] = []
-    with tempfile.TemporaryDirectory(prefix=".penstock-", dir=directory) as folder:
-        try:
-            with tarfile.open(fileobj=content) as archive:
-                # `_safe` applies the rules of tarfile's `data` filter, which Python 3.11.2 (Debian 12) does not have.
-                archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
-                archive.extractall(folder, _safe(archive, Path(folder), outputs, amiss))  # noqa: S202
-        except (EOFError, zlib.error, tarfile.TarError) as error:
-            raise Trouble(f"the job's output files cannot be unpacked: {error}") from error
-        for here, folders, files in os.walk(folder):
-            there = directory / Path(here).relative_to(folder)
-            links = [name for name in folders if (Path(here) / name).is_symlink()]
-            try:
-                there.mkdir(exist_ok=True)
-            except OSError as error:
-                amiss.append(str(error))
-            for name in (*files, *links):
-                try:
-                    _replace(Path(here) / name, there / name)
-                except OSError as error:
-                    amiss.append(str(error))
-    if amiss:
-        raise Trouble(f"{len(amiss)} of the job's output files cannot be put in their places: {amiss[0]}")
-
-
-def _safe(
-    archive: tarfile.TarFile, folder: Path, outputs: Sequence[str], amiss: list[str]
-) -> Iterator[tarfile.TarInfo]:
-    """The members that may be unpacked into `folder`, owned by this user, in folders that the user can write.
-
-    Each member is checked right before it is unpacked, so links that are unpacked already count. The others go to `amiss`.
-    """
-    declared = [Path(path).parts for path in outputs]
-    size = 0
-    for number, member in enumerate(archive, 1):
-        size += member.size
-        if number > MOST_FILES or size > MOST_BYTES:
-            amiss.append(
-                f"{member.name} and what follows: only {MOST_FILES:,} files and {MOST_BYTES:,} bytes come back"
-            )
-            return
-        parts = Path(member.name).parts
-        if not any(parts[: len(path)] == path or path[: len(parts)] == parts for path in declared):
-            amiss.append(f"{member.name}: the script declares no such {DIRECTIVE} output")
-        elif (wrong := _outside(member, folder)) is not None:
-            amiss.append(f"{member.name}: {wrong}")
-        else:
-            member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
-            member.mode &= 0o755
-            member.mode |= stat.S_IRWXU if member.isdir() else stat.S_IRUSR | stat.S_IWUSR
-            yield member
-
-
-def _outside(member: tarfile.TarInfo, folder: Path) -> str | None:
-    """Why a member is no file inside `folder`; None: it is one."""
-    root = folder.resolve()
-    place = root / member.name
-    if ".." in Path(member.name).parts or not place.resolve().is_relative_to(root):
-        return "it would be unpacked outside the job's folder"
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        return "it is neither a file, a folder nor a link"
-    if member.issym() or member.islnk():
-        base = place.parent if member.issym() else root
-        if not (base / member.linkname).resolve().is_relative_to(root):
-            return f"it is a link to {member.linkname}, which is outside the job's folder"
-    return None
-
-
-def _replace(new: Path, old: Path) -> None:
-    """Rename a file, also onto another file system. Raises OSError."""
+    unpacking = Unpacking(directory, outputs)
     try:
-        new.replace(old)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        beside = old.with_name(f".penstock-{old.name}")
-        shutil.copy2(new, beside, follow_symlinks=False)
-        beside.replace(old)
+        unpacking.unpack(content)
+    except Damaged as error:
+        raise Trouble(f"the job's output files cannot be unpacked: {error}") from error
+    if unpacking.amiss:
+        raise Trouble(f"{unpacking.amiss} of the job's output files cannot be put in their places: {unpacking.first}")
 
 
 def put(link: str, content: IO[bytes], size: int) -> None:

@@ -14,24 +14,50 @@ class NoRegularFile(OSError):
     """The path is not a regular file, or belongs to another user than expected."""
 
 
-def open_regular(path: Path | str, owner: int | None = None) -> BinaryIO:
-    """Open a regular file for reading. Links are not followed, and opening a pipe does not block.
+def open_regular(path: Path | str, owner: int | None = None, folder: int | None = None) -> BinaryIO:
+    """Open a regular file for reading. Nothing else is ever opened: opening a device or a terminal has effects.
+
+    A link in place of the file is not followed. Links in place of its folders are.
 
     Args:
         path: of the file.
         owner: user id that must own the file; None: any user may.
+        folder: descriptor of the folder to which the path is relative; None: the working directory.
 
     Raises:
         NoRegularFile: the path is not a regular file, or another user owns it.
-        OSError: the file cannot be opened, for example because it is a link.
+        OSError: the file cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode) or owner not in (None, about.st_uid):
-        os.close(descriptor)
-        of = "" if owner is None else f" of user {owner}"
-        raise NoRegularFile(f"{path} is not a regular file{of}")
-    return os.fdopen(descriptor, "rb")
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        about = os.fstat(place)
+        if not stat.S_ISREG(about.st_mode) or owner not in (None, about.st_uid):
+            of = "" if owner is None else f" of user {owner}"
+            raise NoRegularFile(f"{path} is not a regular file{of}")
+        return os.fdopen(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    finally:
+        os.close(place)
+
+
+def open_folder(name: str, parent: int, *, make: bool = False, follow: bool = False) -> int:
+    """A descriptor of a folder, one step down. Whoever changes the tree meanwhile, it is a folder of the parent.
+
+    Args:
+        name: one name, without `/`, that is not `.` or `..`.
+        parent: descriptor of the folder that it is in.
+        make: make it if it does not exist.
+        follow: follow a link in its place.
+
+    Raises:
+        OSError: it does not exist, or is no folder.
+    """
+    if name in ("", ".", "..") or "/" in name:
+        raise ValueError(f"{name!r} is not the name of a folder in another")
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=parent)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    return os.open(name, flags, dir_fd=parent)
 
 
 def write_whole(

@@ -128,7 +128,7 @@ def test_an_archive_beyond_the_limits_comes_back_up_to_them(
     here.mkdir()
     for name in "abc":
         (there / "results" / name).write_text("1234")
-    monkeypatch.setattr(f"penstock_cloud.cloud_runner.{limit}", {"MOST_FILES": 3, "MOST_BYTES": 11}[limit])
+    monkeypatch.setattr(f"penstock_cloud.unpacking.{limit}", {"MOST_FILES": 3, "MOST_BYTES": 11}[limit])
     with pytest.raises(Trouble, match="results/c and what follows: only"):
         unpack(io.BytesIO(archive_of(there)), here, ["results"])
     assert sorted(each.name for each in (here / "results").iterdir()) == ["a", "b"]
