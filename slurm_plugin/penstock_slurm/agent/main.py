@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0],
         help="Slurm's name",
     )
+    parser.add_argument(
+        "--thaw", action="store_true", help="thaw what an agent that was killed has frozen, and end; the unit does this"
+    )
     options = parser.parse_args(argv)
     guard(rich=False)
     handler = logging.StreamHandler(sys.stderr)
@@ -75,8 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        slurm, settings = _settings(options.config)
-        return _run(options.node, slurm, settings, stop)
+        if options.thaw:
+            return _thaw(options.node, options.config)
+        return _run(options.node, *_settings(options.config), stop)
     except ConfigError as error:
         print(f"penstock-agent: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -85,12 +90,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _thaw(node: str, config: Path) -> int:
+    """Thaw what an agent that was killed has frozen itself, as one that stops would have done."""
+    try:
+        slurm, settings = _settings(config)
+    except ConfigError as error:  # then no agent starts again, either
+        log.warning("thaws by the default settings", extra={"text": str(error)})
+        slurm, settings = SlurmSettings(partitions=("any",)), AgentSettings()
+    with _alone(node, settings) as channels:
+        _agent(node, slurm, settings, channels, None).close()
+    return 0
+
+
 def _run(node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threading.Event) -> int:
+    with _alone(node, settings) as channels:
+        return _run_alone(node, slurm, settings, stop, channels)
+
+
+@contextlib.contextmanager
+def _alone(node: str, settings: AgentSettings) -> Iterator[Channels]:
+    """The channels to the jobs, as the only agent of the node."""
     folder, state_folder = run_dir(settings.run_dir, node), run_dir(settings.state_dir, node)
     channels = Channels(folder)
     state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock.held(state_folder, folder):
-        return _run_alone(node, slurm, settings, stop, channels)
+        yield channels
 
 
 def _run_alone(
@@ -106,11 +130,14 @@ def _run_alone(
     return 0
 
 
-def _agent(node: str, slurm: SlurmSettings, settings: AgentSettings, channels: Channels, driver: Driver) -> Agent:
+def _agent(
+    node: str, slurm: SlurmSettings, settings: AgentSettings, channels: Channels, driver: Driver | None
+) -> Agent:
+    """The agent. `driver`: None for one that only thaws."""
     # Asked between ticks, which must not wait long for a controller that is away.
     plugin = Plugin(SlurmCommands(slurm.conf, min(slurm.command_timeout_s, 5.0)), settings.run_dir)
     processes = Processes(node, conf=os.environ.get("SLURM_CONF"))
-    nvml = driver.nvml
+    nvml = driver.nvml if driver is not None else None
     gpu_times: GpuTimes | None = DriverTimes(nvml) if nvml is not None else None
     if settings.gpu_time == "processor":
         gpu_times = ProcessorTimes(processes)
@@ -130,7 +157,7 @@ def _agent(node: str, slurm: SlurmSettings, settings: AgentSettings, channels: C
         nvml.links() if nvml is not None and settings.gpu_file is None else (),
         gpu_times,
         nvml.driver if nvml is not None else None,
-        no_nvml=lambda: driver.lack,
+        no_nvml=lambda: driver.lack if driver is not None else "",
     )
     log.info("agent starts", extra={"node": node, "run_dir": str(channels.folder), "spool": str(slurm.spool_dir)})
     return agent

@@ -6,15 +6,19 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 import pytest
 
 from penstock_scheduler.model import JobId, Pack
-from penstock_slurm.agent import observing
+from penstock_slurm.agent import main, observing
 from penstock_slurm.agent.freezer import Freezer
+from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.agent.state import DepartingJob
 from penstock_slurm.gateway import Refused
+from penstock_slurm.loopback.fixtures import skip_without_slurm
 from penstock_slurm.loopback.waiting import wait_for
 
 from .node import Node, alone
@@ -215,3 +219,43 @@ def test_an_agent_that_stops_and_may_not_thaw_one_job_thaws_the_others(
     assert node.slurm.letter(LOW) == "T"
     node.start()
     assert [node.agent.state.jobs[f"j{each}"].stopped for each in others] == [True, False]
+
+
+def freezes(make_node: Callable[..., Node]) -> tuple[Node, dict[str, str]]:
+    """A node whose agent has frozen a job, and the settings by which another finds its folders."""
+    skip_without_slurm(accounting=False)  # the program finds Slurm's commands before it begins
+    node = make_node(start_wait_s=0.0)
+    begin(node)
+    node.until(lambda: node.slurm.letter(LOW) == "T", "freezing")
+    return node, {"run_dir": str(node.run_dir), "state_dir": str(node.run_dir.with_name("state"))}
+
+
+def runs_on(node: Node) -> None:
+    wait_for(lambda: node.slurm.letter(LOW) == "S", 120, "thawing")
+    node.start()
+    assert (node.agent.state.jobs["j2"].driven, node.agent.state.jobs["j2"].stopped) == (True, False)
+
+
+def test_after_an_agent_that_was_killed_its_unit_thaws_what_it_has_frozen(
+    make_node: Callable[..., Node], tmp_path: Path
+):
+    node, folders = freezes(make_node)
+    config = tmp_path / "penstock.toml"
+    lines = [f'{name} = "{folder}"' for name, folder in folders.items()]
+    config.write_text("\n".join(["[slurm]", "partitions = ['gpu']", "[agent]", *lines]))
+    command = [sys.executable, "-m", "penstock_slurm.agent.main", "--config", str(config), "--node", node.name]
+    done = subprocess.run([*command, "--thaw"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    runs_on(node)
+
+
+def test_jobs_are_thawed_by_the_default_settings_if_those_of_the_file_are_wrong(
+    make_node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With wrong settings, no agent starts again."""
+    node, folders = freezes(make_node)
+    config = tmp_path / "penstock.toml"
+    config.write_text("[slurm]\npartitions = 'gpu'\n")
+    monkeypatch.setattr(main, "AgentSettings", lambda: AgentSettings.model_validate(folders))
+    assert main._thaw(node.name, config) == 0
+    runs_on(node)
