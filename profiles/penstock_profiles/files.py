@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -26,11 +27,13 @@ def open_regular(path: Path | str, owner: int | None = None, folder: int | None 
 
     Raises:
         NoRegularFile: the path is not a regular file, or another user owns it.
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, for example because it is a link.
     """
     place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         about = os.fstat(place)
+        if stat.S_ISLNK(about.st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         if not stat.S_ISREG(about.st_mode) or owner not in (None, about.st_uid):
             of = "" if owner is None else f" of user {owner}"
             raise NoRegularFile(f"{path} is not a regular file{of}")

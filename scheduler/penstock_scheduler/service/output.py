@@ -2,60 +2,66 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from penstock_profiles.files import NoRegularFile, open_regular
-from penstock_scheduler.messages import JobView, LogPart
-from penstock_scheduler.ports import Submitter
+from penstock_profiles.files import NoRegularFile
+from penstock_scheduler.messages import JobView, LogPart, OutputFiles
 from penstock_scheduler.service.errors import Refusal
+from penstock_scheduler.service.user_files import NotReadable, UserFiles
 
 Stream = Literal["stdout", "stderr"]
 
 
-def read_log(submitter: Submitter | None, view: JobView, stream: Stream, offset: int, limit: int) -> LogPart:
+async def read_log(
+    files: UserFiles,
+    find: Callable[[], Awaitable[OutputFiles | None]],
+    view: JobView,
+    stream: Stream,
+    offset: int,
+    limit: int,
+) -> LogPart:
     """A part of a job's output. A running job without a file has an empty part whose note says so.
 
-    The daemon reads only a regular file that belongs to the job's user, so that a link to another file shows nothing.
+    The file is read as the job's user, and only if it is a regular file of this user's.
 
     Args:
-        submitter: is asked where the output is if the view does not know.
+        files: reads it.
+        find: is asked where the output is if the view does not know.
+        view: the job.
+        stream: which output.
         offset: first byte; negative: bytes from the end.
         limit: most bytes to read.
 
     Raises:
         Refusal: the job has ended and there is no output to read, or it is not a regular file of the job's user.
         ClusterAway: the cluster does not answer.
+        Busy: too many requests for files of this user wait.
     """
     if view.output is None and view.start_s is None and view.state != "ended":
         return _nothing(view, offset, _unknown(view))
-    files = view.output or (submitter.output(view.id, view.user) if submitter is not None else None)
-    if files is None:
+    found = view.output or await find()
+    if found is None:
         return _nothing(view, offset, _unknown(view))
-    path = Path(getattr(files, stream))
+    path = getattr(found, stream)
     try:
-        opened = open_regular(path, files.uid)
+        part = await files.read(found.uid, path, offset, limit)
     except NoRegularFile:
         text = f"{path} is not a regular file of the job's user, so the daemon does not read it"
         raise Refusal(403, "not-allowed", text) from None
-    except OSError as error:
+    except NotReadable as error:
         text = (
-            f"the output of job {view.id}, {path}, cannot be read on the host of penstockd: {error.strerror}; look for it on "
+            f"the output of job {view.id}, {path}, cannot be read on the host of penstockd: {error}; look for it on "
             "the job's node, and see that the folder is shared and that nobody has removed the file"
         )
         return _nothing(view, offset, text)
-    with opened as file:
-        status = os.fstat(file.fileno())
-        begin = min(max(status.st_size + offset, 0) if offset < 0 else offset, status.st_size)
-        file.seek(begin)
-        part = file.read(limit)
+    end = part.begin + len(part.content)
     return LogPart(
-        offset=begin,
-        next=begin + len(part),
-        size=status.st_size,
-        text=part.decode("utf-8", errors="replace"),
-        ended=view.state == "ended" and begin + len(part) >= status.st_size,
+        offset=part.begin,
+        next=end,
+        size=part.size,
+        text=part.content.decode("utf-8", errors="replace"),
+        ended=view.state == "ended" and end >= part.size,
     )
 
 

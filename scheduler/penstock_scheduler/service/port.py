@@ -12,11 +12,12 @@ from starlette.responses import Response
 from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.ledger_messages import BudgetView
-from penstock_scheduler.messages import Drain, JobView, LogPart
+from penstock_scheduler.messages import Drain, JobView, LogPart, OutputFiles
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.output import Stream, read_log
 from penstock_scheduler.service.sessions import open_for
+from penstock_scheduler.service.user_files import UserFiles
 
 if TYPE_CHECKING:
     from penstock_scheduler.service.api import Call, Controls
@@ -78,6 +79,10 @@ class Daemon(Protocol):
         """A part of a job's output; see `output.read_log`."""
         ...
 
+    async def close(self) -> None:
+        """End what waits for requests. Called in the loop that served them."""
+        ...
+
     async def begin_session(self, call: Call, found: Identity, response: Response) -> None:
         """Begin a browser session of somebody who has logged in, and put its cookie into the response."""
         ...
@@ -93,7 +98,11 @@ class InProcess:
     silent_since_s = None
 
     def __init__(self, board: Board, controls: Controls) -> None:
-        self._board, self._controls = board, controls
+        self._board, self._controls, self._files = board, controls, UserFiles()
+
+    async def close(self) -> None:
+        """See `Daemon`."""
+        self._files.close()
 
     @property
     def leader(self) -> LeaderHealth | None:
@@ -114,7 +123,13 @@ class InProcess:
 
     async def read_log(self, call: Call, view: JobView, stream: Stream, offset: int, limit: int) -> LogPart:
         """See `Daemon`."""
-        return await asyncio.to_thread(read_log, self._board.submitter, view, stream, offset, limit)
+
+        async def find() -> OutputFiles | None:
+            if self._board.submitter is None:
+                return None
+            return await asyncio.to_thread(self._board.submitter.output, view.id, view.user)
+
+        return await read_log(self._files, find, view, stream, offset, limit)
 
     async def begin_session(self, call: Call, found: Identity, response: Response) -> None:
         """See `Daemon`."""

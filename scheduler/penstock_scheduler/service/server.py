@@ -149,6 +149,7 @@ class Service:
         finally:
             for task in tasks:
                 task.cancel()
+            await api.daemon.close()
 
     def _note_refused(self) -> None:
         self._known.counters["connections refused"] += 1
