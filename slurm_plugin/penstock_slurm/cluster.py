@@ -43,7 +43,7 @@ from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob, SlurmNode
 from penstock_slurm.lost_gpus import LostGpus
 from penstock_slurm.managed import ManagedJobs
 from penstock_slurm.messages import note_shares
-from penstock_slurm.records import Records, expect_partitions, read, unknown_values
+from penstock_slurm.records import Absences, Records, expect_partitions, read, unknown_values
 from penstock_slurm.reporting import Reporting
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.shrinking import Shrinking
@@ -93,6 +93,7 @@ class SlurmCluster:
         self._acting = Acting(
             gateway, spool, clock, settings, self._managed, self._lost_gpus, self._shrinking, sharing, self._scene
         )
+        self._absences = Absences()
         self._slurm_nodes: dict[str, SlurmNode] = {}
         self._has_observed = False
 
@@ -105,7 +106,14 @@ class SlurmCluster:
         """
         managed, first = self._managed, not self._has_observed
         look_back = bool(self._endings.awaited) or first
-        records = read(self._gateway, managed.records, managed.states.jobs, look_back=look_back)
+        records = read(
+            self._gateway,
+            managed.records | managed.not_yet | managed.held,
+            managed.states.jobs,
+            self._absences,
+            self._clock.now_s(),
+            look_back=look_back,
+        )
         expect_partitions(self._partitions, records.partitions)
         listed = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         rules, now_s = self._site.rules(), self._clock.now_s()

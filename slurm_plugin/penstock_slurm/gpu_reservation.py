@@ -214,7 +214,7 @@ class GpuReservations:
         if key not in self._indexes and self.away is None and (ours or self._asked < CHECKS):
             self._asked += not ours
             try:
-                self._indexes[key] = frozenset(self._commands.gpu_indexes(job.id))
+                self._indexes[key] = frozenset(self._commands.gpu_indexes(job.id, next(iter(job.nodes), "")))
             except (ControllerAway, TimedOut) as error:
                 self.away = error
             except SlurmError as error:

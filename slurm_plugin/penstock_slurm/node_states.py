@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 UNLISTED = "UNLISTED"
-"""Penstock's own word for a node that Slurm did not list while a managed job runs there."""
+"""Penstock's own word for a node that Slurm did not list while a managed job runs there, and for a waiting job that it lacked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from penstock_scheduler.model import NodeChoice
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_slurm.gateway import PlainShape, SlurmJob
 from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.node_states import UNLISTED
 
 SAYS = "penstock_says"
 """Message to the job's user, for example why Penstock does not manage the job."""
@@ -121,6 +122,8 @@ def waits_for(job: SlurmJob, now_s: float) -> str:
 
     A begin time counts only before the first start: Slurm gives one to each job that it requeues, and placing the job ends it.
     """
+    if job.reason == UNLISTED:
+        return "Slurm to list it again: its last answer lacked the job"
     if overdue(job, now_s):
         return "Slurm to end it at its deadline"
     if job.dependency:

@@ -94,7 +94,7 @@ def reserved(reservations: Iterable[SlurmReservation], now_s: float, lead_s: flo
     """
     kept: dict[str, tuple[str, float]] = {}
     for each in sorted(reservations, key=lambda each: (not each.active, each.start_s, each.name)):
-        if each.active or 0 <= each.start_s - now_s <= lead_s:
+        if not each.unknown and (each.active or 0 <= each.start_s - now_s <= lead_s):
             for node in each.nodes:
                 kept.setdefault(node, (each.name if each.active else f"{each.name}, soon", each.start_s))
     return kept

@@ -26,11 +26,12 @@ from penstock_slurm.gateway import (
     SlurmPartition,
     SlurmRun,
     Unknown,
+    Unread,
     Write,
 )
 from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.settings import SlurmSettings
-from tests.slurm_plugin.gateway.test_parse import HELD, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_parse import HELD, MARKS, answer
 from tests.slurm_plugin.gateway.test_unknown_values import with_field
 from tests.slurm_plugin.test_site import slurm_job
 
@@ -50,6 +51,7 @@ class Told:
         self.known: dict[str, bool | Exception] = {}
         """Job -> whether Slurm has it, or the error, for a question about this job alone."""
         self.checked: list[str] = []
+        self.lost: tuple[Unread, ...] = ()
         self.written: list[Write] = []
         self.goes_away_at: str | None = None
         """The job at whose command Slurm goes away."""
@@ -78,6 +80,9 @@ class Told:
         self.asked += finished
         return (*self.listed, *(self.ended if finished else ()))
 
+    def records(self, job_id: str) -> tuple[SlurmJob, ...]:
+        return tuple(job for job in (*self.listed, *self.ended) if job.id == job_id)
+
     def reservations(self) -> tuple[()]:
         return ()
 
@@ -92,6 +97,9 @@ class Told:
 
     def gpus_held(self, job_id: str) -> int | None:
         return None
+
+    def unread(self) -> tuple[Unread, ...]:
+        return self.lost
 
     def knows(self, job_id: str) -> bool:
         self.checked.append(job_id)
@@ -352,7 +360,7 @@ def test_only_a_job_with_exclusive_is_refused_for_it_in_the_words_of_every_relea
 ) -> None:
     """On 26.05 the field that meant --exclusive before says the same of every ordinary job."""
     for word, whole_nodes in each.whole_nodes.items():
-        (job,) = parse_jobs(answer(with_field(HELD, each.whole_nodes_field, word, each)), SEPARATOR, each)
+        (job,) = parse_jobs(answer(with_field(HELD, each.whole_nodes_field, word, each)), MARKS, each)
         told.listed = [pending("gpu", exclusive=job.exclusive, unknown=job.unknown)]
         seen = cluster.observe()
         assert [job.id for job in seen.jobs] == ([] if whole_nodes else ["7"]), word

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import Hold, Phase, Progress
+from penstock_scheduler.simulator import SimulatedClock
+from penstock_scheduler.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import SlurmNode, TimedOut
+from penstock_slurm.gateway import ControllerAway, SlurmNode, TimedOut, Unread
 from penstock_slurm.gateway.base import Unknown
-from penstock_slurm.records import CHECKS
-from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
+from penstock_slurm.records import CHECKS, DOUBT_S
+from penstock_slurm.settings import SlurmSettings
+from tests.slurm_plugin.test_cluster import Told, pending, told
 
-__all__ = ["cluster", "told"]
+__all__ = ["told"]
 
 RUNS = {"state": "RUNNING", "nodes": ("n0",), "start_s": 5.0, "priority": 9}
 
@@ -30,18 +34,84 @@ def test_a_job_that_one_list_lacks_and_the_next_one_has_goes_on(told: Told, clus
     assert cluster.observe().jobs == before
 
 
-@pytest.mark.parametrize("doubt", [None, TimedOut("no answer in 15 s", command="scontrol show job")])
-def test_a_job_that_no_list_has_is_checked_by_its_id_before_it_is_believed_gone(
-    told: Told, cluster: SlurmCluster, doubt: Exception | None
-) -> None:
-    """It stays as it was last seen while Slurm knows it, or does not answer."""
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock()
+
+
+@pytest.fixture
+def cluster(told: Told, tmp_path: Path, clock: SimulatedClock) -> SlurmCluster:
+    settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
+    return SlurmCluster(told, Spool(tmp_path / "spool"), clock, settings, lambda spec: None)  # type: ignore[arg-type]
+
+
+def test_a_job_that_no_list_has_stays_as_long_as_slurm_has_it(told: Told, cluster: SlurmCluster) -> None:
+    """It stays as it was last seen. It is gone when two looks lack it and Slurm has it no more."""
     told.listed = [pending("gpu", **RUNS)]
     before = cluster.observe().jobs
-    told.listed, told.known["7"] = [], doubt or True
-    assert cluster.observe().jobs == before
-    assert cluster.observe().jobs == before
+    told.listed, told.known["7"] = [], True
+    for _ in range(3):
+        assert cluster.observe().jobs == before
     told.known["7"] = False
+    assert ids(cluster) == ["7"]
     assert ids(cluster) == []
+    assert ids(cluster) == []
+
+
+def test_a_job_that_slurm_says_nothing_about_is_gone_after_a_minute(
+    told: Told, cluster: SlurmCluster, clock: SimulatedClock
+) -> None:
+    """A command that hangs is not tried for other jobs in the same look."""
+    told.listed = [pending("gpu", id=str(at), number=at, **RUNS) for at in range(3)]
+    assert len(ids(cluster)) == 3
+    told.listed, told.known = [], dict.fromkeys("012", TimedOut("no answer in 15 s", command="scontrol show job"))
+    for _ in range(int(DOUBT_S)):
+        told.checked.clear()
+        assert len(ids(cluster)) == 3
+        assert len(told.checked) == 1
+        clock.sleep(1.0)
+    assert ids(cluster) == []
+
+
+def test_a_slurm_that_goes_away_takes_no_job_with_it(told: Told, cluster: SlurmCluster, clock: SimulatedClock) -> None:
+    told.listed = [pending("gpu", **RUNS)]
+    before = cluster.observe().jobs
+    told.listed, told.known["7"] = [], ControllerAway("connection refused", command="scontrol show job")
+    for _ in range(5):
+        with pytest.raises(ClusterAway):
+            cluster.observe()
+        clock.sleep(DOUBT_S)
+    told.listed = [pending("gpu", **RUNS)]
+    assert cluster.observe().jobs == before
+
+
+def test_a_waiting_job_is_gone_after_two_looks_without_a_question_and_no_round_plans_for_it(
+    told: Told, cluster: SlurmCluster
+) -> None:
+    there, other = pending("gpu"), pending("gpu", id="8", number=8)
+    told.listed = [there, other]
+    assert ids(cluster) == ["7", "8"]
+    told.listed = [other]
+    state = cluster.observe()
+    assert [job.id for job in state.jobs] == ["8"]
+    assert [(each.job.id, each.code) for each in state.waiting] == [("7", "waiting-cluster")]
+    assert "list it again" in state.waiting[0].text
+    told.listed = [there, other]
+    assert sorted(ids(cluster)) == ["7", "8"], "it was there all the time"
+    told.listed = [other]
+    assert [each.job.id for each in cluster.observe().waiting] == ["7"]
+    assert (ids(cluster), cluster.observe().waiting, told.checked) == (["8"], (), [])
+
+
+def test_a_look_with_a_record_that_names_no_job_is_no_complete_look(told: Told, cluster: SlurmCluster) -> None:
+    """That record may be the missing job's."""
+    told.listed = [pending("gpu", **RUNS)]
+    assert ids(cluster) == ["7"]
+    told.listed, told.lost = [], (Unread("job", "x"),)
+    for _ in range(5):
+        assert ids(cluster) == ["7"]
+    told.lost = ()
+    assert ids(cluster) == ["7"]
     assert ids(cluster) == []
 
 
@@ -53,7 +123,7 @@ def test_half_a_list_takes_no_job_away(told: Told, cluster: SlurmCluster) -> Non
     told.listed = jobs[::2]
     assert len(ids(cluster)) == len(jobs)
     told.known = {}
-    for _ in range(2):
+    for _ in range(4):
         found = ids(cluster)
     assert found == [job.id for job in jobs[::2]]
 

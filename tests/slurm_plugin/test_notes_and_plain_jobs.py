@@ -23,9 +23,9 @@ from penstock_slurm.notes import (
     with_note,
 )
 from penstock_slurm.plain_jobs import longest_waiting, set_aside
-from tests.slurm_plugin.gateway.test_parse import OF_22_05, RUNNING, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
-(SEEN,) = parse_jobs(answer(RUNNING), SEPARATOR, OF_22_05)
+(SEEN,) = parse_jobs(answer(RUNNING), MARKS, OF_22_05)
 NOW_S = 10_000.0
 
 

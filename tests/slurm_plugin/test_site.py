@@ -10,7 +10,7 @@ from penstock_scheduler.model import GpuLimit
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_slurm.abilities import RELEASES
 from penstock_slurm.gateway import AccountingAway, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReservation
-from penstock_slurm.gateway.parse_jobs import job_fields, parse_jobs
+from penstock_slurm.gateway.parse_jobs import Marks, job_fields, parse_jobs
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.site import SlurmSite, gpu_limits, reserved
 
@@ -61,7 +61,7 @@ def slurm_job(job_id: str, user: str = "ada", account: str = "maths", qos: str =
         "NodeList": "",
         "ReqNodes": "",
     }
-    (job,) = parse_jobs("|".join(fields.values()) + "|end", "|", release)
+    (job,) = parse_jobs("|".join(fields.values()) + "~", Marks("|", "~"), release)
     counted = {"" if name == "all_types" else name: count for name, count in gpus.items()}
     return dataclasses.replace(job, user=user, account=account, qos=qos, gpus_counted=counted, unknown=())
 

@@ -11,9 +11,9 @@ from penstock_profiles.wire import ControlMessage
 from penstock_slurm import time_limits
 from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.time_limits import LimitedRun, left_s, next_limit_s
-from tests.slurm_plugin.gateway.test_parse import OF_22_05, RUNNING, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
-(JOB,) = parse_jobs(answer(RUNNING), SEPARATOR, OF_22_05)
+(JOB,) = parse_jobs(answer(RUNNING), MARKS, OF_22_05)
 FIRST = LimitedRun(restarts=0, start_s=1000, seen_s=1900, limit_s=3600)
 
 
@@ -102,7 +102,7 @@ def test_a_job_without_a_limit_never_gets_the_year_of_slurms_backfill_scheduler(
     free = dataclasses.replace(WAITING, time_limit_s=None)
     assert time_limits.limit_there_s(free, None, "all", None, 0.0) == math.inf
     assert time_limits.limit_there_s(free, None, "all", 1800.0, 0.0) is None, "the partition's"
-    (year,) = parse_jobs(answer(RUNNING.replace("%q5:00%q", "%q365-00:00:00%q")), SEPARATOR, OF_22_05)
+    (year,) = parse_jobs(answer(RUNNING.replace("%q5:00%q", "%q365-00:00:00%q")), MARKS, OF_22_05)
     assert year.time_limit_s is None
 
 

@@ -12,10 +12,10 @@ from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.site import SlurmRules
 from penstock_slurm.view import Scene, Spooled, Views, job_spec, job_view
-from tests.slurm_plugin.gateway.test_parse import OF_22_05, RUNNING, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
 TEXT = '{"penstock": {"max_gpus": 4}}'
-(SEEN,) = parse_jobs(answer(RUNNING), SEPARATOR, OF_22_05)
+(SEEN,) = parse_jobs(answer(RUNNING), MARKS, OF_22_05)
 JOB = dataclasses.replace(SEEN, admin_comment=TEXT, unknown=())
 PENDING = dataclasses.replace(
     JOB, state="PENDING", reason="BeginTime", nodes=(), start_s=None, priority=1, required_nodes=("t4-00",)

@@ -106,6 +106,11 @@ def warnings(board: Board) -> list[str]:
     found = []
     for each in board.state.unknown if board.state is not None else ():
         count = len(each.names)
+        if each.kind == "message":
+            found.append(
+                f"Slurm has answered {count} times with a message that Penstock does not know: {each.text}; report this line"
+            )
+            continue
         what = f"{count} {each.kind}{'' if count == 1 else 's'}" if each.kind == "job" else _some(each.kind, each.names)
         found.append(
             f"{each.text} of {what} is not known to Penstock, which leaves {'it' if count == 1 else 'them'} alone; run "

@@ -22,6 +22,7 @@ from penstock_slurm.gateway.base import (
     SlurmReservation,
     SlurmRun,
     Unknown,
+    Unread,
     Write,
     slurm_minutes,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "TimedOut",
     "Transient",
     "Unknown",
+    "Unread",
     "UnreadableAnswer",
     "Unregistered",
     "Write",

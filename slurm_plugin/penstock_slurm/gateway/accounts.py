@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Literal
 
 from penstock_slurm.gateway.base import ENDED, SlurmEnd, SlurmLimit, SlurmRun
@@ -10,10 +11,14 @@ from penstock_slurm.gateway.hostlist import HostLists
 
 TRES_GPUS = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
 
-QOS_FIELDS = ("Name", "GrpTRES", "MaxTRESPerUser", "MaxTRESPerAccount")
+NUMBER = "ID%20"
+"""The number of a record in Slurm's database, as its first field. Slurm's commands print a field twice only in two widths."""
+
+QOS_FIELDS = (NUMBER, "Name", "GrpTRES", "MaxTRESPerUser", "MaxTRESPerAccount", "ID")
 EACH: tuple[Literal["", "user", "account"], ...] = ("", "user", "account")
 """To whom each limit of QOS_FIELDS applies, in their order."""
-ASSOCIATION_FIELDS = ("Account", "ParentName", "User", "Partition", "GrpTRES")
+ASSOCIATION_FIELDS = (NUMBER, "Account", "ParentName", "User", "Partition", "GrpTRES", "ID")
+SHARE_FIELDS = (NUMBER, "Account", "User", "FairShare", "ID")
 
 RUN_FIELDS = ("JobID", "Start", "End", "NodeList", "AllocTRES")
 
@@ -23,34 +28,34 @@ def parse_tres(text: str) -> dict[str, int]:
     return {gpu_type: int(count) for gpu_type, count in TRES_GPUS.findall(text)}
 
 
-def parse_qos(text: str) -> tuple[SlurmLimit, ...]:
-    """Limits from `sacctmgr -nP show qos` with QOS_FIELDS.
-
-    Raises:
-        ValueError: the text has another form.
-    """
+def parse_qos(text: str, lost: list[str]) -> tuple[SlurmLimit, ...]:
+    """Limits from `sacctmgr -nP show qos` with QOS_FIELDS. Records that cannot be read are added to `lost`."""
     return tuple(
         SlurmLimit(gpus, gpu_type, qos=name, each=each)
-        for name, *limits in _rows(text, len(QOS_FIELDS))
+        for name, *limits in _records(text, len(QOS_FIELDS), lost)
         for tres, each in zip(limits, EACH, strict=True)
         for gpu_type, gpus in parse_tres(tres).items()
     )
 
 
-def parse_associations(text: str) -> tuple[SlurmLimit, ...]:
+def parse_associations(text: str, lost: list[str]) -> tuple[SlurmLimit, ...]:
     """Limits from `sacctmgr -nP show assoc` with ASSOCIATION_FIELDS. An account's limit includes the accounts below it.
 
-    Raises:
-        ValueError: the text has another form.
+    Records that cannot be read are added to `lost`.
     """
-    rows = _rows(text, len(ASSOCIATION_FIELDS))
+    rows = _records(text, len(ASSOCIATION_FIELDS), lost)
     below: dict[str, list[str]] = {}
     for account, parent, user, *_ in rows:
         if not user:
             below.setdefault(parent, []).append(account)
 
     def with_those_below(account: str) -> tuple[str, ...]:
-        return (account, *(name for child in below.get(account, ()) for name in with_those_below(child)))
+        found = {account: None}
+        for each in (waiting := [account]):
+            new = [child for child in below.get(each, ()) if child not in found]
+            found |= dict.fromkeys(new)
+            waiting += new
+        return tuple(found)
 
     return tuple(
         SlurmLimit(gpus, gpu_type, accounts=(account,) if user else with_those_below(account), user=user)
@@ -60,43 +65,48 @@ def parse_associations(text: str) -> tuple[SlurmLimit, ...]:
     )
 
 
-def parse_fair_shares(text: str) -> dict[tuple[str, str], float]:
-    """(account, user) -> factor, from `sshare -nPa -o Account,User,FairShare`. Skips the lines of accounts, which have none.
+def parse_fair_shares(text: str, lost: list[str]) -> dict[tuple[str, str], float]:
+    """(account, user) -> factor, from `sshare -nPa` with SHARE_FIELDS. Skips the records of accounts, which have none.
 
-    Raises:
-        ValueError: the text has another form.
+    Records that cannot be read are added to `lost`.
     """
-    return {(account, user): float(factor) for account, user, factor in _rows(text, 3) if user and factor}
+    found: dict[tuple[str, str], float] = {}
+    for account, user, factor in _records(text, len(SHARE_FIELDS), lost):
+        if user and factor:
+            try:
+                found[account, user] = float(factor)
+            except ValueError:
+                lost.append(f"{account}|{user}|{factor}")
+    return found
 
 
-def parse_runs(text: str) -> tuple[SlurmRun, ...]:
+def parse_runs(text: str, lost: list[str]) -> tuple[SlurmRun, ...]:
     """Ended runs, from `sacct -D -X -n -P` with RUN_FIELDS and SLURM_TIME_FORMAT=%s.
 
-    Raises:
-        ValueError: the text has another form.
+    Lines that cannot be read are added to `lost`.
     """
     runs = []
     names = HostLists()
-    for job_id, start, end, nodes, tres in _rows(text, len(RUN_FIELDS)):
-        if start.isdigit() and end.isdigit() and int(end) >= int(start):
-            runs.append(SlurmRun(job_id, float(start), float(end), names[nodes], parse_tres(tres).get("", 0)))
+    for job_id, start, end, nodes, tres in _rows(text, len(RUN_FIELDS), lost):
+        try:
+            if start.isdigit() and end.isdigit() and int(end) >= int(start):
+                runs.append(SlurmRun(job_id, float(start), float(end), names[nodes], parse_tres(tres).get("", 0)))
+        except ValueError:
+            lost.append(f"{job_id}|{start}|{end}|{nodes}|{tres}")
     return tuple(runs)
 
 
 END_FIELDS = ("JobID", "Submit", "State", "ExitCode", "End")
 
 
-def parse_ends(text: str) -> dict[str, SlurmEnd]:
+def parse_ends(text: str, lost: list[str]) -> dict[str, SlurmEnd]:
     """Job -> how it ended, from `sacct -D -X -n -P` with END_FIELDS and SLURM_TIME_FORMAT=%s.
 
     A job that Slurm requeued has a record for each run, and its newest one counts: Slurm gives each a later time of submission. A
-    job whose newest record has no end is left out.
-
-    Raises:
-        ValueError: the text has another form.
+    job whose newest record has no end is left out. Lines that cannot be read are added to `lost`.
     """
     newest: dict[str, tuple[int, SlurmEnd | None]] = {}
-    for job_id, submit, state, exit_code, end in _rows(text, len(END_FIELDS)):
+    for job_id, submit, state, exit_code, end in _rows(text, len(END_FIELDS), lost):
         if not submit.isdigit() or int(submit) < newest.get(job_id, (0, None))[0]:
             continue
         word = state.split(" ")[0]  # a cancelled job's is `CANCELLED by 1000`
@@ -111,9 +121,32 @@ def parse_ends(text: str) -> dict[str, SlurmEnd]:
     return {job_id: found for job_id, (_, found) in newest.items() if found is not None}
 
 
-def _rows(text: str, width: int) -> list[list[str]]:
-    """The fields of lines that are separated by bars. Accounts are indented by their depth."""
-    rows = [[field.strip() for field in line.split("|")] for line in text.splitlines() if line]
-    if any(len(row) != width for row in rows):
-        raise ValueError(f"lines are not of {width} fields")
-    return rows
+def _rows(text: str, width: int, lost: list[str]) -> list[list[str]]:
+    """The fields of lines that are separated by bars. Lines of another number of fields are added to `lost`."""
+    rows = [line.split("|") for line in text.split("\n") if line]
+    lost += ["|".join(row) for row in rows if len(row) != width]
+    return [row for row in rows if len(row) == width]
+
+
+def _records(text: str, width: int, lost: list[str]) -> list[list[str]]:
+    """The fields of records that have their number in Slurm's database at both ends, without it. Accounts are indented by their
+    depth.
+
+    Coordinators can write bars and newlines into the names of accounts. So a record is a line with the same number at both ends,
+    which no other line has at one of its ends. A line without it begins a record of several lines. All other text is added to
+    `lost`.
+    """
+    rows = [line.split("|") for line in text.split("\n") if line]
+    ends = Counter(number for row in rows for number in {row[0], row[-1]})
+    found, at = [], 0
+    while at < len(rows):
+        first, last = rows[at], at
+        number = first[0] if first[0].isdigit() else None
+        if number is not None and first[-1] != number:
+            last = next((end for end in range(at, len(rows)) if rows[end][-1] == number), at)
+        if number is not None and first[-1] == number and len(first) == width and ends[number] == 1:
+            found.append([field.strip() for field in first[1:-1]])
+        else:
+            lost.append("\n".join("|".join(row) for row in rows[at : last + 1]))
+        at = last + 1
+    return found

@@ -48,6 +48,18 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """Something in an answer of Slurm that cannot be attributed to a job, node, partition or reservation."""
+
+    kind: str
+    """What it is, in the singular: job, QOS, association, fair share, run, end, switch or message."""
+    text: str
+    """Slurm's text."""
+    count: int = 1
+    """How often Slurm has answered with this message."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmNode:
     """One node. GPU counts are by GRES type. An untyped GRES such as `gpu:4` has the type ""."""
 
@@ -203,6 +215,8 @@ class SlurmReservation:
     active: bool
     flags: frozenset[str]
     """Slurm's names, such as {"MAINT", "SPEC_NODES"}."""
+    unknown: tuple[Unknown, ...] = ()
+    """What Slurm says of the reservation that cannot be read. Nothing may start on its nodes; what runs there stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +397,10 @@ class Gateway(Protocol):
         Raises:
             AccountingAway: slurmdbd does not answer.
         """
+        ...
+
+    def unread(self) -> tuple[Unread, ...]:
+        """What of the newest answers could not be attributed to a record, and all messages whose meaning is not known."""
         ...
 
     def hold(self, job_id: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from penstock_slurm.gateway.accounts import (
     END_FIELDS,
     QOS_FIELDS,
     RUN_FIELDS,
+    SHARE_FIELDS,
     parse_associations,
     parse_ends,
     parse_fair_shares,
@@ -35,6 +35,7 @@ from penstock_slurm.gateway.base import (
     SlurmPartition,
     SlurmReservation,
     SlurmRun,
+    Unread,
     Write,
 )
 from penstock_slurm.gateway.batch import HIGHEST_PRIORITY, BatchWriter, arguments, task_counts
@@ -47,19 +48,19 @@ from penstock_slurm.gateway.errors import (
     UnreadableAnswer,
     Unregistered,
     error_from,
+    unknown_messages,
 )
 from penstock_slurm.gateway.parse import (
     NodeReader,
     parse_features,
     parse_gpu_ids,
-    parse_gpu_indexes,
     parse_gpus_held,
     parse_partitions,
     parse_reservations,
     parse_switches,
     parse_version,
 )
-from penstock_slurm.gateway.parse_jobs import JobReader, squeue_format
+from penstock_slurm.gateway.parse_jobs import JobReader, Marks, squeue_format
 
 if TYPE_CHECKING:  # the agent loads no more than it needs
     from penstock_scheduler.ports import Leadership
@@ -73,8 +74,8 @@ Records = TypeVar("Records", tuple[SlurmNode, ...], tuple[SlurmPartition, ...], 
 LONGEST_TEXT = 100_000
 """Bytes of an admin comment. Linux takes 131,072 in one argument of a command."""
 
-SEPARATOR_S = 3600.0
-"""How long records of squeue have the same separator."""
+MARKS_S = 3600.0
+"""How long records of squeue have the same marks."""
 
 RUNS_AT_ONCE = 1000
 """Most jobs in one call of sacct."""
@@ -87,7 +88,9 @@ class CliGateway:
         self._commands = SlurmCommandRunner(conf, timeout_s, leadership)
         self._batch = BatchWriter(self._commands)
         self._node_reader, self._job_reader = NodeReader(), JobReader()
-        self._separator, self._separator_until_s = "", 0.0
+        self._marks, self._marks_until_s = Marks(), time.monotonic() + MARKS_S
+        self._unread: dict[str, tuple[Unread, ...]] = {}
+        """Command -> what of its newest answer could not be read."""
         self._release: Release | None = None
         """What the installed commands say; None: their version has to be read."""
 
@@ -114,9 +117,9 @@ class CliGateway:
     def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
         """All jobs, each array element as one.
 
-        The separator is random, and in the environment, which other users cannot see as they can see arguments: a user who knew
-        it could write it into a comment and forge jobs. It must not start with a digit, because the field's size comes before it.
-        It stays the same for SEPARATOR_S, so that records that have not changed are recognised by their text.
+        The marks are random, and in the environment, which other users cannot see as they can see arguments: a user who knew
+        them could write them into a comment and forge jobs. They stay the same for MARKS_S, so that records that have not changed
+        are recognised by their text.
         """
         states = ("-t", "all") if finished else ()
         return self._listed(self._job_reader, *states)
@@ -133,15 +136,17 @@ class CliGateway:
             return ()
 
     def _listed(self, reader: JobReader, *options: str) -> tuple[SlurmJob, ...]:
-        if time.monotonic() >= self._separator_until_s:
-            self._separator, self._separator_until_s = f"~{secrets.token_hex(8)}", time.monotonic() + SEPARATOR_S
-        separator = self._separator
+        if time.monotonic() >= self._marks_until_s:
+            self._marks, self._marks_until_s = Marks(), time.monotonic() + MARKS_S
+        marks = self._marks
 
         def ask(release: Release) -> tuple[SlurmJob, ...]:
-            variables = {"SQUEUE_FORMAT2": squeue_format(separator, release), "SLURM_TIME_FORMAT": "%s"}
+            variables = {"SQUEUE_FORMAT2": squeue_format(marks, release), "SLURM_TIME_FORMAT": "%s"}
             asked_s = time.time()
             text = self._commands.read("squeue", "-a", "-h", "-r", "--local", *options, variables=variables)
-            return reader.read(text, separator, release, asked_s)
+            found = reader.read(text, marks, release, asked_s)
+            self._unread["squeue"] = tuple(Unread("job", each.text or "") for each in reader.lost)
+            return found
 
         return self._records("squeue", ask)
 
@@ -153,6 +158,18 @@ class CliGateway:
         if not any(record.unknown for record in found):
             self._release = release
         return found
+
+    def _listing(self, kind: str, parse: Callable[[str, list[str]], Answer], text: str) -> Answer:
+        """What `parse` makes of a listing. Lines that it cannot read are `unread`."""
+        lost: list[str] = []
+        found = parse(text, lost)
+        self._unread[kind] = tuple(Unread(kind, each) for each in lost)
+        return found
+
+    def unread(self) -> tuple[Unread, ...]:
+        """See `Gateway`."""
+        messages = [Unread("message", text, count) for text, count in unknown_messages.items()]
+        return (*(each for found in self._unread.values() for each in found), *messages)
 
     def describe(self, job_id: str) -> str:
         """The output of `scontrol show job`."""
@@ -178,14 +195,14 @@ class CliGateway:
         """GPUs that Slurm has allocated to a job, from `scontrol -d show job`."""
         return parse_gpus_held(self._show_job(job_id, "-d"))
 
-    def gpu_indexes(self, job_id: str) -> tuple[int, ...]:
-        """Indexes of a running job's GPUs on its first node."""
-        return parse_gpu_indexes(self._show_job(job_id, "-d"))
+    def gpu_indexes(self, job_id: str, node: str) -> tuple[int, ...]:
+        """Indexes of a running job's GPUs on one of its nodes."""
+        return _read(parse_gpu_ids, self._show_job(job_id, "-d"), "scontrol show job").get(node, ())
 
     def gpu_ids(self, job_id: str) -> dict[str, tuple[int, ...]]:
-        """Node -> indices of a running job's GPUs there. Empty: Slurm does not answer, or the job holds none."""
+        """Node -> indices of a running job's GPUs there. Empty: they are not known, or the job holds none."""
         try:
-            return parse_gpu_ids(self._show_job(job_id, "-d"))
+            return _read(parse_gpu_ids, self._show_job(job_id, "-d"), "scontrol show job")
         except SlurmError as error:
             log.info("cannot read the indices of a job's GPUs", extra={"job": job_id, "text": str(error)})
             return {}
@@ -233,8 +250,9 @@ class CliGateway:
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""
         variables = {"SLURM_TIME_FORMAT": "%s"}
-        text = self._commands.read("scontrol", "-a", "-o", "show", "reservation", variables=variables)
-        return _read(parse_reservations, text, "scontrol show reservation")
+        return parse_reservations(
+            self._commands.read("scontrol", "-a", "-o", "show", "reservation", variables=variables)
+        )
 
     def features(self) -> SlurmFeatures:
         """What slurm.conf enables."""
@@ -242,7 +260,7 @@ class CliGateway:
 
     def switches(self) -> dict[str, str]:
         """Node -> leaf switch."""
-        return _read(parse_switches, self._commands.read("scontrol", "show", "topology"), "scontrol show topology")
+        return self._listing("switch", parse_switches, self._commands.read("scontrol", "show", "topology"))
 
     def limits(self, cluster: str) -> tuple[SlurmLimit, ...]:
         """Limits of QOS and associations, by two calls of sacctmgr."""
@@ -250,13 +268,15 @@ class CliGateway:
         where = (f"cluster={cluster}", f"format={','.join(ASSOCIATION_FIELDS)}")
         associations = self._commands.read("sacctmgr", "-nP", "show", "assoc", *where)
         return (
-            *_read(parse_qos, qos, "sacctmgr show qos"),
-            *_read(parse_associations, associations, "sacctmgr show assoc"),
+            *self._listing("QOS", parse_qos, qos),
+            *self._listing("association", parse_associations, associations),
         )
 
     def fair_shares(self) -> dict[tuple[str, str], float]:
         """(account, user) -> fair-share factor."""
-        return _read(parse_fair_shares, self._commands.read("sshare", "-nPa", "-o", "Account,User,FairShare"), "sshare")
+        return self._listing(
+            "fair share", parse_fair_shares, self._commands.read("sshare", "-nPa", "-o", ",".join(SHARE_FIELDS))
+        )
 
     def runs(self, job_ids: Collection[str], since_s: float) -> tuple[SlurmRun, ...]:
         """`sacct -D`, for RUNS_AT_ONCE jobs at a time."""
@@ -269,7 +289,7 @@ class CliGateway:
                 expect_id(job_id)
             options = ("-D", "-X", "-n", "-P", "-S", since, "-j", ",".join(some), "-o", ",".join(RUN_FIELDS))
             text = self._commands.read("sacct", *options, variables={"SLURM_TIME_FORMAT": "%s"})
-            found += _read(parse_runs, text, "sacct")
+            found += self._listing("run", parse_runs, text)
         return found
 
     def ends(self, job_ids: Collection[str]) -> dict[str, SlurmEnd]:
@@ -286,7 +306,7 @@ class CliGateway:
                 expect_id(job_id)
             options = ("-D", "-X", "-n", "-P", "-j", ",".join(some), "-o", ",".join(END_FIELDS))
             text = self._commands.read("sacct", *options, variables={"SLURM_TIME_FORMAT": "%s"})
-            found |= _read(parse_ends, text, "sacct")
+            found |= self._listing("end", parse_ends, text)
         return found
 
     def hold(self, job_id: str) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections import Counter
+
 from penstock_scheduler.errors import ConfigError, PenstockError
+
+log = logging.getLogger(__name__)
 
 
 class SlurmError(PenstockError):
@@ -82,8 +88,12 @@ class BackendMissing(SlurmError, ConfigError):
     """The chosen back end cannot be used on this machine. The message has the remedy."""
 
 
-# Part of Slurm's message in lower case -> class, and where it was seen. "code": not seen, but in the list of 22.05.8's
-# slurm_strerror(). The first match counts. A write that fails with another message was refused.
+NUMBER = re.compile(r"\d+(_\S+)?")
+"""A number or an array's element in a message."""
+
+# Part of Slurm's message, in lower case and with n for each number -> class, and where it was seen. Slurm's commands print no
+# error numbers. "code": the number of the message in 22.05.8's slurm_strerror(). The first match counts. A write that fails with
+# another message was refused.
 MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("failed to open persistent connection", AccountingAway, "22.05.8: sacctmgr; slurmdbd killed"),
     ("sending persistinit msg", AccountingAway, "22.05.8: sacctmgr; slurmdbd killed"),
@@ -105,7 +115,13 @@ MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("zero bytes were transmitted", ControllerAway, "code 5005"),
     ("message send failure", ControllerAway, "code 1002"),
     ("message receive failure", ControllerAway, "code 1003"),
-    ("invalid job id specified", JobGone, "22.05.8: every write; job purged or never there"),
+    ("invalid job id specified", JobGone, "code 2017; 22.05.8: every write; job purged or never there"),
+    ("invalid job id:", JobGone, "22.05.8: squeue; a number that no job can have"),
+    (
+        "job n not found",
+        JobGone,
+        "22.05.8: scontrol show job 625_389; an element of an array that is there, cancelled before its start",
+    ),
     ("job has already finished", JobGone, "22.05.8: scontrol hold, release; job cancelled"),
     ("already completing or completed", JobGone, "22.05.8: scancel, scontrol update; job cancelled"),
     ("resource temporarily unavailable", Transient, "24.11.5: scontrol update with TresPerNode, 1 of 540"),
@@ -129,8 +145,23 @@ MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
 )
 
 
+MOST_UNKNOWN = 100
+"""Most different messages that are counted."""
+
+unknown_messages: Counter[str] = Counter()
+"""Slurm's messages that are not in the table, without numbers -> how often this process has had them."""
+
+
 def error_from(text: str, *, command: str, job_id: str = "", otherwise: type[SlurmError] = Refused) -> SlurmError:
-    """The error that Slurm's message means. `otherwise`: the class of a message that is not in the table."""
-    lower = text.lower()
-    kind = next((kind for part, kind, _ in MESSAGES if part in lower), otherwise)
+    """The error that Slurm's message means. `otherwise`: the class of one that is not in the table, which is logged once."""
+    lower = NUMBER.sub("n", text.lower())
+    if (kind := next((kind for part, kind, _ in MESSAGES if part in lower), None)) is None:
+        kind, message = otherwise, NUMBER.sub("n", text.strip())[:200]
+        if message and (message in unknown_messages or len(unknown_messages) < MOST_UNKNOWN):
+            unknown_messages[message] += 1
+            if unknown_messages[message] == 1:
+                log.warning(
+                    "a message of Slurm's is not known",
+                    extra={"command": command, "job": job_id, "text": text.strip()[:200]},
+                )
     return kind(text, command=command, job_id=job_id)

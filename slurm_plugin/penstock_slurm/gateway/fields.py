@@ -25,15 +25,16 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = values
+        self.values = values
         self.unknown: list[Unknown] = []
 
     def read(self, name: str, convert: Callable[[str], Value], otherwise: Value) -> Value:
         """The field as `convert` reads it. If that raises ValueError or KeyError, or there is no such field: `otherwise`."""
         try:
-            return convert(self._values[name])
+            return convert(self.values[name])
         except (ValueError, KeyError):
-            self.unknown.append(Unknown(name, self._values.get(name)))
+            if all(each.field != name for each in self.unknown):
+                self.unknown.append(Unknown(name, self.values.get(name)))
             return otherwise
 
     def number(self, name: str) -> int:
@@ -42,8 +43,8 @@ class Fields:
 
     def word(self, name: str, known: Collection[str]) -> str:
         """The field as it is. Noted as unknown if it is none of the `known` words; "" if it is missing."""
-        found = self._values.get(name)
-        if found not in known:
+        found = self.values.get(name)
+        if found not in known and all(each.field != name for each in self.unknown):
             self.unknown.append(Unknown(name, found))
         return found or ""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 
 _PART = re.compile(r"([^,\[\]]+|\[[^\[\]]*\])")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
-MOST = 1_000_000
-"""Most names in a range. No Slurm has as many nodes."""
+MOST = 100_000
+"""Most names in a list. No Slurm has as many nodes."""
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -20,7 +21,10 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if text in {"", "(null)", "None assigned", "N/A"}:
         return ()
-    return tuple(name for item in _split(text) for name in _expand_item(item, text))
+    found: list[str] = []
+    for item in _split(text):
+        found += _expand_item(item, text, MOST - len(found))
+    return tuple(found)
 
 
 def _split(text: str) -> list[str]:
@@ -39,27 +43,33 @@ def _split(text: str) -> list[str]:
     return [*items, text[start:]]
 
 
-def _expand_item(item: str, text: str) -> list[str]:
+def _expand_item(item: str, text: str, most: int) -> list[str]:
     parts = _PART.findall(item)
     if not item or "".join(parts) != item:
         raise ValueError(f"{text!r} is not a host list: {item!r} is not a name")
-    choices = [_numbers(part[1:-1], text) if part.startswith("[") else [part] for part in parts]
+    choices = [numbers(part[1:-1]) if part.startswith("[") else [part] for part in parts]
+    if math.prod(map(len, choices)) > most:
+        raise ValueError(f"{text[:100]!r} is not a host list: it has more than {MOST} names")
     return ["".join(names) for names in product(*choices)]
 
 
-def _numbers(inside: str, text: str) -> list[str]:
-    """`00-02,05` -> 00, 01, 02, 05. The numbers have as many digits as the start of the range."""
-    numbers: list[str] = []
-    for item in inside.split(","):
+def numbers(text: str) -> list[str]:
+    """`00-02,05` -> 00, 01, 02, 05. The numbers have as many digits as the start of the range.
+
+    Raises:
+        ValueError: the text has another form, or more than MOST numbers.
+    """
+    found: list[str] = []
+    for item in text.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
-            raise ValueError(f"{text!r} is not a host list: {item!r} is not a number or a range of numbers")
+            raise ValueError(f"{text[:100]!r} is not a host list: {item[:100]!r} is not a number or a range of numbers")
         first, last = match.group(1), match.group(2) or match.group(1)
         count = int(last) - int(first) + 1
-        if not 1 <= count <= MOST - len(numbers):
-            raise ValueError(f"{text!r} is not a host list: the range {item!r} is backwards or too long")
-        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return numbers
+        if not 1 <= count <= MOST - len(found):
+            raise ValueError(f"{text[:100]!r} is not a host list: the range {item[:100]!r} is backwards or too long")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return found
 
 
 class HostLists(dict[str, tuple[str, ...]]):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from penstock_slurm.abilities import Release
@@ -15,10 +17,10 @@ from penstock_slurm.gateway.base import (
     Unknown,
 )
 from penstock_slurm.gateway.fields import NOTHING, Fields, duration_s
-from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.gateway.hostlist import expand, numbers
 
 NODE_KEYS = re.compile(
-    r"(?:^|\s)(NodeName|Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime"
+    r"\s(Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime"
     r"|ActiveFeatures)"
     r"=(\S*)"
 )
@@ -27,18 +29,41 @@ POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"}
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
 ANY_TEXT = re.compile(r"\s(?:Reason|Comment|Extra)=")
 """Values that admins write; they come after all that is read here."""
+FEW = 8
+"""Most values of a key that occurs several times that are shown."""
+
+
+def records(text: str, key: str) -> list[str]:
+    """The records of an answer of `scontrol -o`, each of which begins with `key=`.
+
+    An admin can write newlines into names, reasons and comments, so a line may be the rest of the record before it.
+    """
+    return [
+        each.rstrip("\n") for each in re.split(rf"^(?={key}=)", text, flags=re.MULTILINE) if each.startswith(f"{key}=")
+    ]
+
+
+def keyed(pattern: re.Pattern[str], text: str) -> Fields:
+    """The values of a record by their keys. A key that occurs twice is unknown, because a value can look like another key."""
+    found: dict[str, list[str]] = {}
+    for key, value in pattern.findall(text):
+        found.setdefault(key, []).append(value)
+    fields = Fields({key: values[0] for key, values in found.items() if not values[1:]})
+    fields.unknown += [Unknown(key, f" {key}=".join(values[:FEW])) for key, values in found.items() if values[1:]]
+    return fields
+
+
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 GPUS_OF_NODES = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 GPU_IDS = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
-INDEX_RANGES = re.compile(r"(\d+)(?:-(\d+))?")
-GPU_INDEXES = re.compile(r"\sNodes=\S+ .*?\bGRES=\S*?gpu:(?:[^:(,]+:)?\d+\(IDX:([^)]*)\)")
-PARTITION_KEYS = re.compile(r"(?:^|\s)(PartitionName|Nodes|State|Default|MaxTime)=(\S*)")
+PARTITION_KEYS = re.compile(r"\s(Nodes|State|Default|MaxTime)=(\S*)")
 
 PARTITION_STATES = frozenset({"UP", "DOWN", "DRAIN", "INACTIVE"})
 RESERVATION_STATES = {"ACTIVE": True, "INACTIVE": False}
 YES_NO = {"YES": True, "NO": False}
 
-RESERVATION_KEYS = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|State)=(\S*)")
+RESERVATION_KEYS = re.compile(r"\s(StartTime|EndTime|Nodes|Flags|State)=(\S*)")
+RESERVATION_NAME = re.compile(r"ReservationName=(.*?)(?=\sStartTime=|$)", re.DOTALL)
 CONFIG_KEYS = re.compile(r"^(\w+) += (.*?) *$", re.MULTILINE)
 SHARED_GRES = re.compile(r"(?:^|,)(?:shard|mps)(?::(?!\d+(?:\(|,|$))([^:,()]+|\(null\)))?:(\d+)(?:\(([^)]*)\))?")
 """GRES that are parts of GPUs: GPU type, number in use, and what Slurm adds in parentheses."""
@@ -75,42 +100,32 @@ def parse_gres(text: str) -> dict[str, int]:
 
 
 def parse_gpus_held(text: str) -> int | None:
-    """GPUs of a running job on all its nodes, from `scontrol -o -d show job`; None if it does not say."""
-    found = JOB_GRES.search(text)
-    if found is None:
-        return None
-    return 0 if found[1] in NOTHING else sum(parse_gres(found[1]).values())
+    """GPUs of a running job on all its nodes, from `scontrol -o -d show job`.
 
-
-def parse_gpu_indexes(text: str) -> tuple[int, ...]:
-    """Indexes of a running job's GPUs on its first node, from `scontrol -o -d show job`; () if it has none.
-
-    The text has `(IDX:0,2-3)`, or for a job without GPUs `(IDX:)` or `(IDX:N/A)`.
+    None if it does not say, or says it twice: a job's name and paths are part of the text.
     """
-    found = GPU_INDEXES.search(text)
-    indexes: list[int] = []
-    for item in found[1].split(",") if found is not None else ():
-        first, _, last = item.partition("-")
-        if first.isdigit():
-            indexes += range(int(first), int(last or first) + 1)
-    return tuple(indexes)
+    found = JOB_GRES.findall(text)
+    if len(found) != 1:
+        return None
+    return Fields({"JOB_GRES": found[0]}).read("JOB_GRES", lambda text: sum(_gpus(text).values()), None)
 
 
 def parse_gpu_ids(text: str) -> dict[str, tuple[int, ...]]:
-    """Node -> indices of a running job's GPUs there, from `scontrol -o -d show job`; empty: it has none, or not known.
+    """Node -> indices of a running job's GPUs there, from `scontrol -o -d show job`; empty: it has none.
 
-    A job's name is part of the text. If it looks like a node's record, a node has two, and nothing is known.
+    The text has `(IDX:0,2-3)`, or for a job without GPUs `(IDX:)` or `(IDX:N/A)`. A job's name and paths are part of it. If one
+    of them looks like the record of a node, there is one node too many.
+
+    Raises:
+        ValueError: a node has two records, or one cannot be read.
     """
     found: dict[str, tuple[int, ...]] = {}
     for nodes, gres in GPUS_OF_NODES.findall(text):
-        ids: list[int] = []
-        for listed in GPU_IDS.findall(gres):
-            for first, last in INDEX_RANGES.findall(listed):
-                ids += range(int(first), int(last or first) + 1)
+        ids = tuple(sorted(int(index) for listed in GPU_IDS.findall(gres) for index in numbers(listed)))
         for node in expand(nodes):
             if node in found:
-                return {}
-            found[node] = tuple(sorted(ids))
+                raise ValueError(f"two records of node {node}")
+            found[node] = ids
     return {node: ids for node, ids in found.items() if ids}
 
 
@@ -175,19 +190,25 @@ class NodeReader:
     def read(self, text: str, release: Release) -> tuple[SlurmNode, ...]:
         """Nodes from `scontrol -o -d show node`: one a line, as `Key=value`. Only admins can write values with spaces.
 
-        Values that cannot be read are the node's `unknown`.
+        Values that cannot be read are the node's `unknown`. So is all that is said of a node of which there are two records: one
+        of them may be the comment of another node.
         """
         before = self._seen if release == self._release else {}
-        lines = [line for line in text.splitlines() if line.startswith("NodeName=")]
+        lines = records(text, "NodeName")
         found = [before.get(line) or _node(line, release) for line in lines]
         self._release, self._seen = release, dict(zip(lines, found, strict=True))
-        return tuple(found)
+        nodes = {node.name: node for node in found}
+        if len(nodes) < len(found):
+            for name, count in Counter(node.name for node in found).items():
+                if count > 1:
+                    two = Unknown("NodeName", f"{name}, in {count} records")
+                    nodes[name] = dataclasses.replace(nodes[name], state=frozenset(), unknown=(two,))
+        return tuple(nodes.values())
 
 
 def _node(line: str, release: Release) -> SlurmNode:
-    values = dict(NODE_KEYS.findall(ANY_TEXT.split(line, maxsplit=1)[0]))
-    node, reason = Fields(values), REASON.search(line)
-    nothing: frozenset[str] = frozenset()
+    node, reason = keyed(NODE_KEYS, ANY_TEXT.split(line, maxsplit=1)[0]), REASON.search(line)
+    values, nothing = node.values, frozenset[str]()
     state = node.read("State", parse_state, nothing)
     if state - release.node_states:
         node.unknown.append(Unknown("State", values["State"]))
@@ -195,11 +216,11 @@ def _node(line: str, release: Release) -> SlurmNode:
         # slurmctld has restarted and the node has not registered. If jobs ran there, the state is MIXED or similar, and 22.05.8
         # was seen to start jobs there without their GPUs.
         state |= {"UNKNOWN"}
-    reserved_mb = int(values.get("MemSpecLimit", "0"))
+    reserved_mb = node.number("MemSpecLimit") if "MemSpecLimit" in values else 0
     nothing_used: dict[str, int] = {}
     gpus = node.read("Gres", _gpus, nothing_used)
     return SlurmNode(
-        name=values["NodeName"],
+        name=line.partition("=")[2].partition(" ")[0],
         gpus=gpus,
         gpus_used=node.read("GresUsed", lambda text: _used(text, sum(gpus.values())), nothing_used),
         state=state,
@@ -241,15 +262,14 @@ def _used(gres: str, most: int) -> dict[str, int]:
 
 def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
     """Partitions from `scontrol -o show partition`. Values that cannot be read are the partition's `unknown`."""
-    return tuple(_partition(line) for line in text.splitlines() if line.startswith("PartitionName="))
+    return tuple(_partition(line) for line in records(text, "PartitionName"))
 
 
 def _partition(line: str) -> SlurmPartition:
-    values = dict(PARTITION_KEYS.findall(line))
-    partition = Fields(values)
+    partition = keyed(PARTITION_KEYS, line)
     state = partition.word("State", PARTITION_STATES)
     return SlurmPartition(
-        name=values["PartitionName"],
+        name=line.partition("=")[2].partition(" ")[0],
         nodes=partition.read("Nodes", expand, ()),
         up=state == "UP",
         default=partition.read("Default", YES_NO.__getitem__, False),
@@ -262,21 +282,24 @@ def _partition(line: str) -> SlurmPartition:
 def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:
     """Reservations from `scontrol -o show reservation` with SLURM_TIME_FORMAT=%s.
 
-    Raises:
-        ValueError, KeyError: the text has another form. A reservation that cannot be read might be for any node.
+    Values that cannot be read are the reservation's `unknown`; then `nodes` are all that it may be for.
     """
-    found = (dict(RESERVATION_KEYS.findall(line)) for line in text.splitlines() if line.startswith("ReservationName="))
-    return tuple(
-        SlurmReservation(
-            name=keys["ReservationName"],
-            start_s=float(keys["StartTime"]),
-            end_s=float(keys["EndTime"]),
-            nodes=expand(keys["Nodes"]),
-            active=RESERVATION_STATES[keys["State"]],
-            flags=frozenset(keys["Flags"].split(",")) - NOTHING,
-        )
-        for keys in found
-    )
+    return tuple(_reservation(line) for line in records(text, "ReservationName"))
+
+
+def _reservation(line: str) -> SlurmReservation:
+    found, name = keyed(RESERVATION_KEYS, line), RESERVATION_NAME.match(line)
+    no_flags: frozenset[str] = frozenset()
+    no_nodes: tuple[str, ...] = ()
+    start_s, end_s = found.read("StartTime", float, 0.0), found.read("EndTime", float, 0.0)
+    active = found.read("State", RESERVATION_STATES.__getitem__, True)
+    flags = found.read("Flags", lambda text: frozenset(text.split(",")) - NOTHING, no_flags)
+    nodes = found.read("Nodes", expand, no_nodes)
+    if not nodes:
+        values = [value for key, value in RESERVATION_KEYS.findall(line) if key == "Nodes"]
+        nodes = tuple(node for value in values for node in Fields({"": value}).read("", expand, no_nodes))
+    unknown = tuple(found.unknown)
+    return SlurmReservation(name[1] if name is not None else "", start_s, end_s, nodes, active, flags, unknown)
 
 
 def parse_features(text: str) -> SlurmFeatures:
@@ -298,13 +321,15 @@ def parse_features(text: str) -> SlurmFeatures:
     )
 
 
-def parse_switches(text: str) -> dict[str, str]:
-    """Node -> switch of level 0, from `scontrol show topology`.
-
-    Raises:
-        ValueError: the text has another form.
-    """
-    return {node: name for name, nodes in LEAF_SWITCH.findall(text) for node in expand(nodes)}
+def parse_switches(text: str, lost: list[str]) -> dict[str, str]:
+    """Node -> switch of level 0, from `scontrol show topology`. Lines that cannot be read are added to `lost`."""
+    found: dict[str, str] = {}
+    for name, nodes in LEAF_SWITCH.findall(text):
+        try:
+            found |= dict.fromkeys(expand(nodes), name)
+        except ValueError:
+            lost.append(f"SwitchName={name} Nodes={nodes}")
+    return found
 
 
 def parse_version(text: str) -> tuple[int, int]:

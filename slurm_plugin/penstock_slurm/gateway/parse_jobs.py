@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.accounts import parse_tres
@@ -12,10 +15,11 @@ from penstock_slurm.gateway.fields import Fields, duration_s, flag, number_or_no
 from penstock_slurm.gateway.hostlist import HostLists
 from penstock_slurm.gateway.parse import parse_cpus_per_gpu, parse_tres_per_node
 
+IDS = ("JobID", "ArrayJobID", "ArrayTaskID")
+"""The fields that say which job a record is about. They come before all that a user can choose."""
+
 JOB_FIELDS = (
-    "JobID",
-    "ArrayJobID",
-    "ArrayTaskID",
+    *IDS,
     "HetJobID",
     "State",
     "Reason",
@@ -54,8 +58,8 @@ JOB_FIELDS = (
 TIME = "TimeUsed"
 """The field that grows while a job runs. It comes last, so that all before it is the same text as long as nothing happens."""
 
-END = "end"
-"""Comes after the separator at the end of a record."""
+RECORD = "record"
+"""In place of a field's name: the record has not the requested fields."""
 
 
 def job_fields(release: Release) -> tuple[str, ...]:
@@ -63,15 +67,27 @@ def job_fields(release: Release) -> tuple[str, ...]:
     return (*JOB_FIELDS, release.whole_nodes_field, TIME)
 
 
-def squeue_format(separator: str, release: Release) -> str:
-    """Format for `squeue -O` that prints every field at its full length (size 0) and followed by `separator`; the last field of a
-    record is also followed by END."""
-    return ",".join(f"{field}:0{separator}" for field in job_fields(release)) + END
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What squeue prints between two fields and at the end of a record, so that no value can pass for a field or a record.
+
+    Both are random and of the same length, and users cannot know them beforehand. Neither starts with a digit, because the
+    field's size comes before it.
+    """
+
+    field: str = dataclasses.field(default_factory=lambda: f"~{secrets.token_hex(8)}")
+    record: str = dataclasses.field(default_factory=lambda: f"~{secrets.token_hex(8)}")
 
 
-def parse_jobs(text: str, separator: str, release: Release, asked_s: float = 0.0) -> tuple[SlurmJob, ...]:
+def squeue_format(marks: Marks, release: Release) -> str:
+    """Format for `squeue -O` that prints every field at its full length (size 0) and followed by its mark."""
+    *others, last = job_fields(release)
+    return ",".join([*(f"{field}:0{marks.field}" for field in others), f"{last}:0{marks.record}"])
+
+
+def parse_jobs(text: str, marks: Marks, release: Release, asked_s: float = 0.0) -> tuple[SlurmJob, ...]:
     """Jobs from one answer of squeue; see `JobReader.read`."""
-    return JobReader().read(text, separator, release, asked_s)
+    return JobReader().read(text, marks, release, asked_s)
 
 
 class JobReader:
@@ -83,28 +99,30 @@ class JobReader:
         """The records of the last answer, without their TIME."""
         self._jobs: list[SlurmJob] = []
         """The jobs that were made of them."""
+        self.lost: tuple[Unknown, ...] = ()
+        """Records of the last answer that do not say which job they are about."""
 
-    def read(self, text: str, separator: str, release: Release, asked_s: float) -> tuple[SlurmJob, ...]:
-        """Jobs from squeue's answer to `squeue_format(separator, release)`.
+    def read(self, text: str, marks: Marks, release: Release, asked_s: float) -> tuple[SlurmJob, ...]:
+        """Jobs from squeue's answer to `squeue_format(marks, release)`.
 
-        Names and comments can hold any text, also newlines. So records are found by the separator, not by lines. That is safe
-        because users cannot know the separator beforehand.
+        Names and comments can hold any text, also newlines. So records are found by the marks, not by lines. What of a record
+        cannot be read is its job's `unknown`. A record without a readable id is `lost`.
 
         Args:
             text: the answer.
-            separator: as in the request. Records are recognised only as long as it is the same.
+            marks: as in the request. Records are recognised only as long as they are the same.
             release: of Slurm's commands.
             asked_s: when squeue was run, s since 1970, for the time that jobs have been suspended.
 
         Raises:
-            ValueError: the text has another form, or a record has no number. Other values that cannot be read are the job's
-                `unknown`.
+            ValueError: the text is no such answer, or ends within a record.
         """
-        first, *others = text.split(separator + END)
+        first, *others = text.split(marks.record)
         *records, rest = "\n" + first, *others
         if rest.strip():
             raise ValueError(f"{len(rest)} characters after the last record")
-        names, hosts, second = job_fields(release), HostLists(), math.floor(asked_s)
+        names, hosts, second, separator = job_fields(release), HostLists(), math.floor(asked_s), marks.field
+        lost: list[Unknown] = []
         before, known = (self._texts, self._jobs) if release == self._release else ([], [])
         index: dict[str, int] | None = None
         at = 0
@@ -123,14 +141,18 @@ class JobReader:
                     stable, job, at = before[found], known[found], found + 1
                 else:
                     fields = record.split(separator)
-                    if len(fields) != len(names):
-                        raise ValueError(f"a record of {len(fields)} fields is not one of {len(names)}")
-                    job = _job(dict(zip(names, fields, strict=True)), hosts, release)
+                    try:
+                        job = _job(dict(zip(names, fields, strict=True)), hosts, release)
+                    except ValueError:
+                        if (found_job := _unreadable(fields, len(names), hosts, release)) is None:
+                            lost.append(Unknown(RECORD, record))
+                            continue
+                        job = found_job
             if job.start_s is not None:
                 job = _with_suspension(job, record[end + len(separator) :], second)
             texts.append(stable)
             jobs.append(job)
-        self._release, self._texts, self._jobs = release, texts, jobs
+        self._release, self._texts, self._jobs, self.lost = release, texts, jobs, tuple(lost)
         return tuple(jobs)
 
 
@@ -151,12 +173,22 @@ def _with_suspension(job: SlurmJob, ran: str, second: int) -> SlurmJob:
     return dataclasses.replace(job, suspended_s=suspended_s, unknown=unknown)
 
 
+def _unreadable(fields: Sequence[str], count: int, nodes: HostLists, release: Release) -> SlurmJob | None:
+    """The job of a record that has another number of fields, of which only the id is known; None: not even that."""
+    try:
+        job = _job(dict(zip(IDS, fields, strict=False)), nodes, release)
+    except (ValueError, KeyError):
+        return None
+    return dataclasses.replace(job, unknown=(Unknown(RECORD, f"{len(fields)} fields in place of {count}"),))
+
+
 def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob:
+    """The job of a record. Raises ValueError, KeyError: it does not say which one it is."""
     job = Fields(values)
     number = int(values["JobID"])  # ignores the newline at the end of the previous record
     state = job.word("State", release.job_states)
     array_task = values["ArrayTaskID"]
-    element = int(array_task) if array_task.isdigit() else None
+    element = number_or_none(array_task)
     array_job = None if element is None else int(values["ArrayJobID"])
     no_gpus: tuple[int | None, str | None] = (None, None)
     gpus_per_node, gpu_type = job.read("tres-per-node", parse_tres_per_node, no_gpus)
@@ -164,10 +196,10 @@ def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob
         id=str(number) if element is None else f"{array_job}_{element}",
         number=number,
         name=job.text("Name"),
-        user=values["UserName"],
+        user=job.text("UserName"),
         uid=job.read("UserID", int, -1),
         account=job.text("Account"),
-        partition=tuple(values["Partition"].split(",")),
+        partition=tuple(job.text("Partition").split(",")),
         state=state,
         reason=job.text("Reason"),
         nodes=job.read("NodeList", nodes.__getitem__, ()),

@@ -39,7 +39,7 @@ from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import MESSAGES, error_from
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_tres_per_node
-from penstock_slurm.gateway.parse_jobs import parse_jobs, squeue_format
+from penstock_slurm.gateway.parse_jobs import Marks, parse_jobs
 from penstock_slurm.gateway.pyslurm import PyslurmGateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.node_states import node_facts
@@ -366,7 +366,7 @@ def test_a_back_end_that_is_not_there_is_an_error_of_the_settings(monkeypatch):
 @pytest.mark.parametrize(("words", "kind", "seen"), MESSAGES)
 def test_the_table_of_words(words, kind, seen):
     assert seen
-    assert type(error_from(f"slurm: error: {words.upper()}!", command="scontrol")) is kind
+    assert type(error_from(f"slurm: error: {words.replace(' n ', ' 7_3 ').upper()}!", command="scontrol")) is kind
 
 
 @pytest.mark.parametrize(
@@ -406,10 +406,11 @@ def test_gpus_per_node(text, found):
 @given(st.text())
 def test_an_answer_of_another_form_is_said_to_be_one(text):
     try:
-        assert parse_jobs(text, "%nonce%", RELEASES[0]) == ()
+        assert parse_jobs(text, Marks("%field%", "%record%"), RELEASES[0]) == ()
     except (UnreadableAnswer, ValueError):
         assert text
-    assert "%nonce%" in squeue_format("%nonce%", RELEASES[0])
+    assert {len(mark) for marks in (Marks(), Marks()) for mark in (marks.field, marks.record)} == {17}
+    assert len({mark for marks in (Marks(), Marks()) for mark in (marks.field, marks.record)}) == 4
 
 
 @slurm

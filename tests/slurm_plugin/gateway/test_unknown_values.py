@@ -10,13 +10,13 @@ from penstock_slurm.gateway.parse import parse_nodes, parse_partitions
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, TIME, job_fields, parse_jobs
 from penstock_slurm.node_states import NODE_STATES
 from penstock_slurm.states import SLURM_STATES
-from tests.slurm_plugin.gateway.test_parse import HELD, NODE, OF_22_05, RUNNING, SEPARATOR, answer
+from tests.slurm_plugin.gateway.test_parse import HELD, MARKS, NODE, OF_22_05, RUNNING, answer
 
 ANY_TEXT = {"Reason", "Name", "UserName", "Account", "QOS", "Partition", "comment", "admin_comment", "tres-alloc"}
 ANY_TEXT |= {"Reservation", "Dependency", "Licenses"}
 """Fields in which no text is unknown: users and admins choose it, or only parts of it are read."""
 NUMBERS = {"JobID", "ArrayJobID", "ArrayTaskID"}
-"""Without its number a record cannot be told from others, so the whole answer cannot be read."""
+"""Without its number a record cannot be told from others: see tests/hostile/test_reading_slurm.py."""
 
 
 def with_field(record: str, field: str, text: str, of: Release = OF_22_05) -> str:
@@ -28,10 +28,10 @@ def with_field(record: str, field: str, text: str, of: Release = OF_22_05) -> st
 @pytest.mark.parametrize("field", sorted({*JOB_FIELDS, "OverSubscribe", TIME} - ANY_TEXT - NUMBERS))
 def test_a_value_of_a_job_that_cannot_be_read_is_named_and_harms_no_other_job(field):
     strange = "gpu:a:b:c" if field in ("tres-per-node", "cpus-per-tres") else "a[["
-    broken, good = parse_jobs(answer(with_field(RUNNING, field, strange), HELD), SEPARATOR, OF_22_05)
+    broken, good = parse_jobs(answer(with_field(RUNNING, field, strange), HELD), MARKS, OF_22_05)
     assert broken.unknown == (Unknown(field, strange),)
     assert (broken.id, broken.name, good.unknown) == ("4_2", "wrap", ())
-    assert good == parse_jobs(answer(HELD), SEPARATOR, OF_22_05)[0]
+    assert good == parse_jobs(answer(HELD), MARKS, OF_22_05)[0]
 
 
 @pytest.mark.parametrize("each", RELEASES, ids=lambda each: str(each.since))
@@ -40,7 +40,7 @@ def test_every_word_of_a_release_is_known_and_the_next_is_not(each: Release):
         (each.whole_nodes_field, word) for word in each.whole_nodes
     ]
     for field, word in words:
-        (job,) = parse_jobs(answer(with_field(RUNNING, field, word, each)), SEPARATOR, each)
+        (job,) = parse_jobs(answer(with_field(RUNNING, field, word, each)), MARKS, each)
         others = () if field != "State" else (Unknown(each.whole_nodes_field, "OK"),) * ("OK" not in each.whole_nodes)
         assert job.unknown == others
     assert each.job_states <= SLURM_STATES, "each state has a place in the state machine"
@@ -63,7 +63,7 @@ def test_every_word_of_a_release_is_known_and_the_next_is_not(each: Release):
 def test_whole_nodes_are_read_in_the_words_of_each_release(version, word, exclusive):
     """Before 26.05 OverSubscribe=NO meant --exclusive. Since then it is what every ordinary job has."""
     of = release(version)
-    (job,) = parse_jobs(answer(with_field(HELD, of.whole_nodes_field, word, of)), SEPARATOR, of)
+    (job,) = parse_jobs(answer(with_field(HELD, of.whole_nodes_field, word, of)), MARKS, of)
     assert (job.exclusive, job.unknown) == (exclusive, ())
 
 

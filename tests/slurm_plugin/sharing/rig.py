@@ -126,7 +126,7 @@ class Rig:
         for job_id, job in jobs.items():
             if not job.gpus_per_node or job.name == NAME:
                 continue
-            theirs = set(self.commands.gpu_indexes(job_id))
+            theirs = set(self.commands.gpu_indexes(job_id, job.nodes[0]))
             for other, devices in self.bound.items():
                 shared = other == job_id or (other in group_of and group_of.get(job_id) == group_of[other])
                 if other in jobs and jobs[other].gpus_per_node is None and not shared and job_id not in self.leaving:

@@ -36,7 +36,8 @@ class Commands:
         self.indexes: dict[str, tuple[int, ...]] = {}
         self.error: Exception | None = None
 
-    def gpu_indexes(self, job_id: str) -> tuple[int, ...]:
+    def gpu_indexes(self, job_id: str, node: str) -> tuple[int, ...]:
+        del node
         self.asked.append(("gpu_indexes", job_id))
         if self.error is not None:
             raise self.error

@@ -102,12 +102,12 @@ def test_a_job_moves_between_gpus_of_its_own_and_shared_ones(rig: Rig) -> None:
     rig.wants({second: 1})
     rig.until(lambda: rig.state(first) == "PENDING", "the first leaves")
     rig.until(lambda: [job.state for job in rig.placeholders()] == ["RUNNING"], "one placeholder job is left, on GPU 1")
-    assert rig.commands.gpu_indexes(rig.placeholders()[0].id) == (1,)
+    assert rig.commands.gpu_indexes(rig.placeholders()[0].id, rig.placeholders()[0].nodes[0]) == (1,)
     rig.answers = False
     rig.wants({first: 2})
     rig.until(lambda: rig.state(second) == "PENDING" and rig.state(first) == "RUNNING", "they change places")
     assert rig.jobs()[first].gpus_per_node == 2
-    theirs = ",".join(map(str, rig.commands.gpu_indexes(first)))
+    theirs = ",".join(map(str, rig.commands.gpu_indexes(first, rig.jobs()[first].nodes[0])))
     rig.until(lambda: rig.sees(first) == theirs, "it sees its GPUs from Slurm, whatever the agent set before")
     rig.wants({first: 2, second: 2})
     rig.until(lambda: rig.state(second) == "RUNNING", "the second runs with its own GPUs again")
