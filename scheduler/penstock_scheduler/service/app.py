@@ -28,6 +28,7 @@ from penstock_scheduler.service.known import Known
 from penstock_scheduler.service.limits import LimitBodies
 from penstock_scheduler.service.port import Daemon, InProcess
 from penstock_scheduler.service.report_batches import TakeBatches
+from penstock_scheduler.service.rights import EndWithRight
 from penstock_scheduler.service.routers import ROUTERS
 from penstock_scheduler.service.settings import ApiSettings
 from penstock_scheduler.store import NoSuchRow
@@ -94,6 +95,7 @@ def _app(api: Api) -> FastAPI:
     )
     app.state.api = api
     app.add_middleware(LimitBodies)
+    app.add_middleware(EndWithRight, gatekeeper=api.gatekeeper)
     app.add_middleware(IdentifyFirst)
     app.add_middleware(TimeRequests, counts=api.known.counts)
     app.add_middleware(SayWhetherSilent, daemon=api.daemon)

@@ -110,6 +110,21 @@ class Gatekeeper:
             raise Refusal(401, "unauthenticated", "send a token in the header Authorization: Bearer TOKEN")
         return await self._of_uid(peer_uid, "socket")
 
+    async def still(self, identity: Identity) -> bool:
+        """Whether a caller who has been identified would be the same caller with the same rights now. Raises StoreError."""
+        try:
+            if identity.session is not None:
+                found = await self._of_session(await self._sessions.get(identity.session))
+            elif identity.token is not None:
+                found = await self._of_token(await self._tokens.get(identity.token))
+            elif identity.uid is not None:
+                found = await self._of_uid(identity.uid, identity.by)
+            else:
+                return True  # nobody, to whom only the log-in is open
+        except Refusal:
+            return False
+        return found.model_copy(update={"address": identity.address}) == identity
+
     async def log_in(self, order: LogIn, caller: Identity) -> Identity:
         """Who logs in. `caller` is what the request itself said.
 
@@ -266,7 +281,9 @@ class Gatekeeper:
     async def _by_token(self, proof: str) -> Identity:
         prefix, _, rest = proof.partition("_")
         name, _, secret = rest.partition("_")
-        view = await self._tokens.check(name, secret) if prefix == _PREFIX else None
+        return await self._of_token(await self._tokens.check(name, secret) if prefix == _PREFIX else None)
+
+    async def _of_token(self, view: TokenView | None) -> Identity:
         if view is None or view.revoked:
             raise Refusal(
                 401, "unauthenticated", "the token is unknown or revoked; ask an admin for one (penstock token create)"
@@ -281,7 +298,11 @@ class Gatekeeper:
 
     async def _by_session(self, request: Request, name: str, secret: str) -> Identity:
         """The caller by the cookie of a session. Raises Refusal 401 and 403."""
-        row = await self._sessions.check(name, secret)
+        found = await self._of_session(await self._sessions.check(name, secret))
+        sessions.check_csrf(request, secret)
+        return found
+
+    async def _of_session(self, row: SessionRow | None) -> Identity:
         token = None if row is None or row.token is None else await self._tokens.get(row.token)
         now_s = time.time()
         if (
@@ -290,7 +311,6 @@ class Gatekeeper:
             or (row.token is not None and (token is None or token.revoked or now_s >= token.expires_s))
         ):
             raise Refusal(401, "unauthenticated", "your session has ended; log in again")
-        sessions.check_csrf(request, secret)
         account = await self._account(row.user)
         return Identity(
             user=row.user,

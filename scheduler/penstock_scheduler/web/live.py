@@ -34,8 +34,6 @@ UNASKED_S = 5.0
 BUSY_S = 60.0
 """Utilisation is read this often: jobs' samples are a minute apart."""
 KEEP_ALIVE_S = 15.0
-STREAM_S = 600.0
-"""A stream ends after this time, and the browser opens another one: so whoever has been logged out sees nothing more."""
 KEPT = 5
 """Readings that are kept, so that a page that has just been opened need not be sent again by its stream."""
 SHARE = 0.25
@@ -126,14 +124,14 @@ class Live:
             shows: `at` of the page that the browser has; empty or unknown: it gets the page as it is.
         """
         self.viewers += 1
-        until_s, spoke_s = time.monotonic() + STREAM_S, time.monotonic()
+        spoke_s = time.monotonic()
         sent: Fragments | None = None
         if page.prepare is nothing:
             had = next((each for each in self._last if shows == f"{self._boot}.{each.number}"), None)
             sent = None if had is None else page.draw(had, None)
         try:
             yield "retry: 2000\n\n"
-            while time.monotonic() < until_s:
+            while True:
                 try:
                     now = await self.world()
                     facts = await page.prepare(now)
