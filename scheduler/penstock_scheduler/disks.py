@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock_scheduler.errors import StoreError
 from penstock_scheduler.health import DiskRecord
+from penstock_scheduler.inbox import foreign_in
 from penstock_scheduler.store import SqlStore
 
 SAMPLE_S = 60.0
@@ -32,8 +33,9 @@ class DiskCheck:
         where: its name in messages.
         write: writes a little. Raises StoreError or OSError.
         folder: a folder on its file system; None: it is on a server.
-        used_bytes: what the store itself takes.
         now_s: tells the time, in seconds since 1970.
+        used_bytes: what the store itself takes.
+        foreign: says what is there and does not belong there. Raises OSError.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class DiskCheck:
         folder: Path | None,
         now_s: Callable[[], float],
         used_bytes: Callable[[], int | None] = lambda: None,
+        foreign: Callable[[], str] = lambda: "",
     ) -> None:
         self.record = DiskRecord(what, where)
         self._write, self._folder, self._used_bytes, self._now_s = write, folder, used_bytes, now_s
+        self._foreign = foreign
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
         self._over = threading.Event()
 
@@ -69,11 +73,12 @@ class DiskCheck:
         """Check once."""
         self.record = replace(self.record, began_s=self._now_s())
         error = free_bytes = used_bytes = None
+        foreign = ""
         try:
             if self._folder is not None:
                 free_bytes = free_space(self._folder)
             self._write()
-            used_bytes = self._used_bytes()
+            used_bytes, foreign = self._used_bytes(), self._foreign()
         except StoreError as failed:
             error = str(failed)
         except OSError as failed:
@@ -89,6 +94,7 @@ class DiskCheck:
             error=error or "",
             free_bytes=free_bytes,
             used_bytes=used_bytes,
+            foreign=foreign,
             days_left=days_left(tuple(self._samples)),
             **failed_now,  # type: ignore[arg-type]
         )
@@ -128,11 +134,12 @@ def spool_check(spool: Path, now_s: Callable[[], float]) -> DiskCheck:
     def write() -> None:
         file = spool / TEST_FILE
         try:
-            with file.open("wb", buffering=0) as opened:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(file, flags, 0o644), "wb", buffering=0) as opened:
                 opened.write(b"\0" * TEST_BYTES)
                 os.fsync(opened.fileno())
         finally:
             with suppress(OSError):
                 file.unlink()
 
-    return DiskCheck("spool", str(spool), write, spool, now_s)
+    return DiskCheck("spool", str(spool), write, spool, now_s, foreign=lambda: foreign_in(spool))

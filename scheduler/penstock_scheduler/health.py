@@ -171,6 +171,8 @@ class DiskRecord:
     """Free space of its file system; None: not known, as on a database server."""
     used_bytes: int | None = None
     """What the store itself takes; None: not known."""
+    foreign: str = ""
+    """What is there and does not belong there, with the remedy; empty: nothing."""
     days_left: float | None = None
     """Days until the file system is full at its present growth; None: it does not grow, or has not been seen for long."""
 
@@ -255,7 +257,11 @@ def disk_problem(disk: DiskRecord, now_s: float, settings: HealthSettings) -> st
 
 
 def disk_warning(disk: DiskRecord, settings: HealthSettings) -> str:
-    """That a disk will be full soon; empty: it will not."""
+    """That a disk will be full soon, or has what does not belong there; empty: neither."""
+    return "; ".join(text for text in (_full_soon(disk, settings), disk.foreign) if text)
+
+
+def _full_soon(disk: DiskRecord, settings: HealthSettings) -> str:
     if disk.free_bytes is None:
         return ""
     soon = disk.days_left is not None and disk.days_left < settings.disk_days

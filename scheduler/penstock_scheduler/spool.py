@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from penstock_profiles.files import open_regular, save_whole
 from penstock_profiles.wire import (
+    EPOCH_FILE,
     MAX_REPORT_BYTES,
     Checkpointed,
     ControlMessage,
@@ -31,6 +33,7 @@ from penstock_profiles.wire import (
     reports_folder,
 )
 from penstock_scheduler.errors import StoreError
+from penstock_scheduler.folder_rights import let_only
 from penstock_scheduler.inbox import Inbox
 from penstock_scheduler.leadership.lease import ALONE
 from penstock_scheduler.plausible import check_plausible
@@ -50,6 +53,13 @@ A mebibyte takes about 0.15 s. A daemon that has started has whole files of many
 
 READ_AT_LEAST = 16 * 1024
 """Bytes of one job's reports that are read in one tick in any case. A report is a few hundred."""
+
+MOST_NAMES = 100_000
+"""Names of one job's reports folder that are looked at. Each run leaves a few, and one for each of its nodes."""
+
+LISTED_IN_TICK = 200_000
+"""Names in such folders after which further jobs' folders are not listed in this tick: a new run is found in a later one.
+So many take 0.1 s."""
 
 MIN_REPORT_BYTES = 64
 """No report is shorter."""
@@ -94,6 +104,8 @@ class Spool:
         """Size of each reports file when it was first seen, bytes."""
         self._older: set[str] = set()
         """Jobs of which the last reports were in such a file already when it was first seen."""
+        self._claimed: dict[str, int] = {}
+        """The newest epoch that each job's folder had when it was last listed."""
         self._newest: dict[str, Started] = {}
         self._started_epoch: dict[str, int] = {}
         self._checkpoints: dict[str, tuple[str, float]] = {}
@@ -144,8 +156,8 @@ class Spool:
         try:
             reports = reports_folder(self.folder, control.job_id)
             reports.mkdir(parents=True, exist_ok=True)
-            if uid is not None and os.geteuid() == 0 and reports.stat().st_uid != uid:
-                os.chown(reports, uid, -1, follow_symlinks=False)
+            if uid is not None:
+                let_only(self.folder, control.job_id, uid)
             text = control.model_dump_json()
             save_whole(path, text, **led(self.leadership))
         except OSError as error:
@@ -161,12 +173,18 @@ class Spool:
         return None if self._inbox is None else changed
 
     def recent(self, since_s: float) -> set[str]:
-        """Jobs with runs that have begun since then. A daemon that restarts may have missed their end."""
+        """Jobs with runs that have begun since then. A daemon that restarts may have missed their end.
+
+        Folders that an older daemon has made become private.
+        """
         found = set()
         for name in os.listdir(self.folder):
             try:
-                if reports_folder(self.folder, name).stat().st_mtime >= since_s:
+                about = reports_folder(self.folder, name).lstat()
+                if about.st_mtime >= since_s:
                     found.add(name)
+                if about.st_mode & 0o077 and about.st_uid != os.geteuid():
+                    let_only(self.folder, name, about.st_uid)
             except (OSError, ValueError):
                 continue
         return found
@@ -183,13 +201,12 @@ class Spool:
         For a job in `owners` (job -> uid), only files of that user count.
         """
         found: list[Report] = []
-        left = READ_IN_TICK
+        left, listed = READ_IN_TICK, 0
         for job_id in job_ids if self._inbox is None else self._inbox.due(job_ids, awaited):
-            try:
-                newest = max(claimed_epochs(self.folder, job_id), default=0)
-            except OSError as error:  # its user has put something else there
-                log.warning("reports unreadable", extra={"job": job_id, "text": str(error)})
-                newest = 0
+            newest = self._claimed.get(job_id, 0)
+            if not newest or listed <= LISTED_IN_TICK or job_id in awaited:
+                newest, names = self._newest_claimed(job_id)
+                listed += names
             before = self._offsets.get((job_id, newest), 0)
             most = READ_AT_ONCE if left > 0 or job_id in awaited else READ_AT_LEAST
             if newest:
@@ -200,6 +217,19 @@ class Spool:
                 more = fresh == most or bool(self._partial.get((job_id, newest)))
                 self._inbox.was_read(job_id, newest, new=fresh > 0, more=more)
         return found
+
+    def _newest_claimed(self, job_id: str) -> tuple[int, int]:
+        """The newest epoch that a job has claimed, 0 for none; and how many names were read to find it."""
+        try:
+            with os.scandir(reports_folder(self.folder, job_id)) as entries:
+                names = [entry.name for entry in islice(entries, MOST_NAMES)]
+        except FileNotFoundError:
+            return 0, 0
+        except OSError as error:  # its user has put something else there
+            log.warning("reports unreadable", extra={"job": job_id, "text": str(error)})
+            return 0, 0
+        self._claimed[job_id] = max((int(name[:-6]) for name in names if EPOCH_FILE.fullmatch(name)), default=0)
+        return self._claimed[job_id], len(names)
 
     def started(self, job_id: str, epoch: int) -> Started | None:
         """What the run of this epoch reported when it began; None: it has not reported yet."""
@@ -216,7 +246,7 @@ class Spool:
 
     def has_left(self, job_id: str, restarts: int, nodes: Collection[str]) -> bool:
         """Whether the processes of this run of Slurm's have ended on all these nodes."""
-        return all(left_file(self.folder, job_id, restarts, node).exists() for node in nodes)
+        return all(os.path.lexists(left_file(self.folder, job_id, restarts, node)) for node in nodes)
 
     def catches_up(self, job_id: str) -> bool:
         """Whether the last reports of this job may have been read by an earlier daemon, or all came before the first look."""
@@ -239,7 +269,7 @@ class Spool:
             self._partial.pop(key, None)
             self._sizes.pop(key, None)
         self._older &= keep
-        for table in (self._newest, self._started_epoch, self._checkpoints, self._ended):
+        for table in (self._claimed, self._newest, self._started_epoch, self._checkpoints, self._ended):
             for job_id in [job_id for job_id in table if job_id not in keep]:
                 del table[job_id]
 
