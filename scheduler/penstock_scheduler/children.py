@@ -7,7 +7,6 @@ A `Pool` bounds how many children users keep waiting for, in threads that nothin
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import functools
@@ -23,16 +22,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.places import Places
 
+if TYPE_CHECKING:
+    import asyncio
+
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
 
-MOST_BYTES = 64 * 2**20
-"""Most output of a child unless its caller says otherwise: squeue prints 40 MiB for 60,000 jobs with large comments."""
+MOST_BYTES = 16 * 2**20
+"""Most output of a child unless its caller says otherwise."""
 
 LAST_S = 1.0
 """How long a killed child may take to be gone: one in an uninterruptible read of a hung mount takes for ever."""
@@ -42,10 +44,10 @@ _LOOK_S = 0.1
 
 
 class ChildError(PenstockError):
-    """A child process gave no answer. `program` is its name, `stderr` what it had printed there by then."""
+    """A child process gave no answer: `program` names it, `text` says why. `stderr` is what it had printed there by then."""
 
     def __init__(self, program: str, text: str, stderr: bytes = b"") -> None:
-        self.program, self.stderr = PurePath(program).name, stderr
+        self.program, self.text, self.stderr = PurePath(program).name, text, stderr
         super().__init__(f"{self.program} {text}")
 
 
@@ -110,11 +112,16 @@ class Done:
 
 def program(name: str) -> str:
     """The absolute path of a program on this process's PATH. Daemons look once, when they start. Raises CannotStart."""
+    path = found(name)
+    if path is None:
+        raise CannotStart(name, f"is not on PATH ({os.environ.get('PATH', '')}); install it or add its folder to PATH")
+    return path
+
+
+def found(name: str) -> str | None:
+    """As `program`; None: it is not there."""
     folders = [folder for folder in os.get_exec_path() if PurePath(folder).is_absolute()]
-    found = shutil.which(name, path=os.pathsep.join(folders))
-    if found is None:
-        raise CannotStart(name, f"is not on PATH ({os.pathsep.join(folders)}); install it or add its folder to PATH")
-    return found
+    return shutil.which(name, path=os.pathsep.join(folders))
 
 
 def run(
@@ -180,7 +187,7 @@ def run(
 def becoming(path: str, account: Account | None) -> dict[str, Any]:
     """The arguments of Popen that make a child run as this account. Raises CannotBecome."""
     mine = os.geteuid()
-    if account is None or (account.uid == mine and mine != 0):
+    if account is None or account.uid == mine:
         return {}
     if mine != 0:
         text = (
@@ -307,6 +314,8 @@ class Pool:
         self, user: str, function: Callable[Parameters, Answer], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Answer:
         """The answer of a function that runs children, in a thread of its own. Raises Busy, and what the function raises."""
+        import asyncio  # the agent and the commands of users need no pool
+
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[None] = loop.create_future()
         answer: asyncio.Future[Answer] = loop.create_future()

@@ -359,19 +359,43 @@ class Unmanaged:
     """Whether the next look at the cluster will find it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Whose job an id is, by the cluster."""
+
+    user: str
+    uid: int
+    restarts: int
+    submit_s: float
+
+
 class Submitter(Protocol):
     """Submits jobs for users and answers questions about single jobs. Every method raises ClusterAway."""
 
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
-        """Submit as this user, with the key where `find` finds it. Raises BadJobSpec with the cluster's reason if it refuses."""
+        """Submit as this user, with the key where `find` finds it. The cluster has shown that job as this user's.
+
+        Raises BadJobSpec with the cluster's reason if it refuses.
+        """
+        ...
+
+    def owned(self, job: JobId) -> Owned | None:
+        """Whose job this is now, asked of the cluster in this moment; None: it has no such job."""
         ...
 
     def find(self, user: str, key: str) -> JobId | None:
         """The job that this user submitted with this key, running or ended; None: there is none."""
         ...
 
-    def cancel(self, job: JobId) -> None:
-        """End a job. A job that has ended already stays as it is."""
+    def cancel(self, job: JobId, user: str | None) -> None:
+        """End a job. A job that has ended already stays as it is.
+
+        Args:
+            user: whose right it takes, so that the cluster itself refuses another user's job; None: the daemon's own.
+
+        Raises:
+            BadJobSpec: the cluster refuses, or this host does not know the user.
+        """
         ...
 
     def hold(self, job: JobId, by: str, *, admin: bool) -> None:

@@ -1,12 +1,14 @@
 """Submitting through real sbatch, as the user, with the key in the job's comment beside the job spec.
 
-The user's environment and script go to a process that already runs as that user, so none of the user's code runs with the
-daemon's rights. sbatch dies with the daemon (PR_SET_PDEATHSIG), so no submission arrives after the next daemon has searched for
-it.
+The user chooses no program and no variable of any process outside the job: sbatch runs as the user, by its absolute path, and
+gets the job's variables through `--export-file`, the script on its standard input. sbatch's answer is believed only once Slurm
+shows that job, of that user, with the key of this submission: a user may trace a process that runs as that user. sbatch dies with
+the daemon (PR_SET_PDEATHSIG), so no submission arrives after the next daemon has searched for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -14,24 +16,24 @@ import math
 import os
 import pwd
 import re
+import secrets
 import shlex
 import signal
-import subprocess
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock_profiles.wire import SPOOL_VARIABLE, claimed_epochs
-from penstock_scheduler import open_files
+from penstock_scheduler import children, open_files
+from penstock_scheduler.children import Account
 from penstock_scheduler.errors import BadJobSpec, ClusterAway
 from penstock_scheduler.leadership.lease import ALONE, boot_s
 from penstock_scheduler.messages import OutputFiles, Submission
 from penstock_scheduler.model import JobId
 from penstock_scheduler.model.spec import SPEC_KEY
-from penstock_scheduler.ports import Fate, Leadership, Unmanaged
+from penstock_scheduler.ports import Fate, Leadership, Owned, Unmanaged
 from penstock_scheduler.spool import Spool
 from penstock_slurm.endings import exceeded_memory
-from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob
+from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.gateway.commands import OVER, guarded
 from penstock_slurm.holds import ADMIN, HoldFiles, foreign_hold
@@ -45,7 +47,12 @@ WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 """Before a command that must not outlive the process that starts it."""
 
 KEY = "penstock_key"
-"""Key in a comment's JSON object: the idempotency key."""
+"""Key in a comment's JSON object: the idempotency key, or a random one that tells this submission from others."""
+
+MOST_BYTES = 2**20
+"""Most that sbatch may print: a job's id, warnings, and what the site's plugins tell the user."""
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 
 _FIELD = re.compile(
     r"(?:^| )(ExitCode|StdOut|StdErr|UserId|JobId|JobName|BatchHost|ArrayJobId|ArrayTaskId)="
@@ -63,6 +70,9 @@ class SlurmSubmitter:
     ) -> None:
         self._gateway, self._spool, self._settings, self._leadership = gateway, spool, settings, leadership
         self._holds = HoldFiles(spool.folder, leadership)
+        # Looked for once, so that they stay what they were when penstockd started.
+        names = ("sbatch", "setpriv", "prlimit")
+        self._programs = {name: found for name in names if (found := children.found(name)) is not None}
 
     def submit(self, order: Submission, user: str, uid: int) -> JobId:
         """See `ports.Submitter`: `sbatch --hold`, the script on its standard input."""
@@ -70,65 +80,104 @@ class SlurmSubmitter:
             raise BadJobSpec(
                 "an array is several jobs, and a submission is one; submit each element as a job, or the array with sbatch"
             )
-        account = pwd.getpwuid(uid)
+        if options := sorted(name for name in order.environment if name.startswith("SBATCH_")):
+            raise BadJobSpec(
+                f"environment has {', '.join(options)}: sbatch takes such variables for options, and `environment` is the job's "
+                "alone; use the other fields of the submission, or #SBATCH lines in the script"
+            )
+        account = children.account_of(uid)
         mine = os.geteuid()
         if mine not in (0, uid):
             raise BadJobSpec(
                 f"penstockd runs as uid {mine} and can submit only for that user; run it as root, or use sbatch yourself"
             )
-        environment = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": account.pw_dir,
-            "USER": user,
-            "LOGNAME": user,
-            "SHELL": account.pw_shell or "/bin/sh",
-            **order.environment,
-            SPOOL_VARIABLE: str(self._spool.folder.absolute()),
-        }
-        conf = str(self._settings.conf) if self._settings.conf else os.environ.get("SLURM_CONF")
-        if conf:
-            environment["SLURM_CONF"] = conf
-        become = {} if mine == uid else {"user": uid, "group": account.pw_gid, "extra_groups": _groups(user, account)}
-        sbatch = [*WITH_PARENT, *open_files.as_found(), "sbatch", *_options(order, account.pw_dir)]
-        with self._leadership.write("slurm", f"sbatch of {user}") as until_s:
-            if not math.isinf(until_s):
-                sbatch = [*WITH_PARENT, *guarded(sbatch, until_s)]
+        site = self._variables_of_the_site()
+        key = order.key if order.key is not None else f"-{secrets.token_hex(16)}"
+        with (
+            self._leadership.write("slurm", f"sbatch of {user}") as until_s,
+            _exported(_variables(order, account) | site) as fd,
+        ):
+            sbatch = ("sbatch", f"--export-file={fd}", *_options(order, key, account.home))
+            argv = guarded([*self._words(open_files.as_found()), *self._words(sbatch)], until_s)
+            argv = (*self._words(WITH_PARENT), *argv)
             timeout_s = min(self._settings.command_timeout_s, max(until_s - boot_s(), 0.1))
-            return self._sbatch(sbatch, order, environment, become, timeout_s)
+            job = self._sbatch(argv, order, account, site, fd, timeout_s)
+        self._expect_own(job, account, key)
+        return job
+
+    def _words(self, words: Sequence[str]) -> Sequence[str]:
+        """A command with its program's absolute path. Raises ClusterAway."""
+        if not words:
+            return ()
+        if words[0] not in self._programs:
+            raise ClusterAway(
+                f"{words[0]} was not on PATH when penstockd started; install it and start penstockd again"
+            )
+        return (self._programs[words[0]], *words[1:])
+
+    def _variables_of_the_site(self) -> dict[str, str]:
+        """All variables of sbatch, which become the job's too, and about which the site's word is the last."""
+        found = {SPOOL_VARIABLE: str(self._spool.folder.absolute())}
+        conf = str(self._settings.conf) if self._settings.conf else os.environ.get("SLURM_CONF")
+        return found | ({"SLURM_CONF": conf} if conf else {})
 
     def _sbatch(
         self,
-        sbatch: Sequence[str],
+        argv: Sequence[str],
         order: Submission,
-        environment: dict[str, str],
-        become: dict[str, Any],
+        account: Account,
+        environment: Mapping[str, str],
+        fd: int,
         timeout_s: float,
     ) -> JobId:
+        script = order.script if order.script is not None else _script(order.command or ())
         try:
-            done = subprocess.run(
-                sbatch,
-                input=order.script if order.script is not None else _script(order.command or ()),
+            done = children.run(
+                argv,
                 env=environment,
-                cwd="/",
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-                **become,
+                input=script.encode(errors="replace"),
+                timeout_s=timeout_s,
+                most_bytes=MOST_BYTES,
+                account=account,
+                pass_fds=[fd],
             )
-        except subprocess.TimeoutExpired:
+        except children.TookTooLong:
             raise ClusterAway("sbatch did not answer in time; try again with the same key") from None
-        except OSError as error:
-            raise ClusterAway(f"sbatch cannot be started: {error}") from None
+        except children.ChildError as error:
+            raise ClusterAway(f"sbatch {error.text}") from None
         if done.returncode in (OVER, 128 + signal.SIGKILL):
             raise ClusterAway("sbatch did not answer in time; try again with the same key")
         if done.returncode != 0:
-            cause = done.stderr.strip().removeprefix("sbatch: error: ")
+            cause = done.err.strip().removeprefix("sbatch: error: ")
             if "Unable to contact slurm controller" in cause or "Socket timed out" in cause:
                 raise ClusterAway(cause)
             raise BadJobSpec(cause or f"sbatch ended with status {done.returncode}")
-        return str(done.stdout.strip().split(";")[0])
+        told = done.out.strip().split(";")[0]
+        if _NUMBER.fullmatch(told) is None:
+            raise BadJobSpec(f"sbatch printed {told[:100]!r} instead of the job's id; the job may be there: see squeue")
+        return told
+
+    def _expect_own(self, job: JobId, account: Account, key: str) -> None:
+        """Raise BadJobSpec unless Slurm shows this job as this user's, with the key of its submission."""
+        record = self._record(job)
+        if record is None or record.uid != account.uid or _key(record.comment) != key:
+            log.warning("a submission's job is not the user's", extra={"job": job, "user": account.name})
+            raise BadJobSpec(
+                f"sbatch told of job {job}, but Slurm shows no such job of {account.name}'s with the key of this submission, so "
+                "Penstock does not take it for this user's; see `squeue --me` and submit again"
+            )
+
+    def _record(self, job: JobId) -> SlurmJob | None:
+        """A job as Slurm shows it now; None: it shows none of exactly this id. Raises ClusterAway."""
+        try:
+            return next((each for each in self._gateway.records(job) if each.id == job), None)
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+
+    def owned(self, job: JobId) -> Owned | None:
+        """See `ports.Submitter`: one call of squeue."""
+        record = self._record(job)
+        return None if record is None else Owned(record.user, record.uid, record.restarts, record.submit_s)
 
     def find(self, user: str, key: str) -> JobId | None:
         """See `ports.Submitter`. Slurm forgets jobs some minutes after their end (MinJobAge)."""
@@ -137,12 +186,27 @@ class SlurmSubmitter:
                 return job.id
         return None
 
-    def cancel(self, job: JobId) -> None:
-        """See `ports.Submitter`."""
+    def cancel(self, job: JobId, user: str | None) -> None:
+        """See `ports.Submitter`. penstockd that is not root asks Slurm whose job it is, and cancels with its own right."""
+        account = None
+        if user is not None:
+            try:
+                account = children.account_of(user)
+            except KeyError:
+                raise BadJobSpec(f"this host knows no user {user}, so that nothing can be done as this user") from None
+            if os.geteuid() not in (0, account.uid):
+                found = self.owned(job)
+                if found is None:
+                    return
+                if found.uid != account.uid:
+                    raise BadJobSpec(f"job {job} is not a job of {user}")
+                account = None
         try:
-            self._gateway.cancel(job)
+            self._gateway.cancel(job, account)
         except JobGone:
             return
+        except Refused as error:
+            raise BadJobSpec(str(error)) from error
         except SlurmError as error:
             raise ClusterAway(str(error)) from error
 
@@ -153,7 +217,7 @@ class SlurmSubmitter:
     def release(self, job: JobId, *, admin: bool) -> None:
         """See `ports.Submitter`. The round loop carries it out."""
         asked = self._holds.asked(job)
-        record = next((each for each in self._jobs() if each.id == job), None)
+        record = self._record(job)
         foreign = record is not None and foreign_hold(record, self._spool.control(job))
         if asked is None and not foreign:
             raise BadJobSpec(f"nobody holds job {job}; `penstock explain {job}` says what it waits for")
@@ -264,10 +328,8 @@ class SlurmSubmitter:
             raise ClusterAway(str(error)) from error
 
 
-def _options(order: Submission, home: str) -> list[str]:
-    comment = {SPEC_KEY: order.spec.model_dump(mode="json", exclude_unset=True)}
-    if order.key is not None:
-        comment[KEY] = order.key  # type: ignore[assignment]
+def _options(order: Submission, key: str, home: str) -> list[str]:
+    comment = {SPEC_KEY: order.spec.model_dump(mode="json", exclude_unset=True), KEY: key}
     words = ["--parsable", "--hold", "--requeue", "--gres=gpu:1", f"--comment={json.dumps(comment)}"]
     words.append(f"--chdir={order.working_directory or home}")
     named = {
@@ -294,12 +356,33 @@ def _is_array(order: Submission) -> bool:
     return any(word.startswith(("-a", "--ar")) for line in head if line.startswith("#SBATCH") for word in line.split())
 
 
+def _variables(order: Submission, account: Account) -> dict[str, str]:
+    """The variables of the job, as far as its user and the host say."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": account.home,
+        "USER": account.name,
+        "LOGNAME": account.name,
+        "SHELL": account.shell,
+        **order.environment,
+    }
+
+
 def _script(command: Sequence[str]) -> str:
     return f"#!/bin/sh\nexec {shlex.join(command)}\n"
 
 
-def _groups(user: str, account: pwd.struct_passwd) -> list[int]:
-    return os.getgrouplist(user, account.pw_gid)
+@contextlib.contextmanager
+def _exported(variables: Mapping[str, str]) -> Iterator[int]:
+    """A descriptor from which sbatch reads a job's variables (--export-file)."""
+    fd = os.memfd_create("penstock-job-environment")
+    try:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.writelines(f"{name}={value}\0".encode() for name, value in variables.items())
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _key(comment: str) -> str | None:

@@ -20,6 +20,7 @@ from fastapi import Depends, Request
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.access_messages import Caller, Identity
+from penstock_scheduler.children import Pool
 from penstock_scheduler.health_messages import Health, LeaderHealth
 from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.messages import JobView
@@ -29,6 +30,7 @@ from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Burst, ModelSource, Submitter
 from penstock_scheduler.report_quota import ReportQuota
+from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.rules import SchedulingRules
 from penstock_scheduler.service.addresses import host_of
 from penstock_scheduler.service.board import Board
@@ -46,6 +48,9 @@ from penstock_scheduler.service.whatif import WhatIfTasks
 
 if TYPE_CHECKING:
     from penstock_scheduler.web.live import Live
+
+CLUSTER_CALLS, CLUSTER_WAITING = 16, 1000
+"""Calls to the cluster for users that run at once, and that wait. Each runs a command or two of Slurm."""
 
 MAX_LISTENERS = 400
 """Requests that listen to events at the same time. A user holds at most as many as are free."""
@@ -132,6 +137,8 @@ class Api:
         """Job -> the newest epoch of its reports, as far as it has been read."""
         self.deciding = asyncio.Semaphore(1)
         """Explanations and forecasts decide rounds. One does so at a time."""
+        self.cluster = Pool("calls to the cluster", CLUSTER_CALLS, CLUSTER_WAITING)
+        """For what asks the cluster something for a user, so that no user can take the threads of the API."""
         self.waiting = Places(settings.max_waiting)
         """For requests that wait for a change."""
         self.listening = Places(MAX_LISTENERS)
@@ -263,6 +270,21 @@ class Call:
         if not storable(job):
             raise no_such_job(job[:50])
         return await self.api.daemon.find(self, job)
+
+    async def expect_owner(self, view: JobView) -> None:
+        """Ask the cluster whose job this is, right before an act on it: what this process remembers may be of another job.
+
+        Raises:
+            Refusal: 404, its id is another user's job now, or another job's; 503.
+        """
+        found = await self.api.cluster.call(self.identity.user, self.api.submitter.owned, view.id)
+        if found is None:
+            return  # it has ended, and there is nothing to do to it
+        mine = self.sees_all or (found.user == self.identity.user and self.identity.uid in (None, found.uid))
+        seen = view.version > 0  # before, its time of submission is by this host's clock
+        if not mine or found.user != view.user or (seen and is_another(found, view.submit_s)):
+            await self.audit(allowed=False, text=f"the cluster says that the job is {found.user}'s")
+            raise no_such_job(view.id)
 
 
 def api_of(request: Request) -> Api:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
+from penstock_scheduler.children import Busy
 from penstock_scheduler.errors import BadJobSpec, ClusterAway, ConfigError, PenstockError, StoreError
 from penstock_scheduler.messages import ErrorAnswer
 from penstock_scheduler.model import JobSpec
@@ -40,6 +41,7 @@ __all__ = ["Controls", "make_app", "make_reading_app"]
 log = logging.getLogger(__name__)
 
 _FAILURES: tuple[tuple[type[PenstockError], int, str, float | None], ...] = (
+    (Busy, 503, "busy", 5),
     (NoSuchRow, 404, "no-such-round", None),
     (StoreError, 503, "store-away", 2),
     (ClusterAway, 503, "cluster-away", 5),

@@ -23,6 +23,7 @@ from penstock_scheduler.errors import StoreError
 from penstock_scheduler.ledger_messages import LedgerLine
 from penstock_scheduler.messages import AllocationView, JobView, ResultView
 from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Plan, Refusal, Stop
+from penstock_scheduler.plan_check import PlanCheck
 from penstock_scheduler.ports import Cluster, Fate, Submitter
 from penstock_scheduler.progress import Progress
 from penstock_scheduler.records import RoundRecord
@@ -106,6 +107,7 @@ class Board(Known):
         """Agents of nodes that are silent, as of the newest tick; None: there are no agents, or no tick yet."""
         self._activity = Activity()
         self._outputs = Outputs(submitter)
+        self.plan_check = PlanCheck()
         self._changing = threading.Lock()
 
     # --- for the round loop
@@ -124,6 +126,7 @@ class Board(Known):
         with self._changing:
             self._gpu_seconds = {**self._gpu_seconds, **gpu_seconds}
             self._take_state(state, now_s)
+        self.plan_check.take(self._record, state, now_s)
         self.on_tick()
 
     def _take_state(self, state: ClusterState, now_s: float) -> None:
@@ -240,7 +243,10 @@ class Board(Known):
         return view.model_copy(update={"progress": progress, "total": total, "gpu_seconds": gpu_seconds})
 
     def adopt(self, view: JobView) -> None:
-        """Take in a job that was just submitted, whether or not a round has seen it or its end. Raises StoreError."""
+        """Take in a job that the cluster has just shown as this user's, whether or not a round has seen it or its end.
+
+        It makes nobody the owner of a job that is known as another user's: that one had the id before. Raises StoreError.
+        """
         with self._changing:
             current = self._live.get(view.id) or self.store.job(view.id) or view
             if is_former(current, view.user, view.key, view.submit_s):
@@ -407,9 +413,9 @@ class Board(Known):
 
 def is_former(view: JobView, user: str, key: str | None, submitted_s: float) -> bool:
     """Whether this is not the job that was just submitted by this user with this key, but one that had its id before."""
-    if view.key is not None:
-        return view.key != key
-    return view.user != user or submitted_s > view.submit_s + SUBMITTED_S
+    if view.user != user or view.key is not None:
+        return view.user != user or view.key != key
+    return submitted_s > view.submit_s + SUBMITTED_S
 
 
 class ObservedCluster:

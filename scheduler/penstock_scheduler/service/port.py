@@ -127,7 +127,7 @@ class InProcess:
         async def find() -> OutputFiles | None:
             if self._board.submitter is None:
                 return None
-            return await asyncio.to_thread(self._board.submitter.output, view.id, view.user)
+            return await call.api.cluster.call(call.identity.user, self._board.submitter.output, view.id, view.user)
 
         return await read_log(self._files, find, view, stream, offset, limit)
 
@@ -138,7 +138,7 @@ class InProcess:
     async def find(self, call: Call, job: str) -> JobView:
         """See `Daemon`."""
         if self._board.submitter is not None:
-            found = await asyncio.to_thread(self._board.submitter.unmanaged, job)
+            found = await call.api.cluster.call(call.identity.user, self._board.submitter.unmanaged, job)
             if found is not None and call.may_see(found.user):
                 text = f"job {job[:50]} {found.text}"
                 if found.later:

@@ -78,7 +78,8 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
                 await call.audit(
                     allowed=True, text="is cancelled for a later try of its owner", target=f"jobs/{view.id}"
                 )
-                await cancel(api, view.id)
+                await call.expect_owner(view)
+                await cancel(api, view.id, user)
                 api.board.endings[view.id] = (
                     f"was cancelled because its owner {owner.name} submitted a job in its place"
                 )
@@ -101,7 +102,7 @@ async def _job_of(call: Call, order: Submission, newest: OwnerView, *, same: boo
         return await asyncio.to_thread(api.board.job, newest.job), same
     if newest.key is not None:
         job = await asyncio.to_thread(api.store.submission, user, newest.key)
-        job = job or await asyncio.to_thread(api.submitter.find, user, newest.key)
+        job = job or await api.cluster.call(user, api.submitter.find, user, newest.key)
         if job is not None:
             return await _first_view(call, job, order.model_copy(update={"key": newest.key})), same
     return (None if newest.former is None else await asyncio.to_thread(api.board.job, newest.former)), False
@@ -117,9 +118,12 @@ async def _own(call: Call, owner: OwnerView) -> None:
         call.api.leases.begin(call.identity.user, owner)
 
 
-async def cancel(api: Api, job: str) -> None:
-    """Cancel a job. If it has an owner, later tries of the same generation submit no other job in its place."""
-    await ask_cluster(api.submitter.cancel, job)
+async def cancel(api: Api, job: str, user: str, *, admin: bool = False) -> None:
+    """Cancel a job as this user, or as penstockd for an admin.
+
+    If it has an owner, later tries of the same generation submit no other job in its place.
+    """
+    await ask_cluster(api, user, api.submitter.cancel, job, None if admin else user)
 
 
 async def give_up(api: Api, job: str, owner: tuple[str, str], over: Callable[[], bool] = lambda: True) -> bool:
@@ -135,7 +139,7 @@ async def give_up(api: Api, job: str, owner: tuple[str, str], over: Callable[[],
         newest = await asyncio.to_thread(api.store.owner, *owner)
         if newest is not None and newest.job == job:
             await asyncio.to_thread(api.store.save_owner, owner[0], newest.model_copy(update={"given_up": True}))
-        await cancel(api, job)
+        await cancel(api, job, owner[0])
         return True
 
 
@@ -147,7 +151,7 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
     given = order.model_copy(update={"dependency": ",".join(filter(None, waits)) or None})
     if order.key is None:
         _throttle(call)
-        job = await ask_cluster(submitter.submit, given, identity.user, identity.uid)
+        job = await ask_cluster(api, identity.user, submitter.submit, given, identity.user, identity.uid)
     else:
         lock = api.submitting.setdefault((identity.user, order.key), asyncio.Lock())
         async with lock:
@@ -155,7 +159,7 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
                 return await _first_view(call, known, order), False
             try:
                 _throttle(call)
-                job = await ask_cluster(submitter.submit, given, identity.user, identity.uid)
+                job = await ask_cluster(api, identity.user, submitter.submit, given, identity.user, identity.uid)
             except (BadJobSpec, Refusal):
                 await asyncio.to_thread(api.store.end_submission, identity.user, order.key, None)
                 raise
@@ -165,10 +169,10 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
     return await _first_view(call, job, order, new=True), True
 
 
-async def ask_cluster(question: Callable[..., Answer], *arguments: Any) -> Answer:
-    """What the cluster answers. Raises Refusal 422 if it refuses."""
+async def ask_cluster(api: Api, user: str, question: Callable[..., Answer], *arguments: Any) -> Answer:
+    """What the cluster answers to a question for this user. Raises Refusal 422 if it refuses, and Busy."""
     try:
-        return await asyncio.to_thread(question, *arguments)
+        return await api.cluster.call(user, question, *arguments)
     except BadJobSpec as error:
         raise Refusal(422, "refused", str(error)) from None
 
@@ -182,7 +186,7 @@ async def _known(call: Call, order: Submission, key: str) -> str | None:
         raise Refusal(409, "key-used", f"key {key} was used for another submission; choose a new key")
     if job is None:
         # No request was answered, but a daemon that died in between may have submitted the job.
-        job = await asyncio.to_thread(api.submitter.find, user, key)
+        job = await api.cluster.call(user, api.submitter.find, user, key)
         if job is not None:
             await call.audit(allowed=True, text="was submitted before", target=f"jobs/{job}")
             await asyncio.to_thread(api.store.end_submission, user, key, job)
@@ -204,6 +208,9 @@ async def _first_view(call: Call, job: str, order: Submission, *, new: bool = Fa
     view = await asyncio.to_thread(board.job, job)
     if new and view is not None and is_former(view, call.identity.user, order.key, time.time()):
         view = None
+    if view is not None and view.user != call.identity.user:
+        text = f"job {job} of this key is forgotten, and another user's job has its id now; choose a new key"
+        raise Refusal(409, "forgotten", text)
     if view is None or (view.key is None and order.key is not None):
         view = view or JobView(
             id=job,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from penstock_scheduler.children import Account
 from penstock_scheduler.leadership.lease import ALONE
 from penstock_slurm import abilities
 from penstock_slurm.abilities import Release
@@ -325,9 +326,9 @@ class CliGateway:
         """`scontrol requeuehold` of a job that has ended."""
         self._commands.change(job_id, "scontrol", "requeuehold", job_id)
 
-    def cancel(self, job_id: str) -> None:
-        """`scancel -v`. Without -v, scancel does not report jobs that do not exist."""
-        self._commands.change(job_id, "scancel", "-v", job_id)
+    def cancel(self, job_id: str, account: Account | None = None) -> None:
+        """`scancel -v`, as this account. Without -v, scancel does not report jobs that do not exist."""
+        self._commands.change(job_id, "scancel", "-v", job_id, account=account)
 
     def suspend(self, job_id: str) -> None:
         """`scontrol suspend`."""

@@ -6,14 +6,16 @@ import logging
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock_scheduler import children
+from penstock_scheduler.children import Account
 from penstock_scheduler.leadership.lease import ALONE, boot_s
 from penstock_slurm.gateway.errors import (
     BackendMissing,
@@ -64,12 +66,12 @@ OVER = 75
 GUARD = (
     *("/bin/sh", "-c"),
     f'read up rest <"$1"; left=$(($2 - ${{up%.*}})); [ $left -gt 0 ] || exit {OVER}; shift 2; '
-    'exec timeout --foreground -s KILL $left "$@"',
+    'program=$1; shift; exec "$program" --foreground -s KILL $left "$@"',
     "penstock-write",
 )
-"""Runs a command (after its last argument: a file with the machine's uptime, an uptime in seconds, and the command) until that
-time, whatever becomes of this process: one that is frozen between its check and the start of the command starts nothing when it
-wakes up."""
+"""Runs a command (after its last argument: a file with the machine's uptime, an uptime in seconds, the path of timeout(1), and
+the command) until that time, whatever becomes of this process: one that is frozen between its check and the start of the command
+starts nothing when it wakes up."""
 
 UPTIME = Path("/proc/uptime")
 
@@ -82,11 +84,19 @@ def guarded(argv: Sequence[str], until_s: float, uptime: Path = UPTIME) -> tuple
     if math.isinf(until_s):
         return (*argv,)
     up_s = float(uptime.read_text(encoding="ascii").split()[0])
-    return *GUARD, str(uptime), str(math.floor(until_s - (boot_s() - up_s))), *argv
+    return *GUARD, str(uptime), str(math.floor(until_s - (boot_s() - up_s))), _timeout(), *argv
+
+
+@cache
+def _timeout() -> str:
+    return children.program("timeout")
 
 
 GUARD_S = 5.0
 """How much later than the guard this process gives a command up."""
+
+MOST_BYTES = 2**30
+"""Most output of a command of Slurm: squeue prints 80 MB for 60,000 jobs with long comments."""
 
 
 class SlurmCommandRunner:
@@ -97,7 +107,9 @@ class SlurmCommandRunner:
     """
 
     def __init__(self, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE) -> None:
-        missing = [command for command in COMMANDS if shutil.which(command) is None]
+        self._programs: dict[str, str] = {}
+        """Command -> its absolute path, by this process's PATH when it was first needed: no variable changes it later."""
+        missing = [command for command in COMMANDS if self._program(command) is None]
         if missing:
             raise BackendMissing(
                 f"not on PATH ({os.environ.get('PATH', '')}); install Slurm's commands (Debian: slurm-client) or add "
@@ -125,17 +137,21 @@ class SlurmCommandRunner:
             otherwise = ControllerAway if done.returncode else UnreadableAnswer
             raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
 
-    def change(self, job_id: str, *argv: str) -> None:
-        """Run a command that changes a job. Repeats it up to `RETRIES` times if Slurm could not do it at the moment."""
-        expect_id(job_id)
-        self._retry(lambda: self.change_once(job_id, *argv))
+    def change(self, job_id: str, *argv: str, account: Account | None = None) -> None:
+        """Run a command that changes a job. Repeats it up to `RETRIES` times if Slurm could not do it at the moment.
 
-    def change_once(self, job_id: str, *argv: str) -> None:
+        Args:
+            account: whom it runs as; None: this process's user.
+        """
+        expect_id(job_id)
+        self._retry(lambda: self.change_once(job_id, *argv, account=account))
+
+    def change_once(self, job_id: str, *argv: str, account: Account | None = None) -> None:
         """Run a command that changes a job, without repetitions."""
         expect_id(job_id)
         if (waits := self.unregistered(job_id, argv[1:])) is not None:
             raise waits
-        done = self.run(argv, {}, job_id, writes=" ".join(argv)[:200])
+        done = self.run(argv, {}, job_id, writes=" ".join(argv)[:200], account=account)
         # scancel of an unknown job, and scontrol update with a bad number, print an error and return 0
         if done.returncode != 0 or "error:" in done.stderr:
             raise error_from(done.stderr or done.stdout, command=" ".join(argv[:2]), job_id=job_id)
@@ -178,57 +194,77 @@ class SlurmCommandRunner:
         job_id: str = "",
         text: str = "",
         writes: str = "",
+        account: Account | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command with `text` as its input.
 
         Args:
             writes: what it changes, for the log; empty: it changes nothing.
+            account: whom it runs as; None: this process's user.
 
         Raises:
             TimedOut: it did not end in time.
             Transient: it could not be started.
             NotLeading: it would change something, and this penstockd does not lead.
         """
+        about, program = " ".join(argv[:2]), self._program(argv[0])
+        if program is None:
+            raise Transient("is not on PATH; install Slurm's commands", command=argv[0], job_id=job_id)
+        argv = (program, *argv[1:])
         if not writes:
-            return self._run(argv, variables, job_id, text, self._timeout_s)
+            return self._run(argv, variables, job_id, text, self._timeout_s, about)
         with self._leadership.write("slurm", writes) as until_s:
             if not self._leadership.fenced:
-                return self._run(argv, variables, job_id, text, self._timeout_s)
+                return self._run(argv, variables, job_id, text, self._timeout_s, about, account)
             begun_s = boot_s()
             until_s = min(until_s, begun_s + self._timeout_s)
             # The guard ends the command, so that the command never outlives the guard.
             numbered = {**variables, FENCING_VARIABLE: str(self._leadership.number)}
-            done = self._run(guarded(argv, until_s), numbered, job_id, text, max(until_s - begun_s, 0) + GUARD_S)
+            limit_s = max(until_s - begun_s, 0) + GUARD_S
+            done = self._run(guarded(argv, until_s), numbered, job_id, text, limit_s, about, account)
         if done.returncode in (OVER, 128 + signal.SIGKILL):
             self._leadership.expect("slurm")
-            late = TimedOut(f"no answer in {until_s - begun_s:.0f} s", command=" ".join(argv[:2]), job_id=job_id)
+            late = TimedOut(f"no answer in {until_s - begun_s:.0f} s", command=about, job_id=job_id)
             late.output = done.stderr
             raise late
         return done
 
     def _run(
-        self, argv: Sequence[str], variables: Mapping[str, str], job_id: str, text: str, timeout_s: float
+        self,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+        job_id: str,
+        text: str,
+        timeout_s: float,
+        about: str,
+        account: Account | None = None,
     ) -> subprocess.CompletedProcess[str]:
         try:
-            done = subprocess.run(
+            done = children.run(
                 argv,
-                check=False,
-                input=text,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",  # comments hold any bytes
-                timeout=timeout_s,
                 env={**self._environment, **variables},
+                input=text.encode(errors="replace"),
+                timeout_s=timeout_s,
+                most_bytes=MOST_BYTES,
+                account=account,
             )
-        except subprocess.TimeoutExpired as error:
-            late = TimedOut(f"no answer in {timeout_s:g} s", command=" ".join(argv[:2]), job_id=job_id)
-            late.output = (error.stderr or b"").decode(errors="replace")  # bytes, whatever the encoding
+        except children.TookTooLong as error:
+            late = TimedOut(f"no answer in {timeout_s:g} s", command=about, job_id=job_id)
+            late.output = error.stderr.decode(errors="replace")
             self._note(late.output)
             raise late from None
-        except OSError as error:
-            raise Transient(f"could not be started: {error}", command=argv[0], job_id=job_id) from error
-        self._note(done.stderr)
-        return done
+        except children.TooMuchOutput as error:
+            raise UnreadableAnswer(str(error), command=about, job_id=job_id) from error
+        except children.ChildError as error:
+            raise Transient(str(error), command=about, job_id=job_id) from error
+        self._note(done.err)
+        return subprocess.CompletedProcess(argv, done.returncode, done.out, done.err)
+
+    def _program(self, command: str) -> str | None:
+        """The absolute path of a command; None: it is not on PATH."""
+        if command not in self._programs and (found := children.found(command)) is not None:
+            self._programs[command] = found
+        return self._programs.get(command)
 
     def _note(self, output: str) -> None:
         """Remember which jobs slurmdbd has not registered."""

@@ -31,7 +31,7 @@ from penstock_scheduler.model import ClusterState, Phase
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.plan_gate import Approval
 from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Fate, Unmanaged
+from penstock_scheduler.ports import Fate, Owned, Unmanaged
 from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.service.app import Controls, make_app
@@ -63,6 +63,9 @@ class MadeUp:
     ended: dict[str, Fate] = field(default_factory=dict)
     given_epoch: int | None = None
     forgotten: set[str] = field(default_factory=set)
+    owners: dict[str, Owned] = field(default_factory=dict)
+    """Whose jobs there are, besides those that were submitted."""
+    cancelled_as: list[str | None] = field(default_factory=list)
 
     def submit(self, order: Submission, user: str, uid: int) -> str:
         number = str(1000 + len(self.jobs))
@@ -72,8 +75,14 @@ class MadeUp:
     def find(self, user: str, key: str) -> str | None:
         return next((name for name, (who, order) in self.jobs.items() if (who, order.key) == (user, key)), None)
 
-    def cancel(self, name: str) -> None:
+    def owned(self, name: str) -> Owned | None:
+        if name in self.jobs and name not in self.owners:
+            return Owned(self.jobs[name][0], pwd.getpwnam(self.jobs[name][0]).pw_uid, 0, 0.0)
+        return self.owners.get(name)
+
+    def cancel(self, name: str, user: str | None) -> None:
         self.cancelled.append(name)
+        self.cancelled_as.append(user)
 
     def hold(self, name: str, by: str, *, admin: bool) -> None:
         self.held[name] = by, admin
@@ -121,6 +130,7 @@ class Api:
 
     def look(self, *jobs, finished: dict[str, Fate] | None = None, gpu_seconds: object = None) -> None:
         self.submitter.ended.update(finished or {})
+        self.submitter.owners |= {each.id: Owned(each.user, 0, each.restarts, each.submit_s) for each in jobs}
         self.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time(), gpu_seconds or {})
         if self.process.process is not None:
             self.publisher.publish()

@@ -127,9 +127,10 @@ async def cancel(job: str, call: User, for_owner: bool = False) -> JobView:
     view = await call.job(job)
     if view.state != "ended":
         await call.audit(allowed=True)
+        await call.expect_owner(view)
         owner = await asyncio.to_thread(call.api.store.owner_of, job) if for_owner else None
         if owner is None:
-            await submitting.cancel(call.api, job)
+            await submitting.cancel(call.api, job, call.identity.user, admin=call.sees_all)
         else:
             await submitting.give_up(call.api, job, owner)
     return view
@@ -141,8 +142,9 @@ async def hold(job: str, call: User) -> JobView:
     view = await call.job(job)
     if view.state != "ended":
         await call.audit(allowed=True)
+        await call.expect_owner(view)
         ask = functools.partial(call.api.submitter.hold, job, call.identity.user, admin=call.sees_all)
-        await submitting.ask_cluster(ask)
+        await submitting.ask_cluster(call.api, call.identity.user, ask)
     return view
 
 
@@ -152,7 +154,9 @@ async def release(job: str, call: User) -> JobView:
     view = await call.job(job)
     if view.state != "ended":
         await call.audit(allowed=True)
-        await submitting.ask_cluster(functools.partial(call.api.submitter.release, job, admin=call.sees_all))
+        await call.expect_owner(view)
+        ask = functools.partial(call.api.submitter.release, job, admin=call.sees_all)
+        await submitting.ask_cluster(call.api, call.identity.user, ask)
     return view
 
 
