@@ -111,6 +111,10 @@ class Snapshot:
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """Configurations of a recorded plan that a time limit cut short. A replay takes them as they are."""
 
+    unseen: tuple[Job, ...] = ()
+    """Jobs that have their GPUs whatever the policy decides, so that it does not see them; `Node.gpus_others` counts these GPUs.
+    Empty in a snapshot of the loop."""
+
     def only(self, jobs: Iterable[Job]) -> Snapshot:
         """The same snapshot with these jobs instead of its own; they keep their facts."""
         return replace(self, jobs=tuple(jobs))

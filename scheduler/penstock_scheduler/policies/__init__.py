@@ -18,6 +18,7 @@ from penstock_scheduler.policies.sia import PAPER as SIA_PAPER
 from penstock_scheduler.policies.staged import Staged
 from penstock_scheduler.policies.staying import Staying
 from penstock_scheduler.policies.tuning import PAPER, REFERENCE
+from penstock_scheduler.policies.turns import WithTurns
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.ports import Policy, Stage
 
@@ -108,7 +109,7 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
 
     def made(name: str) -> Policy:
         policy, in_full[name] = _make(name, REGISTRY, "policy", choice.settings_of(name))
-        return WithCloud(policy)
+        return WithTurns(WithCloud(policy)) if takes_turns(name) else WithCloud(policy)
 
     policy = made(choice.name)
     if choice.partitions:
@@ -127,6 +128,15 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
     if stages:
         policy = Staged(policy, stages, str(choice), tuple(choice.partitions))
     return Staying(policy), choice.model_copy(update={"settings": in_full})
+
+
+def takes_turns(name: str) -> bool:
+    """Whether the bound of `turns` holds under a policy.
+
+    It does not where the order of submission decides by definition; where jobs have parts of GPUs, which nobody holds alone; and
+    for presets, which decide as a paper or its code does.
+    """
+    return name not in ("fifo", "slurm-backfill") and name not in PRESETS and not sharing_parts(name)
 
 
 def sharing_parts(choice: PolicyChoice | str) -> list[str]:

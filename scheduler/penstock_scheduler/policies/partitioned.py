@@ -92,6 +92,7 @@ class Partitioned:
             jobs=tuple(jobs),
             limits=allowance.left(),
             cloud=_closed(snapshot.cloud) if name else snapshot.cloud,
+            unseen=tuple(job for job in snapshot.unseen if self._part(job.partitions[:1]) == name),
         )
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
 
 from penstock_scheduler.free_gpus import Allowance, is_open
 from penstock_scheduler.model import (
@@ -95,7 +96,7 @@ class Staying(Wrapper):
             return self._policy.decide(snapshot)
         groups = _groups(snapshot.sharing, snapshot.jobs, why)
         placements = {job.id: where for job in snapshot.jobs if job.id in why and (where := _place(job)) is not None}
-        plan = self._policy.decide(_without(snapshot, closed, placements, groups))
+        plan = self._policy.decide(without(snapshot, closed, placements, groups))
         waiting = {
             job.id: _waits_for_partition(job, closed) or plan.waiting[job.id]
             for job in snapshot.jobs
@@ -221,15 +222,19 @@ def _only(pack: Pack, jobs: Container[JobId]) -> Pack | None:
     return dataclasses.replace(pack, jobs=left, limits=limits, guaranteed=guaranteed)
 
 
-def _without(
+def without(
     snapshot: Snapshot,
     closed: Mapping[str, Partition],
     placements: Mapping[JobId, Placement],
     groups: tuple[SharedGpus, ...],
+    aside: Mapping[str, int] = MappingProxyType({}),
 ) -> Snapshot:
-    """What the policy sees: without the jobs that stay, whose GPUs count as held by others, and without closed partitions."""
+    """What the policy sees: without the jobs that have these placements, and without closed partitions.
+
+    The GPUs of these jobs, and those that are kept free (`aside`, by node), count as held by others.
+    """
     grouped = {job for group in groups for job in group.jobs}
-    gpus: dict[str, int] = {}
+    gpus = dict(aside)
     cpus: dict[str, int] = {}
     memory_mb: dict[str, int] = {}
     for group in groups:
@@ -267,6 +272,7 @@ def _without(
         sharing=sharing,
         partitions=(),
         kept=None,
+        unseen=(*snapshot.unseen, *(job for job in snapshot.jobs if job.id in placements)),
     )
 
 

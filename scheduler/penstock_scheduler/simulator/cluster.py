@@ -512,6 +512,7 @@ class SimulatedCluster:
                 submit_s=job.submit_s,
                 restarts=job.restarts,
                 allocation=job.allocation,
+                stopped_s=job.runs[-1].end_s if phase is Phase.QUEUED and job.runs else None,
                 time_limit_s=job.time_limit_s,
             )
         return job.view

@@ -1,0 +1,395 @@
+"""Turns: no user keeps the jobs of other users below their minimum for long. `make_policy` wraps policies in `WithTurns`.
+
+A queued job is *due* when it has been without GPUs for `TURN_S`. All GPUs that it may use, by its partitions, reservation, node
+choice and GPU types, are its pool. The *equal share* of the pool is its GPUs divided by the users who hold some of them or wait
+for some. What a user *holds* is counted in the pool, jobs that the policy does not see included.
+
+1. **A due job goes first** if its user holds nothing, or with its minimum no more than the equal share. It gets its minimum of
+   the free GPUs before the policy decides about all other jobs. Jobs within the share go first, then users who hold least.
+   Among users who hold the same, the order rotates every `TURN_S`, so that nobody can be the first for ever.
+2. **It takes GPUs from running jobs** if too few are free: of users who keep at least as many as its user then has.
+   Only jobs that may be stopped, the last started of the user who holds most first. The policy decides whether such a job
+   shrinks, moves or waits.
+3. **GPUs are kept free for it** if it needs several at once and jobs that may not be stopped are in the way. That needs a place
+   where those jobs belong to users who hold more and have run for less than `TURN_S`, so that GPUs stay idle no longer than that.
+   For one user, no more GPUs than the equal share are kept free.
+4. **A running job is not stopped for a user who holds more.** If the plan leaves a running job with nothing, and another user
+   has at least as many GPUs as the job's user would have with it, the job keeps what it has, and the policy decides again.
+
+Nothing of this depends on weights, models or priorities. It has no effect where all jobs are of one user. Jobs that share GPUs
+with others are left to the policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from penstock_scheduler.free_gpus import FreeGpus, is_open, open_nodes
+from penstock_scheduler.model import (
+    Adaptivity,
+    Burst,
+    Configuration,
+    Job,
+    JobId,
+    Node,
+    Phase,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Share,
+    Snapshot,
+    Stop,
+    StopCode,
+)
+from penstock_scheduler.policies import common
+from penstock_scheduler.policies.staying import without
+from penstock_scheduler.policies.stops import BY_REASON, stopped
+from penstock_scheduler.policies.wrapper import Wrapper
+from penstock_scheduler.units import duration
+
+TURN_S = 600.0
+"""How long a job is without GPUs before it goes first, seconds: twenty restarts of 30 s, so that turns cost little."""
+
+
+class WithTurns(Wrapper):
+    """Applies the rules of this module. `policy` decides about the jobs that are not given or kept here."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The policy's plan beside the jobs whose turn it is."""
+        if len({job.user for job in (*snapshot.jobs, *snapshot.unseen)}) < 2:
+            return self._policy.decide(snapshot)
+        turns = _Turns(snapshot)
+        turns.give()
+        while True:
+            plan = self._decide(snapshot, turns)
+            kept = turns.spared(plan)
+            if not kept:
+                return dataclasses.replace(plan, stops=turns.stops(plan) | plan.stops)
+            turns.kept |= kept
+
+    def _decide(self, snapshot: Snapshot, turns: _Turns) -> Plan:
+        fixed = turns.given | turns.kept
+        if not fixed and not turns.aside:
+            return self._policy.decide(snapshot)
+        plan = self._policy.decide(without(snapshot, {}, fixed, (), turns.aside))
+        jobs = {job.id: job for job in snapshot.jobs}
+        together = plan.assignments | {
+            job: common.assign(jobs[job], where, turns.reason(job, where), snapshot) for job, where in fixed.items()
+        }
+        return dataclasses.replace(
+            plan, assignments={job.id: together[job.id] for job in snapshot.jobs if job.id in together}
+        )
+
+
+class _Pool:
+    """The GPUs that some jobs may use, and who holds them."""
+
+    def __init__(self, snapshot: Snapshot, job: Job, holding: Iterable[tuple[Job, Placement, int]]) -> None:
+        self.nodes = {
+            node.name: node for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)
+        }
+        self.held = Counter[str]()
+        """User -> GPUs."""
+        for other, where, sign in holding:
+            self.held[other.user] += sign * self.on(where)
+        unseen = sum(self.on(place) for other in snapshot.unseen if (place := _place(other)) is not None)
+        self.gpus = sum(node.gpus_for_us for node in self.nodes.values()) + unseen
+        queued = {_pool_key(other): other for other in snapshot.jobs if other.phase is Phase.QUEUED}
+        want = {key for key, other in queued.items() if any(_may_use(other, node) for node in self.nodes.values())}
+        want.add(_pool_key(job))
+        self.users = sorted(
+            {user for user, gpus in self.held.items() if gpus > 0}
+            | {other.user for other in snapshot.jobs if other.phase is Phase.QUEUED and _pool_key(other) in want}
+        )
+        """Users who hold or want some of them."""
+        self.share = self.gpus / max(len(self.users), 1)
+
+    def on(self, where: Placement) -> int:
+        """GPUs of a placement that are in the pool."""
+        return sum(share.gpus for share in where.shares if share.node in self.nodes)
+
+
+class _Turns:
+    """The turns of one round."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._jobs = {job.id: job for job in snapshot.jobs}
+        self._pins = common.pinned(snapshot)
+        self._grouped = {job for group in (snapshot.sharing.groups if snapshot.sharing else ()) for job in group.jobs}
+        self._holding = [
+            (job, where, 1) for job in (*snapshot.jobs, *snapshot.unseen) if (where := _place(job)) is not None
+        ]
+        """Jobs and the GPUs that they hold, and with -1 the GPUs that they leave for a turn."""
+        self._pools: dict[tuple[object, ...], _Pool] = {}
+        self._book = FreeGpus.of(snapshot)
+        """GPUs that no job holds, and that are not given yet."""
+        self._running: list[tuple[Job, Placement]] = []
+        """Running jobs that may make room: first those on nodes where such jobs have many GPUs, the last started first."""
+        for job, where in self._pins.items():
+            self._book.take(self._jobs[job], where)
+        for each in snapshot.jobs:
+            if each.id not in self._pins and (held := each.running_on) is not None and self._book.may_stay(held):
+                self._book.take(each, held)
+                if each.id not in self._grouped:
+                    self._running.append((each, held))
+        on = Counter[str]()
+        for _, held in self._running:
+            on.update({share.node: share.gpus for share in held.shares})
+        self._running.sort(
+            key=lambda run: (-on[(first := run[1].nodes[0])], first, -(run[0].started_s or 0.0), run[0].id)
+        )
+        self._left: set[JobId] = set()
+        """Those of them that have made room."""
+        self.given: dict[JobId, Placement] = {}
+        """What the due jobs get."""
+        self.kept: dict[JobId, Placement] = {}
+        """Running jobs that the policy would stop for users who hold more."""
+        self._aside: list[Placement] = []
+        """GPUs that are kept free."""
+        self._waited_s: dict[JobId, float] = {}
+        self._room: dict[JobId, dict[str, int]] = {}
+        """Due job -> users who make room for it -> what they hold."""
+
+    def give(self) -> None:
+        """Give the due jobs their minimum, as far as rules 1 to 3 allow."""
+        away = {run.job for run in self._snapshot.cloud.runs} if self._snapshot.cloud is not None else ()
+        alike: dict[tuple[object, ...], list[tuple[float, Job]]] = {}
+        for job in self._snapshot.jobs:
+            waited_s = self._snapshot.time_s - max(job.submit_s, job.stopped_s or 0.0, job.requeued_s or 0.0)
+            here = job.id not in away and job.spec.burst is not Burst.ONLY
+            if job.phase is Phase.QUEUED and here and waited_s >= TURN_S:
+                alike.setdefault((job.user, *_pool_key(job), *_asks(job)), []).append((waited_s, job))
+                self._waited_s[job.id] = waited_s
+        queues = [sorted(jobs, key=lambda each: (each[0], each[1].id)) for jobs in alike.values()]
+        while queues:
+            first = min(queues, key=lambda queue: self._rank(*queue[-1]))
+            if not self._serve(first.pop()[1]) or not first:
+                queues.remove(first)
+
+    def _rank(self, waited_s: float, job: Job) -> tuple[bool, int, int, float, JobId]:
+        pool = self._pool(job)
+        has = pool.held[job.user]
+        turn = (pool.users.index(job.user) - int(self._snapshot.time_s // TURN_S)) % len(pool.users)
+        return has + job.spec.min_gpus > pool.share, has, turn, -waited_s, job.id
+
+    def _pool(self, job: Job) -> _Pool:
+        key = _pool_key(job)
+        if key not in self._pools:
+            self._pools[key] = _Pool(self._snapshot, job, self._holding)
+        return self._pools[key]
+
+    def _count(self, job: Job, where: Placement, sign: int) -> None:
+        self._holding.append((job, where, sign))
+        for pool in self._pools.values():
+            pool.held[job.user] += sign * pool.on(where)
+
+    def _serve(self, job: Job) -> bool:
+        """Give a due job its minimum; False: it gets nothing, and neither would other jobs of its user like it."""
+        pool = self._pool(job)
+        has = pool.held[job.user]
+        if len(pool.users) < 2 or (has and has + job.spec.min_gpus > pool.share):
+            return False
+        options = self._fewest(job)
+        if not options or (has and has + options[0].gpus > pool.share):
+            return False
+        where = self._again(job, options, pool) or self._book.find(job, options)
+        if where is None and (where := self._made_room(job, options, pool)) is None:
+            self._keep_free(job, options, pool)
+            return False
+        self._book.take(job, where)
+        self._count(job, where, 1)
+        self.given[job.id] = where
+        return True
+
+    def _fewest(self, job: Job) -> list[Configuration]:
+        """The smallest configurations on which the job makes progress, the fastest first."""
+        exact = {job.spec.min_gpus} if job.spec.min_gpus == job.spec.max_gpus else set[int]()
+        found: dict[Configuration, float] = {}
+        shapes = common.configurations(open_nodes(self._snapshot.nodes, job), exact, job.spec.max_gpus)
+        for shape in sorted(shapes, key=lambda each: each.gpus):
+            if found and shape.gpus > next(iter(found)).gpus:
+                break
+            if common.allowed(job, shape):
+                rate = common.rate(self._snapshot.facts[job.id].model, shape)
+                if rate > 0 and math.isfinite(rate):
+                    found[shape] = rate
+        return sorted(found, key=lambda each: (-found[each], each))
+
+    def _again(self, job: Job, options: Sequence[Configuration], pool: _Pool) -> Placement | None:
+        """What the last round gave the job, if it is free: the jobs there are on their way out already."""
+        target = job.target
+        if target is None or target.configuration not in options or pool.on(target) < target.gpus:
+            return None
+        fits = self._book.has(target) and self._book.allowance.refuses(job, target.gpus, target.gpu_type) is None
+        return target if fits else None
+
+    def _made_room(self, job: Job, options: Sequence[Configuration], pool: _Pool) -> Placement | None:
+        """GPUs of running jobs of users who keep at least as many as the job's user then has; None: there are too few."""
+        gpus, trial, leaving, lost = options[0].gpus, self._book.copy(), [], Counter[str]()
+        least = pool.held[job.user] + gpus
+        found = None
+        for other, held in self._running:
+            left = pool.held[other.user] - lost[other.user] - least
+            if left <= 0 or other.user == job.user or other.id in self._left or not (there := pool.on(held)):
+                continue
+            loses = gpus if _shrinks(other, held, gpus) else there
+            if loses <= left:
+                lost[other.user] += loses
+                trial.give_back(other, held)
+                leaving.append((other, held))
+                if (found := trial.find(job, options)) is not None:
+                    break
+        if found is None:
+            return None
+        trial.take_nodes(found)
+        for other, held in reversed(leaving):
+            if trial.may_stay(held):  # on nodes that the job does not need
+                trial.take(other, held)
+                continue
+            self._room.setdefault(job.id, {}).setdefault(other.user, pool.held[other.user])
+            self._left.add(other.id)
+            self._count(other, held, -1)
+            if _shrinks(other, held, gpus):
+                shares = (dataclasses.replace(each, gpus=min(each.gpus, trial.on(each.node))) for each in held.shares)
+                rest = dataclasses.replace(held, shares=tuple(each for each in shares if each.gpus))
+                trial.take(other, rest)
+                self._count(other, rest, 1)
+        trial.add_to(trial.free_N, found, 1)
+        self._book = trial
+        return found
+
+    def _keep_free(self, job: Job, options: Sequence[Configuration], pool: _Pool) -> None:
+        """Keep GPUs free for a job that needs several at once; see rule 3."""
+        option = options[0]
+        if pool.held[job.user] + option.gpus > pool.share or self._book.allowance.refuses(
+            job, option.gpus, option.gpu_type
+        ):
+            return
+        soon = Counter[str]()
+        for other, where, sign in self._holding:
+            if pool.held[other.user] > pool.held[job.user] and sign > 0 and self._ran_s(other, where) < TURN_S:
+                soon.update({share.node: share.gpus for share in where.shares})
+        for option in options:
+            each = option.gpus // option.nodes
+            nodes = [
+                (each - self._book.on(name), name)
+                for name, node in pool.nodes.items()
+                if node.gpu_type == option.gpu_type and (node.gpus == each or option.nodes == 1)
+                if node.may_start and each <= self._book.on(name) + soon[name]
+            ]
+            if len(nodes) >= option.nodes:
+                names = [name for _, name in sorted(nodes)[: option.nodes]]
+                shares = tuple(Share(name, min(each, self._book.on(name))) for name in names)
+                self._aside.append(Placement(option.gpu_type, job.partitions[0], shares))
+                self._book.take_nodes(self._aside[-1])
+                self._count(job, Placement(option.gpu_type, "", tuple(Share(name, each) for name in names)), 1)
+                return
+
+    @property
+    def aside(self) -> Counter[str]:
+        """Node -> GPUs that are kept free."""
+        return sum((Counter({each.node: each.gpus for each in where.shares}) for where in self._aside), Counter[str]())
+
+    def _ran_s(self, job: Job, where: Placement) -> float:
+        if job.started_s is not None:
+            return self._snapshot.time_s - job.started_s
+        return common.ran_s(self._snapshot, job, where.gpus)
+
+    def spared(self, plan: Plan) -> dict[JobId, Placement]:
+        """The running jobs that this plan leaves with nothing, and that keep what they have by rule 4."""
+        lost = [
+            (job, held)
+            for job, reason in ((self._jobs[job], reason) for job, reason in plan.waiting.items())
+            if (held := job.running_on) is not None
+            and reason.code not in BY_REASON
+            and job.id not in self._grouped
+            and common.allowed(job, held.configuration)
+        ]
+        if not lost:
+            return {}
+        book, jobs = FreeGpus.of(self._snapshot), self._jobs
+        for each, where in (self._pins | self.given | self.kept).items():
+            book.take(jobs[each], where)
+        for where in self._aside:
+            book.take_nodes(where)
+        planned = [(jobs[each], assignment.placement, 1) for each, assignment in plan.assignments.items()]
+        planned += [(job, place, 1) for job in self._snapshot.unseen if (place := _place(job)) is not None]
+        pools: dict[tuple[object, ...], _Pool] = {}
+        kept: dict[JobId, Placement] = {}
+
+        def keep(job: Job, held: Placement, more: int) -> None:
+            if (key := _pool_key(job)) not in pools:
+                pools[key] = _Pool(self._snapshot, job, planned)
+            most = max((gpus for user, gpus in pools[key].held.items() if user != job.user), default=0)
+            fits = book.has(held) and not book.allowance.refuses(job, held.gpus, held.gpu_type)
+            if most >= pools[key].held[job.user] + more and fits:
+                kept[job.id] = held
+                book.take(job, held)
+                if more:
+                    planned.append((job, held, 1))
+                    for pool in pools.values():
+                        pool.held[job.user] += pool.on(held)
+
+        for job, held in sorted(lost, key=lambda each: (each[0].submit_s, each[0].id)):
+            keep(job, held, held.gpus)
+        if kept and self.kept:  # the policy stops others instead: keep all at once
+            for job, held in self._running:
+                if job.id not in kept and job.id not in self.kept and common.allowed(job, held.configuration):
+                    keep(job, held, 0 if job.id in plan.assignments else held.gpus)
+        return kept
+
+    def stops(self, plan: Plan) -> dict[JobId, Stop]:
+        """Why the jobs that make room are stopped. Which jobs of a user make room on a node is the policy's choice."""
+        found = {}
+        for job in stopped(self._snapshot, plan) if self._room else ():
+            held, given = job.running_on, plan.assignments.get(job.id)
+            if held is None or (given is not None and given.placement.gpus > held.gpus):
+                continue
+            for due, users in self._room.items():
+                if job.user in users and not set(held.nodes).isdisjoint(self.given[due].nodes):
+                    text = (
+                        f"makes room for job {due}, which has been without GPUs for {duration(self._waited_s[due])} while "
+                        f"user {job.user} holds {users[job.user]} GPUs"
+                    )
+                    before = common.rate(self._snapshot.facts[job.id].model, held.configuration)
+                    after = given.goodput if given is not None else 0.0
+                    found[job.id] = Stop(StopCode.PREEMPTED, text, before if math.isfinite(before) else 0.0, after, due)
+                    break
+        return found
+
+    def reason(self, job: JobId, where: Placement) -> Reason:
+        """Why a job has what this round gives it or lets it keep."""
+        if job in self.kept:
+            return Reason(ReasonCode.KEPT, f"keeps {where.configuration}: other users hold more")
+        waited = duration(self._waited_s[job])
+        return Reason(ReasonCode.CHOSEN, f"starts on {where.configuration}: it has been without GPUs for {waited}")
+
+
+def _place(job: Job) -> Placement | None:
+    """The GPUs on which a job runs, or to which it is on its way."""
+    return job.running_on or job.bound_for
+
+
+def _shrinks(job: Job, held: Placement, gpus: int) -> bool:
+    """Whether a running job can go on without this many of its GPUs."""
+    rigid = job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED)
+    return not rigid and held.gpus - gpus >= job.spec.min_gpus
+
+
+def _pool_key(job: Job) -> tuple[object, ...]:
+    """Jobs with the same key may use the same GPUs."""
+    return job.partitions, job.reservation, job.nodes, job.spec.gpu_types, job.spec.excluded_gpu_types
+
+
+def _asks(job: Job) -> tuple[object, ...]:
+    """Jobs of a user with the same pool and these are alike: if there is no room for one, there is none for the others."""
+    return job.account, job.qos, job.spec.min_gpus, job.spec.max_gpus, str(job.spec.scale_unit), job.spec.adaptivity
+
+
+def _may_use(job: Job, node: Node) -> bool:
+    return is_open(node, job) and job.spec.allows_type(node.gpu_type)
