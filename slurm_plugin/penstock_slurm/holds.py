@@ -89,11 +89,16 @@ class HoldFiles:
         job_folder(self._folder, job)
         try:
             with self._leadership.write("spool", f"hold of job {job}"):
-                self._folder.mkdir(exist_ok=True)
+                self._make()
                 (self._folder / f"{job}.released").unlink(missing_ok=True)
                 save_whole(self._folder / f"{job}.held", json.dumps({"by": by, "admin": admin}))
         except OSError as error:
             raise StoreError(f"{self._folder}: {error.strerror}; no job can be held until this is fixed") from None
+
+    def _make(self) -> None:
+        """Make the folder, for the daemon alone: it says who holds which job."""
+        self._folder.mkdir(exist_ok=True)
+        self._folder.chmod(0o700)
 
     def asked(self, job: JobId) -> AskedHold | None:
         """The hold of a job that was asked for; None: there is none."""
@@ -104,7 +109,7 @@ class HoldFiles:
         job_folder(self._folder, job)
         try:
             with self._leadership.write("spool", f"release of job {job}"):
-                self._folder.mkdir(exist_ok=True)
+                self._make()
                 (self._folder / f"{job}.held").unlink(missing_ok=True)
                 save_whole(self._folder / f"{job}.released", "")
         except OSError as error:

@@ -12,7 +12,7 @@ import pwd
 import socket
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,8 @@ from penstock_scheduler import spool as spools
 from penstock_scheduler.disks import spool_check
 from penstock_scheduler.inbox import LEFT, TAKEN_AT_ONCE, TURNS, foreign_in, refused_folder
 from penstock_scheduler.spool import Spool
+from penstock_slurm.holds import HoldFiles
+from tests.folders import public_folder
 
 ME = os.geteuid()
 AS_ROOT = pytest.mark.skipif(ME != 0, reason="only root can become another user")
@@ -87,13 +89,10 @@ def as_user(uid: int, call: Callable[[], object], gid: int | None = None) -> obj
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A spool that every user can reach. On the file system of temporary files, which has access control lists or not."""
-    for each in tmp_path.parents:
-        if each.stat().st_uid == ME and each != Path("/tmp"):
-            each.chmod(each.stat().st_mode | 0o711)
-    tmp_path.chmod(0o755)
-    return tmp_path / "spool"
+def folder() -> Iterator[Path]:
+    """A spool that every user can reach."""
+    with public_folder() as found:
+        yield found / "spool"
 
 
 def tell(spool: Spool, job: str, uid: int, epoch: int = 1) -> None:
@@ -172,6 +171,19 @@ def test_a_user_sees_nothing_of_other_users_jobs_and_reports_as_before(
         "a requeued job reads its own"
     )
     assert stat.S_IMODE(reports_folder(folder, "1").stat().st_mode) == 0o700
+
+
+@AS_ROOT
+def test_who_holds_which_job_is_for_the_daemon_alone(folder: Path) -> None:
+    folder.mkdir()
+    files = HoldFiles(folder)
+    (folder / "holds").mkdir(0o755)
+    for act in (lambda: files.hold("7", "ann", admin=False), lambda: files.release("8")):
+        act()
+        assert as_user(BEN, lambda: os.listdir(folder / "holds")) == "PermissionError"
+        assert as_user(BEN, lambda: (folder / "holds" / "7.held").read_text()) == "PermissionError"
+        (folder / "holds").chmod(0o755)
+    assert files.read().held["7"].by == "ann"
 
 
 @AS_ROOT

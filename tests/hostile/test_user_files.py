@@ -24,6 +24,7 @@ from penstock_profiles.files import NoRegularFile, open_regular
 from penstock_scheduler.children import Busy
 from penstock_scheduler.service import user_files
 from penstock_scheduler.service.user_files import NotReadable, Part, UserFiles
+from tests.folders import public_folder
 
 ME = os.geteuid()
 AS_ROOT = pytest.mark.skipif(ME != 0, reason="only root can become another user")
@@ -68,12 +69,10 @@ def read(uid: int, path: Path | str, offset: int = 0, limit: int = 100) -> Part:
 
 
 @pytest.fixture
-def open_folder(tmp_path: Path) -> Path:
+def open_folder() -> Iterator[Path]:
     """A folder that every user can reach."""
-    for each in (tmp_path, *tmp_path.parents):
-        if each.stat().st_uid == ME and each != Path("/tmp"):
-            each.chmod(each.stat().st_mode | 0o711)
-    return tmp_path
+    with public_folder() as found:
+        yield found
 
 
 @pytest.fixture
