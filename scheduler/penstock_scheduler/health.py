@@ -197,6 +197,8 @@ class Findings:
     """Why the cloud launches nothing until an admin says so; empty: it may."""
     cloud_troubles: tuple[str, ...] = ()
     """What an admin must put right in the cloud, with the remedy."""
+    differs: str = ""
+    """How the plan and the cluster have differed for too long; empty: they do not."""
 
 
 def problems(found: Findings, settings: HealthSettings) -> list[str]:
@@ -288,6 +290,7 @@ def warnings(found: Findings, settings: HealthSettings) -> list[str]:
     """What will become a problem, as sentences with the remedy."""
     told = [disk_warning(disk, settings) for disk in found.disks if not disk_problem(disk, found.now_s, settings)]
     told.append(reports_warning(found, settings))
+    told.append(found.differs)
     told.append(f"{INCOMPLETE}: {found.incomplete}" if found.incomplete else "")
     told.append(f"{PROTECTED}: {found.cloud_protected}; {RESUME}" if found.cloud_protected else "")
     return [text for text in (*told, *found.cloud_troubles) if text]

@@ -212,7 +212,6 @@ def main() -> int:
     try:
         make_app()(prog_name="penstock")
     except PenstockError as error:
-        lines = str(error).splitlines()
-        typer.echo("\n    ".join([f"penstock: {lines[0]}", *lines[1:]]), err=True)
+        typer.echo(f"penstock: {error}".replace("\n", "\n    "), err=True)
         return error.exit_status
     return 0

@@ -8,16 +8,25 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from penstock_profiles.wire import read
 from penstock_scheduler.cli.ask import JSON, ask, print_table
+from penstock_scheduler.cli.jobs import LIVE
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.health import INCOMPLETE, SILENT
 from penstock_scheduler.health_messages import REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
+from penstock_scheduler.plan_check import DIFFERS
 from penstock_scheduler.sharing.messages import AWAY_S, Lack, NodeStatus, status_file
 from penstock_scheduler.units import data_size, duration
+
+if TYPE_CHECKING:
+    from penstock_scheduler.access_messages import Identity
+    from penstock_scheduler.client import Client
+    from penstock_scheduler.health_messages import Health
+    from penstock_scheduler.messages import AllocationView
 
 WARNING = "WARNING"
 
@@ -88,7 +97,7 @@ def agents_in(spool: Path, now_s: float) -> tuple[list[str], list[str], dict[Lac
 
 def _daemon() -> Iterator[Check]:
     try:
-        health, me = ask(lambda penstock: (penstock.ready(), penstock.me()))
+        health, me, differ = ask(_asked)
     except PenstockError as error:
         yield "penstockd", False, str(error)
         return
@@ -107,9 +116,27 @@ def _daemon() -> Iterator[Check]:
             told.add(files.warning)
             yield what, WARNING if files.warning else True, files.warning or f"{files.open:,} of {files.limit:,}"
     for warning in health.warnings:
-        if warning not in told and not warning.startswith(STANDBY):
+        if warning.startswith(DIFFERS):
+            yield "GPUs", False, "; ".join([warning, *differ])
+        elif warning not in told and not warning.startswith(STANDBY):
             yield _about(warning), WARNING, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
+
+
+def _asked(penstock: Client) -> tuple[Health, Identity, list[str]]:
+    """The daemon's health, the caller, and the jobs that the caller may see for which the plan and the cluster differ now."""
+    health, differ = penstock.ready(), []
+    if health.round is not None and any(each.startswith(DIFFERS) for each in health.warnings):
+        given = {each.job: _gpus(each.allocation) for each in penstock.round(health.round).decisions}
+        for view in penstock.jobs(state=LIVE):
+            planned, held = given.get(view.id), _gpus(view.allocation)
+            if planned not in (None, held):
+                differ.append(f"job {view.id} ({view.name}): {planned} in the plan, {held} held")
+    return health, penstock.me(), differ
+
+
+def _gpus(allocation: AllocationView | None) -> int:
+    return 0 if allocation is None else allocation.gpus
 
 
 def _leader(found: LeaderHealth) -> str:

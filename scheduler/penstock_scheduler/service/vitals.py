@@ -85,6 +85,7 @@ class Vitals:
             incomplete=self.incomplete(),
             cloud_protected=self.cloud_protected(),
             cloud_troubles=self.cloud_troubles(),
+            differs=board.plan_check.warning(now_s),
         )
         wrong = problems(found, settings)
         leader = self.leader()

@@ -6,13 +6,15 @@ import dataclasses
 import json
 import time
 
+import httpx
 import pytest
 
-from penstock_scheduler.model import UnknownValue
+from penstock_scheduler.model import Phase, UnknownValue
+from penstock_scheduler.plan_check import PlanCheck
 from penstock_scheduler.sharing.messages import NodeStatus, status_file
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.cli.commands import penstock
-from tests.scheduler.service.api import serving
+from tests.scheduler.service.api import ADAS, BOBS, serving
 
 
 @pytest.fixture
@@ -88,3 +90,30 @@ def test_doctor_warns_of_a_low_limit_of_penstock_api(tmp_path):
         with api.client("ada") as ada:
             wait_for(lambda: ada.ready().status == "not-ready", 120, "penstockd to be missed")
             assert ada.ready().api_files.limit == 1024
+
+
+def test_doctor_fails_and_names_the_jobs_for_which_plan_and_cluster_differ(api):
+    """The round gave GPUs to job 2, which the cluster never shows as started, and more to job 1, which keeps its 2."""
+    found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
+    assert "GPUs" not in found
+    nodes, now_s = api.board.state.nodes, time.time()
+    record = api.board.record
+    assert record is not None
+    assert {job: each.placement.gpus for job, each in record.plan.assignments.items()} == {"1": 4, "2": 2}
+    api.board.plan_check = PlanCheck()
+    for at_s in (now_s - 100_000, now_s):
+        api.board.take_state(type(api.board.state)(nodes, (ADAS, dataclasses.replace(BOBS, name="evil\x1b[2J"))), at_s)
+    for who, names in ((None, True), ("bob", True), ("ada", False)):
+        told = penstock(api, "doctor", "--json", who=who)
+        found = {line["check"]: line for line in json.loads(told.stdout)}
+        assert (told.exit_code, found["GPUs"]["ok"], found["penstockd"]["ok"]) == (1, False, True)
+        assert "the plan gives 6 GPUs to 2 jobs, for which the cluster shows 2 as held" in found["GPUs"]["text"]
+        named = "job 2 (evil\x1b[2J): 2 in the plan, 0 held"
+        assert (named in found["GPUs"]["text"]) is names
+    assert not any("evil" in each for each in httpx.get(f"{api.url}/v1/ready").json()["warnings"]), (
+        "anybody may read it"
+    )
+    running = dataclasses.replace(BOBS, phase=Phase.RUNNING, allocation=record.plan.assignments["2"].placement)
+    api.look(dataclasses.replace(ADAS, allocation=record.plan.assignments["1"].placement), running)
+    found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
+    assert "GPUs" not in found
