@@ -102,6 +102,17 @@ class Families(dict[str, Family]):
                 ratios.setdefault((a[0], b[0]), []).append(time_b / time_a)
         return {pair: float(np.median(values)) for pair, values in ratios.items()}
 
+    @functools.cached_property
+    def fastest(self) -> dict[tuple[str, str], float]:
+        """(type A, type B) -> goodput on one GPU of A over that on one of B: the largest of all families with both."""
+        one, found = np.array([1]), dict[tuple[str, str], float]()
+        for family in self.values():
+            model = family.estimator() if family.gpus else None
+            rates = {} if model is None else {name: float(model.goodput(name, one, one)[0]) for name in family.gpus}
+            for a, b in itertools.permutations(sorted(name for name, rate in rates.items() if rate > 0), 2):
+                found[a, b] = max(found.get((a, b), 0.0), rates[a] / rates[b])
+        return found
+
     def speeds(self, gpu_types: Collection[str]) -> dict[str, float]:
         """GPU type -> speed of one GPU over that of the slowest of these types, for a job of which nothing is known.
 

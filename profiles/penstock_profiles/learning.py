@@ -278,7 +278,7 @@ class JobModel:
             ratios = {donor: speeds[donor, gpu_type] for donor in sorted(steps) if (donor, gpu_type) in speeds}
             if ratios:
                 donor = min(ratios, key=lambda name: abs(np.log(ratios[name])))
-                found[gpu_type] = _slower(steps[donor], ratios[donor])
+                found[gpu_type] = slowed(steps[donor], ratios[donor])
         return found
 
     def _limit(self, gpu_type: str, steps: Mapping[str, ThroughputParams]) -> int:
@@ -350,15 +350,15 @@ def _slowdown(donor: ThroughputParams, measured: Measured) -> float:
 def _as_measured(kin: ThroughputParams, measured: Measured) -> ThroughputParams:
     """The kin's times, made longer or shorter by the mean ratio of what was measured."""
     predicted = step_time(kin, measured.nodes, measured.replicas, measured.atomic_batch)
-    return _slower(kin, float(np.exp(np.mean(np.log(measured.step_s / predicted)))))
+    return slowed(kin, float(np.exp(np.mean(np.log(measured.step_s / predicted)))))
 
 
 def _with_sync(own: ThroughputParams, donor: ThroughputParams, slower: float) -> ThroughputParams:
     """The compute time of `own` with `slower` times the donor's synchronisation time."""
-    return dataclasses.replace(_slower(donor, slower), alpha_c=own.alpha_c, beta_c=own.beta_c)
+    return dataclasses.replace(slowed(donor, slower), alpha_c=own.alpha_c, beta_c=own.beta_c)
 
 
-def _slower(params: ThroughputParams, times: float) -> ThroughputParams:
+def slowed(params: ThroughputParams, times: float) -> ThroughputParams:
     """`params` with every time `times` as long."""
     names = ("alpha_c", "beta_c", "alpha_r", "beta_r", "alpha_n", "beta_n")
     return dataclasses.replace(params, **{name: times * getattr(params, name) for name in names})

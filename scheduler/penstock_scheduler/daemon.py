@@ -345,7 +345,9 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
     kin = KinOfJobs(store, specs.beginning, recalls=settings.section(DaemonSettings).recall_models)
-    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None)
+    last = store.last_round()
+    before = None if last is None else last.snapshot
+    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None, before)
 
     def cloud_nodes() -> list[str]:
         return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]

@@ -116,6 +116,8 @@ class Explanation:
     restart_cost_s: float
     saves: bool = True
     """Whether it may be moved as far as saving goes: see `JobFacts.saves`."""
+    doubts: tuple[str, ...] = ()
+    """See `JobFacts.doubts`."""
     remarks: tuple[str, ...] = ()
     """Sentences of the policy, about a job that has GPUs."""
     limits: tuple[str, ...] = ()
@@ -157,6 +159,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         _uses(record, job),
         snapshot.facts[job_id].restart_cost_s,
         snapshot.facts[job_id].saves,
+        snapshot.facts[job_id].doubts,
         tuple(remarks(policy, snapshot, plan, job)) if assignment is not None else (),
         (
             *(str(limit) for limit in snapshot.limits if limit.covers(job)),
@@ -209,6 +212,7 @@ def words(explanation: Explanation, *, now_s: float, estimate: JobEstimate | Non
         else:
             lines.append(_unsaved(said.job, said.decided_s))
         lines += describe_share(said.share) if said.share is not None else []
+    lines += [f"A claim of the job does not hold: {doubt}." for doubt in said.doubts]
     if said.job.nodes is not None:
         lines.append(f"Its user allows only some nodes: {shortened(str(said.job.nodes))}.")
     lines += [f"It is under {limit}." for limit in said.limits]

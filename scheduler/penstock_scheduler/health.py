@@ -27,6 +27,8 @@ INCOMPLETE = "the view of the cluster is incomplete"
 """How the warning of an incomplete observation begins."""
 PROTECTED = "the cloud is in protected mode, so no job may leave"
 """How the warning of protected mode begins."""
+CLAIMED = "jobs that said more of their speed or their end than they have shown"
+"""How the warning of claims that do not hold begins."""
 RESUME = "when the cause is gone, run `penstock cloud resume`"
 """How protected mode ends."""
 
@@ -199,6 +201,8 @@ class Findings:
     """What an admin must put right in the cloud, with the remedy."""
     differs: str = ""
     """How the plan and the cluster have differed for too long; empty: they do not."""
+    doubted: int = 0
+    """Jobs of which a claim does not hold (`JobFacts.doubts`)."""
 
 
 def problems(found: Findings, settings: HealthSettings) -> list[str]:
@@ -293,4 +297,9 @@ def warnings(found: Findings, settings: HealthSettings) -> list[str]:
     told.append(found.differs)
     told.append(f"{INCOMPLETE}: {found.incomplete}" if found.incomplete else "")
     told.append(f"{PROTECTED}: {found.cloud_protected}; {RESUME}" if found.cloud_protected else "")
+    if found.doubted:
+        told.append(
+            f"{CLAIMED}: {found.doubted}; they gain nothing by it. The daemon's log names each one ('a claim does not hold'), "
+            "and `penstock explain JOB` says what is wrong"
+        )
     return [text for text in (*told, *found.cloud_troubles) if text]

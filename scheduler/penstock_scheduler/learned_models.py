@@ -7,6 +7,7 @@ it is.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,17 +16,19 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TrainingEstimator
+from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.kin import Kin
 from penstock_profiles.learning import JobModel, on_all
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started
-from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase
+from penstock_scheduler.claims import SILENT_POWER, VERY_LONG_GPU_S, PaceCheck, TableCheck, bounded, promise, slower_on
+from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase, Promise, Snapshot
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.progress import NOTHING, Number, Progress, number
 from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.saving import ReportHistory, Saving
 from penstock_scheduler.sensitivities import Sensitivities
+from penstock_scheduler.units import times
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +63,15 @@ class History(ReportHistory, Protocol):
 class LearnedModels:
     """Models from job specs, and from a job's first measurement on, fits of its measurements.
 
-    Jobs with a `goodput_table` keep it. A new daemon fits again from the store's history. Reported progress gives the work that
-    is left, unless the job spec has a table. `sensitivities` corrects sensitivity profiles. `kin` recalls earlier jobs of the
-    kind of a job of which nothing else is known; None: nothing is recalled.
+    Jobs with a `goodput_table` keep it as far as their measurements agree. A new daemon fits again from the store's history.
+    Reported progress gives the work that is left, unless the job spec has a table. All of it is bounded; see `claims`.
+
+    Args:
+        specs: models from job specs.
+        history: the store.
+        sensitivities: corrects sensitivity profiles.
+        kin: recalls earlier jobs of the kind of a job of which nothing else is known; None: nothing is recalled.
+        before: the jobs of the newest round before this daemon started, and what was known of them.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class LearnedModels:
         history: History,
         sensitivities: Sensitivities | None = None,
         kin: Callable[[Sequence[Job]], Mapping[JobId, Kin | None]] | None = None,
+        before: Snapshot | None = None,
     ) -> None:
         self._specs, self._history, self._recall = specs, history, kin
         self._kin: dict[JobId, Kin | None] = {}
@@ -89,11 +99,26 @@ class LearnedModels:
         """The newest report of each job that its model has learned from, or that was stored before this daemon started."""
         self._progress: dict[JobId, Progress] = {}
         self._most_gpus: dict[JobId, int] = {}
-        """Most GPUs that a job has run on; what it holds now may be nothing, between two runs."""
+        """Most GPUs that a job has held, by the cluster; what it holds now may be nothing, between two runs."""
+        self._tables: dict[JobId, tuple[JobSpec, TableCheck]] = {}
+        self._bounded: dict[JobId, tuple[object, object, AnyEstimator]] = {}
+        """The newest model as it was learnt, what bounds it, and the model as it counts."""
+        self._silent: dict[JobId, AnyEstimator] = {}
+        """The models of jobs that run and have measured nothing."""
+        self._impossible: dict[JobId, str] = {}
+        """What a job has reported that it cannot have measured, as a sentence."""
+        self._paces: dict[JobId, PaceCheck] = {}
+        self._types: dict[JobId, set[str]] = {}
+        """GPU types that a job has held, by the cluster."""
+        self._promises: dict[JobId, tuple[AnyEstimator, Promise]] = {}
         self._failed: dict[JobId, str] = {}
         """Why no model could be made of a job's measurements."""
         self._submitted_s: dict[JobId, float] = {}
         """When the jobs of the last round were submitted."""
+        if before is not None:
+            self._submitted_s = {job.id: job.submit_s for job in before.jobs}
+            self._most_gpus = {job: facts.largest_run_gpus or 0 for job, facts in before.facts.items()}
+            self._types = {job: set(facts.attained_gpu_s) for job, facts in before.facts.items()}
         self._lock = threading.Lock()
 
     def learn(self, reports: Sequence[Report]) -> None:
@@ -121,6 +146,13 @@ class LearnedModels:
                 self._newest,
                 self._progress,
                 self._most_gpus,
+                self._tables,
+                self._bounded,
+                self._paces,
+                self._silent,
+                self._impossible,
+                self._types,
+                self._promises,
                 self._kin,
                 self._like_kin,
                 self._unmeasured,
@@ -139,10 +171,16 @@ class LearnedModels:
             del self._unmeasured[job_id]
         self._recall_kin(jobs, known)
         for job in jobs:
-            if job.spec.goodput_table is not None:
-                continue
+            self._most_gpus[job.id] = max(
+                0 if job.allocation is None else job.allocation.gpus, self._most_gpus.get(job.id, 0)
+            )
+            if job.allocation is not None:
+                self._types.setdefault(job.id, set()).add(job.allocation.gpu_type)
+            if known[job.id].largest_run_gpus not in (None, self._most_gpus[job.id]):  # its own runs show how it scales
+                known[job.id] = replace(known[job.id], largest_run_gpus=self._most_gpus[job.id])
+            of_job = self._facts_of if job.spec.goodput_table is None else self._facts_of_table
             try:
-                known[job.id] = self._facts_of(job, known[job.id], fresh.get(job.id, []))
+                known[job.id] = of_job(job, known[job.id], fresh.get(job.id, []))
             except (ArithmeticError, TypeError, ValueError) as error:  # it must fail this job, and not the round
                 self._fail(job.id, error)
         return known
@@ -171,13 +209,14 @@ class LearnedModels:
         """What is known of a job of which its job spec tells `facts`."""
         kin = self._kin.get(job.id)
         model = self._learnt(job, facts.model, fresh, kin)
+        pace = self._paces.setdefault(job.id, PaceCheck())
+        for report in fresh:
+            if isinstance(report.body, Observation) and self._held(job.id, report):
+                pace.saw(report.epoch, report.body, report.time_s)
         if model is not None and facts.unmeasured_types:
             measured = self._models[job.id][1].measured
             left = tuple(name for name in facts.unmeasured_types if name not in measured)
             facts = replace(facts, unmeasured_types=left)
-        self._ran_on(job.id, 0 if job.allocation is None else job.allocation.gpus)
-        if facts.largest_run_gpus not in (None, self._most_gpus[job.id]):  # the job's own runs show how it scales
-            facts = replace(facts, largest_run_gpus=self._most_gpus[job.id])
         so_far = self._progress.get(job.id, Progress())
         if kin is not None and (model is None or self._models[job.id][1].like_kin):
             facts = replace(
@@ -186,13 +225,86 @@ class LearnedModels:
                 largest_run_gpus=max(kin.most_gpus, facts.largest_run_gpus or 0),
                 likely_work=tuple(work - so_far.done for work in kin.work if work > so_far.done),
             )
+            facts = replace(facts, promise=self._promise(job.id, facts.model, so_far, 0.0))
         if model is None or isinstance(model, LinearEstimator):
+            if isinstance(facts.model, LinearEstimator) and self._most_gpus[job.id]:
+                facts = replace(facts, model=self._silent.setdefault(job.id, replace(facts.model, power=SILENT_POWER)))
+            if job.id in self._impossible and model is None:
+                facts = replace(facts, likely_work=(VERY_LONG_GPU_S,), doubts=(self._impossible[job.id],))
             return facts
         if self._kept.get(job.id) is not model:
             self._history.add_model(job.id, time.time(), model)
             self._kept[job.id] = model
-        left_work = None if so_far.total is None else max(so_far.total - so_far.done, 0.0)
-        return replace(facts, model=model, remaining_work=left_work)
+        model, doubt = self._as_it_counts(job.id, model)
+        facts = replace(facts, model=model, doubts=(doubt,) if doubt else ())
+        if so_far.total is None:
+            return facts
+        left_work = max(so_far.total - so_far.done, 0.0)
+        said = self._promise(job.id, model, so_far, so_far.total if so_far.promised is None else so_far.promised)
+        return replace(facts, remaining_work=left_work, promise=said)
+
+    def _as_it_counts(self, job: JobId, model: AnyEstimator) -> tuple[AnyEstimator, str]:
+        """The model without what is not plausible, and what that is, as a sentence; the same object while nothing changes."""
+        if not isinstance(model, TrainingEstimator):
+            return model, ""
+        behind = self._paces[job].behind(model) if job in self._paces else {}
+        # A factor that changes by a few percent makes no new model.
+        by = (
+            self._specs.gpu_types,
+            tuple((name, round(math.log2(factor), 1)) for name, factor in sorted(behind.items())),
+        )
+        known = self._bounded.get(job)
+        if known is None or known[0] is not model or known[1] != by:
+            found = bounded(slower_on(model, behind), self._specs.ratio)
+            known = self._bounded[job] = model, by, found
+        text = ""
+        if behind:
+            name = max(behind, key=lambda each: (behind[each], each))
+            text = (
+                f"on {name}, its steps are {times(behind[name])} as fast as its progress, compared with its other types, so its "
+                "progress counts: correct the step times or the progress of its reports"
+            )
+        return known[2], text
+
+    def _promise(self, job: JobId, model: AnyEstimator, so_far: Progress, work: float) -> Promise:
+        known, gpus = self._promises.get(job), self._most_gpus[job]
+        if known is None or known[0] is not model or known[1].gpus != gpus:
+            known = self._promises[job] = model, promise(work, so_far.done, model, gpus, self._specs.gpu_types)
+        return replace(known[1], work=work, done=so_far.done)
+
+    def _facts_of_table(self, job: Job, facts: JobFacts, fresh: Sequence[Report]) -> JobFacts:
+        """What is known of a job with a declared table, by that table and by what the job measures."""
+        known, news = self._tables.get(job.id), fresh
+        if known is None or known[0] != job.spec:
+            assert job.spec.goodput_table is not None, "it has a table"
+            known = self._tables[job.id] = job.spec, TableCheck(job.spec.goodput_table)
+            if job.phase is not Phase.QUEUED or job.restarts:
+                news = self._history.observations(job.id, NEWEST) or fresh
+        check = known[1]
+        for report in news:
+            if isinstance(report.body, Observation):
+                check.saw(report.body, self._most_gpus[job.id])
+        rates, doubt = check.believed(self._specs.unmeasured_ratio, self._specs.ratio)
+        facts = replace(facts, doubts=(doubt,) if doubt else (), largest_run_gpus=self._most_gpus[job.id])
+        if not check.measured and not self._most_gpus[job.id]:
+            return facts
+        last = self._bounded.get(job.id)
+        model = TableEstimator(rates) if last is None or getattr(last[2], "rates", None) != rates else last[2]
+        self._bounded[job.id] = None, None, model
+        return replace(facts, model=model)
+
+    def _held(self, job: JobId, report: Report) -> bool:
+        """Whether the job may have measured this: on no more GPUs than it has held, and of a type that it has held."""
+        body, types = report.body, self._types.get(job)
+        if not isinstance(body, Observation) or not types or body.gpu_type not in self._specs.gpu_types:
+            return True  # nothing tells: it may have run in the cloud
+        if body.gpu_type in types and body.gpus <= self._most_gpus[job]:
+            return True
+        self._impossible[job] = (
+            f"it reported a speed on {body.gpus} {body.gpu_type} GPUs, and has never held them, so that report does not count: "
+            "report the GPUs that the job holds"
+        )
+        return False
 
     def _recall_kin(self, jobs: Sequence[Job], known: Mapping[JobId, JobFacts]) -> None:
         """What jobs of their kind have shown, for new jobs whose job spec tells nothing of their speed."""
@@ -206,15 +318,14 @@ class LearnedModels:
                 continue
             try:
                 model = replace(kin.estimator, models=on_all(kin.estimator.models, self._specs.gpu_types))
+                model = bounded(model, self._specs.ratio)
                 if _serves(model, job, self._specs.gpu_types):
                     self._kin[job.id], self._like_kin[job.id] = kin, model
             except (ArithmeticError, TypeError, ValueError) as error:  # as in `facts`
                 self._fail(job.id, error)
 
-    def _ran_on(self, job: JobId, gpus: int) -> None:
-        self._most_gpus[job] = max(gpus, self._most_gpus.get(job, 0))
-
     def _learnt(self, job: Job, prior: AnyEstimator, news: Sequence[Report], kin: Kin | None) -> AnyEstimator | None:
+        news = [report for report in news if self._held(job.id, report)]
         fresh = [report.body for report in news if isinstance(report.body, Observation)]
         known = self._models.get(job.id)
         if known is None or known[0] != job.spec:
@@ -223,7 +334,7 @@ class LearnedModels:
                 return None
             stored = self._history.observations(job.id, NEWEST)
             if stored:
-                for report in (*self._history.newest_reports(job.id, ("started",), 1), stored[-1]):
+                for report in (*self._history.newest_reports(job.id, ("started",)), stored[-1]):
                     with self._lock:
                         self._take_progress(report)
             news = [each for each in news if not stored or number(each) > number(stored[-1])]
@@ -245,7 +356,6 @@ class LearnedModels:
         else:
             model = known[1]
         for each in fresh:
-            self._ran_on(job.id, each.gpus)
             try:
                 model.observe_report(each)
             except ValueError as error:

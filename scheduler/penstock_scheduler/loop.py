@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock_profiles.wire import Report
+from penstock_scheduler.claims import believed
 from penstock_scheduler.diff import actions, cloud_actions, concerned
 from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.gpu_seconds import GpuSeconds
@@ -327,6 +328,7 @@ class RoundLoop:
         snapshot = self._snapshot(state, cloud, now_s)
         if self._only_time_has_changed(snapshot):
             return
+        self._log_doubts(snapshot)
         started = time.perf_counter()
         snapshot, plan, noted = self._accepted(snapshot, self._policy.decide(snapshot))
         if wrong := broken(snapshot, plan):
@@ -352,6 +354,14 @@ class RoundLoop:
                 | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
             )
         self._on_round(record)
+
+    def _log_doubts(self, snapshot: Snapshot) -> None:
+        """Log each claim of a job that does not hold, once."""
+        before = self._decided.facts if self._decided is not None else {}
+        for job in snapshot.jobs:
+            for doubt in snapshot.facts[job.id].doubts:
+                if job.id not in before or doubt not in before[job.id].doubts:
+                    log.warning("a claim does not hold", extra={"job": job.id, "user": job.user, "text": doubt})
 
     def _accepted(self, snapshot: Snapshot, plan: Plan) -> tuple[Snapshot, Plan, GateRecord]:
         """The plan if the gate lets it pass, or else one in which every running job keeps what it has; and its snapshot."""
@@ -389,7 +399,9 @@ class RoundLoop:
             nodes=state.nodes,
             jobs=jobs,
             facts={
-                job: facts.with_attained(attained) if (attained := self._gpu_seconds.attained.get(job)) else facts
+                job: believed(facts.with_attained(attained))
+                if (attained := self._gpu_seconds.attained.get(job))
+                else facts
                 for job, facts in known.items()
             },
             refused=state.refused,

@@ -1,8 +1,8 @@
 """The models of jobs that rounds are decided with.
 
 `SpecModels` takes the job spec's goodput table, or else its model family from the catalogue. For a job with neither it assumes
-perfect scaling, as in Sia's first round, and that GPU types are as fast as for the families of the catalogue.
-`learned_models` adds what jobs report while they run.
+perfect scaling, as in Sia's first round, and that GPU types are as fast as for the families of the catalogue. What a job spec
+claims is bounded (`claims`). `learned_models` adds what jobs report while they run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock_profiles.kin import CERTAINTY, Kin
 from penstock_profiles.learning import JobModel
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Observation
+from penstock_scheduler.claims import Ratio, bounded_table, least_ratio_of, ratio_of
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
 from penstock_scheduler.model.flags import CPU_SLOT
@@ -28,6 +29,10 @@ SPECS = 1000
 
 LEAST_COST_S = 1.0
 """Least measured cost of a restart: no run saves, ends and begins again in less."""
+
+MOST_COST_S = 1800.0
+"""Most that a restart counts by a job spec or a report: a job that must not be moved would say a year. A pause that Penstock saw
+itself counts in full. A checkpoint of 1 TB takes 1,000 s at 1 GB/s, and a large job begins in minutes."""
 
 
 class SpecModels:
@@ -96,7 +101,7 @@ class SpecModels:
             found[job.id] = JobFacts(
                 estimator,
                 costs_s[job.id],
-                largest_run_gpus=held if isinstance(estimator, LinearEstimator) else None,
+                largest_run_gpus=held if _grows_step_by_step(estimator, saves(job)) else None,
                 unmeasured_types=_unknown_types(estimator, types),
                 sensitivity=self._sensitivities.get(profile_name(job.spec)),
                 saves=saves(job),
@@ -123,7 +128,8 @@ class SpecModels:
         6. the site's constant.
 
         Of several measurements the median counts, because a single move may have waited for a slow disk. A report may claim any
-        time, and clocks may differ, so what was measured counts as `LEAST_COST_S` at least.
+        time, and clocks may differ, so what was measured counts as `LEAST_COST_S` at least, and what is only said as
+        `MOST_COST_S` at most.
         """
         of_family: dict[str, list[float]] = {}
         for job in jobs:
@@ -134,16 +140,26 @@ class SpecModels:
             if job.pauses_s:
                 costs_s[job.id] = max(median(job.pauses_s), LEAST_COST_S)
             elif job.id in measured.own_s:
-                costs_s[job.id] = max(measured.own_s[job.id], LEAST_COST_S)
+                costs_s[job.id] = min(max(measured.own_s[job.id], LEAST_COST_S), MOST_COST_S)
             elif job.spec.restart_cost_s is not None:
-                costs_s[job.id] = job.spec.restart_cost_s
+                costs_s[job.id] = min(job.spec.restart_cost_s, MOST_COST_S)
             elif pauses_s := of_family.get(job.spec.model_family or ""):
                 costs_s[job.id] = max(median(pauses_s), LEAST_COST_S)
             elif job.id in measured.alike_s:
-                costs_s[job.id] = max(measured.alike_s[job.id], LEAST_COST_S)
+                costs_s[job.id] = min(max(measured.alike_s[job.id], LEAST_COST_S), MOST_COST_S)
             else:
                 costs_s[job.id] = self._restart_cost_s
         return costs_s
+
+    @property
+    def ratio(self) -> Ratio:
+        """How much faster a GPU type may make a job than another, by the job's own measurements."""
+        return ratio_of(self._families)
+
+    @property
+    def unmeasured_ratio(self) -> Ratio:
+        """The same by its job spec."""
+        return least_ratio_of(self._families)
 
     @property
     def gpu_types(self) -> frozenset[str]:
@@ -196,10 +212,15 @@ def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[
     return tuple(sorted(gpu_types - estimator.models.keys())) if isinstance(estimator, TrainingEstimator) else ()
 
 
+def _grows_step_by_step(estimator: AnyEstimator, saves: bool) -> bool:
+    """Whether a job gets more GPUs only by and by: its scaling is unknown, or it could not be moved if its table were wrong."""
+    return isinstance(estimator, LinearEstimator) or (isinstance(estimator, TableEstimator) and not saves)
+
+
 def _estimator(spec: JobSpec, families: Families, gpu_types: Collection[str] = ()) -> AnyEstimator:
     """From the job spec, or for a job of which nothing is known, from how fast these GPU types are in general."""
     if spec.goodput_table is not None:
-        return TableEstimator({gpu_type: dict(rates) for gpu_type, rates in spec.goodput_table.items()})
+        return TableEstimator(bounded_table(spec.goodput_table, least_ratio_of(families)))
     if spec.model_family is None:
         return LinearEstimator(families.speeds(gpu_types))
     try:

@@ -27,6 +27,8 @@ class Progress:
     done: float = 0.0
     total: float | None = None
     """Progress at which the job is done; None: unknown."""
+    promised: float | None = None
+    """The first `total` that it reported."""
 
     def after(self, report: Report) -> Progress:
         """What is known after a report.
@@ -37,8 +39,9 @@ class Progress:
             return self
         body = report.body
         if isinstance(body, Started):
-            return Progress(number(report), body.progress, body.total)
+            promised = body.total if self.promised is None else self.promised
+            return Progress(number(report), body.progress, body.total, promised)
         # A run that fails before it has read its checkpoint ends with progress 0.
         if isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
-            return Progress(number(report), body.progress, self.total)
+            return Progress(number(report), body.progress, self.total, self.promised)
         return self

@@ -288,3 +288,11 @@ def test_a_job_in_the_cloud_is_told_whether_its_instances_are_there(state: str, 
     said = explain(decided(dataclasses.replace(base, cloud=cloud)), "2")
     assert said is not None
     assert words(said, now_s=1080.0)[0] == told
+
+
+def test_a_job_is_told_which_of_its_claims_does_not_hold():
+    record = full_cluster()
+    snapshot_ = with_facts(record.snapshot, doubts={"2": ("its table is wrong: correct it",)})
+    said = explain(dataclasses.replace(record, snapshot=snapshot_), "2", remedies=0)
+    assert said is not None
+    assert "A claim of the job does not hold: its table is wrong: correct it." in words(said, now_s=1000.0)

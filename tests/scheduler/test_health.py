@@ -218,3 +218,11 @@ def test_a_cloud_in_protected_mode_is_a_warning_with_the_remedy(clock):
     (told,) = warnings(found(ticked(clock), clock, cloud_protected="EC2 refuses to end i-1"), SETTINGS)
     assert "EC2 refuses to end i-1" in told
     assert "penstock cloud resume" in told
+
+
+def test_claims_that_do_not_hold_are_a_warning(clock):
+    loop = ticked(clock)
+    (text,) = warnings(found(loop, clock, doubted=2), SETTINGS)
+    assert text.startswith("jobs that said more of their speed or their end than they have shown: 2;")
+    assert "penstock explain JOB" in text
+    assert warnings(found(loop, clock), SETTINGS) == []

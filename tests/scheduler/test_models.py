@@ -10,7 +10,7 @@ from penstock_scheduler.learned_models import LearnedModels
 from penstock_scheduler.model import JobSpec, Phase
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.saving import RestartCosts
-from tests.scheduler.builders import job, on, rate
+from tests.scheduler.builders import job, on, rate, snapshot, with_facts
 
 STARTED = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)
 
@@ -276,7 +276,8 @@ def test_a_type_that_the_catalogue_does_not_know_is_taken_for_the_slowest_and_no
 
 
 def test_what_a_job_has_run_on_is_remembered_while_it_holds_nothing():
-    """Between two runs, and when the daemon begins anew: else each move would start it on one GPU again."""
+    """Between two runs, and when the daemon begins anew: else each move would start it on one GPU again. By the cluster: what a
+    report says of its GPUs is a claim."""
     history, types = NoHistory(), {"t4"}
     models = learned(history)
     held = job("1", batch_size=32, phase=Phase.RUNNING, allocation=on("t4", t4_00=4))
@@ -285,9 +286,12 @@ def test_what_a_job_has_run_on_is_remembered_while_it_holds_nothing():
     assert models.facts([held], types)["1"].largest_run_gpus == 4
     assert models.facts([between], types)["1"].largest_run_gpus == 4, "it has reported nothing, but it ran"
     history.seen = list(REPORTS)
-    assert learned(history).facts([between], types)["1"].largest_run_gpus == 4
+    assert learned(history).facts([between], types)["1"].largest_run_gpus == 0
+    round_before = with_facts(snapshot("t4:1x4", [held]), largest_run_gpus={"1": 4})
+    anew = LearnedModels(SpecModels(Families(), 30.0), history, before=round_before)
+    assert anew.facts([between], types)["1"].largest_run_gpus == 4
     assert models.facts([], types) == {}
-    assert models.facts([never], types)["1"].largest_run_gpus == 4, "by the history"
+    assert models.facts([never], types)["1"].largest_run_gpus == 0, "another job, or it never ran"
 
 
 def test_a_stored_profile_is_for_its_users_jobs_of_that_name():
@@ -323,3 +327,60 @@ def test_a_measured_table_stays_what_it_is():
     table_job = job("1", goodput_table={"t4": {1: 5.0}})
     models.learn(REPORTS)
     assert rate(models.facts([table_job], {"t4"})["1"].model, "t4", 1, 1) == 5.0
+
+
+def test_a_restart_that_is_only_said_to_cost_a_year_costs_half_an_hour():
+    jobs = [job("says", restart_cost_s=3e7), job("shown"), job("moved", pauses_s=(4000.0,))]
+    known = source().facts(jobs, ["t4"], RestartCosts(own_s={"shown": 1e9}))
+    assert {name: each.restart_cost_s for name, each in known.items()} == {
+        "says": 1800.0,
+        "shown": 1800.0,
+        "moved": 4000.0,
+    }
+
+
+def running(job_id: str = "1", gpus: int = 4, **fields: object):
+    return job(job_id, phase=Phase.RUNNING, allocation=on("t4", t4_00=gpus), **fields)
+
+
+def test_silence_is_worth_less_than_perfect_scaling():
+    """A job that runs and measures nothing: 4 GPUs are twice one, with a table or without one. One that has not run may try."""
+    models, table = learned(NoHistory()), {"t4": {1: 1.0, 4: 4.0}}
+    assert rate(models.facts([job("1")], {"t4"})["1"].model, "t4", 1, 4) == 4.0
+    for each in (running(), running("2", goodput_table=table)):
+        facts = models.facts([each], {"t4"})[each.id]
+        assert rate(facts.model, "t4", 1, 4) / rate(facts.model, "t4", 1, 1) == pytest.approx(2.0)
+        assert facts.largest_run_gpus == 4
+        assert models.facts([each], {"t4"})[each.id].model is facts.model, "nothing new: the very object"
+
+
+def test_a_table_that_the_jobs_steps_contradict_counts_as_measured():
+    """Its table says that 4 GPUs are 100 times as fast as one; by its steps 3 times (152 / 0.42 / 76.2)."""
+    history, spec = NoHistory(), {"goodput_table": {"t4": {1: 1.0, 4: 100.0}}}
+    models = learned(history)
+    models.learn([measured(1, 32), measured(4, 32)])
+    facts = models.facts([running(**spec)], {"t4"})["1"]
+    assert rate(facts.model, "t4", 1, 4) == pytest.approx((4 * 32 / 0.47) / (32 / 0.42), rel=0.01)
+    assert "of the speed that its goodput_table gives for 4 t4 GPUs" in facts.doubts[0]
+    assert models.facts([running(**spec)], {"t4"})["1"].model == facts.model
+
+
+def test_a_speed_on_gpus_that_a_job_has_never_held_is_none():
+    models = learned(NoHistory())
+    models.learn([measured(64, 32)])
+    facts = models.facts([running(gpus=1)], {"t4"})["1"]
+    assert isinstance(facts.model, LinearEstimator)
+    assert facts.largest_run_gpus == 1
+    assert "it reported a speed on 64 t4 GPUs, and has never held them" in facts.doubts[0]
+    models.learn([measured(1, 33)])
+    assert isinstance(models.facts([running(gpus=1)], {"t4"})["1"].model, TrainingEstimator)
+
+
+def test_the_first_total_that_a_job_reports_is_its_promise():
+    models = learned(NoHistory())
+    later = Report(job_id="1", epoch=2, sequence=0, time_s=1.0, body=STARTED.model_copy(update={"total": 900.0}))
+    models.learn([Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=STARTED), measured(1, 32), later])
+    facts = models.facts([running(gpus=1)], {"t4"})["1"]
+    assert facts.remaining_work == 900.0 - 5.0
+    assert facts.promise is not None
+    assert facts.promise.work == 100.0

@@ -46,26 +46,32 @@ class TableEstimator:
 
 @dataclass(frozen=True, slots=True)
 class LinearEstimator:
-    """An estimator for an unknown job: it scales perfectly, as in Sia in a job's first round.
+    """An estimator for an unknown job: it scales perfectly, as in Sia in a job's first round, or by a power.
 
     Raises:
-        ValueError: a speed that is not positive and finite.
+        ValueError: a speed that is not positive and finite, or a power that is not from 0 to 1.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     speeds: Mapping[str, float] = field(default_factory=dict)
     """GPU type -> speed of one GPU, such as `Families.speeds`; 1 for other types."""
+    power: float = 1.0
+    """Power of the number of GPUs by which it is faster; below 1 for a job that runs and does not measure itself."""
     kind: Literal["linear"] = "linear"
 
     def __post_init__(self) -> None:
         for gpu_type, speed in self.speeds.items():
             if not 0 < speed < math.inf:
                 raise ValueError(f"speeds[{gpu_type!r}]={speed} must be positive and finite")
+        if not 0 <= self.power <= 1:
+            raise ValueError(f"power={self.power} must be from 0 to 1")
 
     def goodput(self, gpu_type: str, nodes: IntArray, gpus: IntArray) -> FloatArray:
         """See `Estimator`; not in samples/s, but in multiples of the rate of one GPU of speed 1."""
-        return self.speeds.get(gpu_type, 1.0) * np.asarray(gpus, dtype=np.float64) + np.zeros(np.shape(nodes))
+        return self.speeds.get(gpu_type, 1.0) * np.asarray(gpus, dtype=np.float64) ** self.power + np.zeros(
+            np.shape(nodes)
+        )
 
     def best_batch(self, gpu_type: str, nodes: int, gpus: int) -> Batch | None:
         """None: nothing is known of the job's batches."""

@@ -24,7 +24,7 @@ from penstock_scheduler.model.cluster import (
     Placement,
     Share,
 )
-from penstock_scheduler.model.facts import JobFacts
+from penstock_scheduler.model.facts import JobFacts, Promise
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, Suspension, WaitingJob
 from penstock_scheduler.model.plan import (
     Assignment,
@@ -83,6 +83,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Progress",
+    "Promise",
     "Reason",
     "ReasonCode",
     "Recall",

@@ -9,6 +9,21 @@ from penstock_profiles.sensitivity import SensitivityProfile
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """What a job said of its work, beside what it must have done by the speed that it reports. All work is in the unit of its
+    goodput times seconds."""
+
+    work: float
+    """The whole work that it first said it has."""
+    done: float
+    """What it says that it has done."""
+    gpus: int
+    """Most GPUs that it has held."""
+    least: dict[str, float]
+    """GPU type -> the least work that a GPU-second on it does."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """The facts about one job in a snapshot that do not come from the cluster."""
 
@@ -32,6 +47,10 @@ class JobFacts:
     """Whether it has shown, or its job spec says, that it can save its state. Stopping another job loses all its work."""
     cost_measured: bool = False
     """Whether `restart_cost_s` was measured on the job itself."""
+    promise: Promise | None = None
+    """By which `remaining_work` and `likely_work` are checked; None: nothing is known."""
+    doubts: tuple[str, ...] = ()
+    """Claims of its user or of its reports that count for less than they say, as sentences without a subject's name."""
 
     def with_attained(self, gpu_s: dict[str, float]) -> JobFacts:
         """The same facts with these GPU-seconds. Written out because `replace` takes three times as long."""
@@ -46,6 +65,8 @@ class JobFacts:
             self.sensitivity,
             self.saves,
             self.cost_measured,
+            self.promise,
+            self.doubts,
         )
 
     def differs_by_time_only(self, other: JobFacts) -> bool:
@@ -55,5 +76,6 @@ class JobFacts:
             remaining_work=other.remaining_work,
             likely_work=other.likely_work,
             attained_gpu_s=other.attained_gpu_s,
+            promise=other.promise,
         )
         return same == other

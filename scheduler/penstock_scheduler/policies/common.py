@@ -288,14 +288,18 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
     """Seconds that the job still needs on this configuration; None: the snapshot does not tell.
 
     The remaining work at this goodput, plus a restart if the job does not run there yet. If the remaining work is unknown,
-    what is left of the running time that its user said, or of its time limit, whichever is shorter.
+    what is left of the running time that its user said, or of its time limit, whichever is shorter. A job that has run for longer
+    than its user said is expected to run for as long again.
     """
     work = snapshot.facts[job.id].remaining_work
     if work is not None and goodput > 0:
         there = job.running_as == option
         return work / goodput + (0.0 if there else snapshot.facts[job.id].restart_cost_s)
-    known_s = [each for each in (job.spec.runtime_s, job.time_limit_s) if each is not None]
-    return max(min(known_s) - ran_s(snapshot, job, option.gpus), 0.0) if known_s else None
+    ran, said_s = ran_s(snapshot, job, option.gpus), job.spec.runtime_s
+    left_s = [job.time_limit_s - ran] if job.time_limit_s is not None else []
+    if said_s is not None:
+        left_s.append(said_s - ran if ran < said_s else ran)
+    return max(min(left_s), 0.0) if left_s else None
 
 
 def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:

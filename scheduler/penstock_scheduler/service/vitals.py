@@ -86,6 +86,7 @@ class Vitals:
             cloud_protected=self.cloud_protected(),
             cloud_troubles=self.cloud_troubles(),
             differs=board.plan_check.warning(now_s),
+            doubted=0 if board.record is None else sum(bool(f.doubts) for f in board.record.snapshot.facts.values()),
         )
         wrong = problems(found, settings)
         leader = self.leader()

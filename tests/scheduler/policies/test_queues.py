@@ -260,3 +260,12 @@ def test_what_is_kept_from_round_to_round_is_no_longer_used_when_it_has_changed(
     assert fifo.decide(faster).chosen == {"j": Configuration(1, 1, "a100")}
     gone = dataclasses.replace(here, nodes=here.nodes[:1])
     assert fifo.decide(gone).waiting["j"].code is ReasonCode.NEVER_FITS
+
+
+def test_a_job_that_outlives_what_its_user_said_is_not_always_about_to_end():
+    """It said 1 s and has run for 600 s: it may run for 600 s more, and the other needs 500 s."""
+    said = runs("said", 1, runtime_s=1.0, time_limit_s=10_000.0)
+    other = wants("other", 1, time_limit_s=500.0, submit_s=1.0)
+    state = with_facts(snapshot("t4:1x1", [said, other]), attained_gpu_s={"said": {"t4": 600.0}})
+    plan = decide("srtf", state)
+    assert set(plan.chosen) == {"other"}
