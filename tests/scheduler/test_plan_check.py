@@ -7,10 +7,12 @@ import logging
 
 import pytest
 
+from penstock_profiles.estimators import TableEstimator
 from penstock_scheduler.model import (
     Assignment,
     ClusterState,
     Job,
+    JobSpec,
     Pack,
     Phase,
     Placement,
@@ -25,11 +27,14 @@ from penstock_scheduler.plan_check import DIFFERS, PATIENCE_S, PlanCheck
 from penstock_scheduler.policies import REGISTRY
 from penstock_scheduler.policy_choice import PolicyChoice
 from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
+from penstock_scheduler.simulator.latencies import Latencies
 from tests.scheduler.builders import job, on, snapshot
-from tests.scheduler.loops import simulated
+from tests.scheduler.loops import TABLE, simulated
 
 WHY = Reason(ReasonCode.CHOSEN, "why")
 COST_S = 30.0
+SPEC = JobSpec(max_gpus=8, goodput_table=TABLE)  # type: ignore[arg-type]
 
 
 def round_of(jobs: list[Job], given: dict[str, Placement], **more: object) -> RoundRecord:
@@ -133,7 +138,13 @@ def test_jobs_of_which_the_plan_knows_nothing_and_no_plan_at_all_are_not_told():
 @pytest.mark.parametrize("policy", sorted(REGISTRY))
 def test_nothing_is_told_while_jobs_start_move_and_end_as_they_do(policy):
     """A simulated afternoon: a round a minute, a look every 10 s."""
-    loop, cluster, store = simulated(8, policy)
+    clock = SimulatedClock()
+    jobs = [
+        SimulatedJob(str(i), f"j{i}", SPEC, EstimatedJob(TableEstimator(TABLE), 2000.0), i * 100.0) for i in range(8)
+    ]
+    slow = Latencies(launch_s=40.0, leave_s=25.0, lost_s=5.0, pause_s=15.0, exit_s=20.0)
+    cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock, latencies=slow)
+    loop, _, store = simulated(0, policy, clock, cluster=cluster)
     check, told = PlanCheck(), []
 
     def looked(state: ClusterState, now_s: float, gpu_seconds: object) -> None:
@@ -142,7 +153,6 @@ def test_nothing_is_told_while_jobs_start_move_and_end_as_they_do(policy):
         told.append(check.warning(now_s))
 
     loop._on_observed = looked
-    clock = loop._clock
     while clock.now_s() < 4 * 3600:
         loop.tick()
         clock.sleep(10.0)
