@@ -66,7 +66,7 @@ AS_LONG_AGAIN = 10.0
 """How many times the work that it has done a job is taken to have left that should have ended by what it said."""
 
 VERY_LONG_GPU_S = 1e9
-"""GPU-seconds that a job is taken to have left that reported only what cannot be."""
+"""GPU-seconds that a job is taken to have left that reported only what cannot be. It is also taken not to scale."""
 
 Ratio = Callable[[str, str], float]
 """(a GPU type, another) -> how many times as fast the first may make a job at most."""
@@ -195,13 +195,13 @@ class TableCheck:
         fast = max(per_gpu, key=lambda name: (per_gpu[name] / most[name], name), default="")
         if fast and per_gpu[fast] > NOTICEABLE * most[fast]:
             text = (
-                f"by its goodput_table, a {shortened(fast, 40)} GPU makes it {times(per_gpu[fast] / most[fast])} as fast as is plausible beside "
-                "its other types, so it counts for less: correct the table"
+                f"by its goodput_table, a {shortened(fast, 40)} GPU makes it {times(per_gpu[fast] / most[fast])} as fast as is "
+                "plausible beside its other types, so it counts for less: correct the table"
             )
         elif over > NOTICEABLE:
             text = (
-                f"by its goodput_table, it is {times(over)} as fast on {gpus} {shortened(gpu_type, 40)} GPUs as in proportion to its fewest, "
-                "and no job is, so they count in proportion: correct the table"
+                f"by its goodput_table, it is {times(over)} as fast on {gpus} {shortened(gpu_type, 40)} GPUs as in proportion "
+                "to its fewest, and no job is, so they count in proportion: correct the table"
             )
         return bounded_table(table, of_types, 1.0 if seen else SILENT_POWER), text
 

@@ -103,7 +103,7 @@ class LearnedModels:
         self._tables: dict[JobId, tuple[JobSpec, TableCheck]] = {}
         self._bounded: dict[JobId, tuple[object, object, AnyEstimator]] = {}
         """The newest model as it was learnt, what bounds it, and the model as it counts."""
-        self._silent: dict[JobId, AnyEstimator] = {}
+        self._silent: dict[JobId, LinearEstimator] = {}
         """The models of jobs that run and have measured nothing."""
         self._impossible: dict[JobId, str] = {}
         """What a job has reported that it cannot have measured, as a sentence."""
@@ -227,16 +227,20 @@ class LearnedModels:
             )
             facts = replace(facts, promise=self._promise(job.id, facts.model, so_far, 0.0))
         if model is None or isinstance(model, LinearEstimator):
+            wrong = self._impossible.get(job.id) if model is None else None
             if isinstance(facts.model, LinearEstimator) and self._most_gpus[job.id]:
-                facts = replace(facts, model=self._silent.setdefault(job.id, replace(facts.model, power=SILENT_POWER)))
-            if job.id in self._impossible and model is None:
-                facts = replace(facts, likely_work=(VERY_LONG_GPU_S,), doubts=(self._impossible[job.id],))
+                power, known = (SILENT_POWER if wrong is None else 0.0), self._silent.get(job.id)
+                if known is None or known.power != power or known.speeds != facts.model.speeds:
+                    known = self._silent[job.id] = replace(facts.model, power=power)
+                facts = replace(facts, model=known)
+            if wrong is not None:
+                facts = replace(facts, likely_work=(VERY_LONG_GPU_S,), doubts=(*facts.doubts, wrong))
             return facts
         if self._kept.get(job.id) is not model:
             self._history.add_model(job.id, time.time(), model)
             self._kept[job.id] = model
         model, doubt = self._as_it_counts(job.id, model)
-        facts = replace(facts, model=model, doubts=(doubt,) if doubt else ())
+        facts = replace(facts, model=model, doubts=(*facts.doubts, doubt) if doubt else facts.doubts)
         if so_far.total is None:
             return facts
         left_work = max(so_far.total - so_far.done, 0.0)
@@ -285,7 +289,8 @@ class LearnedModels:
             if isinstance(report.body, Observation):
                 check.saw(report.body, self._most_gpus[job.id])
         rates, doubt = check.believed(self._specs.unmeasured_ratio, self._specs.ratio)
-        facts = replace(facts, doubts=(doubt,) if doubt else (), largest_run_gpus=self._most_gpus[job.id])
+        doubts = (*facts.doubts, doubt) if doubt else facts.doubts
+        facts = replace(facts, doubts=doubts, largest_run_gpus=self._most_gpus[job.id])
         if not check.measured and not self._most_gpus[job.id]:
             return facts
         last = self._bounded.get(job.id)

@@ -35,6 +35,10 @@ MOST_COST_S = 1800.0
 itself counts in full. A checkpoint of 1 TB takes 1,000 s at 1 GB/s, and a large job begins in minutes."""
 
 
+TOO_COSTLY = f"its restart_cost_s counts as {MOST_COST_S:.0f} s at most, until Penstock has seen what a restart costs it: correct it"
+"""The doubt about a job spec with a higher cost."""
+
+
 class SpecModels:
     """Models from the job spec alone.
 
@@ -106,6 +110,7 @@ class SpecModels:
                 sensitivity=self._sensitivities.get(profile_name(job.spec)),
                 saves=saves(job),
                 cost_measured=bool(job.pauses_s) or job.id in measured.own_s,
+                doubts=(TOO_COSTLY,) if (job.spec.restart_cost_s or 0.0) > MOST_COST_S else (),
             )
         return found
 

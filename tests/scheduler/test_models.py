@@ -337,6 +337,7 @@ def test_a_restart_that_is_only_said_to_cost_a_year_costs_half_an_hour():
         "shown": 1800.0,
         "moved": 4000.0,
     }
+    assert [name for name, each in known.items() if each.doubts] == ["says"]
 
 
 def running(job_id: str = "1", gpus: int = 4, **fields: object):
@@ -372,6 +373,7 @@ def test_a_speed_on_gpus_that_a_job_has_never_held_is_none():
     assert isinstance(facts.model, LinearEstimator)
     assert facts.largest_run_gpus == 1
     assert "it reported a speed on 64 t4 GPUs, and has never held them" in facts.doubts[0]
+    assert rate(facts.model, "t4", 1, 4) == rate(facts.model, "t4", 1, 1), "it is taken not to scale"
     models.learn([measured(1, 33)])
     assert isinstance(models.facts([running(gpus=1)], {"t4"})["1"].model, TrainingEstimator)
 
