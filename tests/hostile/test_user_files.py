@@ -269,6 +269,22 @@ def test_a_process_that_was_idle_or_killed_is_replaced(tmp_path: Path) -> None:
     run(ask)
 
 
+def test_a_process_that_nobody_asks_ends_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(user_files, "IDLE_S", 0.01)
+    monkeypatch.setattr(user_files, "DEAD_S", 0.01)
+
+    async def ask(files: UserFiles) -> None:
+        await files.read(ME, str(tmp_path / "file"), 0, 9)
+        process = files._readers[ME]._process
+        assert process is not None
+        async with asyncio.timeout(60):
+            while Path(f"/proc/{process.pid}").exists():  # a zombie is there, too
+                await asyncio.sleep(0.01)
+
+    run(ask)
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -18,7 +18,8 @@ import signal
 import sys
 from typing import BinaryIO
 
-IDLE_S = 60
+IDLE_S = 120
+"""The process that asks ends it sooner, if it is there."""
 
 READ_S = 10
 """How long one read may take. The process that asks waits less long."""

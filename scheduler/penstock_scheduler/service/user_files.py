@@ -34,6 +34,12 @@ WAITING = 100
 MOST_KILLED = 2
 """Processes of a user that were killed and cannot die. With so many, the user's files are not read until one has died."""
 
+IDLE_S = 60.0
+"""How long a process waits for its user's next request."""
+
+DEAD_S = 1.0
+"""How long a killed process takes to be gone, unless it hangs."""
+
 MOST_OF_A_LINE = 200
 
 READ_AT_ONCE = 2**18
@@ -63,6 +69,8 @@ class _Reader:
         self._turn = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        """Ends the process when nobody has asked for a while."""
         self._killed: list[subprocess.Popen[bytes]] = []
         """Processes that may not be dead yet."""
         self.waiting = 0
@@ -70,24 +78,29 @@ class _Reader:
     @property
     def idle(self) -> bool:
         """Whether nobody waits for it, and it can end."""
-        return not self.waiting and not self._hangs()
+        return not self.waiting and not self._alive()
 
     async def read(self, path: str, offset: int, limit: int) -> Part:
         """See `UserFiles.read`."""
         if self.waiting >= WAITING:
             raise Busy(f"{self.waiting} requests read files of this user already; try again in some seconds")
         self.waiting += 1
+        if self._rest is not None:
+            self._rest.cancel()
         try:
             async with self._turn:
-                if self._hangs():
+                if len(self._alive()) >= MOST_KILLED:
                     raise NotReadable("its file system does not answer")
                 return await self._ask(b"%d %d %d" % (offset, limit, self._uid), os.fsencode(path), limit)
         finally:
             self.waiting -= 1
+            if not self.waiting:
+                self._rest = asyncio.get_running_loop().call_later(IDLE_S, self.end)
 
-    def _hangs(self) -> bool:
+    def _alive(self) -> list[subprocess.Popen[bytes]]:
+        """Processes that were killed and are not dead yet. The dead are gone for good."""
         self._killed = [each for each in self._killed if each.poll() is None]
-        return len(self._killed) >= MOST_KILLED
+        return self._killed
 
     async def _ask(self, numbers: bytes, name: bytes, limit: int) -> Part:
         in_step = False
@@ -164,8 +177,10 @@ class _Reader:
                 raise ValueError(found[:100])
         return kind, told, bytes(found[:length])
 
-    def end(self) -> None:
+    def end(self, *, for_good: bool = False) -> None:
         """Kill the process."""
+        if for_good and self._rest is not None:
+            self._rest.cancel()
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -174,6 +189,8 @@ class _Reader:
                 self._process.kill()
             self._killed.append(self._process)
             self._process = None
+            with contextlib.suppress(RuntimeError):  # the loop is over
+                asyncio.get_running_loop().call_later(DEAD_S, self._alive)
 
 
 class UserFiles:
@@ -210,9 +227,9 @@ class UserFiles:
         idle = next((uid for uid, each in self._readers.items() if each.idle), None)
         if idle is None:
             raise Busy(f"files of {MOST_USERS} users are being read; try again in some seconds")
-        self._readers.pop(idle).end()
+        self._readers.pop(idle).end(for_good=True)
 
     def close(self) -> None:
         """End all processes. They end by themselves, too, when nobody is left to ask."""
         for each in self._readers.values():
-            each.end()
+            each.end(for_good=True)
