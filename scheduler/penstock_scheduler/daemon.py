@@ -345,9 +345,7 @@ def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> 
     limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
     rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
     kin = KinOfJobs(store, specs.beginning, recalls=settings.section(DaemonSettings).recall_models)
-    last = store.last_round()
-    before = None if last is None else last.snapshot
-    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None, before)
+    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None, store.last_round())
 
     def cloud_nodes() -> list[str]:
         return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]
@@ -482,7 +480,12 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
         site.board,
         controls,
         # The loop has its own, in its thread.
-        SpecModels(load_families(daemon.families), daemon.restart_cost_s, sensitivities=site.sensitivities),
+        SpecModels(
+            load_families(daemon.families),
+            daemon.restart_cost_s,
+            sensitivities=site.sensitivities,
+            check_claims=daemon.check_claims,
+        ),
         check,
         site.learn,
     )
@@ -504,7 +507,7 @@ def _open(
     except CatalogueError as error:
         raise ConfigError(f"[daemon] families: {error}") from None
     sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
-    models = SpecModels(families, daemon.restart_cost_s, sensitivities=sensitivities)
+    models = SpecModels(families, daemon.restart_cost_s, sensitivities=sensitivities, check_claims=daemon.check_claims)
     return open_cluster(daemon.cluster, settings, clock, models.check, leadership), models, sensitivities
 
 

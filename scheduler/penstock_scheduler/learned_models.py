@@ -22,9 +22,10 @@ from penstock_profiles.learning import JobModel, on_all
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started
 from penstock_scheduler.claims import SILENT_POWER, VERY_LONG_GPU_S, PaceCheck, TableCheck, bounded, promise, slower_on
-from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase, Promise, Snapshot
+from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase, Promise
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.progress import NOTHING, Number, Progress, number
+from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.reused_ids import is_another
 from penstock_scheduler.saving import ReportHistory, Saving
 from penstock_scheduler.sensitivities import Sensitivities
@@ -71,7 +72,7 @@ class LearnedModels:
         history: the store.
         sensitivities: corrects sensitivity profiles.
         kin: recalls earlier jobs of the kind of a job of which nothing else is known; None: nothing is recalled.
-        before: the jobs of the newest round before this daemon started, and what was known of them.
+        before: the newest round before this daemon started; None: there was none.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class LearnedModels:
         history: History,
         sensitivities: Sensitivities | None = None,
         kin: Callable[[Sequence[Job]], Mapping[JobId, Kin | None]] | None = None,
-        before: Snapshot | None = None,
+        before: RoundRecord | None = None,
     ) -> None:
         self._specs, self._history, self._recall = specs, history, kin
         self._kin: dict[JobId, Kin | None] = {}
@@ -116,9 +117,10 @@ class LearnedModels:
         self._submitted_s: dict[JobId, float] = {}
         """When the jobs of the last round were submitted."""
         if before is not None:
-            self._submitted_s = {job.id: job.submit_s for job in before.jobs}
-            self._most_gpus = {job: facts.largest_run_gpus or 0 for job, facts in before.facts.items()}
-            self._types = {job: set(facts.attained_gpu_s) for job, facts in before.facts.items()}
+            seen = before.snapshot
+            self._submitted_s = {job.id: job.submit_s for job in seen.jobs}
+            self._most_gpus = {job: facts.largest_run_gpus or 0 for job, facts in seen.facts.items()}
+            self._types = {job: set(facts.attained_gpu_s) for job, facts in seen.facts.items()}
         self._lock = threading.Lock()
 
     def learn(self, reports: Sequence[Report]) -> None:
@@ -178,6 +180,8 @@ class LearnedModels:
                 self._types.setdefault(job.id, set()).add(job.allocation.gpu_type)
             if known[job.id].largest_run_gpus not in (None, self._most_gpus[job.id]):  # its own runs show how it scales
                 known[job.id] = replace(known[job.id], largest_run_gpus=self._most_gpus[job.id])
+            if job.spec.goodput_table is not None and not self._specs.check_claims:
+                continue
             of_job = self._facts_of if job.spec.goodput_table is None else self._facts_of_table
             try:
                 known[job.id] = of_job(job, known[job.id], fresh.get(job.id, []))
@@ -228,7 +232,8 @@ class LearnedModels:
             facts = replace(facts, promise=self._promise(job.id, facts.model, so_far, 0.0))
         if model is None or isinstance(model, LinearEstimator):
             wrong = self._impossible.get(job.id) if model is None else None
-            if isinstance(facts.model, LinearEstimator) and self._most_gpus[job.id]:
+            silent = self._specs.check_claims and self._most_gpus[job.id]
+            if silent and isinstance(facts.model, LinearEstimator):
                 power, known = (SILENT_POWER if wrong is None else 0.0), self._silent.get(job.id)
                 if known is None or known.power != power or known.speeds != facts.model.speeds:
                     known = self._silent[job.id] = replace(facts.model, power=power)
@@ -239,13 +244,13 @@ class LearnedModels:
         if self._kept.get(job.id) is not model:
             self._history.add_model(job.id, time.time(), model)
             self._kept[job.id] = model
-        model, doubt = self._as_it_counts(job.id, model)
+        model, doubt = self._as_it_counts(job.id, model) if self._specs.check_claims else (model, "")
         facts = replace(facts, model=model, doubts=(*facts.doubts, doubt) if doubt else facts.doubts)
         if so_far.total is None:
             return facts
         left_work = max(so_far.total - so_far.done, 0.0)
         said = self._promise(job.id, model, so_far, so_far.total if so_far.promised is None else so_far.promised)
-        return replace(facts, remaining_work=left_work, promise=said)
+        return replace(facts, remaining_work=left_work, promise=said if self._specs.check_claims else None)
 
     def _as_it_counts(self, job: JobId, model: AnyEstimator) -> tuple[AnyEstimator, str]:
         """The model without what is not plausible, and what that is, as a sentence; the same object while nothing changes."""
@@ -301,7 +306,12 @@ class LearnedModels:
     def _held(self, job: JobId, report: Report) -> bool:
         """Whether the job may have measured this: on no more GPUs than it has held, and of a type that it has held."""
         body, types = report.body, self._types.get(job)
-        if not isinstance(body, Observation) or not types or body.gpu_type not in self._specs.gpu_types:
+        if (
+            not isinstance(body, Observation)
+            or not self._specs.check_claims
+            or not types
+            or body.gpu_type not in self._specs.gpu_types
+        ):
             return True  # nothing tells: it may have run in the cloud
         if body.gpu_type in types and body.gpus <= self._most_gpus[job]:
             return True

@@ -7,6 +7,7 @@ claims is bounded (`claims`). `learned_models` adds what jobs report while they 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 
@@ -35,7 +36,9 @@ MOST_COST_S = 1800.0
 itself counts in full. A checkpoint of 1 TB takes 1,000 s at 1 GB/s, and a large job begins in minutes."""
 
 
-TOO_COSTLY = f"its restart_cost_s counts as {MOST_COST_S:.0f} s at most, until Penstock has seen what a restart costs it: correct it"
+TOO_COSTLY = (
+    f"its restart_cost_s counts as {MOST_COST_S:.0f} s at most until a restart was seen to cost more: correct it"
+)
 """The doubt about a job spec with a higher cost."""
 
 
@@ -47,6 +50,7 @@ class SpecModels:
         restart_cost_s: wall-clock seconds that a restart costs a job whose job spec has no value.
         gpus: the catalogue of GPU types, which maps the site's names to those of families; None: Penstock's own.
         sensitivities: sensitivity profiles by name, looked up in each round; None: there are none.
+        check_claims: whether what job specs and reports claim is bounded and checked (`claims`).
     """
 
     def __init__(
@@ -55,7 +59,10 @@ class SpecModels:
         restart_cost_s: float,
         gpus: Gpus | None = None,
         sensitivities: Mapping[str, SensitivityProfile] | None = None,
+        *,
+        check_claims: bool = True,
     ) -> None:
+        self.check_claims = check_claims
         self._catalogue = families
         self._gpus = load_gpus() if gpus is None else gpus
         self._restart_cost_s = restart_cost_s
@@ -105,21 +112,26 @@ class SpecModels:
             found[job.id] = JobFacts(
                 estimator,
                 costs_s[job.id],
-                largest_run_gpus=held if _grows_step_by_step(estimator, saves(job)) else None,
+                largest_run_gpus=held if self._grows_step_by_step(estimator, saves(job)) else None,
                 unmeasured_types=_unknown_types(estimator, types),
                 sensitivity=self._sensitivities.get(profile_name(job.spec)),
                 saves=saves(job),
                 cost_measured=bool(job.pauses_s) or job.id in measured.own_s,
-                doubts=(TOO_COSTLY,) if (job.spec.restart_cost_s or 0.0) > MOST_COST_S else (),
+                doubts=(TOO_COSTLY,) if self.check_claims and (job.spec.restart_cost_s or 0.0) > MOST_COST_S else (),
             )
         return found
+
+    def _grows_step_by_step(self, estimator: AnyEstimator, saves: bool) -> bool:
+        """Whether a job gets more GPUs only by and by: its scaling is unknown, or it cannot be moved if its table is wrong."""
+        stuck = self.check_claims and isinstance(estimator, TableEstimator) and not saves
+        return isinstance(estimator, LinearEstimator) or stuck
 
     def _of(self, spec: JobSpec) -> tuple[JobSpec, AnyEstimator]:
         """Jobs with the same job spec object share an estimator; a trace has thousands of such jobs."""
         if len(self._of_spec) > SPECS:
             self._of_spec = {}
         if id(spec) not in self._of_spec:  # the job spec is kept here, so its id stays its own
-            self._of_spec[id(spec)] = spec, _estimator(spec, self._families, self._gpu_types)
+            self._of_spec[id(spec)] = spec, _estimator(spec, self._families, self._gpu_types, check=self.check_claims)
         return self._of_spec[id(spec)]
 
     def _costs_s(self, jobs: Sequence[Job], measured: RestartCosts) -> dict[JobId, float]:
@@ -140,18 +152,18 @@ class SpecModels:
         for job in jobs:
             if job.spec.model_family is not None:
                 of_family.setdefault(job.spec.model_family, []).extend(job.pauses_s)
-        costs_s = {}
+        costs_s, most_s = {}, MOST_COST_S if self.check_claims else math.inf
         for job in jobs:
             if job.pauses_s:
                 costs_s[job.id] = max(median(job.pauses_s), LEAST_COST_S)
             elif job.id in measured.own_s:
-                costs_s[job.id] = min(max(measured.own_s[job.id], LEAST_COST_S), MOST_COST_S)
+                costs_s[job.id] = min(max(measured.own_s[job.id], LEAST_COST_S), most_s)
             elif job.spec.restart_cost_s is not None:
-                costs_s[job.id] = min(job.spec.restart_cost_s, MOST_COST_S)
+                costs_s[job.id] = min(job.spec.restart_cost_s, most_s)
             elif pauses_s := of_family.get(job.spec.model_family or ""):
                 costs_s[job.id] = max(median(pauses_s), LEAST_COST_S)
             elif job.id in measured.alike_s:
-                costs_s[job.id] = min(max(measured.alike_s[job.id], LEAST_COST_S), MOST_COST_S)
+                costs_s[job.id] = min(max(measured.alike_s[job.id], LEAST_COST_S), most_s)
             else:
                 costs_s[job.id] = self._restart_cost_s
         return costs_s
@@ -217,15 +229,13 @@ def _unknown_types(estimator: AnyEstimator, gpu_types: frozenset[str]) -> tuple[
     return tuple(sorted(gpu_types - estimator.models.keys())) if isinstance(estimator, TrainingEstimator) else ()
 
 
-def _grows_step_by_step(estimator: AnyEstimator, saves: bool) -> bool:
-    """Whether a job gets more GPUs only by and by: its scaling is unknown, or it could not be moved if its table were wrong."""
-    return isinstance(estimator, LinearEstimator) or (isinstance(estimator, TableEstimator) and not saves)
-
-
-def _estimator(spec: JobSpec, families: Families, gpu_types: Collection[str] = ()) -> AnyEstimator:
+def _estimator(
+    spec: JobSpec, families: Families, gpu_types: Collection[str] = (), *, check: bool = True
+) -> AnyEstimator:
     """From the job spec, or for a job of which nothing is known, from how fast these GPU types are in general."""
     if spec.goodput_table is not None:
-        return TableEstimator(bounded_table(spec.goodput_table, least_ratio_of(families)))
+        table = {gpu_type: dict(rates) for gpu_type, rates in spec.goodput_table.items()}
+        return TableEstimator(bounded_table(table, least_ratio_of(families)) if check else table)
     if spec.model_family is None:
         return LinearEstimator(families.speeds(gpu_types))
     try:

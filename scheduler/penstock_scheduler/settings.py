@@ -103,6 +103,11 @@ class DaemonSettings(BaseModel):
         default=True,
         description="Whether a job of unknown speed starts with what ended jobs of the same user, name and batch size reported.",
     )
+    check_claims: bool = Field(
+        default=True,
+        description="Whether what job specs and reports claim of a job's speed and end is bounded, and checked by what the job "
+        "measures.",
+    )
     families: Path | None = Field(
         default=None, description="File with further model families, in the catalogue's format."
     )

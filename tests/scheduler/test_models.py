@@ -7,8 +7,10 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.learned_models import LearnedModels
-from penstock_scheduler.model import JobSpec, Phase
+from penstock_scheduler.model import JobSpec, Phase, Plan
 from penstock_scheduler.models import SpecModels
+from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.saving import RestartCosts
 from tests.scheduler.builders import job, on, rate, snapshot, with_facts
 
@@ -287,7 +289,8 @@ def test_what_a_job_has_run_on_is_remembered_while_it_holds_nothing():
     assert models.facts([between], types)["1"].largest_run_gpus == 4, "it has reported nothing, but it ran"
     history.seen = list(REPORTS)
     assert learned(history).facts([between], types)["1"].largest_run_gpus == 0
-    round_before = with_facts(snapshot("t4:1x4", [held]), largest_run_gpus={"1": 4})
+    seen = with_facts(snapshot("t4:1x4", [held]), largest_run_gpus={"1": 4})
+    round_before = RoundRecord(seen, PolicyChoice(), Plan(1, {}, {}))
     anew = LearnedModels(SpecModels(Families(), 30.0), history, before=round_before)
     assert anew.facts([between], types)["1"].largest_run_gpus == 4
     assert models.facts([], types) == {}
