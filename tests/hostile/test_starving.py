@@ -163,3 +163,36 @@ def test_the_bound_holds_for_every_flood(policy: str, data: st.DataObject) -> No
     cluster.run(1800.0)
     for lived in honest:
         assert lived.longest_wait_s <= BOUND_S, lived.job.id
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[str, list[Lived]]:
+    """Jobs that nobody ends, of users who want different GPUs."""
+    jobs = [
+        Lived(
+            job(
+                f"job-{n:02d}",
+                user=draw(st.sampled_from(["ada", "bob", "cleo", "dan"])),
+                submit_s=draw(st.sampled_from([0.0, 120.0, 700.0])),
+                min_gpus=(least := draw(st.sampled_from([1, 1, 2, 4, 8]))),
+                max_gpus=draw(st.sampled_from([least, 8, 64])) if least < 8 else 64,
+                gpu_types=draw(st.sampled_from([None, ["t4"], ["a100"]])),
+            ),
+            1e9,
+        )
+        for n in range(draw(st.integers(4, 14)))
+    ]
+    return draw(st.sampled_from(["t4:2x4,a100:1x8", "t4:1x8,a100:1x4", "t4:1x2,a100:1x2"])), jobs
+
+
+@pytest.mark.parametrize("policy", PROMISE)
+@settings(max_examples=5, deadline=None)
+@given(st.data())
+def test_turns_do_not_stop_jobs_in_circles(policy: str, data: st.DataObject) -> None:
+    """Nothing changes after the first 12 minutes, so 40 minutes later no turn has stopped a job any more."""
+    nodes, jobs = data.draw(crowds())
+    cluster = Flood(nodes, jobs, policy, SETTINGS.get(policy))
+    cluster.run(2400.0)
+    early = len(cluster.stop_texts)
+    cluster.run(4800.0)
+    assert [text for _, _, text in cluster.stop_texts[early:] if "has been without GPUs" in text] == []

@@ -8,8 +8,8 @@ for some. What a user *holds* is counted in the pool, jobs that the policy does 
    the free GPUs before the policy decides about all other jobs. Jobs within the share go first, then users who hold least.
    Among users who hold the same, the order rotates every `TURN_S`, so that nobody can be the first for ever.
 2. **It takes GPUs from running jobs** if too few are free: of users who keep at least as many as its user then has.
-   Only jobs that may be stopped, the last started of the user who holds most first. The policy decides whether such a job
-   shrinks, moves or waits.
+   Only jobs that may be stopped, the smallest that is enough first, and then the last started. The policy decides whether
+   such a job shrinks, moves or waits.
 3. **GPUs are kept free for it** if it needs several at once and jobs that may not be stopped are in the way. That needs a place
    where those jobs belong to users who hold more and have run for less than `TURN_S`, so that GPUs stay idle no longer than that.
    For one user, no more GPUs than the equal share are kept free.
@@ -25,16 +25,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from penstock_scheduler.free_gpus import FreeGpus, is_open, open_nodes
+from penstock_scheduler.free_gpus import FreeGpus, open_nodes
 from penstock_scheduler.model import (
     Adaptivity,
     Burst,
     Configuration,
     Job,
     JobId,
-    Node,
     Phase,
     Placement,
     Plan,
@@ -46,6 +45,7 @@ from penstock_scheduler.model import (
     StopCode,
 )
 from penstock_scheduler.policies import common
+from penstock_scheduler.policies.pools import Pool, place_of, pool_key
 from penstock_scheduler.policies.staying import without
 from penstock_scheduler.policies.stops import BY_REASON, stopped
 from penstock_scheduler.policies.wrapper import Wrapper
@@ -85,34 +85,6 @@ class WithTurns(Wrapper):
         )
 
 
-class _Pool:
-    """The GPUs that some jobs may use, and who holds them."""
-
-    def __init__(self, snapshot: Snapshot, job: Job, holding: Iterable[tuple[Job, Placement, int]]) -> None:
-        self.nodes = {
-            node.name: node for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)
-        }
-        self.held = Counter[str]()
-        """User -> GPUs."""
-        for other, where, sign in holding:
-            self.held[other.user] += sign * self.on(where)
-        unseen = sum(self.on(place) for other in snapshot.unseen if (place := _place(other)) is not None)
-        self.gpus = sum(node.gpus_for_us for node in self.nodes.values()) + unseen
-        queued = {_pool_key(other): other for other in snapshot.jobs if other.phase is Phase.QUEUED}
-        want = {key for key, other in queued.items() if any(_may_use(other, node) for node in self.nodes.values())}
-        want.add(_pool_key(job))
-        self.users = sorted(
-            {user for user, gpus in self.held.items() if gpus > 0}
-            | {other.user for other in snapshot.jobs if other.phase is Phase.QUEUED and _pool_key(other) in want}
-        )
-        """Users who hold or want some of them."""
-        self.share = self.gpus / max(len(self.users), 1)
-
-    def on(self, where: Placement) -> int:
-        """GPUs of a placement that are in the pool."""
-        return sum(share.gpus for share in where.shares if share.node in self.nodes)
-
-
 class _Turns:
     """The turns of one round."""
 
@@ -122,14 +94,14 @@ class _Turns:
         self._pins = common.pinned(snapshot)
         self._grouped = {job for group in (snapshot.sharing.groups if snapshot.sharing else ()) for job in group.jobs}
         self._holding = [
-            (job, where, 1) for job in (*snapshot.jobs, *snapshot.unseen) if (where := _place(job)) is not None
+            (job, where, 1) for job in (*snapshot.jobs, *snapshot.unseen) if (where := place_of(job)) is not None
         ]
         """Jobs and the GPUs that they hold, and with -1 the GPUs that they leave for a turn."""
-        self._pools: dict[tuple[object, ...], _Pool] = {}
+        self._pools: dict[tuple[object, ...], Pool] = {}
         self._book = FreeGpus.of(snapshot)
         """GPUs that no job holds, and that are not given yet."""
         self._running: list[tuple[Job, Placement]] = []
-        """Running jobs that may make room: first those on nodes where such jobs have many GPUs, the last started first."""
+        """Running jobs that may make room: the smallest first, of equal ones the last started."""
         for job, where in self._pins.items():
             self._book.take(self._jobs[job], where)
         for each in snapshot.jobs:
@@ -137,12 +109,7 @@ class _Turns:
                 self._book.take(each, held)
                 if each.id not in self._grouped:
                     self._running.append((each, held))
-        on = Counter[str]()
-        for _, held in self._running:
-            on.update({share.node: share.gpus for share in held.shares})
-        self._running.sort(
-            key=lambda run: (-on[(first := run[1].nodes[0])], first, -(run[0].started_s or 0.0), run[0].id)
-        )
+        self._running.sort(key=lambda run: (run[1].gpus, -(run[0].started_s or 0.0), run[0].id))
         self._left: set[JobId] = set()
         """Those of them that have made room."""
         self.given: dict[JobId, Placement] = {}
@@ -163,7 +130,7 @@ class _Turns:
             waited_s = self._snapshot.time_s - max(job.submit_s, job.stopped_s or 0.0, job.requeued_s or 0.0)
             here = job.id not in away and job.spec.burst is not Burst.ONLY
             if job.phase is Phase.QUEUED and here and waited_s >= TURN_S:
-                alike.setdefault((job.user, *_pool_key(job), *_asks(job)), []).append((waited_s, job))
+                alike.setdefault((job.user, *pool_key(job), *_asks(job)), []).append((waited_s, job))
                 self._waited_s[job.id] = waited_s
         queues = [sorted(jobs, key=lambda each: (each[0], each[1].id)) for jobs in alike.values()]
         while queues:
@@ -177,10 +144,10 @@ class _Turns:
         turn = (pool.users.index(job.user) - int(self._snapshot.time_s // TURN_S)) % len(pool.users)
         return has + job.spec.min_gpus > pool.share, has, turn, -waited_s, job.id
 
-    def _pool(self, job: Job) -> _Pool:
-        key = _pool_key(job)
+    def _pool(self, job: Job) -> Pool:
+        key = pool_key(job)
         if key not in self._pools:
-            self._pools[key] = _Pool(self._snapshot, job, self._holding)
+            self._pools[key] = Pool(self._snapshot, job, self._holding)
         return self._pools[key]
 
     def _count(self, job: Job, where: Placement, sign: int) -> None:
@@ -220,7 +187,7 @@ class _Turns:
                     found[shape] = rate
         return sorted(found, key=lambda each: (-found[each], each))
 
-    def _again(self, job: Job, options: Sequence[Configuration], pool: _Pool) -> Placement | None:
+    def _again(self, job: Job, options: Sequence[Configuration], pool: Pool) -> Placement | None:
         """What the last round gave the job, if it is free: the jobs there are on their way out already."""
         target = job.target
         if target is None or target.configuration not in options or pool.on(target) < target.gpus:
@@ -228,17 +195,38 @@ class _Turns:
         fits = self._book.has(target) and self._book.allowance.refuses(job, target.gpus, target.gpu_type) is None
         return target if fits else None
 
-    def _made_room(self, job: Job, options: Sequence[Configuration], pool: _Pool) -> Placement | None:
+    def _made_room(self, job: Job, options: Sequence[Configuration], pool: Pool) -> Placement | None:
         """GPUs of running jobs of users who keep at least as many as the job's user then has; None: there are too few."""
-        gpus, trial, leaving, lost = options[0].gpus, self._book.copy(), [], Counter[str]()
+        gpus = options[0].gpus
         least = pool.held[job.user] + gpus
-        found = None
-        for other, held in self._running:
-            left = pool.held[other.user] - lost[other.user] - least
-            if left <= 0 or other.user == job.user or other.id in self._left or not (there := pool.on(held)):
-                continue
-            loses = gpus if _shrinks(other, held, gpus) else there
-            if loses <= left:
+        each = min(option.gpus // option.nodes for option in options)
+
+        def able() -> Iterator[tuple[Job, Placement, int]]:
+            for other, held in self._running:
+                left = pool.held[other.user] - least
+                if left > 0 and other.user != job.user and other.id not in self._left and (there := pool.on(held)):
+                    loses = gpus if _shrinks(other, held, gpus) else there
+                    if loses <= left:
+                        yield other, held, loses
+
+        for run in able():
+            enough = any(share.gpus + self._book.on(share.node) >= each for share in run[1].shares)
+            if enough and (found := self._if_they_leave(job, options, pool, [run])) is not None:
+                return found
+        runs, on = list(able()), Counter[str]()
+        for _, held, _ in runs:
+            on.update({share.node: share.gpus for share in held.shares})
+        runs.sort(key=lambda run: (-on[run[1].nodes[0]], run[1].nodes))  # the smallest stay first on each node
+        return self._if_they_leave(job, options, pool, runs)
+
+    def _if_they_leave(
+        self, job: Job, options: Sequence[Configuration], pool: Pool, able: Iterable[tuple[Job, Placement, int]]
+    ) -> Placement | None:
+        """GPUs for a job where the first of these running jobs leave theirs, and these jobs as making room."""
+        gpus, trial, lost = options[0].gpus, self._book.copy(), Counter[str]()
+        leaving, found = [], None
+        for other, held, loses in able:
+            if loses <= pool.held[other.user] - lost[other.user] - pool.held[job.user] - gpus:
                 lost[other.user] += loses
                 trial.give_back(other, held)
                 leaving.append((other, held))
@@ -263,7 +251,7 @@ class _Turns:
         self._book = trial
         return found
 
-    def _keep_free(self, job: Job, options: Sequence[Configuration], pool: _Pool) -> None:
+    def _keep_free(self, job: Job, options: Sequence[Configuration], pool: Pool) -> None:
         """Keep GPUs free for a job that needs several at once; see rule 3."""
         option = options[0]
         if pool.held[job.user] + option.gpus > pool.share or self._book.allowance.refuses(
@@ -318,15 +306,18 @@ class _Turns:
         for where in self._aside:
             book.take_nodes(where)
         planned = [(jobs[each], assignment.placement, 1) for each, assignment in plan.assignments.items()]
-        planned += [(job, place, 1) for job in self._snapshot.unseen if (place := _place(job)) is not None]
-        pools: dict[tuple[object, ...], _Pool] = {}
+        planned += [(job, place, 1) for job in self._snapshot.unseen if (place := place_of(job)) is not None]
+        pools: dict[tuple[object, ...], Pool] = {}
         kept: dict[JobId, Placement] = {}
 
         def keep(job: Job, held: Placement, more: int) -> None:
-            if (key := _pool_key(job)) not in pools:
-                pools[key] = _Pool(self._snapshot, job, planned)
+            if (key := pool_key(job)) not in pools:
+                pools[key] = Pool(self._snapshot, job, planned)
             most = max((gpus for user, gpus in pools[key].held.items() if user != job.user), default=0)
-            fits = book.has(held) and not book.allowance.refuses(job, held.gpus, held.gpu_type)
+            open_to = pools[key].on(held) == held.gpus and all(
+                pools[key].nodes[name].leave is None for name in held.nodes
+            )
+            fits = open_to and book.has(held) and not book.allowance.refuses(job, held.gpus, held.gpu_type)
             if most >= pools[key].held[job.user] + more and fits:
                 kept[job.id] = held
                 book.take(job, held)
@@ -370,26 +361,12 @@ class _Turns:
         return Reason(ReasonCode.CHOSEN, f"starts on {where.configuration}: it has been without GPUs for {waited}")
 
 
-def _place(job: Job) -> Placement | None:
-    """The GPUs on which a job runs, or to which it is on its way."""
-    return job.running_on or job.bound_for
-
-
 def _shrinks(job: Job, held: Placement, gpus: int) -> bool:
     """Whether a running job can go on without this many of its GPUs."""
     rigid = job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED)
     return not rigid and held.gpus - gpus >= job.spec.min_gpus
 
 
-def _pool_key(job: Job) -> tuple[object, ...]:
-    """Jobs with the same key may use the same GPUs."""
-    return job.partitions, job.reservation, job.nodes, job.spec.gpu_types, job.spec.excluded_gpu_types
-
-
 def _asks(job: Job) -> tuple[object, ...]:
     """Jobs of a user with the same pool and these are alike: if there is no room for one, there is none for the others."""
     return job.account, job.qos, job.spec.min_gpus, job.spec.max_gpus, str(job.spec.scale_unit), job.spec.adaptivity
-
-
-def _may_use(job: Job, node: Node) -> bool:
-    return is_open(node, job) and job.spec.allows_type(node.gpu_type)

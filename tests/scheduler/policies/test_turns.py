@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from penstock_scheduler.model import GpuLimit, Job, Phase, Plan, Snapshot, StopCode
+from penstock_scheduler.model import GpuLimit, Job, LeaveCause, LeaveRequest, Phase, Plan, Snapshot, StopCode
 from penstock_scheduler.policies import make_policy, takes_turns
 from penstock_scheduler.policies.turns import TURN_S, WithTurns
 from tests.scheduler.builders import job, on, snapshot, staged, with_facts
@@ -177,6 +177,25 @@ def test_a_running_job_is_not_stopped_for_a_user_who_holds_more() -> None:
     assert plan.assignments["a"].placement == held[0].allocation
     assert plan.assignments["a"].reason.text == "keeps 1 t4: other users hold more"
     assert "q" in plan.waiting
+
+
+@pytest.mark.parametrize(
+    "asks", [{"reservation": "exam"}, {"may_start": False, "leave": LeaveRequest(LeaveCause.DRAIN)}]
+)
+def test_a_job_that_a_person_asks_to_leave_is_not_kept_by_turns(asks: dict[str, object]) -> None:
+    """ada's node is reserved or drained, and mallory has more GPUs on another one."""
+    held = [short("a", "t4_00", user="ada"), *(short(f"m{n}", "t4_01") for n in range(4))]
+    state = snapshot("t4:2x4", held, time_s=NOW_S)
+    nodes = (dataclasses.replace(state.nodes[0], **asks), state.nodes[1])
+    assert "a" in WithTurns(Fickle()).decide(dataclasses.replace(state, nodes=nodes)).waiting
+
+
+def test_the_smallest_job_that_is_enough_makes_room() -> None:
+    """mallory's job of four GPUs is not stopped for one GPU while there is one of a single GPU."""
+    held = [short("m4", "t4_00", 4), *(short(f"m{n}", "t4_01", 2 if n else 1) for n in range(2)), short("m9", "t4_01")]
+    plan = make_policy("sia")[0].decide(snapshot("t4:2x4", [*held, waits("a", TURN_S)], time_s=NOW_S))
+    assert "a" in plan.assignments
+    assert plan.stops.keys() <= {"m0", "m9"}
 
 
 def test_a_limit_counts_for_a_turn() -> None:

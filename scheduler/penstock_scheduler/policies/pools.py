@@ -1,0 +1,51 @@
+"""Pools: the GPUs that some jobs may use, and who holds them; for `turns`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from penstock_scheduler.free_gpus import is_open, open_nodes
+from penstock_scheduler.model import Job, Node, Phase, Placement, Snapshot
+
+
+class Pool:
+    """The GPUs that some jobs may use, and who holds them."""
+
+    def __init__(self, snapshot: Snapshot, job: Job, holding: Iterable[tuple[Job, Placement, int]]) -> None:
+        self.nodes = {
+            node.name: node for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)
+        }
+        self.held = Counter[str]()
+        """User -> GPUs."""
+        for other, where, sign in holding:
+            self.held[other.user] += sign * self.on(where)
+        unseen = sum(self.on(place) for other in snapshot.unseen if (place := place_of(other)) is not None)
+        self.gpus = sum(node.gpus_for_us for node in self.nodes.values()) + unseen
+        queued = {pool_key(other): other for other in snapshot.jobs if other.phase is Phase.QUEUED}
+        want = {key for key, other in queued.items() if any(_may_use(other, node) for node in self.nodes.values())}
+        want.add(pool_key(job))
+        self.users = sorted(
+            {user for user, gpus in self.held.items() if gpus > 0}
+            | {other.user for other in snapshot.jobs if other.phase is Phase.QUEUED and pool_key(other) in want}
+        )
+        """Users who hold or want some of them."""
+        self.share = self.gpus / max(len(self.users), 1)
+
+    def on(self, where: Placement) -> int:
+        """GPUs of a placement that are in the pool."""
+        return sum(share.gpus for share in where.shares if share.node in self.nodes)
+
+
+def place_of(job: Job) -> Placement | None:
+    """The GPUs on which a job runs, or to which it is on its way."""
+    return job.running_on or job.bound_for
+
+
+def pool_key(job: Job) -> tuple[object, ...]:
+    """Jobs with the same key may use the same GPUs."""
+    return job.partitions, job.reservation, job.nodes, job.spec.gpu_types, job.spec.excluded_gpu_types
+
+
+def _may_use(job: Job, node: Node) -> bool:
+    return is_open(node, job) and job.spec.allows_type(node.gpu_type)
