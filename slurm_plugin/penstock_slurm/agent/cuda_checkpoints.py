@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from penstock_profiles.cuda_checkpoint import NO_DRIVER, NO_ROOM
 from penstock_profiles.nvml import Sample
@@ -65,6 +65,15 @@ def _group(pid: int) -> int:
     """The group of a process."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return int(next(line for line in text.splitlines() if line.startswith("Gid:")).split()[1])
+
+
+def _said(stderr: IO[str]) -> str:
+    """What a helper has said that has ended. It ran as a user, who may have given the pipe to a process that lives on."""
+    os.set_blocking(stderr.fileno(), False)
+    try:
+        return os.read(stderr.fileno(), 2**12).decode(errors="replace").strip()
+    except BlockingIOError:
+        return ""
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -285,7 +294,7 @@ class CudaCheckpoints:
             return  # it was of an earlier run of the job
         said = f"the driver did not do it within {limit_s:g} s"
         if process.returncode not in (None, -signal.SIGKILL) and process.stderr is not None:
-            said = process.stderr.read().strip() or f"the helper ended with status {process.returncode}"
+            said = _said(process.stderr) or f"the helper ended with status {process.returncode}"
         facts = {"slurm_job": number, "verb": helper.verb, "seconds": round(helper.age_s, 2)}
         nothing = process.returncode == NO_DRIVER and number in self._unknown
         self._unknown.discard(number)
