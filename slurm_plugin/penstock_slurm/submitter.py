@@ -102,7 +102,13 @@ class SlurmSubmitter:
             argv = (*self._words(WITH_PARENT), *argv)
             timeout_s = min(self._settings.command_timeout_s, max(until_s - boot_s(), 0.1))
             job = self._sbatch(argv, order, account, site, fd, timeout_s)
-        self._expect_own(job, account, key)
+        try:
+            self._expect_own(job, account, key)
+        except ClusterAway as error:
+            if order.key is not None:
+                raise  # the same key finds the job
+            text = f"sbatch told of job {job}, but Slurm does not show it now ({error}); see `squeue --me`"
+            raise BadJobSpec(f"{text} before you submit again") from None
         return job
 
     def _words(self, words: Sequence[str]) -> Sequence[str]:

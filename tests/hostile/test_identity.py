@@ -21,12 +21,12 @@ from typing import cast
 import pytest
 
 from penstock_scheduler.client import ApiError, Client
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.errors import BadJobSpec, ClusterAway, PenstockError
 from penstock_scheduler.messages import JobView, Submission
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.spool import Spool
 from penstock_scheduler.store import open_store
-from penstock_slurm.gateway import CliGateway
+from penstock_slurm.gateway import CliGateway, ControllerAway
 from penstock_slurm.loopback import LoopbackCluster, machine, wait_for
 from penstock_slurm.loopback.fixtures import skip_without_slurm
 from penstock_slurm.settings import SlurmSettings
@@ -299,6 +299,21 @@ def test_a_job_id_is_believed_only_if_slurm_shows_that_job(
     forged = submitter(tmp_path, "cat >/dev/null; echo 3", monkeypatch, *records)
     with pytest.raises(PenstockError, match="job 3"):
         forged.submit(Submission(key=key, command=("train",)), ME, MINE)
+
+
+@pytest.mark.parametrize(("key", "error"), [("k", ClusterAway), (None, BadJobSpec)])
+def test_a_job_that_slurm_does_not_show_is_not_submitted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, error: type[PenstockError]
+) -> None:
+    """Clients repeat what ends with ClusterAway. With a key, that finds the job; without one, it would be a second job."""
+    submitting = submitter(tmp_path, "cat >/dev/null; echo 3", monkeypatch)
+
+    def away(job: str) -> None:
+        raise ControllerAway("Unable to contact slurm controller", command="squeue")
+
+    monkeypatch.setattr(submitting._gateway, "records", away)
+    with pytest.raises(error, match="contact slurm controller"):
+        submitting.submit(Submission(key=key, command=("train",)), ME, MINE)
 
 
 @pytest.mark.parametrize("text", ["", "no number", "3 4", "3_1", "-3", "3\\n4", "x" * 5000])
