@@ -10,9 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
 import stat
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
+from penstock_scheduler import children
 from penstock_scheduler.burst_manager.provider import (
     DescribedInstance,
     Kind,
@@ -111,28 +110,26 @@ class Client:
 
     def ask(self, verb: str, asked: Mapping[str, Any]) -> str:
         """The answer to a question, as JSON. Raises LaunchFailed."""
-        process = subprocess.Popen(
-            [*self._settings.command, verb],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
         try:
-            out, errors = process.communicate(json.dumps(asked), timeout=self._settings.timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            words = f"{self._name} has not answered {verb!r} within {self._settings.timeout_s:g} s"
+            done = children.run(
+                [*self._settings.command, verb],
+                env=os.environ,
+                input=json.dumps(asked).encode(),
+                timeout_s=self._settings.timeout_s,
+                cwd=str(Path.cwd()),
+            )
+        except children.CannotStart as error:
+            raise LaunchFailed(Kind.CONFIG, "", f"{self._name}: {error}") from None
+        except children.ChildError as error:  # what it was asked for may have been done
+            words = f"{self._name} has not answered {verb!r}: its command {error.text}"
             raise LaunchFailed(Kind.LOST, "", words) from None
-        if process.returncode == 0:
-            return out
+        if done.returncode == 0:
+            return done.out
         try:
-            refusal = _Refusal.model_validate_json(out)
+            refusal = _Refusal.model_validate_json(done.out)
         except ValidationError:
-            told = (errors or out).strip()[-500:]
-            words = f"{self._name}: {verb!r} failed with exit status {process.returncode}: {told}"
+            told = (done.err or done.out).strip()[-500:]
+            words = f"{self._name}: {verb!r} failed with exit status {done.returncode}: {told}"
             raise LaunchFailed(Kind.CONFIG, "", words) from None
         raise LaunchFailed(refusal.kind, "", f"{self._name}: {refusal.message}")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.files import save_whole
+from penstock_scheduler import children
 from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.safe_text import guard
 from penstock_scheduler.settings import load_settings
@@ -49,7 +49,7 @@ def _tell(kind: str, argv: Sequence[str]) -> int:
                 jobs[str(job["job_id"])] = _names(job.get("nodes_resume") or job["nodes"])
         told = {"jobs": jobs, "nodes": _names(argv[0]), "time_s": time.time()}
         save_whole(settings.share / kind / f"{time.time_ns()}-{os.getpid()}.json", json.dumps(told))
-    except (PenstockError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+    except (PenstockError, OSError, ValueError, KeyError) as error:
         print(f"penstock-{kind}: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -57,10 +57,10 @@ def _tell(kind: str, argv: Sequence[str]) -> int:
 
 def _names(hostlist: str) -> list[str]:
     """Expand `cloud-[0-1]` with Slurm's own rules."""
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", hostlist], check=True, capture_output=True, text=True, timeout=20
-    )
-    return done.stdout.split()
+    done = children.run([children.program("scontrol"), "show", "hostnames", hostlist], env=os.environ, timeout_s=20.0)
+    if done.returncode != 0:
+        raise PenstockError(f"scontrol show hostnames: {done.err.strip()}")
+    return done.out.split()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from pathlib import Path
 
+from penstock_scheduler import children
 from penstock_scheduler.errors import PenstockError
 
 
@@ -27,11 +28,10 @@ def credential(method: str, path: str, socket: Path | None) -> str:
     at = [] if socket is None else [f"--socket={socket}"]
     instead = "PENSTOCK_TOKEN has no token"
     try:
-        made = subprocess.run(
-            ["munge", *at, "-s", payload(method, path)], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        argv = [children.program("munge"), *at, "-s", payload(method, path)]
+        made = children.run(argv, env=os.environ, timeout_s=10.0)
+    except children.ChildError as error:
         raise PenstockError(f"{instead}, and munge cannot be run ({error}); ask an admin for a token") from None
     if made.returncode != 0:
-        raise PenstockError(f"{instead}, and munge failed: {made.stderr.strip()}; ask an admin for a token")
-    return made.stdout.strip()
+        raise PenstockError(f"{instead}, and munge failed: {made.err.strip()}; ask an admin for a token")
+    return made.out.strip()

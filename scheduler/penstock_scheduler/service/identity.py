@@ -10,14 +10,16 @@ import pwd
 import re
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from starlette.requests import Request
 
 from penstock_profiles.wire import read
-from penstock_scheduler import munge
+from penstock_scheduler import children, munge
 from penstock_scheduler.access_messages import By, Identity, LogIn, NewToken, SessionRow, TokenOrder, TokenView
+from penstock_scheduler.children import ChildError, Pool
 from penstock_scheduler.messages import Role
 from penstock_scheduler.service import sessions
 from penstock_scheduler.service.addresses import client_address, host_of
@@ -44,8 +46,10 @@ GUESSES_BURST = 10
 ACCOUNT_CACHED_S = 60.0
 """How long an account stays cached. A look-up over the network may take long."""
 
-MUNGE_AT_ONCE = 8
-"""Most unmunge processes at the same time."""
+MUNGE_AT_ONCE, MUNGE_WAITING = 16, 1000
+"""Most unmunge processes at the same time, of which one host has at most half, and requests that wait for one."""
+
+MUNGE_S = 10.0
 
 NOBODY = Identity(user="", uid=None, role="nobody", by="nothing")
 """Who a caller is before the log-in."""
@@ -73,7 +77,8 @@ class Gatekeeper:
         """How often tokens or sessions began or ended, as far as this process knows."""
         self.daemon_uid = os.geteuid()
         """penstockd's user, who is an admin on the socket as root is."""
-        self._munge = asyncio.Semaphore(MUNGE_AT_ONCE)
+        self._munge = Pool("requests by MUNGE", MUNGE_AT_ONCE, MUNGE_WAITING)
+        self._unmunge = children.found("unmunge")
         self._passwords = Passwords(settings.pam_service) if settings.pam_service is not None else None
         self._guesses = Bucket(GUESSES_PER_S, GUESSES_BURST)
         """Of a user's password."""
@@ -101,7 +106,9 @@ class Gatekeeper:
         if given is not None:
             where = address or f"uid {peer_uid}"
             kind, _, proof = given.partition(" ")
-            return await self._guarded(self._by_header(request, kind, proof), where, cheap=kind.lower() == "bearer")
+            return await self._guarded(
+                self._by_header(request, kind, proof, host_of(where)), where, cheap=kind.lower() == "bearer"
+            )
         if sessions.is_log_in(request):
             return NOBODY
         if (cookie := self.cookies.read(request)) is not None:
@@ -195,11 +202,12 @@ class Gatekeeper:
             log.info("login failed", extra={"address": where, "text": str(refusal)[:200]})
             raise
 
-    async def _by_header(self, request: Request, kind: str, proof: str) -> Identity:
+    async def _by_header(self, request: Request, kind: str, proof: str, host: str) -> Identity:
         if kind.lower() == "bearer":
             return await self._by_token(proof.strip())
         if kind.upper() == "MUNGE" and self._settings.munge:
-            return await self._by_munge(proof.strip(), munge.payload(request.method, request.url.path))
+            payload = munge.payload(request.method, request.url.path)
+            return await self._by_munge(proof.strip(), payload, host)
         also = " or MUNGE CREDENTIAL" if self._settings.munge else ""
         raise Refusal(401, "unauthenticated", f"the header Authorization must be Bearer TOKEN{also}")
 
@@ -321,28 +329,23 @@ class Gatekeeper:
             session=row.id,
         )
 
-    async def _by_munge(self, proof: str, payload: str) -> Identity:
+    async def _by_munge(self, proof: str, payload: str, host: str) -> Identity:
         """munged refuses a credential that is forged, expired or replayed. The payload ties it to this request."""
         at = [f"--socket={self._settings.munge_socket}"] if self._settings.munge_socket else []
-        async with self._munge:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    "unmunge",
-                    *at,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                )
-                output, why = await asyncio.wait_for(process.communicate(proof.encode()), 10)
-            except (OSError, TimeoutError) as error:
-                raise Refusal(503, "busy", f"MUNGE does not answer: {error}; try again, or use a token") from None
-        status = _STATUS.search(output.decode(errors="replace"))
-        text = status[1] if status else why.decode(errors="replace").strip()
-        if process.returncode in _NOT_REACHED:
+        if self._unmunge is None:
+            raise Refusal(503, "busy", "MUNGE does not answer: unmunge is not installed; use a token")
+        ask = partial(children.run, [self._unmunge, *at], env=os.environ, input=proof.encode(), timeout_s=MUNGE_S)
+        try:
+            done = await self._munge.call(host, ask)
+        except ChildError as error:
+            raise Refusal(503, "busy", f"MUNGE does not answer: {error}; try again, or use a token") from None
+        status = _STATUS.search(done.out)
+        text = status[1] if status else done.err.strip()
+        if done.returncode in _NOT_REACHED:
             raise Refusal(503, "busy", f"MUNGE does not answer: {text}; try again, or use a token")
-        if process.returncode != 0:
+        if done.returncode != 0:
             raise Refusal(401, "unauthenticated", f"MUNGE refuses the credential: {text}; create a new one")
-        head, _, body = output.decode(errors="replace").partition("\n\n")
+        head, _, body = done.out.partition("\n\n")
         found = _UID.search(head)
         if found is None or body != payload:
             raise Refusal(401, "unauthenticated", f"the payload of the MUNGE credential must be {payload!r}")

@@ -6,13 +6,16 @@ input. The exit status is 0 if PAM takes the password and the account may be use
 
 from __future__ import annotations
 
-import asyncio
+import os
 import sys
+from functools import partial
 
+from penstock_scheduler import children
+from penstock_scheduler.children import ChildError, Pool
 from penstock_scheduler.service.errors import Refusal
 
-AT_ONCE = 4
-"""Most checks at the same time."""
+AT_ONCE, WAITING = 8, 200
+"""Most checks at the same time, of which one user has at most half, and checks that wait."""
 _TIMEOUT_S = 30.0
 _REFUSED = 1
 
@@ -22,31 +25,20 @@ class Passwords:
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._pool = Pool("log-ins", AT_ONCE, WAITING)
 
     async def check(self, user: str, password: str) -> None:
-        """Return if it is the user's password. Raises Refusal: 401, it is not; 503, PAM cannot be asked."""
-        async with self._turns:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                __name__,
-                self._service,
-                user,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            try:
-                _, why = await asyncio.wait_for(process.communicate(password.encode()), _TIMEOUT_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-                raise Refusal(503, "busy", "PAM does not answer; try again, or use a token", retry_after_s=10) from None
-        if process.returncode == _REFUSED:
+        """Return if it is the user's password. Raises Refusal: 401, it is not; 503, PAM cannot be asked; and Busy."""
+        argv = [sys.executable, "-m", __name__, self._service, user]
+        ask = partial(children.run, argv, env=os.environ, input=password.encode(), timeout_s=_TIMEOUT_S)
+        try:
+            done = await self._pool.call(user, ask)
+        except ChildError:
+            raise Refusal(503, "busy", "PAM does not answer; try again, or use a token", retry_after_s=10) from None
+        if done.returncode == _REFUSED:
             raise Refusal(401, "unauthenticated", "the user or the password is wrong")
-        if process.returncode != 0:
-            last = (why.decode(errors="replace").strip().splitlines() or ["no reason"])[-1]
+        if done.returncode != 0:
+            last = (done.err.strip().splitlines() or ["no reason"])[-1]
             raise Refusal(503, "not-ready", f"PAM cannot be asked: {last[:300]}; use a token", retry_after_s=60)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_scheduler import children
 from penstock_scheduler.errors import PenstockError
 
 
@@ -32,22 +33,14 @@ class SlurmCommands:
         }
         if self.conf is not None:
             environment["SLURM_CONF"] = str(self.conf)
+        account = None if user is None else children.account_of(user)
         try:
-            return subprocess.run(
-                argv,
-                env=environment,
-                cwd="/",
-                user=user,
-                group=user,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=self.timeout_s,
-                check=False,
-            )
-        except FileNotFoundError:
+            path = children.program(argv[0])
+            done = children.run([path, *argv[1:]], env=environment, timeout_s=self.timeout_s, account=account)
+            return subprocess.CompletedProcess(argv, done.returncode, done.out, done.err)
+        except children.CannotStart:
             raise PenstockError(f"{argv[0]} is not on PATH; install Slurm's commands (Debian: slurm-client)") from None
-        except subprocess.TimeoutExpired:
+        except children.TookTooLong:
             raise PenstockError(f"{argv[0]} gave no answer in {self.timeout_s:g} s; does slurmctld run?") from None
 
     def config(self) -> dict[str, str]:
