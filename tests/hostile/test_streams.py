@@ -193,7 +193,7 @@ def test_an_order_is_carried_out_whole_though_its_token_is_revoked_meanwhile(tmp
     with site(tmp_path) as api:
         begun, going_on = threading.Event(), threading.Event()
 
-        def cancel(name: str) -> None:
+        def cancel(name: str, *by: object) -> None:
             begun.set()
             assert going_on.wait(60)
             api.submitter.cancelled.append(name)
