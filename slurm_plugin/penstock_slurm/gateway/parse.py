@@ -34,13 +34,11 @@ FEW = 8
 
 
 def records(text: str, key: str) -> list[str]:
-    """The records of an answer of `scontrol -o`, each of which begins with `key=`.
+    """The records of an answer of `scontrol -o`, each of which begins with `key=`: what follows that, first the name.
 
     An admin can write newlines into names, reasons and comments, so a line may be the rest of the record before it.
     """
-    return [
-        each.rstrip("\n") for each in re.split(rf"^(?={key}=)", text, flags=re.MULTILINE) if each.startswith(f"{key}=")
-    ]
+    return f"\n{text}".rstrip("\n").split(f"\n{key}=")[1:]
 
 
 def keyed(pattern: re.Pattern[str], text: str) -> Fields:
@@ -63,7 +61,7 @@ RESERVATION_STATES = {"ACTIVE": True, "INACTIVE": False}
 YES_NO = {"YES": True, "NO": False}
 
 RESERVATION_KEYS = re.compile(r"\s(StartTime|EndTime|Nodes|Flags|State)=(\S*)")
-RESERVATION_NAME = re.compile(r"ReservationName=(.*?)(?=\sStartTime=|$)", re.DOTALL)
+RESERVATION_NAME = re.compile(r"(.*?)(?=\sStartTime=|$)", re.DOTALL)
 CONFIG_KEYS = re.compile(r"^(\w+) += (.*?) *$", re.MULTILINE)
 SHARED_GRES = re.compile(r"(?:^|,)(?:shard|mps)(?::(?!\d+(?:\(|,|$))([^:,()]+|\(null\)))?:(\d+)(?:\(([^)]*)\))?")
 """GRES that are parts of GPUs: GPU type, number in use, and what Slurm adds in parentheses."""
@@ -220,7 +218,7 @@ def _node(line: str, release: Release) -> SlurmNode:
     nothing_used: dict[str, int] = {}
     gpus = node.read("Gres", _gpus, nothing_used)
     return SlurmNode(
-        name=line.partition("=")[2].partition(" ")[0],
+        name=line.partition(" ")[0],
         gpus=gpus,
         gpus_used=node.read("GresUsed", lambda text: _used(text, sum(gpus.values())), nothing_used),
         state=state,
@@ -269,7 +267,7 @@ def _partition(line: str) -> SlurmPartition:
     partition = keyed(PARTITION_KEYS, line)
     state = partition.word("State", PARTITION_STATES)
     return SlurmPartition(
-        name=line.partition("=")[2].partition(" ")[0],
+        name=line.partition(" ")[0],
         nodes=partition.read("Nodes", expand, ()),
         up=state == "UP",
         default=partition.read("Default", YES_NO.__getitem__, False),
