@@ -12,7 +12,7 @@ from penstock_scheduler.model import Hold, Phase, Progress
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import ControllerAway, SlurmNode, TimedOut, Unread
+from penstock_slurm.gateway import ControllerAway, SlurmNode, SlurmReservation, TimedOut, Unread
 from penstock_slurm.gateway.base import Unknown
 from penstock_slurm.records import CHECKS, DOUBT_S
 from penstock_slurm.settings import SlurmSettings
@@ -185,3 +185,37 @@ def test_nothing_starts_on_a_node_that_cannot_be_read_and_what_runs_there_stays(
         "n0": (False, None),
         "n1": (True, None),
     }
+
+
+def test_what_no_record_can_be_blamed_for_is_told(told: Told, cluster: SlurmCluster) -> None:
+    told.lost = (Unread("association", "57|a|b"), Unread("message", "the moon is full", 2))
+    found = {(each.kind, each.text, each.names) for each in cluster.observe().unknown}
+    assert ("association", "record=57|a|b", ("without a readable name",)) in found
+    assert ("message", "the moon is full", ("", "")) in found
+
+
+def test_a_running_job_whose_record_cannot_be_read_is_left_alone(told: Told, cluster: SlurmCluster) -> None:
+    """Its owner is told why, and no other job is seen otherwise."""
+    told.listed = [pending("gpu", **RUNS), pending("gpu", id="8", number=8)]
+    assert ids(cluster) == ["7", "8"]
+    odd = (Unknown("record", "7 fields in place of 37"),)
+    told.listed[0] = pending("", unknown=odd, state="", comment="")
+    state = cluster.observe()
+    assert [job.id for job in state.jobs] == ["8"]
+    assert [(each.job, each.runs) for each in state.refused] == [("7", True)]
+    assert "7 fields in place of 37" in state.refused[0].text
+    told.listed[0] = pending("gpu", **RUNS)
+    assert sorted(ids(cluster)) == ["7", "8"]
+
+
+def test_nothing_starts_on_the_nodes_of_a_reservation_that_cannot_be_read(told: Told, cluster: SlurmCluster) -> None:
+    told.listed = [pending("gpu", **RUNS)]
+    odd = SlurmReservation("r", 0.0, 0.0, ("n0",), True, frozenset(), (Unknown("State", "ODD"),))
+    told.reservations = lambda: (odd,)  # type: ignore[method-assign,assignment,return-value]
+    state = cluster.observe()
+    assert {node.name: (node.may_start, node.leave, node.reservation) for node in state.nodes} == {
+        "n0": (False, None, ""),
+        "n1": (True, None, ""),
+    }
+    assert [job.phase for job in state.jobs] == [Phase.RUNNING]
+    assert {each.kind for each in state.unknown} == {"node", "reservation"}
