@@ -5,9 +5,9 @@
 -- daemon. It gets its job spec as JSON in admin_comment, which users cannot write, and an untyped count of its fewest
 -- GPUs (Slurm 22.05 cannot change the type of a pending job's GPUs). Jobs without the flags are not changed.
 --
--- slurmctld waits while this runs. It reads two small files, and no loop is longer than a site's list of nodes or a
--- flag's list. Nothing here talks to penstockd. While penstockd is down, jobs are accepted and wait; with
--- `plain_after_s`, Slurm starts them as plain jobs after that time. Works with Lua 5.1 to 5.4.
+-- slurmctld waits while this runs, and Slurm bounds no text before. It reads two small files, and its work for a user's text
+-- grows no faster than the text and a site's list of nodes. Nothing here talks to penstockd. While penstockd is down, jobs
+-- are accepted and wait; with `plain_after_s`, Slurm starts them as plain jobs after that time. Works with Lua 5.1 to 5.4.
 
 local penstock = {}
 
@@ -15,6 +15,7 @@ local HERE = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
 local SITE, STARTS = HERE .. "penstock_site.lua", HERE .. "penstock_starts.lua"
 local MOST_DIGITS, MOST_NAME, MOST_LIST = 9, 64, 1024 -- as in flags.c
 local MOST_NODES = 10000 -- in a list of nodes
+local MOST_LOOKED_AT = 2 ^ 22 -- bytes, in all steps of expanding a list of nodes
 
 -- Readers: from a flag's text to its value, or nil if the text does not have the flag's form. flags.c accepts the same
 -- texts.
@@ -275,7 +276,8 @@ function penstock.spec(given, site)
   for _, flag in ipairs(FLAGS) do
     local text = given[flag.name]
     if text then
-      local value, why = READERS[flag.syntax](text, flag)
+      local value, why
+      if #text <= MOST_LIST then value, why = READERS[flag.syntax](text, flag) end
       if value == nil then
         refuse("--%s=%s: %s", flag.name, shown(text), why or string.format("give %s, such as --%s=%s", flag.form, flag.name, flag.example))
       end
@@ -390,9 +392,13 @@ end
 
 -- The names of a host list such as t4-[00-02,05],x, as a set.
 local function hosts(option, text)
-  local found, count = {}, 0
+  local found, count, looked_at = {}, 0, 0
   local function wrong() refuse("%s=%s: give names of nodes, such as %s=node[01-04]", option, shown(text), option) end
+  -- Also a part that names no node ends in admin_comment.
+  if text:find("[^A-Za-z0-9._,%[%]-]") then wrong() end
   local function expand(item)
+    looked_at = looked_at + #item
+    if looked_at > MOST_LOOKED_AT then wrong() end
     local before, ranges, after = item:match("^([^%[]*)%[([^%]]*)%](.*)$")
     if not before then
       count = count + 1
@@ -405,20 +411,23 @@ local function hosts(option, text)
       first = first or range:match("^[0-9]+$")
       last = last or first
       if not first or #first > MOST_DIGITS or #last > MOST_DIGITS or last - first > MOST_NODES then wrong() end
+      if last - first < 0 then wrong() end
       for number = tonumber(first), tonumber(last) do
         expand(before .. string.format("%0" .. #first .. "d", number) .. after)
       end
     end
   end
-  local item
+  local pieces, open = {}, false
   for piece in (text .. ","):gmatch("([^,]*),") do
-    item = item and item .. "," .. piece or piece
-    if not item:find("%[[^%]]*$") then
-      expand(item)
-      item = nil
+    pieces[#pieces + 1] = piece
+    local bracket = piece:match("^.*([%[%]])")
+    if bracket then open = bracket == "[" end
+    if not open then
+      expand(table.concat(pieces, ","))
+      pieces = {}
     end
   end
-  if item then wrong() end
+  if open then wrong() end
   return found, count
 end
 
@@ -428,10 +437,13 @@ local function having(text, site)
     refuse("--constraint=%s cannot be used with --adaptive: join features by & or by |, such as --constraint='a&b'", shown(text))
   end
   if not site.features then error(SITE .. " lists no features: run `penstock slurm sync`", 0) end
-  local any = text:find("|", 1, true)
+  local any, nodes_of = text:find("|", 1, true), {} -- each feature once, and one for all that no node has
+  for feature in text:gmatch("[^&|]+") do
+    nodes_of[site.features[feature] and feature or ""] = site.features[feature] or {}
+  end
   return function(node)
-    for feature in text:gmatch("[^&|]+") do
-      local has = (site.features[feature] or {})[node] or false
+    for _, nodes in pairs(nodes_of) do
+      local has = nodes[node] or false
       if has == (any ~= nil) then return has end
     end
     return not any
@@ -524,10 +536,10 @@ local function partitions_for(job, visible, site)
     shorter = shorter or (own and not long_enough(own, job))
   end
   for each in (job.partition or ""):gmatch("[^,]+") do
-    if not managed[each] then
+    if managed[each] == nil then
       refuse("Penstock does not manage partition %s; it manages %s", shown(each), table.concat(names, ", "))
     end
-    found[#found + 1] = managed[each]
+    found[#found + 1], managed[each] = managed[each] or nil, false -- each once
   end
   if #found == 0 and shorter then
     refuse("--time is more than the MaxTime of every partition that Penstock manages and you may use: give a shorter one")

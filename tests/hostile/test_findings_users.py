@@ -1,0 +1,67 @@
+"""What an ordinary user of the host can do to others, found by reading the code with that user's eyes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock_slurm.install.sources import source
+
+LUAS = [found for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "lua") if (found := shutil.which(name))]
+
+SUBMIT = """
+slurm = {NO_VAL = 4294967294, NO_VAL16 = 65534, NO_VAL8 = 254, NO_VAL64 = 2 ^ 64 - 2, SUCCESS = 0, ERROR = -1}
+slurm.log_user = function(form, text) end
+slurm.log_error = slurm.log_user
+local job = {
+  spank_job_env = {"PENSTOCK_ADAPTIVE=adaptive", "PENSTOCK_MAX_GPUS=2", "PENSTOCK_" .. arg[2]}, script = "#!/bin/sh",
+  begin_time = 0, environment = {}, req_nodes = arg[3] ~= "" and arg[3] or nil, exc_nodes = arg[4] ~= "" and arg[4] or nil,
+  features = arg[5] ~= "" and arg[5] or nil, partition = arg[6],
+}
+dofile(arg[1]).job_submit(job, {}, 1000)
+print(job.admin_comment or "refused")
+"""
+
+SITE = """
+local nodes = {}
+for i = 1, 2000 do nodes["n" .. i] = 4 end
+return {partitions = {{name = "all", types = {t4 = nodes}}}, families = {}, features = {big = {n1 = true}}}
+"""
+
+
+@pytest.mark.skipif(not LUAS, reason="no Lua is installed (Debian: lua5.1)")
+@pytest.mark.parametrize("lua", LUAS)
+@pytest.mark.parametrize(
+    ("accepted", "options"),
+    [
+        (False, {"exclude": "x[0-9999][0-9999][0-9999][1-0]"}),
+        (False, {"exclude": "x[0-9999]" + "[1]" * 2000}),
+        (False, {"exclude": "[" * 60_000 + "]"}),
+        (False, {"exclude": "[," * 30_000 + "]"}),
+        (False, {"nodelist": "n1,x[0-9999][0-9999][2-1]"}),
+        (False, {"nodelist": 'n1,x[1-0]","penstock_begin_s":"y[1-0]'}),
+        (False, {"exclude": 'x[1-0]"},"penstock_plain":{"a":"[1-0][","partition":"staff","nodes":1,"z":"]"}'}),
+        (False, {"constraint": "|".join(["none"] * 13_000)}),
+        (True, {"constraint": "|".join(["none"] * 13_000 + ["big"])}),
+        (False, {"partition": ",".join(["all"] * 16_000), "flag": "MIN_GPUS=2", "exclude": "n[1-2000]"}),
+        (False, {"flag": "BURST_BUDGET=" + "1" * 100_000 + "x"}),
+        (True, {"nodelist": "n[1-1999],n2000", "exclude": "x[1-99]y[1-99],n[1,3,5-9],z[01-02]"}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_no_text_of_a_user_keeps_slurmctld_busy_or_writes_a_note(
+    tmp_path: Path, lua: str, accepted: bool, options: dict[str, str]
+) -> None:
+    """slurmctld serves nobody while penstock.lua reads a job's options, and its notes are what users cannot write."""
+    shutil.copy(source("lua") / "penstock.lua", tmp_path)
+    (tmp_path / "penstock_site.lua").write_text(SITE)
+    (tmp_path / "submit.lua").write_text(SUBMIT)
+    texts = [options.get(name, "") for name in ("flag", "nodelist", "exclude", "constraint")]
+    argv = [lua, str(tmp_path / "submit.lua"), str(tmp_path / "penstock.lua"), *texts, options.get("partition", "all")]
+    if options.get("flag", "") == "":
+        argv[3] = "MIN_GPUS=1"
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=5, check=True)
+    assert (done.stdout.strip() != "refused") == accepted, done.stdout
