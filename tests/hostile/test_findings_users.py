@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.children import account_of
+from penstock_slurm.gateway.commands import SlurmCommandRunner
 from penstock_slurm.install.sources import source
+from tests.folders import public_folder
 
 LUAS = [found for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "lua") if (found := shutil.which(name))]
 
@@ -65,3 +69,21 @@ def test_no_text_of_a_user_keeps_slurmctld_busy_or_writes_a_note(
         argv[3] = "MIN_GPUS=1"
     done = subprocess.run(argv, capture_output=True, text=True, timeout=5, check=True)
     assert (done.stdout.strip() != "refused") == accepted, done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run a program as another user")
+def test_a_command_that_runs_as_a_user_shows_it_no_secret_of_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs as a user's process can be read by that user: its environment is in /proc."""
+    with public_folder() as folder:
+        told = folder / "told"
+        told.touch()
+        os.chown(told, account_of("nobody").uid, -1)
+        for name in ("scontrol", "squeue", "scancel"):
+            (folder / name).write_text(f"#!/bin/sh\n/usr/bin/env >{told}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        for name in ("SLURM_JWT", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "secret")
+        SlurmCommandRunner(Path("/etc/a.conf"), 10).change("12", "scancel", "-v", "12", account=account_of("nobody"))
+        assert "SLURM_CONF=/etc/a.conf" in told.read_text()
+        assert "secret" not in told.read_text()

@@ -39,6 +39,9 @@ COMMANDS = ("scontrol", "squeue", "scancel")
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 """Slurm's variables that name the cluster and the user. All others change what commands print or do."""
 
+OF_ANYBODY = frozenset({"PATH", "LC_ALL", "SLURM_CONF", "SLURM_CONF_SERVER"})
+"""Variables of commands that run as another account, which can read them: a daemon's may have passwords and its Slurm token."""
+
 RETRIES = 4
 RETRY_PAUSE_S = 0.2
 """From 24.11 on, slurmctld without slurmdbd answers an update that names a partition with `Resource temporarily unavailable`
@@ -239,10 +242,13 @@ class SlurmCommandRunner:
         about: str,
         account: Account | None = None,
     ) -> subprocess.CompletedProcess[str]:
+        environment = self._environment
+        if account is not None and account.uid != os.geteuid():
+            environment = {name: value for name, value in environment.items() if name in OF_ANYBODY}
         try:
             done = children.run(
                 argv,
-                env={**self._environment, **variables},
+                env={**environment, **variables},
                 input=text.encode(errors="replace"),
                 timeout_s=timeout_s,
                 most_bytes=MOST_BYTES,
