@@ -53,7 +53,7 @@ def _notes(text: str) -> dict[str, Any] | None:
     """The notes in an AdminComment. Nobody changes the answer."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # a user may nest it a thousand deep
         return None
     ours = isinstance(document, dict) and (not document or document.keys() & {SPEC_KEY, SAYS, SHARES})
     return document if ours else None

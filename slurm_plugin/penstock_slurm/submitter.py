@@ -56,10 +56,11 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 
 _FIELD = re.compile(
     r"(?:^| )(ExitCode|StdOut|StdErr|UserId|JobId|JobName|BatchHost|ArrayJobId|ArrayTaskId)="
-    r"(.*?)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)"
+    r"(.*?)(?<!\s)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)"
 )
 """A field of `scontrol -o show job`. Users choose names and paths, which may look like other fields: nothing that protects one
-user from another may depend on them."""
+user from another may depend on them. A value ends in no space: else a search through 100,000 spaces, which the arguments of a
+script may have, would take minutes."""
 
 
 class SlurmSubmitter:
@@ -394,7 +395,7 @@ def _exported(variables: Mapping[str, str]) -> Iterator[int]:
 def _key(comment: str) -> str | None:
     try:
         document = json.loads(comment)
-    except ValueError:
+    except (ValueError, RecursionError):  # a user may nest it a thousand deep
         return None
     found = document.get(KEY) if isinstance(document, dict) else None
     return found if isinstance(found, str) else None

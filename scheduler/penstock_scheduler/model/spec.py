@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model.flags import CPU_SLOT, Flag, Syntax
@@ -268,6 +268,16 @@ class JobSpec(BaseModel):
         "commits in the cloud, follow from it. Absent: estimated from what is known.",
     )
 
+    @field_validator("*")
+    @classmethod
+    def _printable(cls, value: object) -> object:
+        """Refuse names that no file, database or other program would take: control characters, halves of surrogate pairs."""
+        names = (value,) if isinstance(value, str) else value if isinstance(value, tuple | dict) else ()
+        for name in names:
+            if isinstance(name, str) and not name.isprintable():
+                raise ValueError(f"{name!a} has characters that cannot be shown; use letters, digits and ._+-")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> JobSpec:
         if self.max_gpus < self.min_gpus:
@@ -349,9 +359,10 @@ def parse_spec(text: str) -> JobSpec | None:
         return None
     try:
         document: Any = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # nested a thousand deep, or a number of thousands of digits
+        why = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise BadJobSpec(
-            f"the comment is not JSON: {error.msg} at character {error.pos} of {text[:80]!r}; "
+            f"the comment is not JSON: {why} of {text[:80]!r}; "
             f'write it as {{"{SPEC_KEY}": {{"max_gpus": 4}}}}, in single quotes for the shell'
         ) from None
     if not isinstance(document, dict) or SPEC_KEY not in document:
@@ -366,7 +377,10 @@ def validate_spec(fields: object) -> JobSpec:
     try:
         return JobSpec.model_validate(fields)
     except ValidationError as error:
-        raise BadJobSpec("; ".join(describe_errors(error, JobSpec))) from None
+        try:
+            raise BadJobSpec("; ".join(describe_errors(error, JobSpec))) from None
+        except RecursionError:  # Python cannot show a value that is nested so deep
+            raise BadJobSpec("a value is nested too deep") from None
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:

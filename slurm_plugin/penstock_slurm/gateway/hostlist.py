@@ -7,10 +7,13 @@ import re
 from itertools import product
 
 _PART = re.compile(r"([^,\[\]]+|\[[^\[\]]*\])")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 MOST = 100_000
 """Most names in a list. No Slurm has as many nodes."""
+
+LONGEST = 255
+"""Characters of a name that a list shortens."""
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -50,6 +53,8 @@ def _expand_item(item: str, text: str, most: int) -> list[str]:
     choices = [numbers(part[1:-1]) if part.startswith("[") else [part] for part in parts]
     if math.prod(map(len, choices)) > most:
         raise ValueError(f"{text[:100]!r} is not a host list: it has more than {MOST} names")
+    if len(parts) > 1 and sum(max(map(len, each)) for each in choices) > LONGEST:
+        raise ValueError(f"{text[:100]!r} is not a host list: a name has more than {LONGEST} characters")
     return ["".join(names) for names in product(*choices)]
 
 

@@ -17,7 +17,7 @@ from penstock_slurm.gateway.base import (
     Unknown,
 )
 from penstock_slurm.gateway.fields import NOTHING, Fields, duration_s
-from penstock_slurm.gateway.hostlist import expand, numbers
+from penstock_slurm.gateway.hostlist import MOST, expand, numbers
 
 NODE_KEYS = re.compile(
     r"\s(Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime"
@@ -115,12 +115,17 @@ def parse_gpu_ids(text: str) -> dict[str, tuple[int, ...]]:
     of them looks like the record of a node, there is one node too many.
 
     Raises:
-        ValueError: a node has two records, or one cannot be read.
+        ValueError: a node has two records, one cannot be read, or they name more nodes and GPUs than any Slurm has.
     """
     found: dict[str, tuple[int, ...]] = {}
+    left = MOST
     for nodes, gres in GPUS_OF_NODES.findall(text):
-        ids = tuple(sorted(int(index) for listed in GPU_IDS.findall(gres) for index in numbers(listed)))
-        for node in expand(nodes):
+        listed = ",".join(GPU_IDS.findall(gres))
+        ids = tuple(sorted(map(int, numbers(listed)))) if listed else ()
+        names = expand(nodes)
+        if (left := left - len(names) - len(ids)) < 0:
+            raise ValueError(f"records of more than {MOST} nodes and GPUs")
+        for node in names:
             if node in found:
                 raise ValueError(f"two records of node {node}")
             found[node] = ids

@@ -1,0 +1,124 @@
+"""What a review of hostile content has found: each test is an attack that once worked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from penstock_scheduler.client import Client
+from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.model import parse_spec
+from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.gateway.parse import parse_gpu_ids
+from penstock_slurm.loopback import wait_for
+from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_slurm.notes import _notes
+from penstock_slurm.submitter import _FIELD, _key
+from tests.end_to_end.conftest import make_site
+from tests.end_to_end.site import Site
+
+__all__ = ["make_site"]
+
+DEEP = '{"penstock":' + "[" * 1010
+"""A comment as long as Slurm 22.05 takes one. Python's reader of JSON gives up with a RecursionError, which is no ValueError."""
+
+UNREADABLE = (DEEP, DEEP + "]" * 1010 + "}", '{"penstock":' + "[" * 100_000, '{"penstock":' + "9" * 5000 + "}")
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=["deep", "closed", "deeper", "digits"])
+def test_a_comment_that_no_reader_of_json_can_read_is_no_job_spec(text: str) -> None:
+    with pytest.raises(BadJobSpec):
+        parse_spec(text)
+    assert _notes(text) is None
+    assert _key(text) is None
+
+
+def test_a_value_that_python_can_read_and_not_show_is_refused() -> None:
+    for depth in range(100, 1000, 3):
+        with pytest.raises(BadJobSpec):
+            parse_spec('{"penstock": {"max_gpus":' + "[" * depth + "]" * depth + "}}")
+
+
+@pytest.mark.parametrize("value", ["\ud800", "\0", "\x1b[31m", "\u202e", "a\nb"])
+@pytest.mark.parametrize(
+    "field",
+    ["gpu_types", "excluded_gpu_types", "scale_unit", "model_family", "sensitivity", "goodput_table", "trial_group"],
+)
+def test_a_name_in_a_job_spec_can_be_shown_and_stored(field: str, value: str) -> None:
+    of: dict[str, object] = {
+        "gpu_types": [value],
+        "excluded_gpu_types": ["t4", value],
+        "scale_unit": {value: 1},
+        "goodput_table": {value: {"1": 1}},
+    }
+    with pytest.raises(BadJobSpec) as refused:
+        parse_spec(json.dumps({"penstock": {field: of.get(field, value)}}))
+    assert str(refused.value).isprintable()
+
+
+ATTACKS = {
+    "deep": DEEP,
+    "half": json.dumps({"penstock": {"gpu_types": ["\ud800"]}}),
+    "half excluded": json.dumps({"penstock": {"excluded_gpu_types": ["\ud800"]}}),
+    "half of a unit": json.dumps({"penstock": {"scale_unit": {"\ud800": 1}}}),
+}
+"""Comments of jobs. A surrogate is half of a character, which cannot be written as UTF-8, into the store for example."""
+
+
+@pytest.mark.slurm
+def test_a_comment_with_json_that_cannot_be_read_or_written_stops_no_round(
+    make_loopback: MakeLoopback, make_site: Callable[..., Site]
+) -> None:
+    """`sbatch --comment='{"penstock":[[[[...'` of anybody. Bystander: a job that runs, and one that starts afterwards."""
+    site = make_site(make_loopback("t4:1x4"))
+    site.start()
+    ours = site.submit(3600)
+    site.wait_states("RUNNING", ours)
+    with Client(f"unix:{site.state / 'api.sock'}") as penstock:
+        for comment in ATTACKS.values():
+            site.sbatch("--hold", "--requeue", "--gres=gpu:1", f"--comment={comment}", "--wrap=true")
+            number = penstock.cluster().round or 0
+            rounds = lambda number=number: (penstock.cluster().round or 0) > number + 2  # noqa: E731
+            wait_for(rounds, 60, "rounds to go on", details=site.tail)
+            assert penstock.ready().status == "ok", site.tail()
+    site.wait_states("RUNNING", site.submit(3600))
+    assert site.job(ours).restarts == 0
+
+
+# --- the arguments of a job's script are part of `scontrol show job`, up to 120,000 characters
+
+BEFORE, AFTER = "JobId=1 JobName=x UserId=root(0) Command=/a", " WorkDir=/root StdOut=/y"
+
+
+@pytest.mark.parametrize(
+    "arguments", [" StdOut=" + " " * 120_000 + "x", " StdOut=" * 13_000, " StdOut=" + " A" * 60_000]
+)
+def test_no_argument_keeps_a_reader_of_jobs_busy(arguments: str) -> None:
+    began_s = time.process_time()
+    assert dict(_FIELD.findall(BEFORE + arguments + AFTER))["StdOut"] == "/y"
+    assert time.process_time() - began_s < 5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "".join(f" Nodes=a{at}-[0-99999] CPU_IDs= Mem= GRES=" for at in range(2800)),
+        " Nodes=a CPU_IDs= Mem= GRES=" + "gpu:1(IDX:0-99999)," * 6000,
+        " Nodes=[" + "0" * 110_000 + "-99999] CPU_IDs= Mem= GRES=",
+        " Nodes=" + "a" * 110_000 + "[0-99999] CPU_IDs= Mem= GRES=",
+    ],
+    ids=["nodes", "GPUs", "digits", "letters"],
+)
+def test_no_argument_makes_a_reader_of_gpus_fill_the_memory(arguments: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(ValueError, match=r"not a host list|more than"):
+        parse_gpu_ids(BEFORE + arguments + AFTER)
+    assert time.process_time() - began_s < 5
+
+
+def test_a_long_name_without_ranges_and_a_long_list_are_read_as_before() -> None:
+    assert expand("a" * 300) == ("a" * 300,)
+    assert len(expand("node[" + ",".join(str(at) for at in range(0, 4000, 2)) + "]")) == 2000
