@@ -12,15 +12,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_PATTERN = re.compile(r"%(\d*)([%AaJjNnstuxb])")
+_PATTERN = re.compile(r"%([0-9]*)([%AaJjNnstuxb])")
+
+_NUMBER = re.compile(r"[0-9]{1,10}")
+
+LONGEST = 4095
+"""Bytes of a path. No file has a longer one."""
 
 
 def resolved(path: str, told: Mapping[str, str]) -> str:
-    """The file that the batch script opens. A pattern that is not known here stays, as slurmd leaves it.
+    """The file that the batch script opens; empty: no file can have such a name.
+
+    A pattern that is not known here stays, as slurmd leaves it.
 
     Args:
         path: StdOut or StdErr of `scontrol show job`.
-        told: other fields of it: JobId, JobName, UserId, BatchHost and, of an array's element, ArrayJobId and ArrayTaskId.
+        told: other fields of it: JobId, JobName, UserId, BatchHost and, of an array's element, ArrayJobId and ArrayTaskId. What
+            the user wrote may look like these, so each can hold any text.
     """
     if "\\" in path:
         return path.replace("\\", "")  # a backslash switches all patterns off
@@ -29,7 +37,7 @@ def resolved(path: str, told: Mapping[str, str]) -> str:
         "%": "%",
         "A": told.get("ArrayJobId", number),
         "a": element,
-        "b": str(int(element) % 10) if element.isdigit() else "",
+        "b": str(int(element) % 10) if _NUMBER.fullmatch(element) else "",
         "J": number,
         "j": number,
         "N": told.get("BatchHost", "").split(".")[0],
@@ -42,9 +50,10 @@ def resolved(path: str, told: Mapping[str, str]) -> str:
 
     def value(found: re.Match[str]) -> str:
         width, kind = found.groups()
-        text = values[kind]
+        text = values[kind][:LONGEST]
         if not text:
             return found[0]
-        return text.zfill(min(int(width), 10)) if width and text.isdigit() else text
+        return text.zfill(min(int(width[:10]), 10)) if width and _NUMBER.fullmatch(text) else text
 
-    return _PATTERN.sub(value, path)
+    found = _PATTERN.sub(value, path)
+    return found if len(found.encode(errors="replace")) <= LONGEST else ""

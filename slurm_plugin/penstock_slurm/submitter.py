@@ -54,6 +54,9 @@ MOST_BYTES = 2**20
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 
+_EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
+"""Status and signal. Arguments of the user's may look like this field, so it can hold any text."""
+
 _FIELD = re.compile(
     r"(?:^| )(ExitCode|StdOut|StdErr|UserId|JobId|JobName|BatchHost|ArrayJobId|ArrayTaskId)="
     r"(.*?)(?<!\s)(?=\s+[A-Z][A-Za-z/:]*=|\s*$)"
@@ -304,7 +307,7 @@ class SlurmSubmitter:
             log.warning("output unknown", extra={"job": job, "text": f"this host knows no user {user}"})
             return None
         stdout, stderr = (resolved(told.get(name, ""), told) for name in ("StdOut", "StdErr"))
-        return OutputFiles(stdout=stdout, stderr=stderr or stdout, uid=uid)
+        return OutputFiles(stdout=stdout, stderr=stderr or stdout, uid=uid) if stdout else None
 
     def epoch(self, job: JobId) -> int | None:
         """See `ports.Submitter`: the epoch from the daemon, or that of a run that Slurm has restarted by itself since."""
@@ -318,10 +321,11 @@ class SlurmSubmitter:
             raise ClusterAway(str(error)) from error
 
     def _exit_code(self, job: JobId) -> int | None:
-        code, _, number = self._told(job).get("ExitCode", "").partition(":")
-        if not code.isdigit():
+        found = _EXIT_CODE.fullmatch(self._told(job).get("ExitCode", ""))
+        if found is None:
             return None
-        return int(code) or (128 + int(number) if number.isdigit() and int(number) else 0)
+        code, number = map(int, found.groups())
+        return code or (128 + number if number else 0)
 
     def _told(self, job: JobId) -> dict[str, str]:
         return dict(self._fields(job))

@@ -16,9 +16,10 @@ from penstock_slurm.gateway.parse import parse_gpu_ids
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.notes import _notes
+from penstock_slurm.output_files import resolved
 from penstock_slurm.submitter import _FIELD, _key
 from tests.end_to_end.conftest import make_site
-from tests.end_to_end.site import Site
+from tests.end_to_end.site import UNFORESEEN, Site
 
 __all__ = ["make_site"]
 
@@ -122,3 +123,39 @@ def test_no_argument_makes_a_reader_of_gpus_fill_the_memory(arguments: str) -> N
 def test_a_long_name_without_ranges_and_a_long_list_are_read_as_before() -> None:
     assert expand("a" * 300) == ("a" * 300,)
     assert len(expand("node[" + ",".join(str(at) for at in range(0, 4000, 2)) + "]")) == 2000
+
+
+ARGUMENTS = ("ArrayTaskId=²", "ExitCode=²:0", "ExitCode=" + "9" * 5000 + ":0", "ExitCode=99999999999999999999:0")
+"""Python takes a superscript 2 for a digit, and no number of it. A database takes no number of 20 digits."""
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "9" * 5000])
+def test_a_path_of_output_takes_any_text_for_numbers(text: str) -> None:
+    told = {"ArrayTaskId": text, "JobId": text, "ArrayJobId": text, "JobName": text}
+    assert resolved("/a/%3b.%x", told).startswith("/a/") == (len(text) < 4000)
+    assert resolved(f"/a/%{'9' * 5000}j", {"JobId": "1"}) == "/a/0000000001"
+    assert resolved("/a/" + "%x" * 2000, {"JobName": "x" * 100_000}) == ""
+
+
+@pytest.mark.slurm
+def test_no_argument_of_a_script_passes_for_a_number_of_slurms(
+    make_loopback: MakeLoopback, make_site: Callable[..., Site]
+) -> None:
+    """Bystander: a job that is submitted after jobs with such arguments have run and ended."""
+    site = make_site(make_loopback("t4:1x4"))
+    site.start()
+    script = site.folder / "script"
+    script.write_text("#!/bin/sh\nsleep 3; exit 7\n")
+    spec = '--comment={"penstock": {"max_gpus": 1}}'
+    jobs = [
+        site.sbatch("--hold", "--requeue", "--gres=gpu:1", "--output=%x.out", spec, str(script), argument)
+        for argument in ARGUMENTS
+    ]
+    with Client(f"unix:{site.state / 'api.sock'}") as penstock:
+        ended = lambda: {job.id for job in penstock.jobs() if job.state == "ended"} >= set(jobs)  # noqa: E731
+        wait_for(ended, 90, "the jobs to end", details=site.tail)
+        number = penstock.cluster().round or 0
+        wait_for(lambda: (penstock.cluster().round or 0) > number + 2, 60, "rounds to go on", details=site.tail)
+        assert penstock.ready().status == "ok", site.tail()
+    site.wait_states("RUNNING", site.submit(3600))
+    assert UNFORESEEN not in site.log.read_text(), site.tail()
