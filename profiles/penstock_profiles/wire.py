@@ -389,9 +389,10 @@ def inbox_folder(spool: Path) -> Path:
 
 
 def claimed_epochs(spool: Path, job_id: str) -> list[int]:
-    """Epochs that runs of the job have claimed, ascending; empty if there are none."""
+    """Epochs that runs of the job have claimed, ascending; empty if there are none, or if the folder cannot be read: its user
+    may have mounted something there. A run whose epoch is claimed already takes the next."""
     try:
         names = os.listdir(reports_folder(spool, job_id))
-    except FileNotFoundError:
+    except OSError:
         return []
     return sorted(int(name[:-6]) for name in names if EPOCH_FILE.fullmatch(name))

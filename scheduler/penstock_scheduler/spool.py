@@ -8,6 +8,7 @@ Read positions do not outlive a restart. Reports carry a sequence number, so the
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -60,6 +61,10 @@ MOST_NAMES = 100_000
 LISTED_IN_TICK = 200_000
 """Names in such folders after which further jobs' folders are not listed in this tick: a new run is found in a later one.
 So many take 0.1 s."""
+
+BY_USER = frozenset({errno.EACCES, errno.EEXIST, errno.ELOOP, errno.ENOTCONN, errno.ENOTDIR})
+"""Errors of a folder of reports in whose place its user has put something else. A spool that is away shows when the daemon writes
+the control message."""
 
 MIN_REPORT_BYTES = 64
 """No report is shorter."""
@@ -154,10 +159,8 @@ class Spool:
     def _tell(self, control: ControlMessage, uid: int | None) -> None:
         path = control_file(self.folder, control.job_id)
         try:
-            reports = reports_folder(self.folder, control.job_id)
-            reports.mkdir(parents=True, exist_ok=True)
-            if uid is not None:
-                let_only(self.folder, control.job_id, uid)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_reports(control.job_id, uid)
             text = control.model_dump_json()
             save_whole(path, text, **led(self.leadership))
         except OSError as error:
@@ -165,6 +168,18 @@ class Spool:
         if self._inbox is not None:  # as it is on the disk: with every field set
             self._controls[control.job_id] = ControlMessage.model_validate_json(text)
         self._changed.add(control.job_id)
+
+    def _make_reports(self, job_id: str, uid: int | None) -> None:
+        """Make the folder of a job's reports. What its user has put in its place, such as a mount that lets nobody else in, is
+        that job's own trouble. Raises OSError."""
+        try:
+            reports_folder(self.folder, job_id).mkdir(exist_ok=True)
+            if uid is not None:
+                let_only(self.folder, job_id, uid)
+        except OSError as error:
+            if error.errno not in BY_USER:
+                raise
+            log.warning("reports unreadable", extra={"job": job_id, "text": str(error)})
 
     def take_changed(self) -> set[str] | None:
         """The jobs with another control message or new reports since the last call; None: it is not known, since others

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from penstock_profiles.wire import ControlMessage, control_file, reports_folder
 from penstock_scheduler.children import account_of
+from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway.commands import SlurmCommandRunner
 from penstock_slurm.install.sources import source
 from tests.folders import public_folder
@@ -87,3 +92,43 @@ def test_a_command_that_runs_as_a_user_shows_it_no_secret_of_the_daemon(monkeypa
         SlurmCommandRunner(Path("/etc/a.conf"), 10).change("12", "scancel", "-v", "12", account=account_of("nobody"))
         assert "SLURM_CONF=/etc/a.conf" in told.read_text()
         assert "secret" not in told.read_text()
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, uid: int) -> Iterator[None]:
+    """A file system of a user's own (FUSE), as fusermount mounts it on any folder of that user. It lets nobody else in."""
+    libc = ctypes.CDLL(None)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id={uid},group_id={uid}"
+    try:
+        if libc.mount(b"evil", bytes(folder), b"fuse", 0, options.encode()) != 0:
+            pytest.skip("nothing can be mounted here")
+        yield
+        libc.umount2(bytes(folder), 2)
+    finally:
+        os.close(device)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("kind", ["mount", "file", "link"])
+def test_what_a_user_puts_in_place_of_its_reports_concerns_that_job(tmp_path: Path, kind: str, alone: bool) -> None:
+    """A user whose requeued job could not be told anything kept penstockd from observing the cluster, for all."""
+    spool, uid = Spool(tmp_path, alone=alone), os.geteuid()
+    first = ControlMessage(job_id="1", epoch=1, round=1)
+    spool.tell(first, uid)
+    reports = reports_folder(tmp_path, "1")
+    with contextlib.ExitStack() as there:
+        if kind == "mount":
+            if uid != 0 or not os.access("/dev/fuse", os.W_OK):
+                pytest.skip("needs root and /dev/fuse")
+            there.enter_context(mounted(reports, 65534))
+        else:
+            reports.rmdir()
+            reports.touch() if kind == "file" else reports.symlink_to("/nowhere")
+        assert spool.next_epoch("1") == 2
+        spool.tell(first.model_copy(update={"epoch": 2}), uid)
+        assert '"epoch":2' in control_file(tmp_path, "1").read_text()
+        spool.tell(ControlMessage(job_id="2", epoch=1, round=1), uid)
+        assert spool.read(["1", "2"], {"1": uid, "2": uid}) == []
+        assert not spool.has_left("1", 0, ["n1"])
+        spool.recent(0.0)
