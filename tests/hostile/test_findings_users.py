@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -11,9 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock_profiles.wire import ControlMessage, control_file, reports_folder
+from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.children import account_of
+from penstock_scheduler.service.limits import LimitBodies
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway.commands import SlurmCommandRunner
 from penstock_slurm.install.sources import source
@@ -103,8 +108,10 @@ def mounted(folder: Path, uid: int) -> Iterator[None]:
     try:
         if libc.mount(b"evil", bytes(folder), b"fuse", 0, options.encode()) != 0:
             pytest.skip("nothing can be mounted here")
-        yield
-        libc.umount2(bytes(folder), 2)
+        try:
+            yield
+        finally:
+            libc.umount2(bytes(folder), 2)
     finally:
         os.close(device)
 
@@ -132,3 +139,46 @@ def test_what_a_user_puts_in_place_of_its_reports_concerns_that_job(tmp_path: Pa
         assert spool.read(["1", "2"], {"1": uid, "2": uid}) == []
         assert not spool.has_left("1", 0, ["n1"])
         spool.recent(0.0)
+
+
+def test_the_bodies_of_one_user_do_not_fill_the_memory() -> None:
+    """Each may be 2 MiB and take 30 s to arrive, and a user may have thousands of connections."""
+
+    async def attack() -> tuple[list[int], list[int]]:
+        go_on = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            while (await receive()).get("more_body"):
+                pass
+            await go_on.wait()
+
+        limited = LimitBodies(app)
+
+        async def send(message: Message) -> None: ...
+
+        async def post(user: str) -> int:
+            left = [2**18] * 8
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b"x" * left.pop(), "more_body": bool(left)}
+
+            identity = Identity(user=user, uid=1, role="user", by="socket")
+            try:
+                await limited({"type": "http", "state": {"identity": identity}}, receive, send)
+            except HTTPException as error:
+                return error.status_code
+            return 200
+
+        greedy = [asyncio.create_task(post("greedy")) for _ in range(500)]
+        await asyncio.sleep(0)
+        others = [asyncio.create_task(post(f"user{n}")) for n in range(5)]
+        await asyncio.sleep(0)
+        go_on.set()
+        found = await asyncio.gather(*greedy), await asyncio.gather(*others)
+        assert [await post("greedy") for _ in range(100)] == [200] * 100
+        return found
+
+    greedy, others = asyncio.run(attack())
+    assert greedy.count(200) * 2**21 <= 2**27
+    assert {*greedy} == {200, 503}
+    assert others == [200] * 5

@@ -51,7 +51,7 @@ _FAILURES: tuple[tuple[type[PenstockError], int, str, float | None], ...] = (
 )
 """Error -> status, code, and the seconds after which the client may try again. The first class that fits counts."""
 
-_HTTP_CODES = {404: "no-such-path", 405: "no-such-method", 408: "too-slow", 413: "too-large"}
+_HTTP_CODES = {404: "no-such-path", 405: "no-such-method", 408: "too-slow", 413: "too-large", 503: "busy"}
 
 _OPENAPI = "/v1/openapi.json"
 _FOR_ANYONE = frozenset({"/v1/health", "/v1/ready", _OPENAPI, "/login"})

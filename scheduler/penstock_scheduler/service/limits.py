@@ -32,6 +32,9 @@ HEAD_S = 10.0
 """How long a connection may take until the headers of a request are complete. A TLS handshake has the same time."""
 BODY_S = 30.0
 """How long a request's body may take: the largest body at 70 kB/s."""
+PIECE = 64 * 1024
+MOST_PIECES = 4096
+"""Memory for the bodies of all requests in progress, 256 MiB. A user has at most as much as is free."""
 READ_S = 30.0
 """How long a client may leave an answer unread before its connection is closed."""
 RESERVED_FILES = 256
@@ -239,13 +242,34 @@ def _once(call: Callable[[], None]) -> Callable[[], None]:
 
 
 class LimitBodies:
-    """ASGI middleware that stops reading a body above the limit, or that does not arrive in time, and refuses the request."""
+    """ASGI middleware that stops reading a body above the limit, that does not arrive in time, or for which there is no memory,
+    and refuses the request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._memory = Places(MOST_PIECES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        identity = scope.get("state", {}).get("identity")
+        client = "" if identity is None else identity.user or identity.address
+        held = 0
+
+        def remember(read: int) -> None:
+            nonlocal held
+            while held * PIECE < read:
+                if not self._memory.take(client):
+                    text = "the bodies of your requests take all memory that there is for them; send fewer at the same time"
+                    raise HTTPException(503, text, {"Connection": "close", "Retry-After": "5"})
+                held += 1
+
+        try:
+            await self._serve(scope, receive, send, remember)
+        finally:
+            for _ in range(held):
+                self._memory.give_back(client)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, remember: Callable[[int], None]) -> None:
         read, whole = 0, False
         until_s: float | None = None
 
@@ -264,6 +288,7 @@ class LimitBodies:
             whole = not message.get("more_body", False)
             if read > MAX_BODY_BYTES:
                 raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes; send less in one request")
+            remember(read)
             return message
 
         await self._app(scope, limited, send)
