@@ -60,6 +60,24 @@ def test_a_name_in_a_job_spec_can_be_shown_and_stored(field: str, value: str) ->
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"gpu_types": [1] * 490},
+        {chr(0x100 + at): 0 for at in range(140)},
+        {"x" * 1000: 0},
+        {"max_gpus": "9" * 1000},
+        {"goodput_table": dict.fromkeys(range(100), 0)},
+    ],
+    ids=["items", "keys", "key", "value", "types"],
+)
+def test_what_is_wrong_with_a_job_spec_is_told_in_few_words(fields: dict[str, object]) -> None:
+    """Slurm keeps the text with the job: a comment of a kilobyte became 46 of them, in each element of an array."""
+    with pytest.raises(BadJobSpec) as refused:
+        parse_spec(json.dumps({"penstock": fields}))
+    assert 20 < len(str(refused.value)) < 2000
+
+
 ATTACKS = {
     "deep": DEEP,
     "half": json.dumps({"penstock": {"gpu_types": ["\ud800"]}}),

@@ -29,6 +29,11 @@ Count = Annotated[int, Field(gt=0, le=10**9)]
 Amount = Annotated[float, Field(gt=0, le=1e15)]
 """Seconds, dollars, or samples per second."""
 
+FEW = 3
+"""Most errors of a job spec that its user is told at once. Slurm keeps the text with each job, of an array with each element."""
+LONGEST = 500
+"""Most characters of one of them."""
+
 _HAS_KEY = re.compile(rf"""['"]?\b{SPEC_KEY}\b['"]?\s*[:=]""")
 """Matches a comment that has the key, even in bad JSON, but not one such as "see the penstock docs"."""
 
@@ -378,9 +383,12 @@ def validate_spec(fields: object) -> JobSpec:
         return JobSpec.model_validate(fields)
     except ValidationError as error:
         try:
-            raise BadJobSpec("; ".join(describe_errors(error, JobSpec))) from None
+            told = describe_errors(error, JobSpec)
         except RecursionError:  # Python cannot show a value that is nested so deep
             raise BadJobSpec("a value is nested too deep") from None
+        shown = [each if len(each) <= LONGEST else f"{each[:LONGEST]}…" for each in told[:FEW]]
+        more = [f"and {len(told) - FEW} more"] if told[FEW:] else []
+        raise BadJobSpec("; ".join([*shown, *more])) from None
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
