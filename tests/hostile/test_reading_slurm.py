@@ -448,9 +448,6 @@ def test_no_text_in_any_field_stops_a_round_or_changes_another_job(
     def seen() -> dict[str, SlurmJob]:
         return {job.id: shown(job) for job in site.gateway.jobs() if job.id in bystanders}
 
-    def gpus() -> int:
-        return sum(sum(node.gpus.values()) for node in site.gateway.nodes() if node.name in ("t4-00", "t4-01"))
-
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
         wait_for(lambda: set(live(penstock)) == {runs, waits}, 120, "both jobs to be seen", details=site.tail)
         before, ours = seen(), live(penstock)
@@ -461,9 +458,9 @@ def test_no_text_in_any_field_stops_a_round_or_changes_another_job(
             assert {job_id: jobs[job_id].name for job_id in attacker.names} == attacker.names
             assert all(not job.unknown for job in jobs.values())
             assert seen() == before, f"seed {seed}"
-            (other,) = [node for node in site.gateway.nodes() if node.name == "t4-01"]
-            assert other.gpus == {"t4": 4}
-            assert gpus() == 8
+            nodes = {node.name: node for node in site.gateway.nodes()}
+            assert nodes["t4-01"].gpus == {"t4": 4}
+            assert nodes["t4-00"].gpus == {"t4": 4} or nodes["t4-00"].unknown, "an admin has written about it"
             site.gateway.partitions(), site.gateway.reservations()
             number = penstock.cluster().round or 0
             rounds = lambda number=number: (penstock.cluster().round or 0) > number + 1  # noqa: E731
