@@ -15,6 +15,9 @@ for some. What a user *holds* is counted in the pool, jobs that the policy does 
    For one user, no more GPUs than the equal share are kept free.
 4. **A running job is not stopped for a user who holds more.** If the plan leaves a running job with nothing, and another user
    has at least as many GPUs as the job's user would have with it, the job keeps what it has, and the policy decides again.
+   That ends where a due job that no turn could serve is to have these GPUs, and its user holds nothing, or holds less and the job
+   is no smaller. Both must have run and waited for `TURN_S`, and for `LARGE_TURN_S` if the due job needs more than the equal
+   share. Else one small job on each node would keep a job of a whole node waiting for ever, and a job of all GPUs everybody.
 
 Nothing of this depends on weights, models or priorities. It has no effect where all jobs are of one user. Jobs that share GPUs
 with others are left to the policy.
@@ -53,6 +56,9 @@ from penstock_scheduler.units import duration
 
 TURN_S = 600.0
 """How long a job is without GPUs before it goes first, seconds: twenty restarts of 30 s, so that turns cost little."""
+
+LARGE_TURN_S = 3600.0
+"""The same for a job that needs more than the equal share, where the policy is to stop others for it: as `aging_s` of `sia`."""
 
 
 class WithTurns(Wrapper):
@@ -119,6 +125,11 @@ class _Turns:
         self._aside: list[Placement] = []
         """GPUs that are kept free."""
         self._waited_s: dict[JobId, float] = {}
+        """Due job -> how long it has been without GPUs."""
+        self._has = Counter[str]()
+        """User -> GPUs, before any turn."""
+        for each, where, _ in self._holding:
+            self._has[each.user] += where.gpus
         self._room: dict[JobId, dict[str, int]] = {}
         """Due job -> users who make room for it -> what they hold."""
 
@@ -306,11 +317,18 @@ class _Turns:
         for where in self._aside:
             book.take_nodes(where)
         planned = [(jobs[each], assignment.placement, 1) for each, assignment in plan.assignments.items()]
+        due = [
+            (job, set(where.nodes))
+            for job, where, _ in planned
+            if job.id in self._waited_s and job.id not in self.given
+        ]
         planned += [(job, place, 1) for job in self._snapshot.unseen if (place := place_of(job)) is not None]
         pools: dict[tuple[object, ...], Pool] = {}
         kept: dict[JobId, Placement] = {}
 
         def keep(job: Job, held: Placement, more: int) -> None:
+            if any(self._yields(job, held, each) for each, nodes in due if not nodes.isdisjoint(held.nodes)):
+                return
             if (key := pool_key(job)) not in pools:
                 pools[key] = Pool(self._snapshot, job, planned)
             most = max((gpus for user, gpus in pools[key].held.items() if user != job.user), default=0)
@@ -333,6 +351,13 @@ class _Turns:
                 if job.id not in kept and job.id not in self.kept and common.allowed(job, held.configuration):
                     keep(job, held, 0 if job.id in plan.assignments else held.gpus)
         return kept
+
+    def _yields(self, job: Job, held: Placement, due: Job) -> bool:
+        """Whether a running job is not kept by rule 4 where the policy gives its GPUs to this due job."""
+        has, others = self._has[job.user], self._has[due.user]
+        fewer = not others or (others < has and due.spec.min_gpus >= held.gpus)
+        least_s = TURN_S if due.spec.min_gpus <= self._pool(due).share else LARGE_TURN_S
+        return due.user != job.user and fewer and min(self._ran_s(job, held), self._waited_s[due.id]) >= least_s
 
     def stops(self, plan: Plan) -> dict[JobId, Stop]:
         """Why the jobs that make room are stopped. Which jobs of a user make room on a node is the policy's choice."""
