@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import httpx
 import pytest
 
 from penstock_scheduler.client import Client
 from penstock_scheduler.errors import BadJobSpec
+from penstock_scheduler.messages import MAX_BODY_BYTES
 from penstock_scheduler.model import parse_spec
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_gpu_ids
@@ -20,6 +23,7 @@ from penstock_slurm.output_files import resolved
 from penstock_slurm.submitter import _FIELD, _key
 from tests.end_to_end.conftest import make_site
 from tests.end_to_end.site import UNFORESEEN, Site
+from tests.scheduler.service.api import serving
 
 __all__ = ["make_site"]
 
@@ -177,3 +181,28 @@ def test_no_argument_of_a_script_passes_for_a_number_of_slurms(
         assert penstock.ready().status == "ok", site.tail()
     site.wait_states("RUNNING", site.submit(3600))
     assert UNFORESEEN not in site.log.read_text(), site.tail()
+
+
+# --- bodies of requests
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"command": ["x"], "spec": {"gpu_types": [1] * 650_000}},
+        {"command": ["x"], "spec": {"goodput_table": {"t4": dict.fromkeys(range(150_000), -1)}}},
+        dict.fromkeys(range(170_000), 0),
+    ],
+    ids=["items", "table", "keys"],
+)
+def test_a_body_of_very_many_wrong_values_holds_up_nobody(tmp_path: Path, body: dict[str, object]) -> None:
+    """Each took all callers' time for seconds, and a user may send a hundred of them in one second."""
+    with serving(tmp_path) as api:
+        headers = {"Authorization": f"Bearer {api.tokens['ada']}", "Content-Type": "application/json"}
+        sent = json.dumps(body, separators=(",", ":"))
+        assert len(sent) < MAX_BODY_BYTES
+        answer = httpx.post(f"{api.url}/v1/jobs", content=sent, headers=headers, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too-large")
+        script = "#!/bin/sh\n" + 'echo 1,2,"3,",\\ ' * 60_000
+        made = httpx.post(f"{api.url}/v1/jobs", json={"script": script}, headers=headers, timeout=60)
+        assert made.json()["error"]["code"] == "not-allowed", "the body was read; this host has no user ada"
