@@ -6,7 +6,7 @@ what Penstock sees itself, or what the job measured itself, agrees with it:
 - *GPUs.* Twice the GPUs make a job at most twice as fast. A declared table is cut at that, from its smallest number of GPUs; the
   other models have that form anyway.
 - *GPU types.* A type makes a job at most `MARGIN` times as much faster as it makes any model family of the catalogue. Types that
-  a table compares and the job has not measured differ at most by what all families gain.
+  a table compares and the job has not measured differ at most as for a job of which nothing is known.
 - *Steps that progress contradicts.* If a job's progress on a type is less than half of what its steps there promise, compared
   with its other types, then its progress counts. Steps on more GPUs than it has held, or on types that it has not, are ignored.
 - *A table that the job's steps contradict.* What the job measured counts in place of what the table says, and its other entries
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -77,9 +77,16 @@ def ratio_of(families: Families) -> Ratio:
     return lambda a, b: MARGIN * max(families.fastest.get((a, b), UNKNOWN_RATIO), 1.0)
 
 
-def least_ratio_of(families: Families) -> Ratio:
-    """The bound for what a job only declares: what every family of the catalogue gains. Other types are alike."""
-    return lambda a, b: max(1 / families.fastest[b, a], 1.0) if (b, a) in families.fastest else 1.0
+def usual_ratio_of(families: Families, gpu_types: Collection[str]) -> Ratio:
+    """The bound for what a job only declares: the ratio that a job of which nothing is known is taken to have.
+
+    Nothing is known of types that the site does not have. They bound no other type.
+    """
+
+    def usual(a: str, b: str) -> float:
+        return max(families.slowdowns.get((a, b), 1.0), 1.0) if a in gpu_types and b in gpu_types else math.inf
+
+    return usual
 
 
 def bounded(model: TrainingEstimator, ratio: Ratio) -> TrainingEstimator:

@@ -18,7 +18,7 @@ from penstock_profiles.kin import CERTAINTY, Kin
 from penstock_profiles.learning import JobModel
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Observation
-from penstock_scheduler.claims import Ratio, bounded_table, least_ratio_of, ratio_of
+from penstock_scheduler.claims import Ratio, bounded_table, ratio_of, usual_ratio_of
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
 from penstock_scheduler.model.flags import CPU_SLOT
@@ -140,18 +140,18 @@ class SpecModels:
         1. the pauses of the job's own moves;
         2. the time that the job itself takes to save and to start;
         3. its job spec;
-        4. the pauses of jobs of its family;
+        4. the pauses of jobs of its family: the median of the users' medians, so that no user's jobs outvote those of others;
         5. the time that jobs of its family, or on its nodes, take to save and to start;
         6. the site's constant.
 
         Of several measurements the median counts, because a single move may have waited for a slow disk. A report may claim any
-        time, and clocks may differ, so what was measured counts as `LEAST_COST_S` at least, and what is only said as
-        `MOST_COST_S` at most.
+        time, and clocks may differ, so what was measured counts as `LEAST_COST_S` at least, and what is only said, or is of other
+        jobs, as `MOST_COST_S` at most.
         """
-        of_family: dict[str, list[float]] = {}
+        of_family: dict[str, dict[str, list[float]]] = {}
         for job in jobs:
-            if job.spec.model_family is not None:
-                of_family.setdefault(job.spec.model_family, []).extend(job.pauses_s)
+            if job.spec.model_family is not None and job.pauses_s:
+                of_family.setdefault(job.spec.model_family, {}).setdefault(job.user, []).extend(job.pauses_s)
         costs_s, most_s = {}, MOST_COST_S if self.check_claims else math.inf
         for job in jobs:
             if job.pauses_s:
@@ -160,8 +160,8 @@ class SpecModels:
                 costs_s[job.id] = min(max(measured.own_s[job.id], LEAST_COST_S), most_s)
             elif job.spec.restart_cost_s is not None:
                 costs_s[job.id] = min(job.spec.restart_cost_s, most_s)
-            elif pauses_s := of_family.get(job.spec.model_family or ""):
-                costs_s[job.id] = max(median(pauses_s), LEAST_COST_S)
+            elif of_users := of_family.get(job.spec.model_family or ""):
+                costs_s[job.id] = min(max(median(map(median, of_users.values())), LEAST_COST_S), most_s)
             elif job.id in measured.alike_s:
                 costs_s[job.id] = min(max(measured.alike_s[job.id], LEAST_COST_S), most_s)
             else:
@@ -176,7 +176,7 @@ class SpecModels:
     @property
     def unmeasured_ratio(self) -> Ratio:
         """The same by its job spec."""
-        return least_ratio_of(self._families)
+        return usual_ratio_of(self._families, self._gpu_types)
 
     @property
     def gpu_types(self) -> frozenset[str]:
@@ -235,7 +235,7 @@ def _estimator(
     """From the job spec, or for a job of which nothing is known, from how fast these GPU types are in general."""
     if spec.goodput_table is not None:
         table = {gpu_type: dict(rates) for gpu_type, rates in spec.goodput_table.items()}
-        return TableEstimator(bounded_table(table, least_ratio_of(families)) if check else table)
+        return TableEstimator(bounded_table(table, usual_ratio_of(families, gpu_types)) if check else table)
     if spec.model_family is None:
         return LinearEstimator(families.speeds(gpu_types))
     try:
