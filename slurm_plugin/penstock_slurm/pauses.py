@@ -8,8 +8,8 @@ PAUSES = 8
 """Newest pauses of a job that are kept."""
 
 
-def measured(control: ControlMessage, report: Report) -> ControlMessage | None:
-    """The control message with the pause that this report ends; None: it ends none.
+def measured(control: ControlMessage, report: Report, now_s: float) -> ControlMessage | None:
+    """The control message with the pause that this report, read at `now_s`, ends; None: it ends none.
 
     The clocks of nodes and daemon mostly agree, because munge refuses large differences. A pause that seems to end before it
     began was not measured: one of them was set, or another penstockd leads.
@@ -18,6 +18,6 @@ def measured(control: ControlMessage, report: Report) -> ControlMessage | None:
         return None
     if report.epoch < control.epoch or control.request is not None:
         return None
-    pause_s = report.time_s - control.moved_s
+    pause_s = min(report.time_s, now_s) - control.moved_s  # a report may claim any time
     pauses_s = control.pauses_s if pause_s < 0 else (*control.pauses_s, pause_s)[-PAUSES:]
     return control.model_copy(update={"moved_s": None, "pauses_s": pauses_s})

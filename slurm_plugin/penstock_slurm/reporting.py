@@ -75,7 +75,7 @@ class Reporting:
         record = self._managed.records.get(report.job_id)
         if record is None or (control := self._spool.control(report.job_id)) is None:
             return
-        if (found := measured(control, report)) is None:
+        if (found := measured(control, report, self._clock.now_s())) is None:
             return
         self._spool.tell(found, record.uid)
         if found.pauses_s != control.pauses_s:

@@ -1,11 +1,15 @@
-"""What a review found in the shares of users: jobs that keep all others from GPUs, most of which stay idle."""
+"""What a review found in the shares of users: jobs that keep others from GPUs, and claims that count for other users' jobs."""
 
 from __future__ import annotations
 
 import pytest
 
+from penstock_profiles.families import load_families
+from penstock_profiles.wire import ControlMessage, Report, Started
 from penstock_scheduler.model import NodeChoice
+from penstock_scheduler.models import MOST_COST_S, SpecModels
 from penstock_scheduler.policies.turns import TURN_S
+from penstock_slurm.pauses import measured
 from tests.hostile.floods import ROUND_S, Flood, Lived
 from tests.scheduler.builders import job
 
@@ -42,3 +46,24 @@ def test_aging_bounds_the_wait_for_all_gpus() -> None:
     small = Lived(job("small", user="mallory", max_gpus=1), FOR_EVER)
     Flood("t4:1x8", [small, gang], "sia").run(3 * 3600.0)
     assert gang.attained_gpu_s > 0
+
+
+def test_pauses_of_one_user_do_not_pin_the_jobs_of_others() -> None:
+    """A job reports that it has begun when it likes, so a move of it seems to have cost it days."""
+    liars = [job(f"liar-{n}", user="mallory", model_family="bert-squad", pauses_s=(1e6,)) for n in range(3)]
+    honest = [
+        job("moved", user="bob", model_family="bert-squad", pauses_s=(40.0,)),
+        job("other", user="cleo", model_family="bert-squad", pauses_s=(60.0,)),
+        job("new", user="dan", model_family="bert-squad"),
+    ]
+    models = SpecModels(load_families(), 30.0)
+    assert models.facts([*liars, *honest], ["t4"])["new"].restart_cost_s == 60.0
+    assert models.facts([*liars, honest[-1]], ["t4"])["new"].restart_cost_s == MOST_COST_S
+
+
+def test_no_pause_ends_after_it_was_reported() -> None:
+    moved = ControlMessage(job_id="7", epoch=2, round=4, moved_s=1000.0)
+    report = Report(job_id="7", epoch=2, sequence=0, time_s=1e11, body=Started(gpu_type="t4", gpu_ids={}, progress=0.0))
+    found = measured(moved, report, now_s=1060.0)
+    assert found is not None
+    assert found.pauses_s == (60.0,)

@@ -20,7 +20,7 @@ MOVED = ControlMessage(job_id="7", epoch=3, round=1, moved_s=1000.0, pauses_s=(9
 def test_a_pause_that_ends_before_it_began_is_not_measured(begun_s: float, pauses_s: tuple[float, ...]) -> None:
     """The clock of the node or of penstockd was set, or another penstockd leads."""
     report = Report(job_id="7", epoch=3, sequence=0, time_s=begun_s, body=Started(gpu_type="t4", gpu_ids={"n0": (0,)}))
-    found = measured(MOVED, report)
+    found = measured(MOVED, report, now_s=2000.0)
     assert found is not None
     assert (found.moved_s, found.pauses_s) == (None, pauses_s)
 
