@@ -10,7 +10,10 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import httpx
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
@@ -18,7 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock_profiles.wire import ControlMessage, control_file, reports_folder
 from penstock_scheduler.access_messages import Identity
 from penstock_scheduler.children import account_of
+from penstock_scheduler.service.forwarding import OverSocket, Published
 from penstock_scheduler.service.limits import LimitBodies
+from penstock_scheduler.service.turns import Turns
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway.commands import SlurmCommandRunner
 from penstock_slurm.install.sources import source
@@ -182,3 +187,57 @@ def test_the_bodies_of_one_user_do_not_fill_the_memory() -> None:
     assert greedy.count(200) * 2**21 <= 2**27
     assert {*greedy} == {200, 503}
     assert others == [200] * 5
+
+
+def test_slow_requests_of_one_user_do_not_keep_others_from_penstockd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where penstock-api serves, a user's submissions took all its turns at penstockd: that user can stop sbatch (SIGSTOP)."""
+
+    async def attack() -> float:
+        daemon = OverSocket(tmp_path / "no.sock", cast("Published", SimpleNamespace(silent_since_s=None)))
+
+        async def answer(method: str, target: bytes, body: bytes, headers: dict[str, str]) -> httpx.Response:
+            if b"submit" in target:
+                await asyncio.sleep(3600)
+            return httpx.Response(200, json={})
+
+        monkeypatch.setattr(daemon, "_request", answer)
+
+        def ask(user: str, target: bytes) -> asyncio.Task[httpx.Response]:
+            identity = Identity(user=user, uid=1, role="user", by="socket")
+            return asyncio.create_task(daemon._ask(identity, "POST", target))
+
+        greedy = [ask("greedy", b"submit") for _ in range(64)]
+        await asyncio.sleep(0)
+        done, _ = await asyncio.wait([ask(f"user{n}", b"log") for n in range(20)], timeout=2)
+        for each in greedy:
+            each.cancel()
+        await asyncio.gather(*greedy, return_exceptions=True)
+        assert (await ask("greedy", b"log")).status_code == 200
+        await daemon.close()
+        return len(done)
+
+    assert asyncio.run(attack()) == 20
+
+
+def test_explanations_for_one_user_do_not_keep_others_from_theirs() -> None:
+    """One is made at a time: with thousands asked for, each other user waited for all of them."""
+
+    async def attack() -> list[str]:
+        turns, served = Turns(1), list[str]()
+
+        async def explain(user: str) -> None:
+            async with turns.turn(user):
+                await asyncio.sleep(0)
+                served.append(user)
+
+        greedy = [asyncio.create_task(explain("greedy")) for _ in range(100)]
+        await asyncio.sleep(0)
+        greedy[1].cancel()
+        await asyncio.gather(*greedy, *[explain(user) for user in ("ann", "ben", "ann")], return_exceptions=True)
+        return served
+
+    served = asyncio.run(attack())
+    assert sorted(served.index(user) for user in ("ann", "ben")) <= [3, 4]
+    assert len(served) == 102

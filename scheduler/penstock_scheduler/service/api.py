@@ -43,6 +43,7 @@ from penstock_scheduler.service.oidc import Provider
 from penstock_scheduler.service.port import Daemon
 from penstock_scheduler.service.report_writer import ReportWriter
 from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.service.turns import Turns
 from penstock_scheduler.service.visibility import PrivateData, may_see
 from penstock_scheduler.service.whatif import WhatIfTasks
 
@@ -135,8 +136,8 @@ class Api:
         self.epochs: dict[str, int] = {}
         self.quota = ReportQuota()
         """Job -> the newest epoch of its reports, as far as it has been read."""
-        self.deciding = asyncio.Semaphore(1)
-        """Explanations and forecasts decide rounds. One does so at a time."""
+        self.deciding = Turns(1)
+        """Explanations and forecasts decide rounds. One does so at a time, for one user after another."""
         self.cluster = Pool("calls to the cluster", CLUSTER_CALLS, CLUSTER_WAITING)
         """For what asks the cluster something for a user, so that no user can take the threads of the API."""
         self.waiting = Places(settings.max_waiting)

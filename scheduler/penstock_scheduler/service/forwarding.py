@@ -32,12 +32,14 @@ from penstock_scheduler.service import report_batches, sessions
 from penstock_scheduler.service.errors import Refusal, no_such_job
 from penstock_scheduler.service.identity import IDENTITY
 from penstock_scheduler.service.port import Chosen, Daemon
+from penstock_scheduler.service.turns import Turns
 
 SILENT_HEADER = "Penstock-Daemon-Silent-Since"
 """Of every answer while penstockd is silent: since when, s since 1970."""
 
 AT_ONCE = 32
-"""Requests on which penstockd works at the same time for an API process: as many as it has threads. Others wait their turn."""
+"""Requests on which penstockd works at the same time for an API process: as many as it has threads. A user has
+at most half, and others wait their turn."""
 MOST_WAITING = 1024
 """Requests for penstockd in an API process; fewer if the limit on open files is low. A user holds at most as many as are free."""
 ANSWER_S = 120.0
@@ -102,7 +104,7 @@ class OverSocket:
     def __init__(self, socket: Path, published: Published) -> None:
         self._published = published
         self._places = Places(min(MOST_WAITING, open_files.limit() // 8))
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns(AT_ONCE)
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 uds=str(socket), limits=httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
@@ -203,7 +205,7 @@ class OverSocket:
     ) -> httpx.Response:
         """penstockd's answer, whatever it is. Raises Refusal if there is none."""
         with self._place(identity):
-            async with self._turns:
+            async with self._turns.turn(identity.user or identity.address):
                 return await self._request(
                     method, target, body, {IDENTITY: quote(identity.model_dump_json())} | (headers or {})
                 )

@@ -64,7 +64,7 @@ class Reader:
         spans = await asyncio.to_thread(api.store.job_spans, job)
 
         async def explain() -> ExplanationView:
-            async with api.deciding:
+            async with api.deciding.turn(call.identity.user):
                 return await asyncio.to_thread(lambda: views.explanation_view(view, api.known.record))
 
         async def samples() -> list[JobSample]:

@@ -54,7 +54,7 @@ async def plan(order: PlanOrder, call: User) -> Forecast:
     record = api.board.record
     if record is None:
         raise Refusal(503, "not-ready", "no round has been decided yet; try again", retry_after_s=5)
-    async with api.deciding:
+    async with api.deciding.turn(call.identity.user):
         limits = api.controls.rules.limits
         return await asyncio.to_thread(views.forecast, record, order, call.identity.user, api.here.models, limits)
 
@@ -167,7 +167,9 @@ async def get_explanation(job: str, call: User) -> ExplanationView:
 
 
 async def _explain(call: Call, view: JobView) -> ExplanationView:
-    async with call.api.deciding:  # an explanation decides the round again with other job specs
+    async with call.api.deciding.turn(
+        call.identity.user
+    ):  # an explanation decides the round again with other job specs
         return await asyncio.to_thread(lambda: views.explanation_view(view, call.api.known.record))
 
 
