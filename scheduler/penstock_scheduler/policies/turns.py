@@ -18,6 +18,9 @@ for some. What a user *holds* is counted in the pool, jobs that the policy does 
    That ends where a due job that no turn could serve is to have these GPUs, and its user holds nothing, or holds less and the job
    is no smaller. Both must have run and waited for `TURN_S`, and for `LARGE_TURN_S` if the due job needs more than the equal
    share. Else one small job on each node would keep a job of a whole node waiting for ever, and a job of all GPUs everybody.
+5. **Jobs of one user do not stop each other while a due job waits.** A running job also keeps what it has if jobs of its user
+   would start on its nodes, and another user's due job within the share waits for GPUs there. It ends some time. Jobs that
+   stop each other in every round (`gavel`) would never end, nor leave a GPU free.
 
 Nothing of this depends on weights, models or priorities. It has no effect where all jobs are of one user. Jobs that share GPUs
 with others are left to the policy.
@@ -124,6 +127,8 @@ class _Turns:
         """Running jobs that the policy would stop for users who hold more."""
         self._aside: list[Placement] = []
         """GPUs that are kept free."""
+        self._short: list[tuple[Job, Pool]] = []
+        """Due jobs within their shares for which too few GPUs were found."""
         self._waited_s: dict[JobId, float] = {}
         """Due job -> how long it has been without GPUs."""
         self._has = Counter[str]()
@@ -269,6 +274,7 @@ class _Turns:
             job, option.gpus, option.gpu_type
         ):
             return
+        self._short.append((job, pool))
         soon = Counter[str]()
         for other, where, sign in self._holding:
             if pool.held[other.user] > pool.held[job.user] and sign > 0 and self._ran_s(other, where) < TURN_S:
@@ -323,6 +329,13 @@ class _Turns:
             if job.id in self._waited_s and job.id not in self.given
         ]
         planned += [(job, place, 1) for job in self._snapshot.unseen if (place := place_of(job)) is not None]
+        starts = {
+            (jobs[each].user, name)
+            for each, assignment in plan.assignments.items()
+            if jobs[each].phase is Phase.QUEUED
+            for name in assignment.placement.nodes
+        }
+        short = [(due.user, pool.nodes) for due, pool in self._short if due.id in plan.waiting]
         pools: dict[tuple[object, ...], Pool] = {}
         kept: dict[JobId, Placement] = {}
 
@@ -335,8 +348,10 @@ class _Turns:
             open_to = pools[key].on(held) == held.gpus and all(
                 pools[key].nodes[name].leave is None for name in held.nodes
             )
+            own = [name for name in held.nodes if (job.user, name) in starts]
+            for_own = any(user != job.user and any(name in nodes for name in own) for user, nodes in short)
             fits = open_to and book.has(held) and not book.allowance.refuses(job, held.gpus, held.gpu_type)
-            if most >= pools[key].held[job.user] + more and fits:
+            if fits and (for_own or most >= pools[key].held[job.user] + more):
                 kept[job.id] = held
                 book.take(job, held)
                 if more:
