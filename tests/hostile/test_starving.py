@@ -215,7 +215,7 @@ def crowds(draw: st.DrawFn) -> tuple[str, list[Lived]]:
 
 
 @pytest.mark.parametrize("policy", PROMISE)
-@settings(max_examples=5, derandomize=True)
+@settings(max_examples=3, derandomize=True)
 @given(crowds())
 def test_turns_do_not_stop_jobs_in_circles(policy: str, drawn: tuple[str, list[Lived]]) -> None:
     turns_end(policy, *drawn)
