@@ -14,6 +14,7 @@ from penstock_scheduler.client import Client
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.messages import MAX_BODY_BYTES
 from penstock_scheduler.model import parse_spec
+from penstock_slurm.gateway import open_gateway
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_gpu_ids
 from penstock_slurm.loopback import wait_for
@@ -206,3 +207,28 @@ def test_a_body_of_very_many_wrong_values_holds_up_nobody(tmp_path: Path, body: 
         script = "#!/bin/sh\n" + 'echo 1,2,"3,",\\ ' * 60_000
         made = httpx.post(f"{api.url}/v1/jobs", json={"script": script}, headers=headers, timeout=60)
         assert made.json()["error"]["code"] == "not-allowed", "the body was read; this host has no user ada"
+
+
+# --- what squeue prints
+
+
+@pytest.mark.slurm
+def test_a_long_dependency_of_an_array_does_not_fill_the_answer_of_squeue(make_loopback: MakeLoopback) -> None:
+    """Slurm keeps it once and squeue prints it with each element: a few arrays filled penstockd's memory in each tick."""
+    slurm = make_loopback("t4:1x4")
+
+    def sbatch(*words: str) -> str:
+        return slurm.command("sbatch", "--parsable", "--hold", *words, "--wrap=true").stdout.strip()
+
+    before = sbatch("--array=1-900")
+    one = sbatch(f"--dependency=afterany:{before}_1")
+    many = sbatch("--array=1-100", "--dependency=afterany:" + ":".join(f"{before}_{at}" for at in range(1, 900)))
+    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
+    jobs = {job.id: job for job in gateway.jobs()}
+    assert len(jobs) == 1001
+    assert not any(job.unknown for job in jobs.values())
+    assert jobs[one].dependency == f"afterany:{before}_1(unfulfilled)"
+    assert jobs[f"{before}_1"].dependency == ""
+    elements = [jobs[f"{many}_{at}"] for at in range(1, 101)]
+    assert all(f"afterany:{before}_1(unfulfilled)" in job.dependency for job in elements)
+    assert all(len(job.dependency) < 300 for job in elements)

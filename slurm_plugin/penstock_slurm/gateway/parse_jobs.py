@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from penstock_slurm.abilities import Release
 from penstock_slurm.gateway.accounts import parse_tres
 from penstock_slurm.gateway.base import SlurmJob, Unknown
-from penstock_slurm.gateway.fields import Fields, duration_s, flag, number_or_none, number_or_one, time_limit_s, time_s
+from penstock_slurm.gateway.fields import (
+    Fields,
+    duration_s,
+    flag,
+    number_or_none,
+    number_or_one,
+    text,
+    time_limit_s,
+    time_s,
+)
 from penstock_slurm.gateway.hostlist import HostLists
 from penstock_slurm.gateway.parse import parse_cpus_per_gpu, parse_tres_per_node
 
@@ -58,6 +67,10 @@ JOB_FIELDS = (
 TIME = "TimeUsed"
 """The field that grows while a job runs. It comes last, so that all before it is the same text as long as nothing happens."""
 
+CUT = {"Dependency": 200}
+"""Fields of which squeue prints so many characters, with spaces at the end if there are fewer. Slurm keeps one dependency of
+100,000 characters for an array, and squeue prints it with each of the elements."""
+
 RECORD = "record"
 """In place of a field's name: the record has not the requested fields."""
 
@@ -85,9 +98,9 @@ class Marks:
 
 
 def squeue_format(marks: Marks, release: Release) -> str:
-    """Format for `squeue -O` that prints every field at its full length (size 0) and followed by its mark."""
+    """Format for `squeue -O` that prints every field followed by its mark, and at its full length (size 0) but for CUT."""
     *others, last = job_fields(release)
-    return ",".join([*(f"{field}:0{marks.field}" for field in others), f"{last}:0{marks.record}"])
+    return ",".join([*(f"{field}:{CUT.get(field, 0)}{marks.field}" for field in others), f"{last}:0{marks.record}"])
 
 
 def parse_jobs(text: str, marks: Marks, release: Release, asked_s: float = 0.0) -> tuple[SlurmJob, ...]:
@@ -231,7 +244,7 @@ def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob
         het_job_id=job.read("HetJobID", number_or_none, None),
         reservation=job.text("Reservation"),
         gpus_counted=job.read("tres-alloc", parse_tres, {}),
-        dependency=job.text("Dependency"),
+        dependency=job.read("Dependency", lambda cut: text(cut.rstrip()), ""),
         licenses=job.text("Licenses"),
         exclusive=job.read(release.whole_nodes_field, release.whole_nodes.__getitem__, False),
         deadline_s=job.read("Deadline", time_s, None),

@@ -285,10 +285,11 @@ def test_no_jobs_is_an_answer():
     assert parse_jobs("", MARKS, OF_22_05) == ()
 
 
-def test_the_format_asks_for_all_fields_uncut():
+def test_the_format_asks_for_all_fields_uncut_but_dependencies():
     marks = Marks("~ab", "~cd")
     fields = squeue_format(marks, OF_22_05).split(",")
-    assert fields == [*(f"{field}:0~ab" for field in (*JOB_FIELDS, "OverSubscribe")), "TimeUsed:0~cd"]
+    sizes = [(field, 200 if field == "Dependency" else 0) for field in (*JOB_FIELDS, "OverSubscribe")]
+    assert fields == [*(f"{field}:{size}~ab" for field, size in sizes), "TimeUsed:0~cd"]
     assert squeue_format(marks, release((26, 5))).endswith(",Exclusive:0~ab,TimeUsed:0~cd")
 
 
