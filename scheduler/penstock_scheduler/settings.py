@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.policy_choice import PolicyChoice
 
 GROUP = "penstock.settings"

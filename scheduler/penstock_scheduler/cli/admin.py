@@ -17,7 +17,7 @@ from penstock_scheduler.cli.options import STAGE
 from penstock_scheduler.cli.policies import choice_of, with_values
 from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.messages import Drained, DrainOrder, Role
-from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.policy_choice import PolicyChoice
 
 policy = typer.Typer(no_args_is_help=True, help="Show the policies, or choose the one that decides.")

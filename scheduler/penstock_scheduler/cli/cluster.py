@@ -16,7 +16,7 @@ from penstock_scheduler.history_messages import QueueEntry
 from penstock_scheduler.ledger_messages import CORRECTED, BudgetView, LedgerLine
 from penstock_scheduler.messages import ClusterView, PlanOrder, RefusedJob, RoundSummary, RoundView
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.units import duration
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from penstock_profiles.estimators import TrainingEstimator
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.model_messages import KindImport, KindView
 
 models = typer.Typer(no_args_is_help=True, help="Show, forget, export and import what ended jobs have taught.")

@@ -13,12 +13,13 @@ import json
 import re
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model.flags import CPU_SLOT, Flag, Syntax
+from penstock_scheduler.model.spec_errors import describe_errors
 
 SPEC_KEY = "penstock"
 """Key of the job spec in a comment's JSON object."""
@@ -389,34 +390,3 @@ def validate_spec(fields: object) -> JobSpec:
         shown = [each if len(each) <= LONGEST else f"{each[:LONGEST]}…" for each in told[:FEW]]
         more = [f"and {len(told) - FEW} more"] if told[FEW:] else []
         raise BadJobSpec("; ".join([*shown, *more])) from None
-
-
-def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One sentence for each error that pydantic found: the field, its value and, for an unknown key, the valid keys."""
-    sentences = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            keys = _table(model, item["loc"][:-1]).model_fields
-            sentences.append(f"unknown key {where!r}; the keys are {', '.join(sorted(keys))}")
-        elif item["type"] == "value_error":
-            sentences.append(f"{where}: {item['ctx']['error']}" if where else str(item["ctx"]["error"]))
-        else:
-            message = item["msg"][0].lower() + item["msg"][1:]
-            sentences.append(f"{where}={item['input']!r}: {message}" if where else f"{item['input']!r}: {message}")
-    return sentences
-
-
-def _table(model: type[BaseModel], where: tuple[int | str, ...]) -> type[BaseModel]:
-    """The innermost model on the path `where` into `model`."""
-    for name in where:
-        field = model.model_fields.get(str(name))
-        inner = _model_in(field.annotation) if field is not None else None
-        model = model if inner is None else inner
-    return model
-
-
-def _model_in(annotation: object) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for each in get_args(annotation) if (found := _model_in(each)) is not None), None)

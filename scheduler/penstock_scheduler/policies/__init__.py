@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import BaseModel, ValidationError
 
 from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.policies.budgets import WithBudgets
 from penstock_scheduler.policies.cloud import WithCloud
 from penstock_scheduler.policies.partitioned import Partitioned

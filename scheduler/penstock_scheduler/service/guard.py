@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from penstock_profiles.wire import MAX_REPORT_BYTES, Ended, Observation, Report
-from penstock_scheduler.model.spec import describe_errors
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.plausible import check_plausible
 
 MAX_SAMPLES_PER_S = 1e8

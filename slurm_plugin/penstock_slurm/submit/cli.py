@@ -20,7 +20,8 @@ from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.errors import ConfigError, PenstockError
 from penstock_scheduler.messages import NodesOrder, PlanOrder
 from penstock_scheduler.model import JobSpec, NodeChoice
-from penstock_scheduler.model.spec import SPEC_KEY, describe_errors
+from penstock_scheduler.model.spec import SPEC_KEY
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_slurm.notes import NODE_OPTIONS, node_choice_of
 from penstock_slurm.submit import command_line, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
