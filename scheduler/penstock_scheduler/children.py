@@ -344,7 +344,11 @@ class Pool:
                 else:
                     tell(functools.partial(_give, answer, found))
 
-        threading.Thread(target=work, name=self._what, daemon=True).start()
+        try:
+            threading.Thread(target=work, name=self._what, daemon=True).start()
+        except RuntimeError:  # no thread can be started now; the turn must not be lost
+            self._leave(user)
+            raise Busy(f"no thread can be started for {self._what}; try again in some seconds") from None
         return await answer
 
     def _ask(self, user: str, wake: Callable[[], None]) -> bool:

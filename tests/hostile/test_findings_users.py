@@ -8,6 +8,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock_profiles.wire import ControlMessage, control_file, reports_folder
 from penstock_scheduler.access_messages import Identity
-from penstock_scheduler.children import account_of
+from penstock_scheduler.children import Busy, Pool, account_of
 from penstock_scheduler.service.forwarding import OverSocket, Published
 from penstock_scheduler.service.limits import LimitBodies
 from penstock_scheduler.service.turns import Turns
@@ -241,3 +242,22 @@ def test_explanations_for_one_user_do_not_keep_others_from_theirs() -> None:
     served = asyncio.run(attack())
     assert sorted(served.index(user) for user in ("ann", "ben")) <= [3, 4]
     assert len(served) == 102
+
+
+def test_a_turn_whose_thread_cannot_be_started_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who can fill the unit's tasks for a moment would have ended all calls to the cluster until a restart."""
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def attack() -> int:
+        pool = Pool("calls", 4, 10)
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        for number in range(4):
+            with pytest.raises(Busy):
+                await pool.call(f"user{number}", lambda: 1)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        return await asyncio.wait_for(pool.call("honest", lambda: 7), 5)
+
+    assert asyncio.run(attack()) == 7
