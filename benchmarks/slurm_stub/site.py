@@ -17,7 +17,7 @@ from penstock_profiles.wire import (
     reports_file,
 )
 from penstock_slurm import abilities
-from penstock_slurm.gateway.parse_jobs import END, job_fields
+from penstock_slurm.gateway.parse_jobs import job_fields
 
 SCONTROL = """#!/bin/sh
 for word; do
@@ -36,9 +36,9 @@ case $* in
 esac
 separator=${{SQUEUE_FORMAT2#JobID:0}}
 separator=${{separator%%,*}}
-exec sed "s/|/$separator/g" "{folder}/jobs"
+exec sed "s/|$/${{SQUEUE_FORMAT2##*:0}}/; s/|/$separator/g" "{folder}/jobs"
 """
-"""Answers in the order of `JOB_FIELDS`, with `|` for the separator."""
+"""Answers in the order of `JOB_FIELDS`, with `|` for both marks."""
 
 JOB_FIELDS = job_fields(abilities.release((22, 5)))
 
@@ -113,7 +113,7 @@ class StubSite:
         job, state = JOB_FIELDS.index("JobID"), JOB_FIELDS.index("State")
         (self.folder / "states").write_text("".join(f"{record[job]} {record[state]}\n" for record in records))
         path = self.folder / "jobs.new"
-        path.write_text("".join(f"{'|'.join(record)}|{END}\n" for record in records))
+        path.write_text("".join(f"{'|'.join(record)}|\n" for record in records))
         path.rename(self.folder / "jobs")
 
     def job_id(self, index: int) -> str:

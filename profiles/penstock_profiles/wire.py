@@ -22,6 +22,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -388,11 +389,17 @@ def inbox_folder(spool: Path) -> Path:
     return spool / "inbox"
 
 
+MOST_CLAIMED = 10_000
+"""Most files of a reports folder that count as epochs. A job makes one for each run, and its user may make millions."""
+
+
 def claimed_epochs(spool: Path, job_id: str) -> list[int]:
     """Epochs that runs of the job have claimed, ascending; empty if there are none, or if the folder cannot be read: its user
-    may have mounted something there. A run whose epoch is claimed already takes the next."""
+    may have mounted something there. A run whose epoch is claimed already takes the next. Of more than `MOST_CLAIMED` files, as
+    many are looked at."""
     try:
-        names = os.listdir(reports_folder(spool, job_id))
+        with os.scandir(reports_folder(spool, job_id)) as entries:
+            names = [entry.name for entry in islice(entries, MOST_CLAIMED)]
     except OSError:
         return []
     return sorted(int(name[:-6]) for name in names if EPOCH_FILE.fullmatch(name))

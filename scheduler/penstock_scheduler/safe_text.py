@@ -60,8 +60,10 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _escape(character: str) -> str:
-    code = character.encode("utf-16-be", "surrogatepass").hex()
-    return _SHORT.get(character) or "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
+    code = ord(character)
+    # No codec: a process that has become another user may not be able to load one.
+    units = (code,) if code < 0x10000 else (0xD7C0 + (code >> 10), 0xDC00 + (code & 0x3FF))
+    return _SHORT.get(character) or "".join(f"\\u{unit:04x}" for unit in units)
 
 
 class SafeStream:

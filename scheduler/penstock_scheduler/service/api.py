@@ -127,7 +127,7 @@ class Api:
         """Where browsers may log in; None: only here. penstockd behind a penstock-api needs none."""
         self.requests = Bucket(settings.requests_per_s, settings.burst)
         self.submissions = Bucket(settings.submissions_per_hour / 3600, settings.submissions_per_hour)
-        self.submitting: dict[tuple[str, str], asyncio.Lock] = {}
+        self.submitting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """(user, key) of the submissions in progress."""
         self.owning: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """(user, owner) of the submissions in progress."""
@@ -272,20 +272,24 @@ class Call:
             raise no_such_job(job[:50])
         return await self.api.daemon.find(self, job)
 
-    async def expect_owner(self, view: JobView) -> None:
+    async def expect_owner(self, view: JobView) -> bool:
         """Ask the cluster whose job this is, right before an act on it: what this process remembers may be of another job.
+
+        Returns:
+            Whether there is anything to act on: the job may have ended.
 
         Raises:
             Refusal: 404, its id is another user's job now, or another job's; 503.
         """
         found = await self.api.cluster.call(self.identity.user, self.api.submitter.owned, view.id)
         if found is None:
-            return  # it has ended, and there is nothing to do to it
+            return False
         mine = self.sees_all or (found.user == self.identity.user and self.identity.uid in (None, found.uid))
         seen = view.version > 0  # before, its time of submission is by this host's clock
         if not mine or found.user != view.user or (seen and is_another(found, view.submit_s)):
             await self.audit(allowed=False, text=f"the cluster says that the job is {found.user}'s")
             raise no_such_job(view.id)
+        return True
 
 
 def api_of(request: Request) -> Api:

@@ -164,7 +164,6 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
                 await asyncio.to_thread(api.store.end_submission, identity.user, order.key, None)
                 raise
             await asyncio.to_thread(api.store.end_submission, identity.user, order.key, job)
-        api.submitting.pop((identity.user, order.key), None)
     await call.audit(allowed=True, target=f"jobs/{job}")
     return await _first_view(call, job, order, new=True), True
 

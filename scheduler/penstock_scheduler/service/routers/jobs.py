@@ -117,6 +117,12 @@ async def renew(order: Renewal, call: User) -> Renewed:
     return Renewed(jobs=leases.renew(call.identity.user, order.jobs))
 
 
+async def _may_act(call: Call, view: JobView) -> bool:
+    """Whether there still is a job to act on. Raises Refusal if it is another user's."""
+    await call.audit(allowed=True)
+    return await call.expect_owner(view)
+
+
 @router.post("/jobs/{job}/cancel")
 async def cancel(job: str, call: User, for_owner: bool = False) -> JobView:
     """End a job. A job that has ended stays as it is.
@@ -125,11 +131,9 @@ async def cancel(job: str, call: User, for_owner: bool = False) -> JobView:
     generation does.
     """
     view = await call.job(job)
-    if view.state != "ended":
-        await call.audit(allowed=True)
-        await call.expect_owner(view)
+    if view.state != "ended" and await _may_act(call, view):
         owner = await asyncio.to_thread(call.api.store.owner_of, job) if for_owner else None
-        if owner is None:
+        if owner is None or owner[0] != view.user:  # the owner's was a former job of this id
             await submitting.cancel(call.api, job, call.identity.user, admin=call.sees_all)
         else:
             await submitting.give_up(call.api, job, owner)
@@ -140,9 +144,7 @@ async def cancel(job: str, call: User, for_owner: bool = False) -> JobView:
 async def hold(job: str, call: User) -> JobView:
     """Keep a job from being started until it is released. A running job continues."""
     view = await call.job(job)
-    if view.state != "ended":
-        await call.audit(allowed=True)
-        await call.expect_owner(view)
+    if view.state != "ended" and await _may_act(call, view):
         ask = functools.partial(call.api.submitter.hold, job, call.identity.user, admin=call.sees_all)
         await submitting.ask_cluster(call.api, call.identity.user, ask)
     return view
@@ -152,9 +154,7 @@ async def hold(job: str, call: User) -> JobView:
 async def release(job: str, call: User) -> JobView:
     """Let a held job start again. Only operators release a job that an admin holds."""
     view = await call.job(job)
-    if view.state != "ended":
-        await call.audit(allowed=True)
-        await call.expect_owner(view)
+    if view.state != "ended" and await _may_act(call, view):
         ask = functools.partial(call.api.submitter.release, job, admin=call.sees_all)
         await submitting.ask_cluster(call.api, call.identity.user, ask)
     return view
