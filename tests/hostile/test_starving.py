@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_scheduler.policies import REGISTRY, takes_turns
-from penstock_scheduler.policies.turns import TURN_S
+from penstock_scheduler.policies.turns import LARGE_TURN_S, TURN_S
 from tests.hostile.floods import ROUND_S, Flood, Lived
 from tests.scheduler.builders import job, table
 
@@ -230,14 +230,14 @@ def test_turns_do_not_stop_jobs_in_circles_in_many_crowds(policy: str, drawn: tu
 
 
 def turns_end(policy: str, nodes: str, jobs: list[Lived]) -> None:
-    """Nothing changes after the first 12 minutes. In 40 minutes after the first 40, turns stop no job any more.
-
-    Where jobs share time, they stop no job more often than every `TURN_S`.
+    """Nothing changes after the first 12 minutes, but that large jobs are due after an hour. In 40 minutes after that, turns stop
+    no job any more. Where jobs share time, they stop no job more often than every `TURN_S`.
     """
     cluster = Flood(nodes, jobs, policy, SETTINGS.get(policy))
-    cluster.run(2400.0)
+    quiet_s = 700.0 + LARGE_TURN_S + TURN_S
+    cluster.run(quiet_s)
     early = len(cluster.stop_texts)
-    cluster.run(4800.0)
+    cluster.run(quiet_s + 2400.0)
     turns = Counter(each.id for each, _, text in cluster.stop_texts[early:] if "has been without GPUs" in text)
     most = 2400.0 / TURN_S if policy in TIME_SHARING else 0
     assert all(count <= most for count in turns.values()), turns

@@ -1,12 +1,14 @@
-"""Pools: the GPUs that some jobs may use, and who holds them; for `turns`."""
+"""Pools: the GPUs that some jobs may use, who holds them, and the fewest that a job needs; for `turns`."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
 from penstock_scheduler.free_gpus import is_open, open_nodes
-from penstock_scheduler.model import Job, Node, Phase, Placement, Snapshot
+from penstock_scheduler.model import Adaptivity, Configuration, Job, Node, Phase, Placement, Snapshot
+from penstock_scheduler.policies import common
 
 
 class Pool:
@@ -49,3 +51,29 @@ def pool_key(job: Job) -> tuple[object, ...]:
 
 def _may_use(job: Job, node: Node) -> bool:
     return is_open(node, job) and job.spec.allows_type(node.gpu_type)
+
+
+def asks(job: Job) -> tuple[object, ...]:
+    """Jobs of a user with the same pool and these are alike: if there is no room for one, there is none for the others."""
+    return job.account, job.qos, job.spec.min_gpus, job.spec.max_gpus, str(job.spec.scale_unit), job.spec.adaptivity
+
+
+def fewest(snapshot: Snapshot, job: Job) -> list[Configuration]:
+    """The smallest configurations on which the job makes progress, the fastest first."""
+    exact = {job.spec.min_gpus} if job.spec.min_gpus == job.spec.max_gpus else set[int]()
+    found: dict[Configuration, float] = {}
+    shapes = common.configurations(open_nodes(snapshot.nodes, job), exact, job.spec.max_gpus)
+    for shape in sorted(shapes, key=lambda each: each.gpus):
+        if found and shape.gpus > next(iter(found)).gpus:
+            break
+        if common.allowed(job, shape):
+            rate = common.rate(snapshot.facts[job.id].model, shape)
+            if rate > 0 and math.isfinite(rate):
+                found[shape] = rate
+    return sorted(found, key=lambda each: (-found[each], each))
+
+
+def shrinks(job: Job, held: Placement, gpus: int) -> bool:
+    """Whether a running job can go on without this many of its GPUs."""
+    rigid = job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED)
+    return not rigid and held.gpus - gpus >= job.spec.min_gpus

@@ -7,9 +7,9 @@ for some. What a user *holds* is counted in the pool, jobs that the policy does 
 1. **A due job goes first** if its user holds nothing, or with its minimum no more than the equal share. It gets its minimum of
    the free GPUs before the policy decides about all other jobs. Jobs within the share go first, then users who hold least.
    Among users who hold the same, the order rotates every `TURN_S`, so that nobody can be the first for ever.
-2. **It takes GPUs from running jobs** if too few are free: of users who keep at least as many as its user then has.
-   Only jobs that may be stopped, the smallest that is enough first, and then the last started. The policy decides whether
-   such a job shrinks, moves or waits.
+2. **It takes GPUs from running jobs** if too few are free: of users who keep at least as many as its user then has, in the pool
+   and in all. Only jobs that may be stopped, the smallest that is enough first, and then the last started. The policy decides
+   whether such a job shrinks, moves or waits.
 3. **GPUs are kept free for it** if it needs several at once and jobs that may not be stopped are in the way. That needs a place
    where those jobs belong to users who hold more and have run for less than `TURN_S`, so that GPUs stay idle no longer than that.
    For one user, no more GPUs than the equal share are kept free.
@@ -33,9 +33,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from penstock_scheduler.free_gpus import FreeGpus, open_nodes
+from penstock_scheduler.free_gpus import FreeGpus
 from penstock_scheduler.model import (
-    Adaptivity,
     Burst,
     Configuration,
     Job,
@@ -51,7 +50,7 @@ from penstock_scheduler.model import (
     StopCode,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.pools import Pool, place_of, pool_key
+from penstock_scheduler.policies.pools import Pool, asks, fewest, place_of, pool_key, shrinks
 from penstock_scheduler.policies.staying import without
 from penstock_scheduler.policies.stops import BY_REASON, stopped
 from penstock_scheduler.policies.wrapper import Wrapper
@@ -132,9 +131,11 @@ class _Turns:
         self._waited_s: dict[JobId, float] = {}
         """Due job -> how long it has been without GPUs."""
         self._has = Counter[str]()
-        """User -> GPUs, before any turn."""
+        """User -> GPUs anywhere, before any turn."""
         for each, where, _ in self._holding:
             self._has[each.user] += where.gpus
+        self._everywhere = self._has.copy()
+        """User -> GPUs anywhere, with the turns that were given."""
         self._room: dict[JobId, dict[str, int]] = {}
         """Due job -> users who make room for it -> what they hold."""
 
@@ -146,7 +147,7 @@ class _Turns:
             waited_s = self._snapshot.time_s - max(job.submit_s, job.stopped_s or 0.0, job.requeued_s or 0.0)
             here = job.id not in away and job.spec.burst is not Burst.ONLY
             if job.phase is Phase.QUEUED and here and waited_s >= TURN_S:
-                alike.setdefault((job.user, *pool_key(job), *_asks(job)), []).append((waited_s, job))
+                alike.setdefault((job.user, *pool_key(job), *asks(job)), []).append((waited_s, job))
                 self._waited_s[job.id] = waited_s
         queues = [sorted(jobs, key=lambda each: (each[0], each[1].id)) for jobs in alike.values()]
         while queues:
@@ -168,6 +169,7 @@ class _Turns:
 
     def _count(self, job: Job, where: Placement, sign: int) -> None:
         self._holding.append((job, where, sign))
+        self._everywhere[job.user] += sign * where.gpus
         for pool in self._pools.values():
             pool.held[job.user] += sign * pool.on(where)
 
@@ -177,7 +179,7 @@ class _Turns:
         has = pool.held[job.user]
         if len(pool.users) < 2 or (has and has + job.spec.min_gpus > pool.share):
             return False
-        options = self._fewest(job)
+        options = fewest(self._snapshot, job)
         if not options or (has and has + options[0].gpus > pool.share):
             return False
         where = self._again(job, options, pool) or self._book.find(job, options)
@@ -188,20 +190,6 @@ class _Turns:
         self._count(job, where, 1)
         self.given[job.id] = where
         return True
-
-    def _fewest(self, job: Job) -> list[Configuration]:
-        """The smallest configurations on which the job makes progress, the fastest first."""
-        exact = {job.spec.min_gpus} if job.spec.min_gpus == job.spec.max_gpus else set[int]()
-        found: dict[Configuration, float] = {}
-        shapes = common.configurations(open_nodes(self._snapshot.nodes, job), exact, job.spec.max_gpus)
-        for shape in sorted(shapes, key=lambda each: each.gpus):
-            if found and shape.gpus > next(iter(found)).gpus:
-                break
-            if common.allowed(job, shape):
-                rate = common.rate(self._snapshot.facts[job.id].model, shape)
-                if rate > 0 and math.isfinite(rate):
-                    found[shape] = rate
-        return sorted(found, key=lambda each: (-found[each], each))
 
     def _again(self, job: Job, options: Sequence[Configuration], pool: Pool) -> Placement | None:
         """What the last round gave the job, if it is free: the jobs there are on their way out already."""
@@ -214,14 +202,13 @@ class _Turns:
     def _made_room(self, job: Job, options: Sequence[Configuration], pool: Pool) -> Placement | None:
         """GPUs of running jobs of users who keep at least as many as the job's user then has; None: there are too few."""
         gpus = options[0].gpus
-        least = pool.held[job.user] + gpus
         each = min(option.gpus // option.nodes for option in options)
 
         def able() -> Iterator[tuple[Job, Placement, int]]:
             for other, held in self._running:
-                left = pool.held[other.user] - least
+                left = self._more(other.user, job.user, pool) - gpus
                 if left > 0 and other.user != job.user and other.id not in self._left and (there := pool.on(held)):
-                    loses = gpus if _shrinks(other, held, gpus) else there
+                    loses = gpus if shrinks(other, held, gpus) else there
                     if loses <= left:
                         yield other, held, loses
 
@@ -235,6 +222,11 @@ class _Turns:
         runs.sort(key=lambda run: (-on[run[1].nodes[0]], run[1].nodes))  # the smallest stay first on each node
         return self._if_they_leave(job, options, pool, runs)
 
+    def _more(self, user: str, than: str, pool: Pool) -> int:
+        """How many GPUs more a user holds, in the pool and anywhere. With the pool alone, users of different pools could each see
+        the other as holding more, and stop each other for ever."""
+        return min(held[user] - held[than] for held in (pool.held, self._everywhere))
+
     def _if_they_leave(
         self, job: Job, options: Sequence[Configuration], pool: Pool, able: Iterable[tuple[Job, Placement, int]]
     ) -> Placement | None:
@@ -242,7 +234,7 @@ class _Turns:
         gpus, trial, lost = options[0].gpus, self._book.copy(), Counter[str]()
         leaving, found = [], None
         for other, held, loses in able:
-            if loses <= pool.held[other.user] - lost[other.user] - pool.held[job.user] - gpus:
+            if loses <= self._more(other.user, job.user, pool) - lost[other.user] - gpus:
                 lost[other.user] += loses
                 trial.give_back(other, held)
                 leaving.append((other, held))
@@ -258,7 +250,7 @@ class _Turns:
             self._room.setdefault(job.id, {}).setdefault(other.user, pool.held[other.user])
             self._left.add(other.id)
             self._count(other, held, -1)
-            if _shrinks(other, held, gpus):
+            if shrinks(other, held, gpus):
                 shares = (dataclasses.replace(each, gpus=min(each.gpus, trial.on(each.node))) for each in held.shares)
                 rest = dataclasses.replace(held, shares=tuple(each for each in shares if each.gpus))
                 trial.take(other, rest)
@@ -399,14 +391,3 @@ class _Turns:
             return Reason(ReasonCode.KEPT, f"keeps {where.configuration}: other users hold more")
         waited = duration(self._waited_s[job])
         return Reason(ReasonCode.CHOSEN, f"starts on {where.configuration}: it has been without GPUs for {waited}")
-
-
-def _shrinks(job: Job, held: Placement, gpus: int) -> bool:
-    """Whether a running job can go on without this many of its GPUs."""
-    rigid = job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED)
-    return not rigid and held.gpus - gpus >= job.spec.min_gpus
-
-
-def _asks(job: Job) -> tuple[object, ...]:
-    """Jobs of a user with the same pool and these are alike: if there is no room for one, there is none for the others."""
-    return job.account, job.qos, job.spec.min_gpus, job.spec.max_gpus, str(job.spec.scale_unit), job.spec.adaptivity
