@@ -101,7 +101,8 @@ class SlurmSubmitter:
             self._leadership.write("slurm", f"sbatch of {user}") as until_s,
             _exported(_variables(order, account) | site) as fd,
         ):
-            sbatch = ("sbatch", f"--export-file={fd}", *_options(order, key, account.home))
+            # Without --export=ALL, 26.05 leaves out what the file has, too.
+            sbatch = ("sbatch", f"--export-file={fd}", "--export=ALL", *_options(order, key, account.home))
             argv = guarded([*self._words(open_files.as_found()), *self._words(sbatch)], until_s)
             argv = (*self._words(WITH_PARENT), *argv)
             timeout_s = min(self._settings.command_timeout_s, max(until_s - boot_s(), 0.1))
