@@ -64,6 +64,11 @@ def count(program: str) -> OpenFiles:
     return OpenFiles(sum(1 for _ in Path("/proc/self/fd").iterdir()), limit(), program)
 
 
+def limit_as_found() -> int:
+    """The soft limit of before `raise_limit`; -1: none."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if _found is None else _found
+
+
 def as_found() -> tuple[str, ...]:
     """The words before a command that is to have the soft limit of before `raise_limit`.
 

@@ -16,6 +16,7 @@ import math
 import os
 import pwd
 import re
+import resource
 import secrets
 import shlex
 import signal
@@ -99,7 +100,7 @@ class SlurmSubmitter:
         key = order.key if order.key is not None else f"-{secrets.token_hex(16)}"
         with (
             self._leadership.write("slurm", f"sbatch of {user}") as until_s,
-            _exported(_variables(order, account) | site) as fd,
+            _exported(_variables(order, account) | _variables_of_sbatch(order) | site) as fd,
         ):
             # Without --export=ALL, 26.05 leaves out what the file has, too.
             sbatch = ("sbatch", f"--export-file={fd}", "--export=ALL", *_options(order, key, account.home))
@@ -378,6 +379,18 @@ def _variables(order: Submission, account: Account) -> dict[str, str]:
         "SHELL": account.shell,
         **order.environment,
     }
+
+
+LIMITS = ("CPU", "FSIZE", "DATA", "STACK", "CORE", "RSS", "NPROC", "NOFILE", "MEMLOCK", "AS")
+"""Limits of a process that sbatch passes on to the job (PropagateResourceLimits), as setrlimit(2) calls them."""
+
+
+def _variables_of_sbatch(order: Submission) -> dict[str, str]:
+    """Variables that sbatch gives to a job by itself, but on 22.05 not beside --export-file. The job does not see the limits."""
+    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in LIMITS}
+    soft["NOFILE"] = open_files.limit_as_found()
+    found = {f"SLURM_RLIMIT_{name}": str(value % 2**64) for name, value in soft.items()}  # -1: no limit
+    return {"SLURM_JOB_NAME": order.name or "sbatch"} | found
 
 
 def _script(command: Sequence[str]) -> str:

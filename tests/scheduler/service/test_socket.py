@@ -70,11 +70,15 @@ def test_a_file_that_is_no_socket_is_never_deleted(tmp_path):
     assert path.read_text() == "years of work"
 
 
+async def nothing() -> None:
+    pass
+
+
 def test_a_service_that_has_hardly_started_stops_at_once(tmp_path):
     """As that of a penstockd that takes over in the moment in which it starts."""
     known = SimpleNamespace(serve_on=lambda loop: None, counters={})
     app = FastAPI()
-    app.state.api = SimpleNamespace(leases=None, close=lambda: None)
+    app.state.api = SimpleNamespace(leases=None, close=lambda: None, daemon=SimpleNamespace(close=nothing))
     service = Service(ApiSettings(socket=tmp_path / "api.sock"), app, known)
     service.start()
     service.stop()
