@@ -125,14 +125,6 @@ def test_a_job_of_several_gpus_gets_them_at_once(policy: str) -> None:
     assert gang[0].longest_wait_s <= BOUND_S
 
 
-def test_jobs_that_share_time_let_each_other_end_for_a_due_job() -> None:
-    """`gavel` starts another of mallory's jobs of both GPUs in each round. None would ever end, and no GPU be free."""
-    one = long_jobs(1, submit_s=60.0, max_gpus=1, adaptivity="rigid")
-    cluster = Flood("t4:1x2", [*one, *flood(40, 2, submit_s=0.0)], "gavel")
-    cluster.run(1800.0)
-    assert one[0].longest_wait_s <= BOUND_S
-
-
 @st.composite
 def floods(draw: st.DrawFn) -> tuple[str, list[Lived], list[Lived]]:
     nodes, size = draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 8]))
