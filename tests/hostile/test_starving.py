@@ -18,7 +18,7 @@ from tests.scheduler.builders import job, table
 PROMISE = sorted(name for name in REGISTRY if takes_turns(name))
 """Policies under which the bound holds."""
 
-TIME_SHARING = {"ftf", "gavel", "las"}
+TIME_SHARING = {"ftf"}
 """Policies that order jobs by what they have had so far. Their order changes for ever, and so do the jobs that run.
 
 A job that they stop for another is due 10 minutes later, so that turns of users do not end either.
