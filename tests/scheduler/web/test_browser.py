@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock_scheduler.model import Job
-from penstock_scheduler.ports import Fate
+from penstock_scheduler.ports import Fate, Owned
 from penstock_scheduler.service.publisher import Publisher
 from penstock_scheduler.service.whatif import WhatIfTasks
 from tests.scheduler.builders import job, on
@@ -99,8 +99,13 @@ def fate() -> Any:
 
 
 def test_its_owner_cancels_a_job_and_a_stranger_cannot(site, page):
-    site.submit(job("6200", user="ada"))
+    new = job("6200", user="ada")
+    site.submit(new)
     log_in(site, page, "ada", "/jobs/6200")
+    page.get_by_role("button", name="Hold").click()
+    page.locator("#message").get_by_text("has ended").wait_for()  # the cluster does not know it
+    assert not site.api.submitter.held
+    site.api.submitter.owners["6200"] = Owned("ada", 4001, 0, new.submit_s)
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Hold").click()
     page.locator("#message").get_by_text("is held").wait_for()

@@ -140,23 +140,29 @@ async def cancel(job: str, call: User, for_owner: bool = False) -> JobView:
     return view
 
 
+async def _not_ended(call: Call, job: str) -> JobView:
+    """The job to hold or release. Raises Refusal if it has ended, by what is known here or by the cluster, or is another user's."""
+    view = await call.job(job)
+    if view.state == "ended" or not await _may_act(call, view):
+        raise Refusal(409, "job-ended", f"job {job} has ended, so nothing of it can be held or released")
+    return view
+
+
 @router.post("/jobs/{job}/hold")
 async def hold(job: str, call: User) -> JobView:
     """Keep a job from being started until it is released. A running job continues."""
-    view = await call.job(job)
-    if view.state != "ended" and await _may_act(call, view):
-        ask = functools.partial(call.api.submitter.hold, job, call.identity.user, admin=call.sees_all)
-        await submitting.ask_cluster(call.api, call.identity.user, ask)
+    view = await _not_ended(call, job)
+    ask = functools.partial(call.api.submitter.hold, job, call.identity.user, admin=call.sees_all)
+    await submitting.ask_cluster(call.api, call.identity.user, ask)
     return view
 
 
 @router.post("/jobs/{job}/release")
 async def release(job: str, call: User) -> JobView:
     """Let a held job start again. Only operators release a job that an admin holds."""
-    view = await call.job(job)
-    if view.state != "ended" and await _may_act(call, view):
-        ask = functools.partial(call.api.submitter.release, job, admin=call.sees_all)
-        await submitting.ask_cluster(call.api, call.identity.user, ask)
+    view = await _not_ended(call, job)
+    ask = functools.partial(call.api.submitter.release, job, admin=call.sees_all)
+    await submitting.ask_cluster(call.api, call.identity.user, ask)
     return view
 
 
