@@ -101,6 +101,8 @@ class Spool:
         """Names in the folder, of jobs that are not in `_controls`."""
         self._unknown: set[str] = set()
         """Jobs whose control message is of an unknown version."""
+        self._unreadable: set[str] = set()
+        """Jobs with something else in place of the folder of their reports."""
         self._inbox: Inbox | None = None
         self._changed: set[str] = set()
         self._offsets: dict[tuple[str, int], int] = {}
@@ -179,6 +181,12 @@ class Spool:
         except OSError as error:
             if error.errno not in BY_USER:
                 raise
+            self._warn(job_id, error)
+
+    def _warn(self, job_id: str, error: OSError) -> None:
+        """Log that a job's reports cannot be read, once."""
+        if job_id not in self._unreadable:
+            self._unreadable.add(job_id)
             log.warning("reports unreadable", extra={"job": job_id, "text": str(error)})
 
     def take_changed(self) -> set[str] | None:
@@ -241,7 +249,7 @@ class Spool:
         except FileNotFoundError:
             return 0, 0
         except OSError as error:  # its user has put something else there
-            log.warning("reports unreadable", extra={"job": job_id, "text": str(error)})
+            self._warn(job_id, error)
             return 0, 0
         self._claimed[job_id] = max((int(name[:-6]) for name in names if EPOCH_FILE.fullmatch(name)), default=0)
         return self._claimed[job_id], len(names)
@@ -274,6 +282,7 @@ class Spool:
     def forget(self, keep: set[str], there: Collection[str] = ()) -> None:
         """Forget all jobs but these, except the control messages of those that are still `there`."""
         self._unknown &= keep
+        self._unreadable &= keep
         if self._inbox is not None:
             self._inbox.forget(keep)
             for job_id in self._controls.keys() - keep - {*there}:
