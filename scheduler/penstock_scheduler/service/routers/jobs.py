@@ -141,7 +141,7 @@ async def cancel(job: str, call: User, for_owner: bool = False) -> JobView:
 
 
 async def _not_ended(call: Call, job: str) -> JobView:
-    """The job to hold or release. Raises Refusal if it has ended, by what is known here or by the cluster, or is another user's."""
+    """The job to hold or release. Raises Refusal if it has ended, or is another user's."""
     view = await call.job(job)
     if view.state == "ended" or not await _may_act(call, view):
         raise Refusal(409, "job-ended", f"job {job} has ended, so nothing of it can be held or released")
