@@ -22,20 +22,26 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck, leadership:
     from penstock_slurm.agents import SlurmAgents
     from penstock_slurm.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.cluster import SlurmCluster
-    from penstock_slurm.gateway import CliGateway, open_gateway
+    from penstock_slurm.gateway import CliGateway, Messages, open_gateway
     from penstock_slurm.gpu_reservation import GpuReservations
     from penstock_slurm.settings import SlurmSettings
     from penstock_slurm.submitter import SlurmSubmitter
 
-    section = settings.section(SlurmSettings)
+    section, messages = settings.section(SlurmSettings), Messages()
     gateway = open_gateway(
-        section.backend, conf=section.conf, timeout_s=section.command_timeout_s, leadership=leadership
+        section.backend,
+        conf=section.conf,
+        timeout_s=section.command_timeout_s,
+        leadership=leadership,
+        messages=messages,
     )
     stand_in = section.agents and not abilities.release(gateway.version()).empty_tres_clears_gpus
     if stand_in:
         _expect_stand_in(gateway, section)
     # sbatch exists only as a command
-    commands = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s, leadership=leadership)
+    commands = CliGateway(
+        conf=section.conf, timeout_s=section.command_timeout_s, leadership=leadership, messages=messages
+    )
     spool = Spool(section.spool_dir, alone=True, leadership=leadership)
     nodes = SlurmCloudNodes(section.cloud_partition, commands, spool) if section.cloud_partition else None
     submitter = SlurmSubmitter(commands, Spool(section.spool_dir, leadership=leadership), section, leadership)

@@ -12,7 +12,7 @@ import pytest
 from penstock_slurm.gateway import JobGone, SlurmJob, Unknown
 from penstock_slurm.gateway.accounts import parse_associations, parse_fair_shares, parse_qos, parse_runs
 from penstock_slurm.gateway.base import SlurmLimit
-from penstock_slurm.gateway.errors import Refused, error_from, unknown_messages
+from penstock_slurm.gateway.errors import Messages, Refused
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import (
     parse_gpu_ids,
@@ -256,27 +256,29 @@ def test_a_value_that_is_no_number_concerns_its_line(value: str) -> None:
 
 
 def test_a_message_in_no_table_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    unknown_messages.clear()
+    messages = Messages()
     for job in range(1, 6):
-        error = error_from(f"slurm_x error: the moon is full for job {job}", command="scontrol update", job_id=str(job))
+        error = messages.error(
+            f"slurm_x error: the moon is full for job {job}", command="scontrol update", job_id=str(job)
+        )
         assert type(error) is Refused
-    assert dict(unknown_messages) == {"slurm_x error: the moon is full for job n": 5}
+    assert dict(messages.unknown) == {"slurm_x error: the moon is full for job n": 5}
     assert [record.getMessage() for record in caplog.records] == ["a message of Slurm's is not known"]
     for at in range(1000):
-        error_from(f"message {'x' * at}", command="scontrol")
-    assert len(unknown_messages) <= 100
-    unknown_messages.clear()
+        messages.error(f"message {'x' * at}", command="scontrol")
+    assert len(messages.unknown) <= 100
+    assert Messages().unknown == {}, "another gateway has had none of them"
 
 
 @pytest.mark.parametrize(
     "text", ["Job 625_389 not found", "Job 7 not found", "squeue: error: Invalid job id: 99999999999"]
 )
 def test_a_job_that_is_not_found_is_gone(text: str) -> None:
-    assert type(error_from(text, command="scontrol show job")) is JobGone
+    assert type(Messages().error(text, command="scontrol show job")) is JobGone
 
 
 @pytest.mark.parametrize(
     "text", ["sh: 1: exec: scontrol: not found", "scontrol: command not found", "User not found on host"]
 )
 def test_a_command_that_is_not_found_is_no_job_that_is_gone(text: str) -> None:
-    assert type(error_from(text, command="scontrol show job")) is not JobGone
+    assert type(Messages().error(text, command="scontrol show job")) is not JobGone

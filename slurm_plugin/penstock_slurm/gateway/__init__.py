@@ -32,6 +32,7 @@ from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
     JobGone,
+    Messages,
     NotWaiting,
     Refused,
     SlurmError,
@@ -53,6 +54,7 @@ __all__ = [
     "Gateway",
     "JobGone",
     "JobPlacement",
+    "Messages",
     "NotWaiting",
     "PlainShape",
     "Refused",
@@ -83,11 +85,17 @@ PYSLURM_IS_REFUSED = (
 
 
 def open_gateway(
-    backend: Literal["cli", "pyslurm"], *, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE
+    backend: Literal["cli", "pyslurm"],
+    *,
+    conf: Path | None,
+    timeout_s: float,
+    leadership: Leadership = ALONE,
+    messages: Messages | None = None,
 ) -> Gateway:
     """The gateway to the Slurm of `conf`. None: that of SLURM_CONF or the default. Contacts no daemon yet.
 
     `timeout_s` is the time limit of one command, in seconds. `leadership` is asked before each command that changes something.
+    `messages` counts what Slurm says that is not known, for several gateways; None: for this one alone.
 
     Raises:
         BackendMissing: Slurm's commands are not on this machine, or `backend` is pyslurm, which does not pass the contract tests.
@@ -95,4 +103,4 @@ def open_gateway(
     """
     if backend == "pyslurm":
         raise BackendMissing(PYSLURM_IS_REFUSED, command="pyslurm")
-    return CliGateway(conf=conf, timeout_s=timeout_s, leadership=leadership)
+    return CliGateway(conf=conf, timeout_s=timeout_s, leadership=leadership, messages=messages)

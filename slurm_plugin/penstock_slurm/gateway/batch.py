@@ -22,7 +22,6 @@ from penstock_slurm.gateway.errors import (
     SlurmError,
     TimedOut,
     Transient,
-    error_from,
 )
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class BatchWriter:
             if self._unregistered(write) is None
         ]
         for group, answer in (*zip(groups, answers, strict=True), *zip(again, self._ask(again), strict=True)):
-            errors |= {write.job_id: self._unregistered(write) or _error(write, answer) for write in group}
+            errors |= {write.job_id: self._unregistered(write) or self._error(write, answer) for write in group}
         return errors
 
     def _ask(self, groups: Sequence[Sequence[Write]]) -> list[str | Transient]:
@@ -155,7 +154,7 @@ class BatchWriter:
         for number in range(len(groups)):
             answer, marked, rest = output.partition(f"{UNKNOWN_COMMAND}{MARK}{number}\n")
             if not marked:
-                stopped = error_from(output, command="scontrol", otherwise=Transient)
+                stopped = self._commands.messages.error(output, command="scontrol", otherwise=Transient)
                 kind = Transient(stopped.text or "scontrol stopped before this", command="scontrol")
                 why = late or (stopped if isinstance(stopped, Transient) else kind)
                 return answers + [why] * (len(groups) - number)
@@ -165,6 +164,13 @@ class BatchWriter:
 
     def _unregistered(self, write: Write) -> SlurmError | None:
         return self._commands.unregistered(write.job_id, arguments(write))
+
+    def _error(self, write: Write, answer: str | Transient) -> SlurmError | None:
+        """The error that scontrol's answer to this write means; None if Slurm did it."""
+        command = f"scontrol {arguments(write)[0]}"
+        if isinstance(answer, Transient):
+            return type(answer)(answer.text, command=command, job_id=write.job_id)
+        return self._commands.messages.error(answer, command=command, job_id=write.job_id) if answer else None
 
 
 def _named(groups: Sequence[Sequence[Write]]) -> str:
@@ -210,11 +216,3 @@ def task_counts(tasks_per_node: int | None, cpus_per_node: int) -> list[str]:
     sbatch has set MinCPUsNode for the first number of tasks, and Slurm starts the job nowhere if NumCPUs is less.
     """
     return [] if tasks_per_node is None else [f"TasksPerNode={tasks_per_node}", f"MinCPUsNode={cpus_per_node}"]
-
-
-def _error(write: Write, answer: str | Transient) -> SlurmError | None:
-    """The error that scontrol's answer to this write means; None if Slurm did it."""
-    command = f"scontrol {arguments(write)[0]}"
-    if isinstance(answer, Transient):
-        return type(answer)(answer.text, command=command, job_id=write.job_id)
-    return error_from(answer, command=command, job_id=write.job_id) if answer else None

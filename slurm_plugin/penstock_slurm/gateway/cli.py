@@ -44,12 +44,11 @@ from penstock_slurm.gateway.commands import SlurmCommandRunner, expect_id
 from penstock_slurm.gateway.errors import (
     ControllerAway,
     JobGone,
+    Messages,
     Refused,
     SlurmError,
     UnreadableAnswer,
     Unregistered,
-    error_from,
-    unknown_messages,
 )
 from penstock_slurm.gateway.parse import (
     NodeReader,
@@ -85,8 +84,16 @@ RUNS_AT_ONCE = 1000
 class CliGateway:
     """Slurm through scontrol, squeue, scancel and, with accounting, sacctmgr, sacct and sshare; see `Gateway` for each method."""
 
-    def __init__(self, *, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE) -> None:
-        self._commands = SlurmCommandRunner(conf, timeout_s, leadership)
+    def __init__(
+        self,
+        *,
+        conf: Path | None,
+        timeout_s: float,
+        leadership: Leadership = ALONE,
+        messages: Messages | None = None,
+    ) -> None:
+        """`messages` counts what Slurm says that is not known, for several gateways. None: for this one alone."""
+        self._commands = SlurmCommandRunner(conf, timeout_s, leadership, messages)
         self._batch = BatchWriter(self._commands)
         self._node_reader, self._job_reader = NodeReader(), JobReader()
         self._marks, self._marks_until_s = Marks(), time.monotonic() + MARKS_S
@@ -169,7 +176,7 @@ class CliGateway:
 
     def unread(self) -> tuple[Unread, ...]:
         """See `Gateway`."""
-        messages = [Unread("message", text, count) for text, count in unknown_messages.items()]
+        messages = [Unread("message", text, count) for text, count in self._commands.messages.unknown.items()]
         return (*(each for found in self._unread.values() for each in found), *messages)
 
     def describe(self, job_id: str) -> str:
@@ -181,7 +188,7 @@ class CliGateway:
         variables = {"SLURM_TIME_FORMAT": "%s"}
         done = self._commands.run(("scontrol", "-a", "-o", *options, "show", "job", job_id), variables, job_id)
         if done.returncode != 0:
-            raise error_from(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
+            raise self._commands.messages.error(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
         return done.stdout
 
     def knows(self, job_id: str) -> bool:
@@ -233,7 +240,7 @@ class CliGateway:
         )
         done = self._commands.run(words, {}, writes=f"placeholder job {name}")
         if done.returncode != 0:
-            raise error_from(done.stderr or done.stdout, command="sbatch", otherwise=Refused)
+            raise self._commands.messages.error(done.stderr or done.stdout, command="sbatch", otherwise=Refused)
         return done.stdout.strip().split(";")[0]
 
     def wait_no_longer(self, job_id: str) -> None:

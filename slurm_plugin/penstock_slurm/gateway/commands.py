@@ -21,11 +21,11 @@ from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
     JobGone,
+    Messages,
     TimedOut,
     Transient,
     UnreadableAnswer,
     Unregistered,
-    error_from,
 )
 
 if TYPE_CHECKING:  # the agent loads no more than it needs
@@ -109,7 +109,10 @@ class SlurmCommandRunner:
         BackendMissing: commands are not on PATH.
     """
 
-    def __init__(self, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE) -> None:
+    def __init__(
+        self, conf: Path | None, timeout_s: float, leadership: Leadership = ALONE, messages: Messages | None = None
+    ) -> None:
+        self.messages = Messages() if messages is None else messages
         self._programs: dict[str, str] = {}
         """Command -> its absolute path, by this process's PATH when it was first needed: no variable changes it later."""
         missing = [command for command in COMMANDS if self._program(command) is None]
@@ -130,7 +133,7 @@ class SlurmCommandRunner:
         done = self.run(argv, variables or {})
         if done.returncode != 0 or "error:" in done.stderr:
             otherwise = ControllerAway if done.returncode else UnreadableAnswer  # 0: for example an unknown field
-            raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
+            raise self.messages.error(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
         return done.stdout
 
     def change_nodes(self, *argv: str) -> None:
@@ -138,7 +141,7 @@ class SlurmCommandRunner:
         done = self.run(argv, {}, writes=" ".join(argv))
         if done.returncode != 0 or "error:" in done.stderr:
             otherwise = ControllerAway if done.returncode else UnreadableAnswer
-            raise error_from(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
+            raise self.messages.error(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
 
     def change(self, job_id: str, *argv: str, account: Account | None = None) -> None:
         """Run a command that changes a job. Repeats it up to `RETRIES` times if Slurm could not do it at the moment.
@@ -157,7 +160,7 @@ class SlurmCommandRunner:
         done = self.run(argv, {}, job_id, writes=" ".join(argv)[:200], account=account)
         # scancel of an unknown job, and scontrol update with a bad number, print an error and return 0
         if done.returncode != 0 or "error:" in done.stderr:
-            raise error_from(done.stderr or done.stdout, command=" ".join(argv[:2]), job_id=job_id)
+            raise self.messages.error(done.stderr or done.stdout, command=" ".join(argv[:2]), job_id=job_id)
         self.forget(job_id)
 
     def unregistered(self, job_id: str, arguments: Sequence[str]) -> Unregistered | None:

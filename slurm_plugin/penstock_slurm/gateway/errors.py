@@ -136,6 +136,7 @@ MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("temporarily unable to accept job", Transient, "documented: slurmctld busy"),
     ("job is pending execution", Refused, "22.05.8: scontrol requeuehold without Incomplete"),
     ("job is no longer pending execution", Refused, "22.05.8: scontrol update of a running job"),
+    ("job is not suspended", Refused, "22.05.8: scontrol resume of a job that runs"),
     ("access/permission denied", Refused, "22.05.8: scontrol update, scancel; another user's job"),
     ("invalid user id", Refused, "22.05.8: scontrol hold; another user's job"),
     ("invalid partition name specified", Refused, "22.05.8: scontrol update"),
@@ -148,20 +149,24 @@ MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
 MOST_UNKNOWN = 100
 """Most different messages that are counted."""
 
-unknown_messages: Counter[str] = Counter()
-"""Slurm's messages that are not in the table, without numbers -> how often this process has had them."""
 
+class Messages:
+    """Makes errors of Slurm's messages, and counts those whose meaning is not known."""
 
-def error_from(text: str, *, command: str, job_id: str = "", otherwise: type[SlurmError] = Refused) -> SlurmError:
-    """The error that Slurm's message means. `otherwise`: the class of one that is not in the table, which is logged once."""
-    lower = NUMBER.sub("n", text.lower())
-    if (kind := next((kind for part, kind, _ in MESSAGES if part in lower), None)) is None:
-        kind, message = otherwise, NUMBER.sub("n", text.strip())[:200]
-        if message and (message in unknown_messages or len(unknown_messages) < MOST_UNKNOWN):
-            unknown_messages[message] += 1
-            if unknown_messages[message] == 1:
-                log.warning(
-                    "a message of Slurm's is not known",
-                    extra={"command": command, "job": job_id, "text": text.strip()[:200]},
-                )
-    return kind(text, command=command, job_id=job_id)
+    def __init__(self) -> None:
+        self.unknown: Counter[str] = Counter()
+        """Messages that are not in the table, without numbers -> how often they have come."""
+
+    def error(self, text: str, *, command: str, job_id: str = "", otherwise: type[SlurmError] = Refused) -> SlurmError:
+        """The error that a message means. `otherwise`: the class of one that is not in the table, which is logged once."""
+        lower = NUMBER.sub("n", text.lower())
+        if (kind := next((kind for part, kind, _ in MESSAGES if part in lower), None)) is None:
+            kind, message = otherwise, NUMBER.sub("n", text.strip())[:200]
+            if message and (message in self.unknown or len(self.unknown) < MOST_UNKNOWN):
+                self.unknown[message] += 1
+                if self.unknown[message] == 1:
+                    log.warning(
+                        "a message of Slurm's is not known",
+                        extra={"command": command, "job": job_id, "text": text.strip()[:200]},
+                    )
+        return kind(text, command=command, job_id=job_id)

@@ -39,11 +39,11 @@ from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
     JobGone,
+    Messages,
     NotWaiting,
     Refused,
     SlurmError,
     Transient,
-    error_from,
 )
 from penstock_slurm.gateway.fields import YEAR_S, Fields
 from penstock_slurm.gateway.hostlist import expand
@@ -87,6 +87,7 @@ class PyslurmGateway:
                 command="pyslurm",
             ) from None
         loaded[:] = [wanted]
+        self._messages = Messages()
 
     def version(self) -> tuple[int, int]:
         """The release of the libslurm for which pyslurm was built."""
@@ -301,7 +302,9 @@ class PyslurmGateway:
             return ask()
         except self._pyslurm.PyslurmError as error:
             otherwise = Refused if job_id else ControllerAway
-            raise error_from(str(error), command=f"pyslurm {command}", job_id=job_id, otherwise=otherwise) from None
+            raise self._messages.error(
+                str(error), command=f"pyslurm {command}", job_id=job_id, otherwise=otherwise
+            ) from None
 
 
 loaded: list[str] = []

@@ -22,14 +22,16 @@ from penstock_slurm.gateway import (
 )
 from penstock_slurm.gateway.batch import arguments
 from penstock_slurm.gateway.commands import OVER, RETRIES, guarded
-from penstock_slurm.gateway.errors import MESSAGES, error_from
+from penstock_slurm.gateway.errors import MESSAGES, Messages
 from tests.slurm_plugin.gateway.conftest import gateway
 
 
 def test_each_word_of_the_table_has_its_class():
     for words, kind, where in MESSAGES:
         said = words.replace(" n ", " 7_3 ")
-        error = error_from(f"slurm_update error: {said.capitalize()} for job 7", command="scontrol update", job_id="7")
+        error = Messages().error(
+            f"slurm_update error: {said.capitalize()} for job 7", command="scontrol update", job_id="7"
+        )
         assert type(error) is kind
         assert where
         assert (error.job_id, error.command) == ("7", "scontrol update")

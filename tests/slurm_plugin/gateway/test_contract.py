@@ -36,7 +36,7 @@ from penstock_slurm.gateway import (
     open_gateway,
 )
 from penstock_slurm.gateway.cli import CliGateway
-from penstock_slurm.gateway.errors import MESSAGES, error_from
+from penstock_slurm.gateway.errors import MESSAGES, Messages
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_tres_per_node
 from penstock_slurm.gateway.parse_jobs import Marks, parse_jobs
@@ -163,6 +163,7 @@ def test_a_job_is_suspended_and_resumed_and_twice_is_once(gateway, loopback):
     assert job(gateway, job_id).state == "RUNNING"
     with pytest.raises(Refused):
         gateway.resume(job_id)
+    assert not isinstance(gateway, CliGateway) or gateway.unread() == (), "the message is in the table"
     gateway.cancel(job_id)
     wait_state(gateway, job_id, "CANCELLED")
     with pytest.raises((JobGone, Refused)):
@@ -366,7 +367,7 @@ def test_a_back_end_that_is_not_there_is_an_error_of_the_settings(monkeypatch):
 @pytest.mark.parametrize(("words", "kind", "seen"), MESSAGES)
 def test_the_table_of_words(words, kind, seen):
     assert seen
-    assert type(error_from(f"slurm: error: {words.replace(' n ', ' 7_3 ').upper()}!", command="scontrol")) is kind
+    assert type(Messages().error(f"slurm: error: {words.replace(' n ', ' 7_3 ').upper()}!", command="scontrol")) is kind
 
 
 @pytest.mark.parametrize(
