@@ -60,6 +60,20 @@ def test_of_equally_full_nodes_the_first_by_name_is_taken():
     assert FreeGpus([node("b"), node("a")]).find(job("j"), [ONE]) == on("t4", a=1)
 
 
+def test_a_job_gets_the_gpus_that_it_would_rather_have_if_it_may_have_them():
+    """Node a is the fullest, so that the job would come there otherwise."""
+    book = FreeGpus(
+        [node("a", gpus_others=1), node("b"), node("c", reservation="night")], [GpuLimit("user", "cleo", 2)]
+    )
+    assert book.find(job("j"), [ONE], on("t4", b=1)) == on("t4", b=1)
+    assert book.find(job("j"), [ONE], on("t4", b=4)) == on("t4", a=1), "not what was asked for"
+    assert book.find(job("j"), [ONE], on("t4", c=1)) == on("t4", a=1), "kept for the reservation"
+    assert book.find(job("j"), [ONE], on("t4", "gpu", b=1)) == on("t4", a=1), "of a partition that is not the job's"
+    assert book.find(job("j", user="cleo"), [FOUR, ONE], on("t4", b=4)) == on("t4", a=1), "more than the limit allows"
+    book.take(job("other"), on("t4", b=4))
+    assert book.find(job("j"), [ONE], on("t4", b=1)) == on("t4", a=1), "taken"
+
+
 def test_partitions_and_reservations_open_nodes_to_their_jobs_alone():
     book = FreeGpus([node("a", partitions=("gpu",)), node("b", partitions=("debug",), reservation="night")])
     assert book.find(in_partition("gpu"), [ONE]) == on("t4", "gpu", a=1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.free_gpus.access import Choices, choices_of, doors
+from penstock_scheduler.free_gpus.access import Choices, choices_of, doors, is_open
 from penstock_scheduler.free_gpus.allowance import Allowance
 from penstock_scheduler.free_gpus.index import NodeIndex
 from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Placement, Share, Snapshot
@@ -149,11 +149,28 @@ class FreeGpus:
 
     # Nodes for a job.
 
-    def find(self, job: Job, options: Iterable[Configuration]) -> Placement | None:
-        """GPUs for the first of these configurations that nodes, partitions, reservation and limits allow the job now."""
+    def find(self, job: Job, options: Collection[Configuration], rather: Placement | None = None) -> Placement | None:
+        """GPUs for the first of these configurations that nodes, partitions, reservation and limits allow the job now.
+
+        Args:
+            job: the job.
+            options: configurations, the preferred one first.
+            rather: GPUs that the job gets if they are of one of these configurations, and free and open to it.
+        """
+        if rather is not None and rather.configuration in options and self.may_have(job, rather):
+            return rather
         if self.allowance:
             options = [each for each in options if self.allowance.refuses(job, each.gpus, each.gpu_type) is None]
         return self.find_nodes(job, options)
+
+    def may_have(self, job: Job, placement: Placement) -> bool:
+        """Whether these GPUs are free, on nodes that are open to the job, and within the limits."""
+        return (
+            self.has(placement)
+            and placement.partition in job.partitions
+            and all(is_open(self.nodes[self._frame.index[name]], job) for name in placement.nodes)
+            and self.allowance.refuses(job, placement.gpus, placement.gpu_type) is None
+        )
 
     def find_nodes(self, job: Job, options: Iterable[Configuration], free_N: Counts | None = None) -> Placement | None:
         """As `find`, without regard to the limits.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
 from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.free_gpus import Access, access_of, choices_of, doors, opens
-from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Placement, Snapshot
+from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Snapshot
 from penstock_scheduler.model.flags import CPU_SLOT
 from penstock_scheduler.placement import Placed, place
 from penstock_scheduler.policies import common
@@ -261,15 +261,15 @@ class SiaMatrix:
         recorded = [column.get(self.snapshot.incumbent.get(job.id), -1) for job in self.jobs]  # type: ignore[arg-type]
         return np.array(recorded, dtype=np.int64)
 
-    def place(self, chosen: Mapping[JobId, Configuration], beside: Mapping[JobId, Placement] | None = None) -> Placed:
-        """Nodes for these jobs, beside the pinned ones and `beside`."""
+    def place(self, chosen: Mapping[JobId, Configuration]) -> Placed:
+        """Nodes for these jobs, beside the pinned ones."""
         jobs = [self.by_id[job] for job in chosen]
         return place(
             self.snapshot.nodes,
             chosen,
             {job.id: job.partitions for job in jobs},
             {job.id: job.allocation for job in jobs if job.allocation is not None},
-            {**self.pins, **(beside or {})},
+            self.pins,
             reservations={job.id: job.reservation for job in jobs if job.reservation},
             choices={job.id: job.nodes for job in jobs if job.nodes is not None},
             move_cost={

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.burst.choices import Choice
-from penstock_scheduler.free_gpus import Allowance
+from penstock_scheduler.free_gpus import FreeGpus
 from penstock_scheduler.model import Configuration, Job, JobId, Plan, Snapshot, SolveStatus
 from penstock_scheduler.placement import Placed
 from penstock_scheduler.policies.cloud import in_cloud, sent
@@ -79,10 +79,9 @@ def _place(
     instead: dict[JobId, Configuration] = {}
     if not placed.left_over:
         return placed, instead
-    taken = dict(placed.placements)
-    allowance = Allowance(matrix.snapshot.limits)
+    taken, book = dict(placed.placements), FreeGpus.of(matrix.snapshot)
     for held_by, held in {**matrix.pins, **taken}.items():
-        allowance.take(matrix.by_id[held_by], held.gpus, held.gpu_type)
+        book.take(matrix.by_id[held_by], held)
     row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
     for job_id in sorted(placed.left_over, key=row_of.__getitem__):
         cost_C = problem.cost_JC[row_of[job_id]]
@@ -90,11 +89,9 @@ def _place(
             if not cost_C[column] < problem.leave_out:  # no better than nothing
                 break
             option, job = matrix.options[column], matrix.by_id[job_id]
-            if option == chosen[job_id] or allowance.refuses(job, option.gpus, option.gpu_type) is not None:
-                continue
-            if found := matrix.place({job_id: option}, beside=taken).placements:
-                taken |= found
-                allowance.take(job, option.gpus, option.gpu_type)
+            if option != chosen[job_id] and (found := book.find(job, (option,), job.allocation)) is not None:
+                taken[job_id] = found
+                book.take(job, found)
                 instead[job_id] = option
                 break
     left_over = tuple(job_id for job_id in placed.left_over if job_id not in instead)
