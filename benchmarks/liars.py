@@ -51,6 +51,8 @@ HONEST = (
 )
 LIARS_TRUTH = "resnet50-imagenet"
 """The liar's own model."""
+SCALES_BADLY = "ncf"
+"""That of a liar with a family that scales better."""
 LENGTH_S = 3600.0, 0.7
 """Length of a job on one A100: the median in seconds, and the spread of its logarithm."""
 
@@ -281,9 +283,15 @@ def true_table() -> dict[str, dict[int, float]]:
     }
 
 
-def _player(**fields: Any) -> Player:
-    spec = JobSpec.model_validate(_batches(LIARS_TRUTH) | fields.pop("spec", {}))
-    return Player("liar", load_families()[LIARS_TRUTH].estimator(), spec, submit_s=240.0, **fields)
+def _player(truth: str = LIARS_TRUTH, **fields: Any) -> Player:
+    spec = JobSpec.model_validate(_batches(truth) | fields.pop("spec", {}))
+    return Player("liar", load_families()[truth].estimator(), spec, submit_s=240.0, **fields)
+
+
+def _of_family(family: str) -> Player:
+    """A job that scales badly, reports nothing and declares a family; its batches are those of the family."""
+    batches = {"batch_size": None, "max_batch_size": None}
+    return _player(SCALES_BADLY, spec=batches | {"model_family": family}, reports=False)
 
 
 def _faster_on_a100(seen: Observation) -> Observation:
@@ -329,6 +337,10 @@ LIARS: dict[str, tuple[Callable[[], Player], Callable[[], Player]]] = {
         lambda: _player(spec={"goodput_table": _wild()}),
         lambda: _player(spec={"goodput_table": true_table()}),
     ),
+    "family, silent": (
+        lambda: _of_family(LIARS_TRUTH),
+        lambda: _player(SCALES_BADLY, reports=False),
+    ),
     "0 s left": (lambda: _player(about_to_end=True), _player),
     "restart costs a year": (lambda: _player(spec={"restart_cost_s": 3e7}), _player),
     "steps on other GPUs": (lambda: _player(steps=_elsewhere), _player),
@@ -348,9 +360,10 @@ BOUND = {
         lambda: _player(steps=_noise, spec={"max_batch_size": 640}),
         lambda: _player(spec={"max_batch_size": 640}),
     ),
+    "family, its own was true": (lambda: _of_family(LIARS_TRUTH), lambda: _of_family(SCALES_BADLY)),
 }
-"""A job that makes up all of its reports in agreement with each other. Nothing can contradict it; it counts as one that scales
-perfectly."""
+"""Nothing can contradict these: a job that makes up all of its reports in agreement with each other, which counts as one that
+scales perfectly; and a silent one that could have said that it scales badly, which counts as silent."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What the rules for silent jobs cost honest ones: `python benchmarks/silence.py WORKLOADS_DIR --profiles DIR`; see --help.
 
 Simulates every WORKLOADS_DIR/**/*.csv under `sia`. No job reports anything to the scheduler, although each chooses its batch size
-by what it measures itself. Either nothing is known of a job, or its job spec has a table of its true speed in its first epoch.
+by what it measures itself. Either nothing is known of a job, or its job spec has a table of its true speed in its first epoch,
+or names its family of the catalogue.
 Each is run with claims as they are, and as they count (`claims`). One trial: it is deterministic.
 """
 
@@ -11,10 +12,11 @@ import argparse
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
-from penstock_scheduler.claims import SILENT_POWER, bounded_table, usual_ratio_of
-from penstock_scheduler.model import Job, JobFacts, JobId
+from penstock_scheduler.claims import SILENT_POWER, as_silent, bounded_table, usual_ratio_of
+from penstock_scheduler.model import Job, JobFacts, JobId, Promise
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
@@ -22,25 +24,31 @@ from penstock_scheduler.simulator.run import Scenario, driving_of, prepare, simu
 from penstock_scheduler.simulator.truth import ModelledJob
 from penstock_scheduler.simulator.workloads import read_workload
 
-RULES = {
-    "nothing known, as it is": (False, False),
-    "nothing known, as it counts": (False, True),
-    "true table, as it is": (True, False),
-    "true table, as it counts": (True, True),
+Told = Literal["nothing", "table", "family"]
+
+RULES: dict[str, tuple[Told, bool]] = {
+    f"{name}, {rule}": (told, checked)
+    for name, told in (("nothing known", "nothing"), ("true table", "table"), ("true family", "family"))
+    for rule, checked in (("as it is", False), ("as it counts", True))
 }
-"""Name -> whether jobs have tables, and whether claims are checked."""
+"""Name -> what job specs tell, and whether claims are checked."""
+
+FAMILIES = {"cifar10": "resnet18-cifar10", "imagenet": "resnet50-imagenet", "bert": "bert-squad"}
+"""Model of a window -> its family, where the names differ."""
 
 
 class Silence:
     """The `ModelSource` of a site whose jobs report nothing."""
 
-    def __init__(self, scenario: Scenario, *, tables: bool, checked: bool) -> None:
-        self.scenario, self.tables, self.checked = scenario, tables, checked
+    def __init__(self, scenario: Scenario, *, told: Told, checked: bool) -> None:
+        self.scenario, self.told, self.checked = scenario, told, checked
         self.jobs = {job.id: job for job in scenario.workload.jobs}
         self.types = sorted(scenario.node_gpus)
         self.speeds = scenario.site_families.speeds(self.types)
         self.most: dict[JobId, int] = {}
+        self.ratio = usual_ratio_of(scenario.site_families, self.types)
         self.known: dict[tuple[JobId, bool], AnyEstimator] = {}
+        self.silent: dict[JobId, AnyEstimator] = {}
 
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`."""
@@ -51,20 +59,29 @@ class Silence:
             key, truth = (job.id, most > 0), self.scenario.truth.of(self.jobs[job.id])
             assert isinstance(truth, ModelledJob), "the windows tell each job's model"
             if key not in self.known:
-                self.known[key] = self.model(truth, SILENT_POWER if self.checked and most else 1.0)
-            grows_by_and_by = self.checked or not self.tables
+                self.known[key] = self.model(job, truth, SILENT_POWER if self.checked and most else 1.0)
+            grows_by_and_by = self.told == "nothing" or (self.told == "table" and self.checked)
+            said = None
+            if self.told == "family" and self.checked and most:
+                silent = self.silent.setdefault(job.id, as_silent(self.known[key], self.ratio))
+                said = Promise(0.0, 0.0, most, {}, silent)
             found[job.id] = JobFacts(
                 self.known[key],
                 truth.model.restart_cost_s,
                 most if grows_by_and_by else None,
-                () if self.tables else tuple(self.types),
+                tuple(self.types) if self.told == "nothing" else (),
+                promise=said,
             )
         return found
 
-    def model(self, truth: ModelledJob, power: float) -> AnyEstimator:
-        """What counts of a job's speed."""
-        if not self.tables:
+    def model(self, job: Job, truth: ModelledJob, power: float) -> AnyEstimator:
+        """What counts of a job's speed at first."""
+        if self.told == "nothing":
             return LinearEstimator(self.speeds, power)
+        if self.told == "family":
+            name = self.jobs[job.id].model
+            assert name is not None, "the windows tell each job's model"
+            return self.scenario.site_families[FAMILIES.get(name, name)].estimator()
         table: dict[str, dict[int, float]] = {}
         for name in self.types:
             node = self.scenario.node_gpus[name]
@@ -73,7 +90,7 @@ class Silence:
                 if (rate := float(truth.best_rates(name, shape)[0])) > 0:
                     table.setdefault(name, {})[gpus] = rate
         if self.checked:
-            table = bounded_table(table, usual_ratio_of(self.scenario.site_families, self.types), power)
+            table = bounded_table(table, self.ratio, power)
         return TableEstimator(table)
 
 
@@ -89,7 +106,7 @@ def main() -> None:
     for file in sorted(options.folder.rglob("*.csv")):
         scenario = prepare(nodes, read_workload(file), tables)
         for rule, (told, checked) in RULES.items():
-            models = Silence(scenario, tables=told, checked=checked)
+            models = Silence(scenario, told=told, checked=checked)
             driving = dataclasses.replace(driving_of("sia"), learner="unprofiled")
             simulation = simulate_policy(scenario, "sia", driving=driving, models=models)
             assert all(job.finish_s is not None for job in simulation.jobs), "all jobs end"

@@ -81,6 +81,8 @@ class JobModel:
             raise ValueError(
                 f"initial_batch={initial_batch}, max_batch={max_batch}: choose 1 <= initial_batch <= max_batch"
             )
+        self.has_run = False
+        """Whether a run of the job has measured a step that counts; a profile does not."""
         self._batches = (initial_batch, max_batch, fixed_batch)
         self._prior, self._families, self._gpus, self._gpu_types = prior, families, gpus, gpu_types
         self._observations: dict[str, Observations] = {}
@@ -138,11 +140,14 @@ class JobModel:
             # A replica that spans nodes is still one rank of the all-reduce.
             shape = min(seen.nodes, seen.replicas), seen.replicas
             self.observe(seen.gpu_type, *shape, seen.atomic_batch, compute_s + sync_s, sync_s, seen.steps)
+            self.has_run = True
 
     def observe_profile(self, profile: Profile) -> None:
         """Learn from a profile that `penstock profile` measured, under the profile's GPU type."""
+        before = self.has_run
         for seen in profile.observations:
             self.observe_report(seen)
+        self.has_run = before
 
     def _compare_with_kin(self, gpu_type: str, nodes: int, replicas: int, atomic_batch: int, step_s: float) -> None:
         """Let the first measurement of each shape and batch size change the belief that the job is like its kin."""

@@ -11,7 +11,8 @@ what Penstock sees itself, or what the job measured itself, agrees with it:
   with its other types, then its progress counts. Steps on more GPUs than it has held, or on types that it has not, are ignored.
 - *A table that the job's steps contradict.* What the job measured counts in place of what the table says, and its other entries
   count less by the same factor.
-- *Silence.* A job that runs and measures nothing, with a table or without one, is taken to scale by `SILENT_POWER`.
+- *Silence.* A job that runs and measures nothing is taken to scale by `SILENT_POWER` at most. A table, a model family, a profile
+  or earlier jobs of its kind may say that it scales worse. The last three count in full for `GRACE_S` on its GPUs.
 - *The end.* A job that has worked, by its own speed, more than `SLACK` times the work that it first said it has counts as a very
   long one.
 - *The cost of a restart.* `SpecModels` bounds it.
@@ -30,7 +31,7 @@ from statistics import median
 
 import numpy as np
 
-from penstock_profiles.estimators import AnyEstimator, TrainingEstimator
+from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.estimators.measured import Table, interpolate
 from penstock_profiles.families import Families
 from penstock_profiles.learning import slowed
@@ -61,6 +62,9 @@ SEEN = 9
 SILENT_POWER = 0.5
 """A job that runs and measures nothing is taken to be faster by at most this power of its GPUs: as `sia` takes any job beyond the
 GPUs that it has run on (`unproven_power`). Else silence would be worth more than the truth about a job that scales badly."""
+
+DOUBLINGS = 13
+"""Numbers of GPUs, from one replica to 4,096 times as many, of which the model of a silent job tells."""
 
 AS_LONG_AGAIN = 10.0
 """How many times the work that it has done a job is taken to have left that should have ended by what it said."""
@@ -260,6 +264,19 @@ def slower_on(model: TrainingEstimator, behind: Mapping[str, float]) -> Training
     return replace(model, models=models)
 
 
+def as_silent(model: AnyEstimator, ratio: Ratio, power: float = SILENT_POWER) -> AnyEstimator:
+    """The model of a job that runs and has measured nothing: at most this power of its GPUs, and the ratios of types."""
+    if isinstance(model, LinearEstimator):
+        return replace(model, power=power)
+    assert isinstance(model, TrainingEstimator), "tables are checked by `TableCheck`"
+    table = {}
+    for gpu_type, on_type in model.models.items():
+        counts = on_type.gpus_per_replica * 2 ** np.arange(DOUBLINGS)
+        rates = model.goodput(gpu_type, np.ones_like(counts), counts)
+        table[gpu_type] = dict(zip(counts.tolist(), rates.tolist(), strict=True))
+    return TableEstimator(bounded_table(table, ratio, power))
+
+
 def promise(total: float, done: float, model: AnyEstimator, gpus: int, gpu_types: Iterable[str]) -> Promise:
     """What a job said of its work, with the least that each GPU-second has done of it, by its own speed.
 
@@ -282,12 +299,17 @@ def promise(total: float, done: float, model: AnyEstimator, gpus: int, gpu_types
 
 
 def believed(facts: JobFacts) -> JobFacts:
-    """The facts, without what is known of the end of a job that should have ended long ago by what it said."""
+    """The facts, with the model of silence for a job that has run for long and measured nothing, and without what is known of the
+    end of one that should have ended long ago by what it said."""
     said = facts.promise
-    if said is None or (facts.remaining_work is None and not facts.likely_work):
+    if said is None:
         return facts
     held_gpu_s = sum(facts.attained_gpu_s.values())
     if held_gpu_s <= GRACE_S * said.gpus:
+        return facts
+    if said.silent is not None:
+        facts = replace(facts, model=said.silent, largest_run_gpus=said.gpus)
+    if facts.remaining_work is None and not facts.likely_work:
         return facts
     least = sum(gpu_s * said.least.get(gpu_type, 0.0) for gpu_type, gpu_s in facts.attained_gpu_s.items())
     least *= (1 - GRACE_S * said.gpus / held_gpu_s) / SLACK

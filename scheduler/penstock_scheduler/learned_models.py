@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from penstock_profiles.kin import Kin
 from penstock_profiles.learning import JobModel, on_all
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started
-from penstock_scheduler.claims import SILENT_POWER, VERY_LONG_GPU_S, PaceCheck, TableCheck, bounded, promise, slower_on
+from penstock_scheduler import claims
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase, Promise
 from penstock_scheduler.models import SpecModels
 from penstock_scheduler.progress import NOTHING, Number, Progress, number
@@ -32,6 +32,8 @@ from penstock_scheduler.sensitivities import Sensitivities
 from penstock_scheduler.units import times
 
 log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 NEWEST = 2000
 """Newest observations of a job that a new daemon learns from."""
@@ -95,23 +97,19 @@ class LearnedModels:
         self._newest_row: int | None = None
         self._profiled: frozenset[tuple[str, str]] = frozenset()
         self._fresh: dict[JobId, list[Report]] = {}
-        self._kept: dict[JobId, AnyEstimator] = {}
         self._newest: dict[JobId, Number] = {}
         """The newest report of each job that its model has learned from, or that was stored before this daemon started."""
         self._progress: dict[JobId, Progress] = {}
         self._most_gpus: dict[JobId, int] = {}
         """Most GPUs that a job has held, by the cluster; what it holds now may be nothing, between two runs."""
-        self._tables: dict[JobId, tuple[JobSpec, TableCheck]] = {}
-        self._bounded: dict[JobId, tuple[object, object, AnyEstimator]] = {}
-        """The newest model as it was learnt, what bounds it, and the model as it counts."""
-        self._silent: dict[JobId, LinearEstimator] = {}
-        """The models of jobs that run and have measured nothing."""
+        self._tables: dict[JobId, tuple[JobSpec, claims.TableCheck]] = {}
+        self._made: dict[JobId, dict[str, tuple[object, object, Any]]] = {}
+        """Job -> what was made for it -> the model and the rest that it was made of, and the result."""
         self._impossible: dict[JobId, str] = {}
         """What a job has reported that it cannot have measured, as a sentence."""
-        self._paces: dict[JobId, PaceCheck] = {}
+        self._paces: dict[JobId, claims.PaceCheck] = {}
         self._types: dict[JobId, set[str]] = {}
         """GPU types that a job has held, by the cluster."""
-        self._promises: dict[JobId, tuple[AnyEstimator, Promise]] = {}
         self._failed: dict[JobId, str] = {}
         """Why no model could be made of a job's measurements."""
         self._submitted_s: dict[JobId, float] = {}
@@ -144,17 +142,14 @@ class LearnedModels:
         with self._lock:  # `learn` adds to them from another thread
             for table in (
                 self._models,
-                self._kept,
                 self._newest,
                 self._progress,
                 self._most_gpus,
                 self._tables,
-                self._bounded,
+                self._made,
                 self._paces,
-                self._silent,
                 self._impossible,
                 self._types,
-                self._promises,
                 self._kin,
                 self._like_kin,
                 self._unmeasured,
@@ -213,7 +208,7 @@ class LearnedModels:
         """What is known of a job of which its job spec tells `facts`."""
         kin = self._kin.get(job.id)
         model = self._learnt(job, facts.model, fresh, kin)
-        pace = self._paces.setdefault(job.id, PaceCheck())
+        pace = self._paces.setdefault(job.id, claims.PaceCheck())
         for report in fresh:
             if isinstance(report.body, Observation) and self._held(job.id, report):
                 pace.saw(report.epoch, report.body, report.time_s)
@@ -231,26 +226,30 @@ class LearnedModels:
             )
             facts = replace(facts, promise=self._promise(job.id, facts.model, so_far, 0.0))
         if model is None or isinstance(model, LinearEstimator):
-            wrong = self._impossible.get(job.id) if model is None else None
-            silent = self._specs.check_claims and self._most_gpus[job.id]
-            if silent and isinstance(facts.model, LinearEstimator):
-                power, known = (SILENT_POWER if wrong is None else 0.0), self._silent.get(job.id)
-                if known is None or known.power != power or known.speeds != facts.model.speeds:
-                    known = self._silent[job.id] = replace(facts.model, power=power)
-                facts = replace(facts, model=known)
-            if wrong is not None:
-                facts = replace(facts, likely_work=(VERY_LONG_GPU_S,), doubts=(*facts.doubts, wrong))
-            return facts
-        if self._kept.get(job.id) is not model:
-            self._history.add_model(job.id, time.time(), model)
-            self._kept[job.id] = model
+            return self._unless_silent(job.id, facts)
+        learnt = model
+        self._same(job.id, "stored", learnt, None, lambda: self._history.add_model(job.id, time.time(), learnt))
         model, doubt = self._as_it_counts(job.id, model) if self._specs.check_claims else (model, "")
         facts = replace(facts, model=model, doubts=(*facts.doubts, doubt) if doubt else facts.doubts)
-        if so_far.total is None:
+        if so_far.total is not None:
+            left_work = max(so_far.total - so_far.done, 0.0)
+            said = self._promise(job.id, model, so_far, so_far.total if so_far.promised is None else so_far.promised)
+            facts = replace(facts, remaining_work=left_work, promise=said if self._specs.check_claims else None)
+        return facts if self._models[job.id][1].has_run else self._unless_silent(job.id, facts)
+
+    def _unless_silent(self, job: JobId, facts: JobFacts) -> JobFacts:
+        """The facts of a job that has measured nothing itself, with what counts of them once it has run."""
+        gpus, model, wrong = self._most_gpus[job], facts.model, self._impossible.get(job)
+        if not self._specs.check_claims or not gpus:
             return facts
-        left_work = max(so_far.total - so_far.done, 0.0)
-        said = self._promise(job.id, model, so_far, so_far.total if so_far.promised is None else so_far.promised)
-        return replace(facts, remaining_work=left_work, promise=said if self._specs.check_claims else None)
+        power, ratio = claims.SILENT_POWER if wrong is None else 0.0, self._specs.unmeasured_ratio
+        silent = self._same(job, "silent", model, power, lambda: claims.as_silent(model, ratio, power))
+        if wrong is not None:
+            doubts = (*facts.doubts, wrong)
+            return replace(facts, model=silent, likely_work=(claims.VERY_LONG_GPU_S,), promise=None, doubts=doubts)
+        if isinstance(facts.model, LinearEstimator):
+            return replace(facts, model=silent)
+        return replace(facts, promise=replace(facts.promise or Promise(0.0, 0.0, gpus, {}), silent=silent))
 
     def _as_it_counts(self, job: JobId, model: AnyEstimator) -> tuple[AnyEstimator, str]:
         """The model without what is not plausible, and what that is, as a sentence; the same object while nothing changes."""
@@ -262,10 +261,9 @@ class LearnedModels:
             self._specs.gpu_types,
             tuple((name, round(math.log2(factor), 1)) for name, factor in sorted(behind.items())),
         )
-        known = self._bounded.get(job)
-        if known is None or known[0] is not model or known[1] != by:
-            found = bounded(slower_on(model, behind), self._specs.ratio)
-            known = self._bounded[job] = model, by, found
+        counts = self._same(
+            job, "counts", model, by, lambda: claims.bounded(claims.slower_on(model, behind), self._specs.ratio)
+        )
         text = ""
         if behind:
             name = max(behind, key=lambda each: (behind[each], each))
@@ -273,20 +271,26 @@ class LearnedModels:
                 f"on {name}, its steps are {times(behind[name])} as fast as its progress, compared with its other types, so its "
                 "progress counts: correct the step times or the progress of its reports"
             )
-        return known[2], text
+        return counts, text
 
     def _promise(self, job: JobId, model: AnyEstimator, so_far: Progress, work: float) -> Promise:
-        known, gpus = self._promises.get(job), self._most_gpus[job]
-        if known is None or known[0] is not model or known[1].gpus != gpus:
-            known = self._promises[job] = model, promise(work, so_far.done, model, gpus, self._specs.gpu_types)
-        return replace(known[1], work=work, done=so_far.done)
+        gpus, types = self._most_gpus[job], self._specs.gpu_types
+        said = self._same(job, "promise", model, gpus, lambda: claims.promise(work, so_far.done, model, gpus, types))
+        return replace(said, work=work, done=so_far.done)
+
+    def _same(self, job: JobId, what: str, model: object, by: object, make: Callable[[], Made]) -> Made:
+        """The object that was made for this job last, or a new one if the model or `by` has changed since."""
+        made = self._made.setdefault(job, {})
+        if what not in made or made[what][0] is not model or made[what][1] != by:
+            made[what] = model, by, make()
+        return made[what][2]  # type: ignore[no-any-return]
 
     def _facts_of_table(self, job: Job, facts: JobFacts, fresh: Sequence[Report]) -> JobFacts:
         """What is known of a job with a declared table, by that table and by what the job measures."""
         known, news = self._tables.get(job.id), fresh
         if known is None or known[0] != job.spec:
             assert job.spec.goodput_table is not None, "it has a table"
-            known = self._tables[job.id] = job.spec, TableCheck(job.spec.goodput_table)
+            known = self._tables[job.id] = job.spec, claims.TableCheck(job.spec.goodput_table)
             if job.phase is not Phase.QUEUED or job.restarts:
                 news = self._history.observations(job.id, NEWEST) or fresh
         check = known[1]
@@ -298,10 +302,7 @@ class LearnedModels:
         facts = replace(facts, doubts=doubts, largest_run_gpus=self._most_gpus[job.id])
         if not check.measured and not self._most_gpus[job.id]:
             return facts
-        last = self._bounded.get(job.id)
-        model = TableEstimator(rates) if last is None or getattr(last[2], "rates", None) != rates else last[2]
-        self._bounded[job.id] = None, None, model
-        return replace(facts, model=model)
+        return replace(facts, model=self._same(job.id, "table", None, rates, lambda: TableEstimator(rates)))
 
     def _held(self, job: JobId, report: Report) -> bool:
         """Whether the job may have measured this: on no more GPUs than it has held, and of a type that it has held."""
@@ -333,7 +334,7 @@ class LearnedModels:
                 continue
             try:
                 model = replace(kin.estimator, models=on_all(kin.estimator.models, self._specs.gpu_types))
-                model = bounded(model, self._specs.ratio)
+                model = claims.bounded(model, self._specs.ratio)
                 if _serves(model, job, self._specs.gpu_types):
                     self._kin[job.id], self._like_kin[job.id] = kin, model
             except (ArithmeticError, TypeError, ValueError) as error:  # as in `facts`

@@ -21,6 +21,8 @@ class Promise:
     """Most GPUs that it has held."""
     least: dict[str, float]
     """GPU type -> the least work that a GPU-second on it does."""
+    silent: AnyEstimator | None = None
+    """The model that counts once the job has run for long, if it has measured nothing itself; None: `JobFacts.model` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class JobFacts:
     cost_measured: bool = False
     """Whether `restart_cost_s` was measured on the job itself."""
     promise: Promise | None = None
-    """By which `remaining_work` and `likely_work` are checked; None: nothing is known."""
+    """By which `model`, `remaining_work` and `likely_work` are checked; None: nothing is known."""
     doubts: tuple[str, ...] = ()
     """Claims of its user or of its reports that count for less than they say, as sentences without a subject's name."""
 
