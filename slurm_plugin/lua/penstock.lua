@@ -350,9 +350,6 @@ local function check_request(job)
   if job.requeue == 0 then refuse("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them") end
   if job.priority == 0 then refuse("--hold cannot be used with --adaptive: Penstock holds and releases the job itself") end
   if (job.reservation or ""):find(",") then refuse("--reservation with --adaptive: name one reservation, not several") end
-  if (job.array_inx or ""):find("%%") then
-    refuse("--array=...%%N cannot be used with --adaptive: leave %%N out; Penstock decides how many elements run at once")
-  end
   if job.shared == 0 then refuse("--exclusive cannot be used with --adaptive; %s", GPUS) end
   if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
     refuse("--comment has a job spec, but with --adaptive the flags make the job spec: remove it from the comment")

@@ -25,7 +25,7 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.ports import Leadership
 from penstock_scheduler.spool import Spool
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
-from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.gateway.base import WAITING, Write
 from penstock_slurm.notes import plain_shape
 from penstock_slurm.states import HOLDING
 
@@ -187,8 +187,8 @@ def held_text(job: SlurmJob, control: ControlMessage | None, asked: AskedHold | 
     return f"is held in Slurm ({why}); look for the cause, then {remedy}"
 
 
-def mark(spool: Spool, job: SlurmJob, restarts: int | None) -> None:
-    """Note in the job's control message up to which restarts its holds are Penstock's own. Raises StoreError."""
+def mark(spool: Spool, job: SlurmJob, restarts: int | None, **also: int) -> None:
+    """Note in the job's control message up to which restarts its holds are Penstock's own, and `also`. Raises StoreError."""
     control = spool.control(job.id)
     if control is None:
         control = ControlMessage(
@@ -198,8 +198,9 @@ def mark(spool: Spool, job: SlurmJob, restarts: int | None) -> None:
             submitted_s=job.submit_s,
             submitted_to=job.partition[0],
         )
-    if control.holds != restarts:
-        spool.tell(control.model_copy(update={"holds": restarts}), job.uid)
+    told = control.model_copy(update={"holds": restarts, **also})
+    if told != control:
+        spool.tell(told, job.uid)
 
 
 class Holds:
@@ -211,10 +212,15 @@ class Holds:
         self._asked = Asked({}, frozenset())
         self._to_hold: list[SlurmJob] = []
         """Jobs that `penstock hold` holds, and Slurm does not hold yet."""
+        self._to_keep_back: list[SlurmJob] = []
 
     def look(self) -> None:
         """Read what was asked for."""
-        self._asked, self._to_hold = self._files.read(), []
+        self._asked, self._to_hold, self._to_keep_back = self._files.read(), [], []
+
+    def keep_back(self, job: SlurmJob) -> None:
+        """Hold a pending job that Slurm may start, as Penstock's own hold."""
+        self._to_keep_back.append(job)
 
     @property
     def asked_for(self) -> set[JobId]:
@@ -260,6 +266,12 @@ class Holds:
                 self._gateway.hold(job.id)
             except SlurmError as error:
                 log.warning("cannot hold the job", extra={"job": job.id, "text": str(error)})
+        for job in self._to_keep_back:
+            mark(self._spool, job, job.restarts, holding=job.restarts)
+        held = self._gateway.write([Write(job.id, "hold") for job in self._to_keep_back])
+        for job, refused in zip(self._to_keep_back, held, strict=True):
+            if refused is not None:
+                log.info("cannot keep the job back", extra={"job": job.id, "text": str(refused)})
 
     def forget(self, gone: Collection[JobId]) -> None:
         """Forget what was asked for jobs that are gone."""

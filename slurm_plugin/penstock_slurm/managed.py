@@ -18,6 +18,7 @@ from typing import Literal
 from penstock_scheduler.model import Job, JobId, Phase, WaitingJob
 from penstock_scheduler.ports import SpecCheck
 from penstock_scheduler.spool import Spool
+from penstock_slurm.arrays import Arrays
 from penstock_slurm.gateway import Gateway, SlurmJob
 from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.holds import Holds
@@ -76,6 +77,9 @@ class ManagedJobs:
         self._counts: Counter[int] | None = None
         self._plain: dict[JobId, bool] = {}
         """Jobs without a job spec -> whether they had one before."""
+        self._arrays = Arrays(gateway)
+        self._kept_back: dict[JobId, WaitingJob] = {}
+        """Jobs that wait for others of their array."""
         self.holds = Holds(gateway, spool)
         self.states = StateLog()
         self.remembered = Remembered()
@@ -206,15 +210,17 @@ class ManagedJobs:
                 behind.add(job_id)
             if rests(record, job, spooled, scene):
                 resting[job_id] = record
-        self.records, self.jobs = still | self.looked, self._resting_jobs | looked
-        self.busy = self.steady | self.looked
+        self.records, self.jobs, seen = still | self.looked, self._resting_jobs | looked, self.looked
         self._at_rest |= resting
         self.steady |= {job_id: record for job_id, record in resting.items() if record.state == "RUNNING"}
         self._resting_jobs |= {job_id: looked[job_id] for job_id in resting}
+        waiting += self._beyond_limits()
+        self.looked = {job_id: record for job_id, record in seen.items() if job_id in self.jobs}
+        self.busy = self.steady | self.looked
         self.behind = {job_id: record for job_id, record in self.looked.items() if job_id in behind}
         self.waiting, self.left = tuple(waiting), before - self.jobs.keys()
         self.holds.forget({job_id for job_id, job in self.gone.items() if job is None or job.state in ENDED})
-        self.remembered.saw(self.looked, looked, still.keys(), (*records, *self.steady.values()), scene.now_s)
+        self.remembered.saw(seen, looked, still.keys(), (*records, *self.steady.values()), scene.now_s)
 
     def _waits(self, record: SlurmJob, job: Job, spooled: Spooled, scene: Scene) -> WaitingJob | None:
         """A pending job that waits for something else than GPUs; None: it does not."""
@@ -226,6 +232,25 @@ class ManagedJobs:
         code: Literal["held", "waiting-cluster"] = "held" if text else "waiting-cluster"
         queued = dataclasses.replace(job, phase=Phase.QUEUED, allocation=None)
         return WaitingJob(queued, code, text or f"waits for {other}")
+
+    def _beyond_limits(self) -> Iterable[WaitingJob]:
+        """Take the jobs out of `records` and `jobs` that wait for others of their array."""
+        beyond = self._arrays.beyond(self.records, self.jobs, self._listed)
+        self._kept_back = {job_id: self._keep_back(job_id, text) for job_id, text in beyond.items()}
+        return self._kept_back.values()
+
+    def _keep_back(self, job_id: JobId, text: str) -> WaitingJob:
+        """A job that waits for others of its array. Slurm must not start it by itself: the others have a placement."""
+        self.not_yet[job_id], job = self.records.pop(job_id), self.jobs.pop(job_id)
+        if job_id in self.told:
+            del self.told[job_id]
+            self._at_rest.pop(job_id, None)  # it is told again when its turn comes
+        if job.phase is not Phase.QUEUED:
+            self.holds.keep_back(self.not_yet[job_id])
+            job = dataclasses.replace(job, phase=Phase.QUEUED, allocation=None)
+        before = self._kept_back.get(job_id)
+        same = before is not None and before.job is job and before.text == text
+        return before if before is not None and same else WaitingJob(job, "waiting-cluster", text)
 
     # --- questions
 

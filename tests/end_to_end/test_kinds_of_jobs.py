@@ -89,6 +89,14 @@ def a_job_submitted_by_an_element_is_not_taken_for_it(site: Site) -> None:
     assert claimed_epochs(site.spool, job) == claimed_epochs(site.spool, element) == [1]
 
 
+def test_an_array_runs_as_few_elements_at_once_as_its_user_wants(make_flag_site: MakeSite) -> None:
+    site = make_flag_site("t4:1x4")
+    site.start()
+    array = site.submit_with_flags(3, "--max-gpus=1", "--array=1-5%2")
+    site.wait_completed(*(f"{array}_{index}" for index in range(1, 6)))
+    assert max(len(record.plan.assignments) for record in rounds(site)) == 2
+
+
 @pytest.mark.parametrize("spec", ["comment", "flags"])
 def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeSite, spec: str) -> None:
     site = make_flag_site(settings={"Licenses": "matlab:4"})
@@ -112,7 +120,6 @@ def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeS
         assert by_lua in done.stderr
     if spec == "flags":
         many = ("--adaptive", "--max-gpus=1", "--wrap=true")
-        assert "leave %N out" in site.slurm.command("sbatch", *many, "--array=1-9%2", check=False).stderr
         assert "name one reservation" in site.slurm.command("sbatch", *many, "--reservation=a,b", check=False).stderr
         assert "a heterogeneous job" in site.slurm.command("sbatch", *many[:2], ":", "--wrap=true", check=False).stderr
         return

@@ -53,6 +53,7 @@ class Told:
         self.checked: list[str] = []
         self.lost: tuple[Unread, ...] = ()
         self.written: list[Write] = []
+        self.array_limits: dict[int, int] = {}
         self.goes_away_at: str | None = None
         """The job at whose command Slurm goes away."""
 
@@ -94,6 +95,9 @@ class Told:
         jobs = [write.job_id for write in writes]
         left = jobs.index(self.goes_away_at) if self.goes_away_at in jobs else len(jobs)
         return (None,) * left + (ControllerAway("connection refused", command="scontrol"),) * (len(jobs) - left)
+
+    def array_limit(self, job_id: str) -> int | None:
+        return self.array_limits.get(int(job_id.partition("_")[0]))
 
     def gpus_held(self, job_id: str) -> int | None:
         return None

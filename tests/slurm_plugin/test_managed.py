@@ -30,7 +30,8 @@ from penstock_slurm.holds import HoldFiles
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, pending
 
-JOBS = 8
+JOBS = 12
+"""The second half of them are elements of an array."""
 
 
 class World(Told):
@@ -43,6 +44,7 @@ class World(Told):
         self.silent = False
         self.max_time_s: float | None = None
         self.sequence = 0
+        self.array_limits = {100: 2}
         self.spools, self.clusters = [], []
         for name in ("at-rest", "all"):
             spool = Spool(folder / name, alone=True)
@@ -69,7 +71,14 @@ class World(Told):
     def submit(self, number: int) -> None:
         now_s = self.clock.now_s()
         job = pending("gpu", id=str(number), number=number, submit_s=now_s, reason="JobHeldUser", restarts=0, uid=7)
+        if number > JOBS // 2:
+            job = dataclasses.replace(
+                job, id=f"100_{number}", number=100 + number, array_job_id=100, array_task_id=number
+            )
         self.listed = [each for each in self.listed if each.id != job.id] + [job]
+
+    def throttle(self) -> None:
+        self.array_limits = self.random.choice(({}, {100: 1}, {100: 2}, {100: 3}))
 
     def change(self, **fields: object) -> None:
         """Change Slurm's record of a job."""
@@ -123,6 +132,7 @@ class World(Told):
         request = Request(id="r", asked_s=now_s)
         things: list[Callable[[], object]] = [
             lambda: self.submit(number),
+            self.throttle,
             self.end,
             self.run,
             self.run,
@@ -180,7 +190,7 @@ class World(Told):
 def test_whatever_happens_nothing_is_missed_of_jobs_at_rest(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(managed, "EVERYTHING_S", 1e9)  # or a minute would hide what is missed
     world = World(tmp_path, seed)
-    rested = 0
+    rested = kept_back = 0
     for _ in range(50):
         for _ in range(world.random.choice((0, 1, 1, 1, 3))):
             world.step()
@@ -191,7 +201,9 @@ def test_whatever_happens_nothing_is_missed_of_jobs_at_rest(seed: int, tmp_path:
         for name in ("records", "held", "not_yet", "unheard", "told", "gone", "listed"):
             assert getattr(one, name) == getattr(other, name), name
         rested += len(one.records) - len(one.looked)
+        kept_back += len(one._kept_back)
     assert rested > 20, "there was something to miss"
+    assert kept_back > 20, "elements had to wait for others of their array"
 
 
 def test_a_move_is_forgotten_although_its_job_is_at_rest_otherwise(tmp_path: Path):

@@ -363,6 +363,10 @@ class Gateway(Protocol):
         """Whether slurmctld has a record of this job, also of one that has ended and is not yet purged."""
         ...
 
+    def array_limit(self, job_id: str) -> int | None:
+        """Most elements of this element's array that Slurm lets run at once (ArrayTaskThrottle). None: it has no such limit."""
+        ...
+
     def gpus_held(self, job_id: str) -> int | None:
         """GPUs that Slurm has allocated to a running job, sometimes fewer than requested. None: unknown."""
         ...

@@ -52,6 +52,7 @@ from penstock_slurm.gateway.errors import (
 )
 from penstock_slurm.gateway.parse import (
     NodeReader,
+    parse_array_limit,
     parse_features,
     parse_gpu_ids,
     parse_gpus_held,
@@ -198,6 +199,10 @@ class CliGateway:
         except JobGone:
             return False
         return True
+
+    def array_limit(self, job_id: str) -> int | None:
+        """From `scontrol show job`: squeue does not print it once elements have records of their own."""
+        return _read(parse_array_limit, self._show_job(job_id), "scontrol show job")
 
     def gpus_held(self, job_id: str) -> int | None:
         """GPUs that Slurm has allocated to a job, from `scontrol -d show job`."""

@@ -51,6 +51,8 @@ def keyed(pattern: re.Pattern[str], text: str) -> Fields:
     return fields
 
 
+ARRAY_LIMIT = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+(?: ArrayTaskThrottle=(\d+))? JobName=")
+"""How a record begins. What users write comes after it."""
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 GPUS_OF_NODES = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 GPU_IDS = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
@@ -95,6 +97,18 @@ def parse_gres(text: str) -> dict[str, int]:
         if kind == "gpu":
             gpus[gpu_type] = gpus.get(gpu_type, 0) + count
     return gpus
+
+
+def parse_array_limit(text: str) -> int | None:
+    """How many elements of its array may run at once, from an element's record in `scontrol -o show job`. None: any number.
+
+    Raises:
+        ValueError: the text is no record of an element.
+    """
+    found = ARRAY_LIMIT.match(text)
+    if found is None:
+        raise ValueError("no record of an array's element")
+    return None if found[1] is None else int(found[1])
 
 
 def parse_gpus_held(text: str) -> int | None:

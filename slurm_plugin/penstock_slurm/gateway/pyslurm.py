@@ -142,6 +142,11 @@ class PyslurmGateway:
             return False
         return True
 
+    def array_limit(self, job_id: str) -> int | None:
+        """None: this back end does not read it yet."""
+        del job_id
+        return None
+
     def gpus_held(self, job_id: str) -> int | None:
         """None: this back end does not read it yet."""
         del job_id

@@ -178,7 +178,6 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
             (*ADAPTIVE, "--hold"),
             "--hold cannot be used with --adaptive: Penstock holds and releases the job itself",
         ),
-        ((*ADAPTIVE, "--array=1-9%2"), "--array=...%N cannot be used with --adaptive: leave %N out"),
         ((*ADAPTIVE, "--reservation=a,b"), "--reservation with --adaptive: name one reservation, not several"),
         (
             (*ADAPTIVE, '--comment={"penstock": {"max_gpus": 2}}'),

@@ -463,3 +463,26 @@ def test_many_writes_take_elements_of_an_array(loopback):
     elements = [f"{array}_{element}" for element in range(4)]
     assert gateway.write([Write(each, "release") for each in elements[:2]]) == (None, None)
     assert [job(gateway, each).held for each in elements] == [False, False, True, True]
+
+
+@slurm
+def test_the_limit_of_an_array_is_told_of_each_element_whatever_its_name(loopback):
+    """Of one that waits, and of one that has a record of its own. Its user changes it at any time."""
+    gateway = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    forged = "x ArrayTaskThrottle=7\nJobId=1 ArrayJobId=1 ArrayTaskId=1 ArrayTaskThrottle=7 JobName=x"
+    array, free, single = (
+        held(loopback, "--array=0-3%2", f"--job-name={forged}"),
+        held(loopback, "--array=0-3"),
+        held(loopback),
+    )
+    assert gateway.write([Write(f"{array}_1", "split")]) == (None,)
+    assert [gateway.array_limit(f"{array}_{at}") for at in range(4)] == [2] * 4
+    assert gateway.array_limit(f"{free}_0") is None
+    loopback.command("scontrol", "update", f"JobId={array}", "ArrayTaskThrottle=1")
+    assert [gateway.array_limit(f"{array}_{at}") for at in range(4)] == [1] * 4
+    loopback.command("scontrol", "update", f"JobId={array}", "ArrayTaskThrottle=0")
+    assert gateway.array_limit(f"{array}_1") is None
+    with pytest.raises(UnreadableAnswer):
+        gateway.array_limit(single)
+    with pytest.raises(JobGone):
+        gateway.array_limit("9999_1")
