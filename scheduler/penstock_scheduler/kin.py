@@ -2,7 +2,7 @@
 
 Two jobs are of one kind if they have the same user, the same name but for the numbers in it, and the same batch size and unit of
 GPUs in their job specs. Where the user has no ended job of the kind, those of others in the same account count, and then an
-import from another site. Both are believed less.
+import from another site. Both are believed less, and those of others do not tell how long a job is.
 
 What jobs reported is in the store for as long as it keeps reports, so nothing is saved but what admins have changed: a job that
 is deleted from the store is forgotten, kinds may be forgotten, and kinds of another site imported.
@@ -119,7 +119,7 @@ class KinOfJobs:
         if job.account:
             others = self._shown_by(f"{job.account}:{kind}", job, views.of_account(job.account, kind), forgotten)
             if others is not None:
-                return replace(others, certainty=STRANGERS_CERTAINTY)
+                return replace(others, work=(), certainty=STRANGERS_CERTAINTY)
         return _imported(changed["imported"], kind)
 
     def _shown_by(self, key: str, job: Job, alike: Sequence[JobView], forgotten: Mapping[str, float]) -> Kin | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock_profiles.estimators import TrainingEstimator
@@ -10,11 +12,16 @@ from penstock_profiles.kin import Kin
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.claims import GRACE_S, believed
+from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.learned_models import LearnedModels
 from penstock_scheduler.model import JobFacts, Phase
 from penstock_scheduler.models import SpecModels
+from penstock_scheduler.store import SqlStore
 from tests.scheduler.builders import job, on, rate
+from tests.scheduler.test_kin import ended, new, seen, store
 from tests.scheduler.test_models import NoHistory
+
+__all__ = ["store"]
 
 SCALES = tuple(
     Observation(
@@ -64,3 +71,12 @@ def test_what_is_only_said_of_a_jobs_speed_counts_for_minutes(told: str) -> None
 def faster(facts: JobFacts) -> float:
     """How many times as fast it counts on 8 GPUs of a node as on one."""
     return rate(facts.model, "t4", 1, 8) / rate(facts.model, "t4", 1, 1)
+
+
+def test_ended_jobs_of_others_do_not_tell_how_long_a_job_is(store: SqlStore) -> None:
+    """Mallory ends short jobs by the name of Bob's, in the account of both."""
+    ended(store, 1, seen(1), seen(4), user="mallory", account="vision", total=1.0)
+    bobs = replace(new(), user="bob", account="vision")
+    found = KinOfJobs(store, SpecModels(load_families(), 30.0).beginning).of([bobs])[bobs.id]
+    assert found is not None
+    assert (found.most_gpus, found.work) == (4, ())
