@@ -32,13 +32,11 @@ LEAST_COST_S = 1.0
 """Least measured cost of a restart: no run saves, ends and begins again in less."""
 
 MOST_COST_S = 1800.0
-"""Most that a restart counts by a job spec or a report: a job that must not be moved would say a year. A pause that Penstock saw
-itself counts in full. A checkpoint of 1 TB takes 1,000 s at 1 GB/s, and a large job begins in minutes."""
+"""Most that a restart counts: a job that must not be moved would say a year, or report its beginning days late. A checkpoint of
+1 TB takes 1,000 s at 1 GB/s, and a large job begins in minutes."""
 
 
-TOO_COSTLY = (
-    f"its restart_cost_s counts as {MOST_COST_S:.0f} s at most until a restart was seen to cost more: correct it"
-)
+TOO_COSTLY = f"its restart_cost_s counts as {MOST_COST_S:.0f} s at most: correct it"
 """The doubt about a job spec with a higher cost."""
 
 

@@ -10,13 +10,14 @@ from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.kin import Kin
 from penstock_profiles.profiles import Profile
-from penstock_profiles.wire import Observation, Report
+from penstock_profiles.wire import ControlMessage, Observation, Report, Started
 from penstock_scheduler.claims import GRACE_S, believed
 from penstock_scheduler.kin import KinOfJobs
 from penstock_scheduler.learned_models import LearnedModels
 from penstock_scheduler.model import JobFacts, Phase
-from penstock_scheduler.models import SpecModels
+from penstock_scheduler.models import MOST_COST_S, SpecModels
 from penstock_scheduler.store import SqlStore
+from penstock_slurm.pauses import measured
 from tests.scheduler.builders import job, on, rate
 from tests.scheduler.test_kin import ended, new, seen, store
 from tests.scheduler.test_models import NoHistory
@@ -80,3 +81,11 @@ def test_ended_jobs_of_others_do_not_tell_how_long_a_job_is(store: SqlStore) -> 
     found = KinOfJobs(store, SpecModels(load_families(), 30.0).beginning).of([bobs])[bobs.id]
     assert found is not None
     assert (found.most_gpus, found.work) == (4, ())
+
+
+def test_a_job_that_reports_its_beginning_days_late_is_not_costly_to_move_for_ever() -> None:
+    moved = ControlMessage(job_id="7", epoch=2, round=4, moved_s=1000.0)
+    begun = Report(job_id="7", epoch=2, sequence=0, time_s=1e6, body=Started(gpu_type="t4", gpu_ids={}, progress=0.0))
+    found = measured(moved, begun, now_s=1e6)
+    assert found is not None
+    assert found.pauses_s == (MOST_COST_S,)
