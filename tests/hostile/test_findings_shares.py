@@ -15,6 +15,7 @@ from tests.scheduler.builders import job
 
 NODES = ("t4-00", "t4-01", "t4-02", "t4-03")
 FOR_EVER = 1e9
+SETTINGS: dict[str, dict[str, object]] = {"pollux": {"generations": 10, "population": 20}}
 
 
 def test_one_small_job_on_each_node_does_not_block_jobs_of_a_whole_node() -> None:
@@ -41,6 +42,19 @@ def test_two_users_take_turns_where_one_needs_all_gpus(policy: str, most: int) -
     Flood("t4:1x8", [gang, small], policy).run(4 * 3600.0)
     assert max(gang.longest_wait_s, small.longest_wait_s) <= 7200.0
     assert policy == "gavel" or max(gang.stops, small.stops) <= 4 * 3600.0 / TURN_S
+
+
+@pytest.mark.parametrize("policy", ["sia", "pollux", "srtf", "ftf", "las", "gavel"])
+def test_no_gpu_is_idle_beside_two_elastic_jobs(policy: str) -> None:
+    """A turn gives a job its minimum. Under a policy that does not resize running jobs, both jobs kept one GPU of eight."""
+    jobs = [
+        Lived(job(user, user=user, submit_s=submit_s, max_gpus=8), FOR_EVER)
+        for user, submit_s in (("ada", 0.0), ("bob", 60.0))
+    ]
+    cluster = Flood("t4:1x8", jobs, policy, SETTINGS.get(policy))
+    for hour in (1, 2, 3):
+        cluster.run(hour * 3600.0)
+        assert sum(each.job.allocation.gpus for each in jobs if each.job.allocation is not None) == 8
 
 
 def test_aging_bounds_the_wait_for_all_gpus() -> None:

@@ -133,11 +133,10 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
 def takes_turns(name: str) -> bool:
     """Whether the bound of `turns` holds under a policy.
 
-    It does not where the order of submission decides by definition; where jobs have parts of GPUs, which nobody holds
-    alone; where jobs share time and get their whole request or nothing, so that a job at its minimum would stay
-    there; and for presets, which decide as a paper or its code does.
+    It does where the policy resizes running jobs. Where jobs get their whole request or nothing, a job that a turn gave
+    its minimum would stay there, and GPUs would be idle. Presets decide as a paper or its code does.
     """
-    return name not in ("fifo", "slurm-backfill", "gavel", "las") and name not in PRESETS and not sharing_parts(name)
+    return name in ("sia", "pollux")
 
 
 def sharing_parts(choice: PolicyChoice | str) -> list[str]:

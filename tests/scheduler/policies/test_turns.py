@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from penstock_scheduler.model import GpuLimit, Job, LeaveCause, LeaveRequest, Phase, Plan, Snapshot, StopCode
-from penstock_scheduler.policies import make_policy, takes_turns
+from penstock_scheduler.policies import make_policy, policy_names, takes_turns
 from penstock_scheduler.policies.turns import TURN_S, WithTurns
 from tests.scheduler.builders import job, on, snapshot, staged, with_facts
 
@@ -231,9 +231,9 @@ def test_a_round_without_due_jobs_is_left_to_the_policy() -> None:
     assert policy.seen[0] is state
 
 
-@pytest.mark.parametrize("policy", ["fifo", "slurm-backfill", "sia:paper", "sia:artifact", "gandiva", "antman"])
-def test_policies_without_turns(policy: str) -> None:
-    assert not takes_turns(policy)
+def test_policies_with_turns() -> None:
+    """Those that resize running jobs."""
+    assert [name for name in policy_names() if takes_turns(name)] == ["pollux", "sia"]
 
 
 def test_a_partition_of_its_own_counts_by_itself() -> None:
@@ -243,5 +243,5 @@ def test_a_partition_of_its_own_counts_by_itself() -> None:
     held = [dataclasses.replace(each, allocation=on("t4", "t4", t4_00=1)) for each in held]
     jobs = [*held, ada, waits("a", TURN_S, partitions=("t4",)), waits("q", 9000.0, user="mallory", partitions=("t4",))]
     state = with_facts(snapshot("t4:1x4,a100:1x4", jobs, time_s=NOW_S), saves={each.id: False for each in held})
-    plan = make_policy(staged("sia", partitions={"t4": "srtf"}))[0].decide(state)
+    plan = make_policy(staged("sia", partitions={"t4": "pollux"}))[0].decide(state)
     assert plan.assignments["a"].placement.nodes == ("t4-00",)
