@@ -6,7 +6,9 @@ must be read, planned and left as before.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock_scheduler.client import Client
+from penstock_scheduler.nodespec import NodeSpec
+from penstock_scheduler.store import open_store
 from penstock_slurm.gateway import CliGateway, SlurmJob, open_gateway
 from penstock_slurm.gateway.base import SlurmLimit
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS
@@ -337,3 +341,107 @@ def test_names_in_the_accounting_confuse_no_limit(make_loopback: MakeLoopback) -
     assert gateway.unread()
     assert gateway.fair_shares() is not None
     assert gateway.ends(["1"]) == {}
+
+
+NAMED = (
+    *(
+        "end",
+        "record",
+        "NodeName",
+        "None",
+        "State=DOWN",
+        "IDLE",
+        "JobId=1",
+        "a:b",
+        "a+b",
+        "a@b",
+        "a.b",
+        "0",
+        "7",
+        "1-2",
+    ),
+    *("-", "gpu:t4:4", "localhost", "x" * 28),
+)
+"""Names of nodes that are words of the formats, on which jobs can run."""
+
+NOT_SENDABLE = (
+    "(null)",
+    "a%b",
+    "a|b",
+    "~",
+    "a;b",
+    "$a",
+    "a*",
+    "a{b}",
+    "\u00e9",
+    "a(b)",
+    "'a'",
+    "&",
+    "a!",
+    "x" * 200 + "?",
+)
+"""Names of nodes that no command of scontrol's prompt can name."""
+
+TYPES = ("end", "record", "gpu", "null", "IDX", "4", "gres", "State", "x" * 60)
+"""Types of GPUs, and so names of partitions, too."""
+
+
+@pytest.mark.slurm
+def test_names_of_nodes_partitions_and_types_that_are_words_of_the_format(
+    make_loopback: MakeLoopback, make_site: Callable[..., Site]
+) -> None:
+    """Each node is read, with all of its GPUs, and gets a job; but no job is sent to one whose name cannot be sent."""
+    kinds = itertools.cycle(TYPES)
+    nodes = [NodeSpec(name, next(kinds), 2) for name in NAMED]
+    lost = [NodeSpec(name, next(kinds), 2) for name in NOT_SENDABLE]
+    slurm = make_loopback([*nodes, *lost])
+    site = make_site(slurm)
+    seen = {node.name: node for node in site.gateway.nodes()}
+    assert {name: node.gpus for name, node in seen.items()} == {
+        node.name: {node.gpu_type: 2} for node in (*nodes, *lost)
+    }
+    assert {name for name, node in seen.items() if node.unknown} == set(NOT_SENDABLE)
+    assert {each.name for each in site.gateway.partitions()} == {*TYPES, "all"}
+    assert all(set(node.partitions) == {"all", *node.gpus} for node in seen.values())
+    ours = (*OURS[:-1], SPEC.replace('"max_gpus": 1', '"min_gpus": 2, "max_gpus": 2'))
+    jobs = [site.sbatch(*ours, "--wrap=sleep 3600") for _ in nodes]
+    waits = site.sbatch(*ours, "--wrap=sleep 3600")
+    site.start()
+    site.wait_states("RUNNING", *jobs)
+    site.wait_round(after=site.wait_round() + 1)
+    running = [job for job in site.gateway.jobs() if job.state == "RUNNING"]
+    assert sorted(name for job in running for name in job.nodes) == sorted(NAMED)
+    assert site.states(waits) == {waits: "PENDING"}
+    with Client(f"unix:{site.state / 'api.sock'}") as penstock:
+        assert penstock.ready().status == "ok"
+        site.slurm.command("scancel", jobs[0])
+        site.wait_states("RUNNING", waits)
+    with contextlib.closing(open_store(site.store)) as store:
+        assert not [each for each in store.outcomes() if each.progress.value == "failed"]
+
+
+@pytest.mark.slurm
+def test_names_of_qos_that_are_words_of_the_format_keep_their_limits(make_loopback: MakeLoopback) -> None:
+    """Each with a limit of its own, read whole; a job of each is read with its QOS."""
+    slurm = make_loopback("t4:1x4", accounting=True, settings={"AccountingStorageEnforce": "limits"})
+    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
+    names = [name.lower() for name in (*NAMED, *(name for name in NOT_SENDABLE if name[0] not in "'$"))]
+    taken = {}
+    for gpus, name in enumerate(names, start=1):
+        words = ("sacctmgr", "-i", "add", "qos", name, f"GrpTRES=gres/gpu={gpus}")
+        if slurm.command(*words, check=False).returncode == 0:
+            taken[name] = gpus
+    assert len(taken) > len(names) // 2
+    slurm.command("sacctmgr", "-i", "modify", "user", "root", "set", f"qos+={','.join(taken)}", check=False)
+    limits = {limit.qos: limit.gpus for limit in gateway.limits("loop") if limit.qos}
+    unread = [each.text for each in gateway.unread()]
+    assert all(limits.get(name, gpus) == gpus for name, gpus in taken.items()), limits
+    assert {name for name in taken if name not in limits} <= {name for name in taken if "|" in name}, unread
+    assert limits.keys() <= taken.keys() | {"normal"}
+    sent = {}
+    for name in taken:
+        done = slurm.command("sbatch", "--parsable", "--hold", f"--qos={name}", "--wrap=true", check=False)
+        if done.returncode == 0:
+            sent[done.stdout.strip()] = name
+    assert {job.id: job.qos or "(null)" for job in gateway.jobs()} == sent, "Slurm prints (null) for no QOS"
+    assert len(sent) > len(taken) // 2

@@ -8,7 +8,6 @@ that word marks the end of the command's answer.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +22,9 @@ from penstock_slurm.gateway.errors import (
     TimedOut,
     Transient,
 )
+from penstock_slurm.gateway.fields import ARGUMENT
 
 log = logging.getLogger(__name__)
-
-ARGUMENT = re.compile(r"[A-Za-z0-9_.,:=/+@-]+")
-"""An argument that scontrol's prompt takes as it is."""
 
 MARK = "penstock-after-"
 UNKNOWN_COMMAND = "invalid keyword: "

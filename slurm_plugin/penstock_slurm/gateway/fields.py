@@ -10,6 +10,9 @@ from penstock_slurm.gateway.base import Unknown
 
 Value = TypeVar("Value")
 
+ARGUMENT = re.compile(r"[A-Za-z0-9_.,:=/+@-]+")
+"""An argument that scontrol's prompt takes as it is."""
+
 NOTHING = frozenset({"", "(null)", "N/A", "NONE", "None", "Unknown", "n/a"})
 """How Slurm's commands write that there is no value."""
 

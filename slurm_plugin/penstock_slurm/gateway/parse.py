@@ -16,7 +16,7 @@ from penstock_slurm.gateway.base import (
     SlurmReservation,
     Unknown,
 )
-from penstock_slurm.gateway.fields import NOTHING, Fields, duration_s
+from penstock_slurm.gateway.fields import ARGUMENT, NOTHING, Fields, duration_s
 from penstock_slurm.gateway.hostlist import MOST, expand, numbers
 
 NODE_KEYS = re.compile(
@@ -225,7 +225,9 @@ class NodeReader:
 
 def _node(line: str, release: Release) -> SlurmNode:
     node, reason = keyed(NODE_KEYS, ANY_TEXT.split(line, maxsplit=1)[0]), REASON.search(line)
-    values, nothing = node.values, frozenset[str]()
+    values, nothing, name = node.values, frozenset[str](), line.partition(" ")[0]
+    if ARGUMENT.fullmatch(name) is None:
+        node.unknown.append(Unknown("NodeName", name))  # no job can be sent there
     state = node.read("State", parse_state, nothing)
     if state - release.node_states:
         node.unknown.append(Unknown("State", values["State"]))
@@ -237,7 +239,7 @@ def _node(line: str, release: Release) -> SlurmNode:
     nothing_used: dict[str, int] = {}
     gpus = node.read("Gres", _gpus, nothing_used)
     return SlurmNode(
-        name=line.partition(" ")[0],
+        name=name,
         gpus=gpus,
         gpus_used=node.read("GresUsed", lambda text: _used(text, sum(gpus.values())), nothing_used),
         state=state,
