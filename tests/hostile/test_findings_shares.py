@@ -8,7 +8,7 @@ from penstock_profiles.families import load_families
 from penstock_profiles.wire import ControlMessage, Report, Started
 from penstock_scheduler.model import NodeChoice
 from penstock_scheduler.models import MOST_COST_S, SpecModels
-from penstock_scheduler.policies.turns import TURN_S
+from penstock_scheduler.policies.turns import LARGE_TURN_S, TURN_S
 from penstock_slurm.pauses import measured
 from tests.hostile.floods import ROUND_S, Flood, Lived
 from tests.scheduler.builders import job
@@ -55,6 +55,19 @@ def test_no_gpu_is_idle_beside_two_elastic_jobs(policy: str) -> None:
     for hour in (1, 2, 3):
         cluster.run(hour * 3600.0)
         assert sum(each.job.allocation.gpus for each in jobs if each.job.allocation is not None) == 8
+
+
+@pytest.mark.parametrize("most", [1, 8])
+@pytest.mark.parametrize("policy", ["sia", "pollux"])
+def test_a_job_of_all_gpus_keeps_no_small_job_waiting_for_ever(policy: str, most: int) -> None:
+    """The small job is within its share of four GPUs, but the other user has nothing left if it makes room."""
+    gang = Lived(job("gang", user="mallory", min_gpus=8, max_gpus=8, adaptivity="rigid"), FOR_EVER)
+    small = Lived(job("small", user="bob", submit_s=60.0, max_gpus=most), FOR_EVER)
+    cluster = Flood("t4:1x8", [gang, small], policy, SETTINGS.get(policy))
+    cluster.run(4 * 3600.0)
+    assert small.longest_wait_s <= LARGE_TURN_S + TURN_S
+    assert gang.stops <= 3
+    assert any("has been without GPUs for 60 min" in text for _, _, text in cluster.stop_texts) or most == 8
 
 
 def test_aging_bounds_the_wait_for_all_gpus() -> None:

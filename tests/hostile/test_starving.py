@@ -216,8 +216,8 @@ def test_turns_do_not_stop_jobs_in_circles_in_many_crowds(policy: str, drawn: tu
 
 
 def turns_end(policy: str, nodes: str, jobs: list[Lived]) -> None:
-    """Nothing changes after the first 12 minutes, but that large jobs are due after an hour. In 40 minutes after that, turns stop
-    no job any more.
+    """Nothing changes after the first 12 minutes, but that jobs age and that large ones are due after an hour. From then on,
+    turns stop no job more often than once in `LARGE_TURN_S`.
     """
     cluster = Flood(nodes, jobs, policy, SETTINGS.get(policy))
     quiet_s = 700.0 + LARGE_TURN_S + TURN_S
@@ -225,4 +225,4 @@ def turns_end(policy: str, nodes: str, jobs: list[Lived]) -> None:
     early = len(cluster.stop_texts)
     cluster.run(quiet_s + 2400.0)
     turns = Counter(each.id for each, _, text in cluster.stop_texts[early:] if "has been without GPUs" in text)
-    assert not turns, turns
+    assert all(count <= 1 for count in turns.values()), turns

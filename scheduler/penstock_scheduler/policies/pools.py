@@ -14,14 +14,14 @@ from penstock_scheduler.policies import common
 class Pool:
     """The GPUs that some jobs may use, and who holds them."""
 
-    def __init__(self, snapshot: Snapshot, job: Job, holding: Iterable[tuple[Job, Placement, int]]) -> None:
+    def __init__(self, snapshot: Snapshot, job: Job, holding: Iterable[tuple[Job, Placement]]) -> None:
         self.nodes = {
             node.name: node for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type)
         }
         self.held = Counter[str]()
         """User -> GPUs."""
-        for other, where, sign in holding:
-            self.held[other.user] += sign * self.on(where)
+        for other, where in holding:
+            self.held[other.user] += self.on(where)
         unseen = sum(self.on(place) for other in snapshot.unseen if (place := place_of(other)) is not None)
         self.gpus = sum(node.gpus_for_us for node in self.nodes.values()) + unseen
         queued = {pool_key(other): other for other in snapshot.jobs if other.phase is Phase.QUEUED}
@@ -34,6 +34,16 @@ class Pool:
         """Users who hold or want some of them."""
         self.share = self.gpus / max(len(self.users), 1)
 
+        self._shapes: dict[tuple[int, int], list[Configuration]] = {}
+
+    def shapes(self, job: Job) -> list[Configuration]:
+        """The configurations of the pool that are no larger than the job's largest, the smallest first."""
+        least, most = job.spec.min_gpus, job.spec.max_gpus
+        if (least, most) not in self._shapes:
+            found = common.configurations(self.nodes.values(), {least} if least == most else (), most)
+            self._shapes[least, most] = sorted(found, key=lambda each: each.gpus)
+        return self._shapes[least, most]
+
     def on(self, where: Placement) -> int:
         """GPUs of a placement that are in the pool."""
         return sum(share.gpus for share in where.shares if share.node in self.nodes)
@@ -44,7 +54,10 @@ def place_of(job: Job) -> Placement | None:
     return job.running_on or job.bound_for
 
 
-def pool_key(job: Job) -> tuple[object, ...]:
+PoolKey = tuple[object, ...]
+
+
+def pool_key(job: Job) -> PoolKey:
     """Jobs with the same key may use the same GPUs."""
     return job.partitions, job.reservation, job.nodes, job.spec.gpu_types, job.spec.excluded_gpu_types
 
@@ -58,19 +71,17 @@ def asks(job: Job) -> tuple[object, ...]:
     return job.account, job.qos, job.spec.min_gpus, job.spec.max_gpus, str(job.spec.scale_unit), job.spec.adaptivity
 
 
-def fewest(snapshot: Snapshot, job: Job) -> list[Configuration]:
-    """The smallest configurations on which the job makes progress, the fastest first."""
-    exact = {job.spec.min_gpus} if job.spec.min_gpus == job.spec.max_gpus else set[int]()
+def fewest(snapshot: Snapshot, job: Job, pool: Pool) -> dict[Configuration, float]:
+    """The smallest configurations on which the job makes progress -> its goodput there, the fastest first."""
     found: dict[Configuration, float] = {}
-    shapes = common.configurations(open_nodes(snapshot.nodes, job), exact, job.spec.max_gpus)
-    for shape in sorted(shapes, key=lambda each: each.gpus):
+    for shape in pool.shapes(job):
         if found and shape.gpus > next(iter(found)).gpus:
             break
         if common.allowed(job, shape):
             rate = common.rate(snapshot.facts[job.id].model, shape)
             if rate > 0 and math.isfinite(rate):
                 found[shape] = rate
-    return sorted(found, key=lambda each: (-found[each], each))
+    return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
 
 
 def shrinks(job: Job, held: Placement, gpus: int) -> bool:

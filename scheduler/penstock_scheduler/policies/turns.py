@@ -5,22 +5,21 @@ choice and GPU types, are its pool. The *equal share* of the pool is its GPUs di
 for some. What a user *holds* is counted in the pool, jobs that the policy does not see included.
 
 1. **A due job goes first** if its user holds nothing, or with its minimum no more than the equal share. It gets its minimum of
-   the free GPUs before the policy decides about all other jobs. Jobs within the share go first, then users who hold least.
-   Among users who hold the same, the order rotates every `TURN_S`, so that nobody can be the first for ever.
-2. **It takes GPUs from running jobs** if too few are free: of users who keep at least as many as its user then has, in the pool
-   and in all. Only jobs that may be stopped, the smallest that is enough first, and then the last started. The policy decides
-   whether such a job shrinks, moves or waits.
+   the free GPUs before the policy decides about all other jobs. Jobs within the share go first, then users who hold least, then
+   the job that has waited longest.
+2. **It takes GPUs from running jobs** if too few are free: of users who, counted everywhere, keep at least as many as its user
+   then has. Only jobs that may be stopped, the smallest that is enough first, and then the last started. The policy decides
+   whether such a job shrinks, moves or waits. After `LARGE_TURN_S`, a job whose user holds nothing, with its minimum within the
+   share, takes them of any user who holds more than the share, of jobs that have run for `TURN_S`. Else a job of all GPUs would
+   keep everybody waiting for ever.
 3. **GPUs are kept free for it** if it needs several at once and jobs that may not be stopped are in the way. That needs a place
    where those jobs belong to users who hold more and have run for less than `TURN_S`, so that GPUs stay idle no longer than that.
    For one user, no more GPUs than the equal share are kept free.
 4. **A running job is not stopped for a user who holds more.** If the plan leaves a running job with nothing, and another user
    has at least as many GPUs as the job's user would have with it, the job keeps what it has, and the policy decides again.
-   That ends where a due job that no turn could serve is to have these GPUs, and its user holds nothing, or holds less and the job
-   is no smaller. Both must have run and waited for `TURN_S`, and for `LARGE_TURN_S` if the due job needs more than the equal
-   share. Else one small job on each node would keep a job of a whole node waiting for ever, and a job of all GPUs everybody.
-5. **Jobs of one user do not stop each other while a due job waits.** A running job also keeps what it has if jobs of its user
-   would start on its nodes, and another user's due job within the share waits for GPUs there. It ends some time. Jobs that
-   stop each other in every round (`gavel`) would never end, nor leave a GPU free.
+   That ends where the policy gives these GPUs to a due job that no turn could serve, and whose user holds nothing. Both must have
+   run and waited for `TURN_S`, and for `LARGE_TURN_S` if the due job needs more than the equal share. Else one small job on each
+   node would keep a job of a whole node waiting for ever.
 
 Nothing of this depends on weights, models or priorities. It has no effect where all jobs are of one user. Jobs that share GPUs
 with others are left to the policy.
@@ -29,9 +28,10 @@ with others are left to the policy.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock_scheduler.free_gpus import FreeGpus
 from penstock_scheduler.model import (
@@ -50,7 +50,7 @@ from penstock_scheduler.model import (
     StopCode,
 )
 from penstock_scheduler.policies import common
-from penstock_scheduler.policies.pools import Pool, asks, fewest, place_of, pool_key, shrinks
+from penstock_scheduler.policies.pools import Pool, PoolKey, asks, fewest, place_of, pool_key, shrinks
 from penstock_scheduler.policies.staying import without
 from penstock_scheduler.policies.stops import BY_REASON, stopped
 from penstock_scheduler.policies.wrapper import Wrapper
@@ -60,7 +60,7 @@ TURN_S = 600.0
 """How long a job is without GPUs before it goes first, seconds: twenty restarts of 30 s, so that turns cost little."""
 
 LARGE_TURN_S = 3600.0
-"""The same for a job that needs more than the equal share, where the policy is to stop others for it: as `aging_s` of `sia`."""
+"""The same before a job stops others without regard to what their users keep; as `aging_s` of `sia`."""
 
 
 class WithTurns(Wrapper):
@@ -86,7 +86,8 @@ class WithTurns(Wrapper):
         plan = self._policy.decide(without(snapshot, {}, fixed, (), turns.aside))
         jobs = {job.id: job for job in snapshot.jobs}
         together = plan.assignments | {
-            job: common.assign(jobs[job], where, turns.reason(job, where), snapshot) for job, where in fixed.items()
+            job: common.assign(jobs[job], where, turns.reason(job, where), snapshot, turns.goodput.get(job))
+            for job, where in fixed.items()
         }
         return dataclasses.replace(
             plan, assignments={job.id: together[job.id] for job in snapshot.jobs if job.id in together}
@@ -99,177 +100,159 @@ class _Turns:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._jobs = {job.id: job for job in snapshot.jobs}
-        self._pins = common.pinned(snapshot)
         self._grouped = {job for group in (snapshot.sharing.groups if snapshot.sharing else ()) for job in group.jobs}
-        self._holding = [
-            (job, where, 1) for job in (*snapshot.jobs, *snapshot.unseen) if (where := place_of(job)) is not None
-        ]
-        """Jobs and the GPUs that they hold, and with -1 the GPUs that they leave for a turn."""
-        self._pools: dict[tuple[object, ...], Pool] = {}
-        self._book = FreeGpus.of(snapshot)
-        """GPUs that no job holds, and that are not given yet."""
-        self._running: list[tuple[Job, Placement]] = []
-        """Running jobs that may make room: the smallest first, of equal ones the last started."""
-        for job, where in self._pins.items():
-            self._book.take(self._jobs[job], where)
-        for each in snapshot.jobs:
-            if each.id not in self._pins and (held := each.running_on) is not None and self._book.may_stay(held):
-                self._book.take(each, held)
-                if each.id not in self._grouped:
-                    self._running.append((each, held))
-        self._running.sort(key=lambda run: (run[1].gpus, -(run[0].started_s or 0.0), run[0].id))
-        self._left: set[JobId] = set()
-        """Those of them that have made room."""
-        self.given: dict[JobId, Placement] = {}
-        """What the due jobs get."""
-        self.kept: dict[JobId, Placement] = {}
-        """Running jobs that the policy would stop for users who hold more."""
-        self._aside: list[Placement] = []
-        """GPUs that are kept free."""
-        self._short: list[tuple[Job, Pool]] = []
-        """Due jobs within their shares for which too few GPUs were found."""
-        self._waited_s: dict[JobId, float] = {}
+        self._waited_s = _due(snapshot)
         """Due job -> how long it has been without GPUs."""
+        self._places = [(job, where) for job in (*snapshot.jobs, *snapshot.unseen) if (where := place_of(job))]
+        """Jobs and the GPUs that they hold."""
         self._has = Counter[str]()
         """User -> GPUs anywhere, before any turn."""
-        for each, where, _ in self._holding:
-            self._has[each.user] += where.gpus
-        self._everywhere = self._has.copy()
-        """User -> GPUs anywhere, with the turns that were given."""
-        self._room: dict[JobId, dict[str, int]] = {}
-        """Due job -> users who make room for it -> what they hold."""
+        for job, where in self._places:
+            self._has[job.user] += where.gpus
+        self._pools: dict[PoolKey, Pool] = {}
+        self.given: dict[JobId, Placement] = {}
+        """What the due jobs get."""
+        self.goodput: dict[JobId, float] = {}
+        """Their goodput there."""
+        self.kept: dict[JobId, Placement] = {}
+        """Running jobs that the policy would stop for users who hold more."""
+        self.aside = Counter[str]()
+        """Node -> GPUs that are kept free."""
+        self._room: dict[JobId, set[str]] = {}
+        """Due job -> users who make room for it."""
+
+    # Rules 1 to 3, before the policy decides.
 
     def give(self) -> None:
         """Give the due jobs their minimum, as far as rules 1 to 3 allow."""
-        away = {run.job for run in self._snapshot.cloud.runs} if self._snapshot.cloud is not None else ()
-        alike: dict[tuple[object, ...], list[tuple[float, Job]]] = {}
+        if not self._waited_s:
+            return
+        pins = common.pinned(self._snapshot)
+        self._book, self._running = FreeGpus.of(self._snapshot), list[tuple[Job, Placement]]()
+        self._everywhere = self._has.copy()
+        for job_id, where in pins.items():
+            self._book.take(self._jobs[job_id], where)
         for job in self._snapshot.jobs:
-            waited_s = self._snapshot.time_s - max(job.submit_s, job.stopped_s or 0.0, job.requeued_s or 0.0)
-            here = job.id not in away and job.spec.burst is not Burst.ONLY
-            if job.phase is Phase.QUEUED and here and waited_s >= TURN_S:
-                alike.setdefault((job.user, *pool_key(job), *asks(job)), []).append((waited_s, job))
-                self._waited_s[job.id] = waited_s
-        queues = [sorted(jobs, key=lambda each: (each[0], each[1].id)) for jobs in alike.values()]
-        while queues:
-            first = min(queues, key=lambda queue: self._rank(*queue[-1]))
-            if not self._serve(first.pop()[1]) or not first:
-                queues.remove(first)
+            if job.id not in pins and (held := job.running_on) is not None and self._book.may_stay(held):
+                self._book.take(job, held)
+                if job.id not in self._grouped:
+                    self._running.append((job, held))
+        self._running.sort(key=lambda run: (run[1].gpus, -(run[0].started_s or 0.0), run[0].id))
+        for job in map(self._jobs.__getitem__, self._waited_s):
+            if (key := pool_key(job)) not in self._pools:
+                self._pools[key] = Pool(self._snapshot, job, self._places)
+        heap, in_vain = [self._rank(job_id) for job_id in self._waited_s], set[tuple[object, ...]]()
+        heapq.heapify(heap)
+        while heap:
+            job = self._jobs[heap[0][-1]]
+            kind = (job.user, *pool_key(job), *asks(job))
+            if kind not in in_vain and (rank := self._rank(job.id)) != heap[0]:
+                heapq.heapreplace(heap, rank)  # its user has more by now
+                continue
+            heapq.heappop(heap)
+            if kind not in in_vain and not self._serve(job):
+                in_vain.add(kind)
 
-    def _rank(self, waited_s: float, job: Job) -> tuple[bool, int, int, float, JobId]:
-        pool = self._pool(job)
+    def _rank(self, job_id: JobId) -> tuple[bool, int, float, JobId]:
+        job = self._jobs[job_id]
+        pool = self._pools[pool_key(job)]
         has = pool.held[job.user]
-        turn = (pool.users.index(job.user) - int(self._snapshot.time_s // TURN_S)) % len(pool.users)
-        return has + job.spec.min_gpus > pool.share, has, turn, -waited_s, job.id
-
-    def _pool(self, job: Job) -> Pool:
-        key = pool_key(job)
-        if key not in self._pools:
-            self._pools[key] = Pool(self._snapshot, job, self._holding)
-        return self._pools[key]
+        return has + job.spec.min_gpus > pool.share, has, -self._waited_s[job_id], job_id
 
     def _count(self, job: Job, where: Placement, sign: int) -> None:
-        self._holding.append((job, where, sign))
         self._everywhere[job.user] += sign * where.gpus
         for pool in self._pools.values():
             pool.held[job.user] += sign * pool.on(where)
 
     def _serve(self, job: Job) -> bool:
         """Give a due job its minimum; False: it gets nothing, and neither would other jobs of its user like it."""
-        pool = self._pool(job)
+        pool = self._pools[pool_key(job)]
         has = pool.held[job.user]
         if len(pool.users) < 2 or (has and has + job.spec.min_gpus > pool.share):
             return False
-        options = fewest(self._snapshot, job)
-        if not options or (has and has + options[0].gpus > pool.share):
+        goodput = fewest(self._snapshot, job, pool)
+        if not (options := list(goodput)) or (has and has + options[0].gpus > pool.share):
             return False
-        where = self._again(job, options, pool) or self._book.find(job, options)
-        if where is None and (where := self._made_room(job, options, pool)) is None:
+        # What the last round gave the job comes first: the jobs there are on their way out already.
+        where = self._book.find(job, options, job.target) or self._made_room(job, options, pool)
+        if where is None:
             self._keep_free(job, options, pool)
             return False
         self._book.take(job, where)
         self._count(job, where, 1)
-        self.given[job.id] = where
+        self.given[job.id], self.goodput[job.id] = where, goodput[where.configuration]
         return True
 
-    def _again(self, job: Job, options: Sequence[Configuration], pool: Pool) -> Placement | None:
-        """What the last round gave the job, if it is free: the jobs there are on their way out already."""
-        target = job.target
-        if target is None or target.configuration not in options or pool.on(target) < target.gpus:
-            return None
-        fits = self._book.has(target) and self._book.allowance.refuses(job, target.gpus, target.gpu_type) is None
-        return target if fits else None
-
     def _made_room(self, job: Job, options: Sequence[Configuration], pool: Pool) -> Placement | None:
-        """GPUs of running jobs of users who keep at least as many as the job's user then has; None: there are too few."""
-        gpus = options[0].gpus
-        each = min(option.gpus // option.nodes for option in options)
-
-        def able() -> Iterator[tuple[Job, Placement, int]]:
-            for other, held in self._running:
-                left = self._more(other.user, job.user, pool) - gpus
-                if left > 0 and other.user != job.user and other.id not in self._left and (there := pool.on(held)):
-                    loses = gpus if shrinks(other, held, gpus) else there
-                    if loses <= left:
-                        yield other, held, loses
-
-        for run in able():
-            enough = any(share.gpus + self._book.on(share.node) >= each for share in run[1].shares)
-            if enough and (found := self._if_they_leave(job, options, pool, [run])) is not None:
-                return found
-        runs, on = list(able()), Counter[str]()
-        for _, held, _ in runs:
-            on.update({share.node: share.gpus for share in held.shares})
-        runs.sort(key=lambda run: (-on[run[1].nodes[0]], run[1].nodes))  # the smallest stay first on each node
-        return self._if_they_leave(job, options, pool, runs)
-
-    def _more(self, user: str, than: str, pool: Pool) -> int:
-        """How many GPUs more a user holds, in the pool and anywhere. With the pool alone, users of different pools could each see
-        the other as holding more, and stop each other for ever."""
-        return min(held[user] - held[than] for held in (pool.held, self._everywhere))
-
-    def _if_they_leave(
-        self, job: Job, options: Sequence[Configuration], pool: Pool, able: Iterable[tuple[Job, Placement, int]]
-    ) -> Placement | None:
-        """GPUs for a job where the first of these running jobs leave theirs, and these jobs as making room."""
-        gpus, trial, lost = options[0].gpus, self._book.copy(), Counter[str]()
-        leaving, found = [], None
-        for other, held, loses in able:
-            if loses <= self._more(other.user, job.user, pool) - lost[other.user] - gpus:
-                lost[other.user] += loses
-                trial.give_back(other, held)
-                leaving.append((other, held))
-                if (found := trial.find(job, options)) is not None:
-                    break
-        if found is None:
-            return None
-        trial.take_nodes(found)
-        for other, held in reversed(leaving):
-            if trial.may_stay(held):  # on nodes that the job does not need
-                trial.take(other, held)
-                continue
-            self._room.setdefault(job.id, {}).setdefault(other.user, pool.held[other.user])
-            self._left.add(other.id)
-            self._count(other, held, -1)
-            if shrinks(other, held, gpus):
-                shares = (dataclasses.replace(each, gpus=min(each.gpus, trial.on(each.node))) for each in held.shares)
-                rest = dataclasses.replace(held, shares=tuple(each for each in shares if each.gpus))
-                trial.take(other, rest)
-                self._count(other, rest, 1)
-        trial.add_to(trial.free_N, found, 1)
-        self._book = trial
+        """GPUs of running jobs by rule 2; None: there are too few."""
+        gpus, now = options[0].gpus, self._everywhere
+        rich = {user: more for user in pool.users if (more := now[user] - now[job.user] - gpus) > 0}
+        found = self._taken(job, options, pool, rich, 0.0)
+        if found is None and gpus <= pool.share and not now[job.user] and self._waited_s[job.id] >= LARGE_TURN_S:
+            rich = {user: pool.gpus for user, has in pool.held.items() if has > pool.share}
+            found = self._taken(job, options, pool, rich, TURN_S)
         return found
+
+    def _taken(
+        self, job: Job, options: Sequence[Configuration], pool: Pool, rich: Mapping[str, int], least_s: float
+    ) -> Placement | None:
+        """GPUs of one running job, or of as many as it takes.
+
+        Args:
+            job: the due job.
+            options: what it may get.
+            pool: its pool.
+            rich: how many GPUs users may lose.
+            least_s: how long a job must have run, seconds.
+        """
+        gpus, each = options[0].gpus, min(option.gpus // option.nodes for option in options)
+        able, on = [], Counter[str]()
+        for other, held in self._running if rich else ():
+            if other.user in rich and (there := pool.on(held)) and self._ran_s(other, held) >= least_s:
+                loses = gpus if shrinks(other, held, gpus) else there
+                if loses <= rich[other.user]:
+                    able.append((other, held, loses))
+                    on.update({share.node: share.gpus for share in held.shares})
+        alone = [[run] for run in able if any(x.gpus + self._book.on(x.node) >= each for x in run[1].shares)]
+        able.sort(key=lambda run: (-on[run[1].nodes[0]], run[1].nodes))  # the smallest stay first on each node
+        for runs in (*alone, able):
+            trial, lost, leaving = self._book.copy(), Counter[str](), []
+            for other, held, loses in runs:
+                if loses <= rich[other.user] - lost[other.user]:
+                    lost[other.user] += loses
+                    trial.give_back(other, held)
+                    leaving.append((other, held))
+                    if (found := trial.find(job, options)) is not None:
+                        self._leave(job, found, trial, leaving)
+                        return found
+        return None
+
+    def _leave(self, job: Job, found: Placement, book: FreeGpus, leaving: list[tuple[Job, Placement]]) -> None:
+        """Count that running jobs make room for a due job; those on nodes that it does not need stay."""
+        book.take_nodes(found)
+        for other, held in reversed(leaving):
+            if book.may_stay(held):
+                book.take(other, held)
+                continue
+            self._room.setdefault(job.id, set()).add(other.user)
+            self._running.remove((other, held))
+            self._count(other, held, -1)
+            if shrinks(other, held, found.gpus):
+                shares = (dataclasses.replace(each, gpus=min(each.gpus, book.on(each.node))) for each in held.shares)
+                rest = dataclasses.replace(held, shares=tuple(each for each in shares if each.gpus))
+                book.take(other, rest)
+                self._count(other, rest, 1)
+        book.add_to(book.free_N, found, 1)
+        self._book = book
 
     def _keep_free(self, job: Job, options: Sequence[Configuration], pool: Pool) -> None:
         """Keep GPUs free for a job that needs several at once; see rule 3."""
-        option = options[0]
-        if pool.held[job.user] + option.gpus > pool.share or self._book.allowance.refuses(
-            job, option.gpus, option.gpu_type
-        ):
+        gpus, gpu_type = options[0].gpus, options[0].gpu_type
+        if pool.held[job.user] + gpus > pool.share or self._book.allowance.refuses(job, gpus, gpu_type):
             return
-        self._short.append((job, pool))
         soon = Counter[str]()
-        for other, where, sign in self._holding:
-            if pool.held[other.user] > pool.held[job.user] and sign > 0 and self._ran_s(other, where) < TURN_S:
+        for other, where in self._places:
+            if pool.held[other.user] > pool.held[job.user] and self._ran_s(other, where) < TURN_S:
                 soon.update({share.node: share.gpus for share in where.shares})
         for option in options:
             each = option.gpus // option.nodes
@@ -280,91 +263,66 @@ class _Turns:
                 if node.may_start and each <= self._book.on(name) + soon[name]
             ]
             if len(nodes) >= option.nodes:
-                names = [name for _, name in sorted(nodes)[: option.nodes]]
-                shares = tuple(Share(name, min(each, self._book.on(name))) for name in names)
-                self._aside.append(Placement(option.gpu_type, job.partitions[0], shares))
-                self._book.take_nodes(self._aside[-1])
-                self._count(job, Placement(option.gpu_type, "", tuple(Share(name, each) for name in names)), 1)
+                for _, name in sorted(nodes)[: option.nodes]:
+                    free = Placement(option.gpu_type, "", (Share(name, min(each, self._book.on(name))),))
+                    self._book.take_nodes(free)
+                    self.aside[name] += free.gpus
+                    self._count(job, Placement(option.gpu_type, "", (Share(name, each),)), 1)
                 return
-
-    @property
-    def aside(self) -> Counter[str]:
-        """Node -> GPUs that are kept free."""
-        return sum((Counter({each.node: each.gpus for each in where.shares}) for where in self._aside), Counter[str]())
 
     def _ran_s(self, job: Job, where: Placement) -> float:
         if job.started_s is not None:
             return self._snapshot.time_s - job.started_s
         return common.ran_s(self._snapshot, job, where.gpus)
 
+    # Rule 4, after it.
+
     def spared(self, plan: Plan) -> dict[JobId, Placement]:
         """The running jobs that this plan leaves with nothing, and that keep what they have by rule 4."""
-        lost = [
-            (job, held)
-            for job, reason in ((self._jobs[job], reason) for job, reason in plan.waiting.items())
-            if (held := job.running_on) is not None
-            and reason.code not in BY_REASON
-            and job.id not in self._grouped
-            and common.allowed(job, held.configuration)
-        ]
+        lost = {job for job, reason in plan.waiting.items() if reason.code not in BY_REASON and self._may_keep(job)}
         if not lost:
             return {}
-        book, jobs = FreeGpus.of(self._snapshot), self._jobs
-        for each, where in (self._pins | self.given | self.kept).items():
-            book.take(jobs[each], where)
-        for where in self._aside:
-            book.take_nodes(where)
-        planned = [(jobs[each], assignment.placement, 1) for each, assignment in plan.assignments.items()]
-        due = [
-            (job, set(where.nodes))
-            for job, where, _ in planned
-            if job.id in self._waited_s and job.id not in self.given
-        ]
-        planned += [(job, place, 1) for job in self._snapshot.unseen if (place := place_of(job)) is not None]
-        starts = {
-            (jobs[each].user, name)
-            for each, assignment in plan.assignments.items()
-            if jobs[each].phase is Phase.QUEUED
-            for name in assignment.placement.nodes
-        }
-        short = [(due.user, pool.nodes) for due, pool in self._short if due.id in plan.waiting]
-        pools: dict[tuple[object, ...], Pool] = {}
+        book = FreeGpus.of(self._snapshot)
+        for job_id, where in (common.pinned(self._snapshot) | self.given | self.kept).items():
+            book.take(self._jobs[job_id], where)
+        for name, gpus in self.aside.items():
+            book.take_nodes(Placement("", "", (Share(name, gpus),)))
+        planned = [(self._jobs[job_id], assignment.placement) for job_id, assignment in plan.assignments.items()]
+        due = [each for each in planned if each[0].id in self._waited_s and each[0].id not in self.given]
+        planned += [(job, place) for job in self._snapshot.unseen if (place := place_of(job))]
+        pools: dict[PoolKey, Pool] = {}
         kept: dict[JobId, Placement] = {}
-
-        def keep(job: Job, held: Placement, more: int) -> None:
-            if any(self._yields(job, held, each) for each, nodes in due if not nodes.isdisjoint(held.nodes)):
-                return
+        # If the policy stops other jobs instead of those that were kept, all that may be kept are kept at once.
+        more = (
+            {job for job in plan.assignments if self._may_keep(job)} - self.kept.keys() if self.kept else set[JobId]()
+        )
+        for job in sorted((self._jobs[job_id] for job_id in lost | more), key=lambda each: (each.submit_s, each.id)):
+            held = job.running_on
+            if held is None or not book.may_have(job, held) or any(self._yields(job, held, *each) for each in due):
+                continue
             if (key := pool_key(job)) not in pools:
                 pools[key] = Pool(self._snapshot, job, planned)
+            has = pools[key].held[job.user] + (held.gpus if job.id in lost else 0)
             most = max((gpus for user, gpus in pools[key].held.items() if user != job.user), default=0)
-            open_to = pools[key].on(held) == held.gpus and all(
-                pools[key].nodes[name].leave is None for name in held.nodes
-            )
-            own = [name for name in held.nodes if (job.user, name) in starts]
-            for_own = any(user != job.user and any(name in nodes for name in own) for user, nodes in short)
-            fits = open_to and book.has(held) and not book.allowance.refuses(job, held.gpus, held.gpu_type)
-            if fits and (for_own or most >= pools[key].held[job.user] + more):
+            if most >= has and not any(pools[key].nodes[name].leave for name in held.nodes):
                 kept[job.id] = held
                 book.take(job, held)
-                if more:
-                    planned.append((job, held, 1))
+                if job.id in lost:
+                    planned.append((job, held))
                     for pool in pools.values():
                         pool.held[job.user] += pool.on(held)
+        return {} if lost.isdisjoint(kept) else kept
 
-        for job, held in sorted(lost, key=lambda each: (each[0].submit_s, each[0].id)):
-            keep(job, held, held.gpus)
-        if kept and self.kept:  # the policy stops others instead: keep all at once
-            for job, held in self._running:
-                if job.id not in kept and job.id not in self.kept and common.allowed(job, held.configuration):
-                    keep(job, held, 0 if job.id in plan.assignments else held.gpus)
-        return kept
+    def _may_keep(self, job_id: JobId) -> bool:
+        job = self._jobs[job_id]
+        return (held := job.running_as) is not None and job_id not in self._grouped and common.allowed(job, held)
 
-    def _yields(self, job: Job, held: Placement, due: Job) -> bool:
+    def _yields(self, job: Job, held: Placement, due: Job, where: Placement) -> bool:
         """Whether a running job is not kept by rule 4 where the policy gives its GPUs to this due job."""
-        has, others = self._has[job.user], self._has[due.user]
-        fewer = not others or (others < has and due.spec.min_gpus >= held.gpus)
-        least_s = TURN_S if due.spec.min_gpus <= self._pool(due).share else LARGE_TURN_S
-        return due.user != job.user and fewer and min(self._ran_s(job, held), self._waited_s[due.id]) >= least_s
+        if self._has[due.user] or set(where.nodes).isdisjoint(held.nodes):
+            return False
+        least_s = TURN_S if due.spec.min_gpus <= self._pools[pool_key(due)].share else LARGE_TURN_S
+        return min(self._ran_s(job, held), self._waited_s[due.id]) >= least_s
 
     def stops(self, plan: Plan) -> dict[JobId, Stop]:
         """Why the jobs that make room are stopped. Which jobs of a user make room on a node is the policy's choice."""
@@ -377,7 +335,7 @@ class _Turns:
                 if job.user in users and not set(held.nodes).isdisjoint(self.given[due].nodes):
                     text = (
                         f"makes room for job {due}, which has been without GPUs for {duration(self._waited_s[due])} while "
-                        f"user {job.user} holds {users[job.user]} GPUs"
+                        f"user {job.user} holds {self._has[job.user]} GPUs"
                     )
                     before = common.rate(self._snapshot.facts[job.id].model, held.configuration)
                     after = given.goodput if given is not None else 0.0
@@ -391,3 +349,13 @@ class _Turns:
             return Reason(ReasonCode.KEPT, f"keeps {where.configuration}: other users hold more")
         waited = duration(self._waited_s[job])
         return Reason(ReasonCode.CHOSEN, f"starts on {where.configuration}: it has been without GPUs for {waited}")
+
+
+def _due(snapshot: Snapshot) -> dict[JobId, float]:
+    away = {run.job for run in snapshot.cloud.runs} if snapshot.cloud is not None else ()
+    waited = {
+        job.id: snapshot.time_s - max(job.submit_s, job.stopped_s or 0.0, job.requeued_s or 0.0)
+        for job in snapshot.jobs
+        if job.phase is Phase.QUEUED and job.id not in away and job.spec.burst is not Burst.ONLY
+    }
+    return {job: waited_s for job, waited_s in waited.items() if waited_s >= TURN_S}

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_scheduler.model import GpuLimit, Job, LeaveCause, LeaveRequest, Phase, Plan, Snapshot, StopCode
 from penstock_scheduler.policies import make_policy, policy_names, takes_turns
-from penstock_scheduler.policies.turns import TURN_S, WithTurns
+from penstock_scheduler.policies.turns import LARGE_TURN_S, TURN_S, WithTurns
 from tests.scheduler.builders import job, on, snapshot, staged, with_facts
 
 NOW_S = 10_000.0
@@ -100,11 +100,26 @@ def test_what_a_user_holds_elsewhere_counts(elsewhere: int, starts: bool) -> Non
     assert ("a" in decided(state).assignments) is starts
 
 
-def test_the_only_job_of_a_user_is_not_stopped_for_another() -> None:
-    """mallory's one job needs all four GPUs; ada's job waits for its end."""
-    state = snapshot("t4:1x4", [short("m", "t4_00", 4), waits("a", 5000.0)], time_s=NOW_S)
-    plan = make_policy("sia")[0].decide(state)
-    assert "m" in plan.assignments
+@pytest.mark.parametrize(
+    ("ran_s", "waited_s", "holds", "stays"),
+    [
+        (TURN_S, LARGE_TURN_S, 0, False),
+        (TURN_S - 1, LARGE_TURN_S, 0, True),
+        (TURN_S, LARGE_TURN_S - 1, 0, True),
+        (TURN_S, LARGE_TURN_S, 1, True),
+    ],
+    ids=["after an hour", "it has just started", "within the hour", "ada holds a GPU elsewhere"],
+)
+def test_the_only_job_of_a_user_makes_room_after_an_hour(
+    ran_s: float, waited_s: float, holds: int, *, stays: bool
+) -> None:
+    """mallory's one job needs all four GPUs, which is more than the share of two. ada's needs one, which is within it."""
+    large = short("m", "t4_00", 4, started_s=NOW_S - ran_s)
+    held = [short(f"a{n}", "a100_00", user="ada", allocation=on("a100", a100_00=1)) for n in range(holds)]
+    due = waits("a", waited_s, gpu_types=("t4",))
+    plan = make_policy("sia")[0].decide(snapshot("t4:1x4,a100:1x1", [large, *held, due], time_s=NOW_S))
+    assert ("m" in plan.assignments) is stays
+    assert ("a" in plan.assignments) is not stays
 
 
 def test_a_job_that_can_shrink_shrinks() -> None:
