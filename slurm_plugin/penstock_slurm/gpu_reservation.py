@@ -21,10 +21,11 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock_slurm.gateway import CliGateway, ControllerAway, JobGone, SlurmError, SlurmJob, TimedOut
+from penstock_slurm.gateway import CliGateway, ControllerAway, JobGone, SlurmError, SlurmJob, TimedOut, UnreadableAnswer
 from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.states import HOLDING, LEAVING
 
@@ -35,6 +36,9 @@ NAME = "penstock-placeholder"
 
 CHECKS = 20
 """In one observation: most jobs, on nodes without placeholder jobs, whose GPUs are requested from Slurm."""
+
+AGAIN_S = 60.0
+"""How long a job is not asked about again whose GPUs could not be read: its user may have chosen its name for that."""
 
 NOTE = "penstock_placeholder"
 """Key in a placeholder job's comment: the jobs that it holds a GPU for."""
@@ -176,6 +180,8 @@ class GpuReservations:
         """Running placeholder jobs that the time limit of a partition would end."""
         self._indexes: dict[tuple[str, int], frozenset[int]] = {}
         """(job, restarts) -> indexes of the GPUs that Slurm has allocated to it."""
+        self._again_s: dict[tuple[str, int], float] = {}
+        """(job, restarts) -> when it may be asked about again, by the clock `time.monotonic`."""
 
     @property
     def placeholders(self) -> tuple[Placeholder, ...]:
@@ -210,6 +216,8 @@ class GpuReservations:
         After a command that timed out, Slurm is not asked again before the next observation.
         """
         key = job.id, job.restarts
+        if self._again_s.get(key, 0.0) > time.monotonic():
+            return None
         ours = job.name == NAME or any(placeholder.node in job.nodes for placeholder in self._placeholders.values())
         if key not in self._indexes and self.away is None and (ours or self._asked < CHECKS):
             self._asked += not ours
@@ -219,12 +227,15 @@ class GpuReservations:
                 self.away = error
             except SlurmError as error:
                 log.info("cannot read a job's GPUs", extra={"job": job.id, "text": str(error)})
+                if isinstance(error, UnreadableAnswer):
+                    self._again_s[key] = time.monotonic() + AGAIN_S
         return self._indexes.get(key)
 
     def forget(self, keep: Collection[str]) -> None:
         """Forget all jobs but these and the placeholder jobs."""
         kept = self._placeholders.keys() | set(keep)
         self._indexes = {key: found for key, found in self._indexes.items() if key[0] in kept}
+        self._again_s = {key: at_s for key, at_s in self._again_s.items() if key[0] in kept}
 
     def gpus(self, node: str) -> int:
         """GPUs of a node that placeholder jobs hold."""

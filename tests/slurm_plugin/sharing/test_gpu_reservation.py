@@ -9,7 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_slurm.gpu_reservation import Changes, Ground, Placeholder, Sharer, changes, held, stands, used
+from penstock_slurm import gpu_reservation
+from penstock_slurm.gateway import UnreadableAnswer
+from penstock_slurm.gpu_reservation import (
+    Changes,
+    GpuReservations,
+    Ground,
+    Placeholder,
+    Sharer,
+    changes,
+    held,
+    stands,
+    used,
+)
+from tests.slurm_plugin.test_cluster import pending
+
+from .site import Commands
 
 
 def placeholder(number: int, index: int | None = None, after: int | None = None) -> Placeholder:
@@ -163,3 +178,24 @@ def test_what_is_used_is_held_again_however_jobs_end(data):  # noqa: C901, PLR09
 @pytest.mark.parametrize("free", [0, 1, 3])
 def test_successors_are_as_many_as_can_be_given_the_wrong_gpu(free):
     assert changes(Ground(gpus=4, free=free, wanted=1, sharers=(own(7, 3),))).standbys == {7: 1 + free}
+
+
+def test_a_job_whose_gpus_cannot_be_read_is_asked_about_once_a_minute(monkeypatch: pytest.MonkeyPatch):
+    """Its user has given it a name that looks like GPUs. An observation has time for the jobs of others."""
+    commands = Commands()
+    commands.error = UnreadableAnswer("two records of node n0", command="scontrol show job")
+    commands.indexes = {"8": (1,)}
+    reservations, now_s = GpuReservations(commands), [1000.0]  # type: ignore[arg-type]
+    monkeypatch.setattr(gpu_reservation.time, "monotonic", lambda: now_s[0])
+    forger, honest = (pending("gpu", id=each, state="RUNNING", nodes=("n0",)) for each in "78")
+    for _ in range(5):
+        reservations.saw((forger, honest))
+        assert reservations.devices(forger) is None
+    assert commands.asked == [("gpu_indexes", "7")]
+    commands.error = None
+    assert reservations.devices(honest) == {1}
+    now_s[0] += gpu_reservation.AGAIN_S
+    commands.indexes["7"] = (0,)
+    assert reservations.devices(forger) == {0}
+    reservations.forget(())
+    assert not reservations._again_s
