@@ -14,6 +14,7 @@ together. Jobs have lengths about an hour on one A100. One that ends comes again
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -37,8 +38,11 @@ from penstock_scheduler.simulator import nodes_from_spec
 CLUSTER = "v100:2x4,a100:1x8"
 TYPES = ("a100", "v100")
 ROUND_S = 60.0
-SETTINGS: dict[str, dict[str, Any]] = {"gavel": {"throughput": "normalised"}}
-"""Where the defaults believe every job's own unit: docs/admin/policies.md."""
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gavel": ("gavel", {"throughput": "normalised"}),
+    "gavel-steps": ("gavel", {"throughput": "steps"}),
+}
+"""Name in the table -> policy and settings. The default, steps, believes every job's own unit: docs/admin/policies.md."""
 RESTART_S = 30.0
 HONEST = (
     "resnet50-imagenet",
@@ -208,9 +212,8 @@ def play(players: Sequence[Player], policy_name: str, hours: float) -> Result:
     """Run these jobs for some hours."""
     families = load_families()
     models = LearnedModels(SpecModels(families, RESTART_S), NoHistory())
-    policy, _ = make_policy(
-        PolicyChoice(name=policy_name, settings={k: v for k, v in SETTINGS.items() if k == policy_name})
-    )
+    name, settings = SETTINGS.get(policy_name, (policy_name, {}))
+    policy, _ = make_policy(PolicyChoice(name=name, settings={name: settings} if settings else {}))
     nodes = nodes_from_spec(CLUSTER)
     speeds = families.speeds(TYPES)
     doubts: dict[JobId, tuple[str, ...]] = {}
@@ -347,7 +350,7 @@ LIARS: dict[str, tuple[Callable[[], Player], Callable[[], Player]]] = {
     "steps faster on one type": (lambda: _player(steps=_faster_on_a100), _player),
     "ends in 1 s, silent": (
         lambda: _player(spec={"runtime_s": 1.0}, reports=False),
-        lambda: _player(spec={"runtime_s": 1e7}, reports=False),
+        lambda: _player(spec={"runtime_s": LENGTH_S[0]}, reports=False),
     ),
 }
 """Name -> the liar, and its honest twin."""
@@ -387,7 +390,12 @@ class Row:
     @property
     def gain(self) -> float:
         """The liar's share over its twin's."""
-        return self.lie / self.truth if self.truth else float(self.lie > 0)
+        return over(self.lie, self.truth)
+
+
+def over(lied: float, beside: float) -> float:
+    """The first over the second; infinite if only the second is nothing, and 1 if both are."""
+    return lied / beside if beside else math.inf if lied else 1.0
 
 
 def row(name: str, policy: str, hours: float, seeds: int) -> Row:
@@ -404,13 +412,12 @@ def row(name: str, policy: str, hours: float, seeds: int) -> Row:
     beside = [played(twin, seed) for seed in range(seeds)]
     lied = [played(liar, seed) for seed in range(seeds)]
 
-    done = {slot: fmean(r.progress[slot] for r in lied) / fmean(r.progress[slot] for r in beside) for slot in slots}
+    done = {slot: over(*(fmean(r.progress[slot] for r in results) for results in (lied, beside))) for slot in slots}
     all_done = [fmean(sum(r.progress[slot] for slot in slots) for r in results) for results in (lied, beside)]
     stops = [fmean(sum(r.stops[slot] for slot in slots) for r in results) for results in (lied, beside)]
     truth, lie = (fmean(r.share["liar"] for r in results) for results in (beside, lied))
     named = any(job.startswith("liar") for result in lied for job in result.doubts)
-    ratio = stops[0] / stops[1] if stops[1] else 1.0
-    return Row(name, policy, truth, lie, min(done.values()), all_done[0] / all_done[1], ratio, named)
+    return Row(name, policy, truth, lie, min(done.values()), over(*all_done), over(*stops), named)
 
 
 def main() -> None:
