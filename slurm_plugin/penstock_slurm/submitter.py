@@ -193,10 +193,11 @@ class SlurmSubmitter:
 
     def find(self, user: str, key: str) -> JobId | None:
         """See `ports.Submitter`. Slurm forgets jobs some minutes after their end (MinJobAge)."""
-        for job in self._jobs():
-            if job.user == user and _key(job.comment) == key:
-                return job.id
-        return None
+        try:
+            jobs = self._gateway.jobs_of(user)
+        except SlurmError as error:
+            raise ClusterAway(str(error)) from error
+        return next((job.id for job in jobs if job.user == user and _key(job.comment) == key), None)
 
     def cancel(self, job: JobId, user: str | None) -> None:
         """See `ports.Submitter`. penstockd that is not root asks Slurm whose job it is, and cancels with its own right."""

@@ -144,6 +144,14 @@ class CliGateway:
         except JobGone:
             return ()
 
+    def jobs_of(self, user: str) -> tuple[SlurmJob, ...]:
+        """The jobs of a user, also those that have ended and are not yet purged; empty: this host knows no such user."""
+        try:
+            return self._listed(JobReader(), "-t", "all", f"--user={user}")
+        except Refused as error:
+            log.info("cannot list a user's jobs", extra={"user": user, "text": str(error)})
+            return ()
+
     def _listed(self, reader: JobReader, *options: str) -> tuple[SlurmJob, ...]:
         if time.monotonic() >= self._marks_until_s:
             self._marks, self._marks_until_s = Marks(), time.monotonic() + MARKS_S

@@ -138,6 +138,7 @@ MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("job is no longer pending execution", Refused, "22.05.8: scontrol update of a running job"),
     ("job is not suspended", Refused, "22.05.8: scontrol resume of a job that runs"),
     ("access/permission denied", Refused, "22.05.8: scontrol update, scancel; another user's job"),
+    ("error: invalid user:", Refused, "22.05.8: squeue --user; the host knows no such user"),
     ("invalid user id", Refused, "22.05.8: scontrol hold; another user's job"),
     ("invalid partition name specified", Refused, "22.05.8: scontrol update"),
     ("invalid node name specified", Refused, "22.05.8: scontrol update"),
