@@ -74,7 +74,6 @@ class Site:
             "round_s": 2.0,
             "tick_s": 0.2,
             "restart_cost_s": 1.0,
-            "check_claims": False,  # tests steer jobs by tables that are not true
         } | daemon
         self.safety: dict[str, object] = {"stop_share": 1.0, "grace_s": 10.0}
         """A round takes seconds here, so ten minutes of moves pass in one."""

@@ -32,6 +32,9 @@ SPEEDS = {"1": 1.0, "2": 3.0, "4": 9.0}
 """So steep that a move is soon worth its measured pause, which may be 40 s on a busy machine: at three times the speed, once
 the job is twice as old as its pause is long (`restart_factor`)."""
 
+SETTINGS = {"round_s": 1.0, "restart_cost_s": 0.1, "check_claims": False}
+"""`SPEEDS` are not true, and a claim that is checked moves no job so soon."""
+
 
 WAYS = {
     "srun": "srun --overcommit --ntasks=$((SLURM_NNODES * SLURM_GPUS_ON_NODE)) --ntasks-per-node=$SLURM_GPUS_ON_NODE "
@@ -105,7 +108,7 @@ def test_resized_in_mid_epoch_the_parameters_are_those_of_a_run_that_was_not(
     In double precision that is about 1e-16 per step. 1e-9 is far above the sum of 126 steps, and far below the effect of one
     more sample.
     """
-    site = make_site(make_loopback("t4:1x4"), round_s=1.0, restart_cost_s=0.1)
+    site = make_site(make_loopback("t4:1x4"), **SETTINGS)
     site.slurm_settings["plain_patience_s"] = 1.0
     others = plain(site, 1), plain(site, 2)
     site.wait_states("RUNNING", *others)
@@ -138,7 +141,7 @@ def test_a_run_gives_up_a_node_in_place(
 ):
     """A plain job needs the second of two nodes. The run goes on on the first, without a restart in Slurm, from the step after
     its last one. The job ends as completed."""
-    site = make_site(make_loopback("t4:2x1"), round_s=1.0, restart_cost_s=0.1)
+    site = make_site(make_loopback("t4:2x1"), **SETTINGS)
     folder, job = on_all_nodes(site, tmp_path, 2)
     before = site.job(job).restarts
     give_up(site, folder, "t4-01", [2, 1])
@@ -161,7 +164,7 @@ def test_a_run_gives_up_a_second_node_where_slurm_can_do_that(
     make_loopback: Callable[..., LoopbackCluster], make_site: Callable[..., Site], tmp_path: Path, accounting: bool
 ):
     """Slurm 22.05 without slurmdbd refuses it, after the run has left the node. The job is then requeued, and its owner told."""
-    site = make_site(make_loopback("t4:3x1", accounting=accounting), round_s=1.0, restart_cost_s=0.1)
+    site = make_site(make_loopback("t4:3x1", accounting=accounting), **SETTINGS)
     folder, job = on_all_nodes(site, tmp_path, 3)
     before = site.job(job).restarts
     give_up(site, folder, "t4-02", [3, 2])

@@ -40,7 +40,7 @@ def wait_ready(site: Site) -> None:
 
 
 def run_a_job(site: Site) -> str:
-    job = site.submit(100_000, max_gpus=4)
+    job = site.submit(100_000)
     wait_for(lambda: site.starts(job), 120, "the job to start", details=site.tail)
     return job
 

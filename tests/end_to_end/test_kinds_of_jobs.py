@@ -145,7 +145,7 @@ def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: Make
     slurm.command("sacctmgr", "-i", "modify", "user", "root", "set", "qos+=urgent")
     site = make_site(slurm)
     site.start()
-    job = site.submit(2000, max_gpus=8)
+    job = site.submit(2000, min_gpus=8, max_gpus=8)
     wait_for(lambda: site.starts(job), 120, "a first report", details=site.tail)
     (node,) = site.job(job).nodes
     pause(1.0)
@@ -238,13 +238,17 @@ def test_a_plain_job_gets_room_where_adaptive_ones_hold_everything(make_flag_sit
     site.start()
     rates = {"t4": RATES["t4"]}
     adaptive = site.submit(2000, rates=rates, max_gpus=4)
-    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4], 120, "all GPUs", details=site.tail)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)][-1:] == [4], 120, "all GPUs", details=site.tail)
+    before = [start[1] for start in site.starts(adaptive)]
+    assert before == sorted(set(before)), "it begins small, because it has measured nothing"
     pause(1.0)
     plain = site.sbatch("--gres=gpu:2", "--output=/dev/null", "--wrap=sleep 600")
     site.wait_states("RUNNING", plain)
-    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2], 120, "two GPUs", details=site.tail)
+    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [*before, 2], 120, "two GPUs", details=site.tail)
     site.slurm.command("scancel", plain)
-    wait_for(lambda: [start[1] for start in site.starts(adaptive)] == [4, 2, 4], 120, "all again", details=site.tail)
+    wait_for(
+        lambda: [start[1] for start in site.starts(adaptive)] == [*before, 2, 4], 120, "all again", details=site.tail
+    )
     site.assert_progress_kept(adaptive, lost=1.0)
     site.assert_no_run_twice(adaptive)
 

@@ -48,7 +48,7 @@ def wait_ready(site: Site) -> None:
 def test_no_step_of_maintenance_stops_a_running_job(make_site: Callable[..., Site], loopback, tmp_path: Path):
     site: Site = make_site(loopback)
     site.start()
-    jobs = [site.submit(6000, max_gpus=2) for _ in range(3)]
+    jobs = [site.submit(6000) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 120, "the jobs to start", details=site.tail)
     wait_ready(site)
     must(penstock(site, "pause"))

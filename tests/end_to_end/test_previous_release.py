@@ -106,7 +106,6 @@ def test_an_upgrade_and_the_way_back_under_jobs_that_share_a_gpu(
     site = make_site(slurm, policy="gandiva", round_s=1.0)
     site.spool = slurm.spool
     site.slurm_settings |= {"agents": True}
-    del site.settings["check_claims"]  # the release before has no such setting
     site.extra = "\n[policy.gandiva]\nslice_s = 2.0\n"
     site.write_settings()
     old = OldDaemon(site, previous)
@@ -140,7 +139,6 @@ def test_two_releases_lead_in_turn_and_no_job_notices(
     with restartable() as server, two_daemons(slurm, tmp_path, server, round_s=1.0) as two:
         for member in two.members.values():
             member.environment["PYTHONPATH"] = previous_leader
-            del member.site.settings["check_claims"]  # the release before has no such setting
         two.start()
         runs = two.site.submit(4000)
         two.site.wait_states("RUNNING", runs)

@@ -24,7 +24,7 @@ def only(gpu_type: str) -> dict[str, dict[str, float]]:
 
 
 def test_jobs_run_on_all_three_types_and_complete(site: Site):
-    jobs = {gpu_type: site.submit(4, rates=only(gpu_type), max_gpus=2) for gpu_type in RATES}
+    jobs = {gpu_type: site.submit(4, rates=only(gpu_type)) for gpu_type in RATES}
     site.wait_completed(*jobs.values())
     for gpu_type, job in jobs.items():
         assert [start[0] for start in site.starts(job)] == [gpu_type]

@@ -41,7 +41,7 @@ def test_jobs_notice_nothing_while_the_leader_changes(loopback, tmp_path, server
     """Killed, moved by an admin, stopped by systemd: another one leads, running jobs run on, waiting ones start."""
     with pair(loopback, tmp_path, server, round_s=1.0) as two:
         two.start()
-        runs = two.site.submit(4000, max_gpus=2)
+        runs = two.site.submit(4000)
         two.site.wait_states("RUNNING", runs)
         started = two.site.job(runs).start_s
         took_s = {}
