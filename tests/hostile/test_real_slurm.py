@@ -372,7 +372,6 @@ NOT_SENDABLE = (
     "a;b",
     "$a",
     "a*",
-    "a{b}",
     "\u00e9",
     "a(b)",
     "'a'",
@@ -380,7 +379,7 @@ NOT_SENDABLE = (
     "a!",
     "x" * 200 + "?",
 )
-"""Names of nodes that no command of scontrol's prompt can name."""
+"""Names of nodes that scontrol's prompt cannot be told. (Slurm 24.11 puts no node with braces into a partition.)"""
 
 TYPES = ("end", "record", "gpu", "null", "IDX", "4", "gres", "State", "x" * 60)
 """Types of GPUs, and so names of partitions, too."""
@@ -402,7 +401,8 @@ def test_names_of_nodes_partitions_and_types_that_are_words_of_the_format(
     }
     assert {name for name, node in seen.items() if node.unknown} == set(NOT_SENDABLE)
     assert {each.name for each in site.gateway.partitions()} == {*TYPES, "all"}
-    assert all(set(node.partitions) == {"all", *node.gpus} for node in seen.values())
+    in_partitions = {name: set(node.partitions) for name, node in seen.items()}
+    assert in_partitions == {node.name: {"all", node.gpu_type} for node in (*nodes, *lost)}
     ours = (*OURS[:-1], SPEC.replace('"max_gpus": 1', '"min_gpus": 2, "max_gpus": 2'))
     jobs = [site.sbatch(*ours, "--wrap=sleep 3600") for _ in nodes]
     waits = site.sbatch(*ours, "--wrap=sleep 3600")
