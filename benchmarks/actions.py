@@ -20,9 +20,9 @@ import threading
 import time
 from pathlib import Path
 
-from penstock_scheduler.clock import WallClock
+from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.model import Hold, Placement, Progress, Share, Start
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import Write, open_gateway
 from penstock_slurm.loopback import LoopbackCluster

@@ -40,8 +40,15 @@ from pathlib import Path
 
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl, JobStatus, control_path, statuses_dir
+from penstock_scheduler.api.agent_messages import (
+    NodeOrder,
+    NodeStatus,
+    OrderedGroup,
+    OrderedJob,
+    order_file,
+    status_file,
+)
 from penstock_scheduler.model import JobId, Pack, SharedGpus
-from penstock_scheduler.sharing.messages import NodeOrder, NodeStatus, OrderedGroup, OrderedJob, order_file, status_file
 
 STEPPING = Path(__file__).parents[1] / "tests" / "executor" / "stepping.py"
 NODE = "bench"

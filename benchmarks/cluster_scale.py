@@ -34,12 +34,12 @@ from typing import Any
 import sqlalchemy as sa
 from slurm_stub.site import StubSite
 
-from penstock_scheduler.daemon import make_site
+from penstock_scheduler.daemon.penstockd import make_site
+from penstock_scheduler.daemon.service import allocations, outputs
 from penstock_scheduler.model import Plan, Snapshot
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.service import allocations, outputs
-from penstock_scheduler.settings import load_settings
-from penstock_scheduler.store import open_store
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import load_settings
+from penstock_scheduler.store.sql import open_store
 
 ROUND_S = 60.0
 AHEAD_S = 60.0

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from penstock_profiles.families import load_families
-from penstock_scheduler.estimates.estimating import Estimate, Widths, estimate
-from penstock_scheduler.estimates.held import Held
-from penstock_scheduler.estimates.past import Past, PastJob
-from penstock_scheduler.estimates.ranges import Range
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, Phase
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.simulator.estimates.estimating import Estimate, Widths, estimate
+from penstock_scheduler.simulator.estimates.held import Held
+from penstock_scheduler.simulator.estimates.past import Past, PastJob
+from penstock_scheduler.simulator.estimates.ranges import Range
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import RESTART_COST_S, prepare, simulate_policy

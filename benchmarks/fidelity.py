@@ -19,9 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from penstock_profiles.families import load_families
-from penstock_scheduler.nodespec import DEFAULT_SPEC
-from penstock_scheduler.report import History, render_page
-from penstock_slurm.demo.fidelity import (
+from penstock_scheduler.cli.report import History, render_page
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC
+from penstock_slurm.loopback.demo.fidelity import (
     CALIBRATION,
     RealRun,
     compare,
@@ -30,8 +30,8 @@ from penstock_slurm.demo.fidelity import (
     run_on_slurm,
     tabled,
 )
-from penstock_slurm.demo.jobs import TIME_SCALE, DemoJob
-from penstock_slurm.demo.simulated import Pace, simulate_site
+from penstock_slurm.loopback.demo.jobs import TIME_SCALE, DemoJob
+from penstock_slurm.loopback.demo.simulated import Pace, simulate_site
 
 LIMIT = 0.05
 LIMIT_S = 420.0

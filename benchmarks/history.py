@@ -19,16 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.daemon.service.allocations import AllocationLog
+from penstock_scheduler.daemon.service.samples import Sampler
+from penstock_scheduler.daemon.service.waits import WaitLog
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Plan, Reason, ReasonCode, Share
 from penstock_scheduler.model.plan import Assignment
+from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.model.snapshot import Snapshot
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.service.allocations import AllocationLog
-from penstock_scheduler.service.samples import Sampler
-from penstock_scheduler.service.waits import WaitLog
-from penstock_scheduler.settings import DaemonSettings
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import DaemonSettings
+from penstock_scheduler.store.sql import SqlStore, open_store
 
 START_S = 1_800_000_000.0
 MB = 1e6

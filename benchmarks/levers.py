@@ -33,7 +33,7 @@ from scipy.stats import t as student
 
 from penstock_profiles.estimators import LinearEstimator
 from penstock_scheduler.model import JobFacts, Snapshot
-from penstock_scheduler.policies.sia import Sia
+from penstock_scheduler.rounds.policies.sia import Sia
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.memory import SimulatedMemory

@@ -27,12 +27,12 @@ from penstock_profiles.families import load_families
 from penstock_profiles.profiles import Profile
 from penstock_profiles.throughput import compute_time, step_time
 from penstock_profiles.wire import Observation, Report, Started
-from penstock_scheduler.claims import believed
-from penstock_scheduler.learned_models import LearnedModels
+from penstock_scheduler.jobs.claims import believed
+from penstock_scheduler.jobs.learned_models import LearnedModels
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, JobId, JobSpec, Phase, Placement, Snapshot
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator import nodes_from_spec
 
 CLUSTER = "v100:2x4,a100:1x8"

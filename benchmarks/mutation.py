@@ -2,7 +2,7 @@
 
 For example::
 
-    python benchmarks/mutation.py scheduler/penstock_scheduler/diff.py tests/scheduler/test_diff.py --sample 40
+    python benchmarks/mutation.py scheduler/penstock_scheduler/rounds/diff.py tests/scheduler/test_diff.py --sample 40
 
 A *mutant* is the module with one operator, number, condition or order changed. The tests should fail with each of them; a
 mutant with which all tests pass *survives*, and is either equivalent (it changes nothing that anybody can see) or shows

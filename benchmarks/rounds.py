@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock_scheduler.cli.solve import as_dict, load_problem
-from penstock_scheduler.solver import SOLVERS, Problem, Quota, solve
+from penstock_scheduler.rounds.solver import SOLVERS, Problem, Quota, solve
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ import numpy as np
 
 from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
+from penstock_scheduler.daemon.service.server import FULL_COLLECTIONS
 from penstock_scheduler.model import Job, JobFacts, JobSpec, Node, Phase, Placement, Plan, Share, Snapshot
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.service.server import FULL_COLLECTIONS
+from penstock_scheduler.rounds.policies import make_policy
 
 SIZES = [30, 120, 480, 960, 4_800, 15_000, 48_000]
 UNIT = {"t4": (6, 4), "rtx": (3, 8), "a100": (2, 8)}

@@ -33,24 +33,24 @@ from typing import Any
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler import open_files
-from penstock_scheduler.health_messages import Health
-from penstock_scheduler.kin import KinOfJobs
-from penstock_scheduler.limits import LimitSettings
+from penstock_scheduler.accounts.limits import LimitSettings
+from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
+from penstock_scheduler.api.health_messages import Health
+from penstock_scheduler.daemon.service import process
+from penstock_scheduler.daemon.service.app import Controls, make_app
+from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.daemon.service.leading import leading
+from penstock_scheduler.daemon.service.port import Chosen
+from penstock_scheduler.daemon.service.publisher import Publisher
+from penstock_scheduler.daemon.service.server import Service
+from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.jobs.kin import KinOfJobs
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.plan_gate import Approval
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.rules import BudgetSettings, SchedulingRules
-from penstock_scheduler.service import process
-from penstock_scheduler.service.app import Controls, make_app
-from penstock_scheduler.service.board import Board
-from penstock_scheduler.service.leading import leading
-from penstock_scheduler.service.port import Chosen
-from penstock_scheduler.service.publisher import Publisher
-from penstock_scheduler.service.server import Service
-from penstock_scheduler.service.settings import ApiSettings
-from penstock_scheduler.store import open_store
+from penstock_scheduler.rounds.plan_gate import Approval
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.safety import open_files
+from penstock_scheduler.store.sql import open_store
 
 EVERY_S = 30.0
 

@@ -26,7 +26,7 @@ from functools import partial
 import numpy as np
 from tests.scheduler.sharing.test_control import Queue
 
-from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps, advance
+from penstock_scheduler.rounds.sharing.control import ControlSettings, ShareControl, Steps, advance
 
 SETTINGS = ControlSettings()
 PERIOD_S, STALL_S = 2.0, 0.5

@@ -25,7 +25,7 @@ from replays.trial_searches import (
     run_to_completion,
 )
 
-from penstock_scheduler.sharing.groups import GroupSettings
+from penstock_scheduler.rounds.sharing.groups import GroupSettings
 
 
 def main() -> None:

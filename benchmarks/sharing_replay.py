@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_profiles.colocation import Colocation, read_table
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
-from penstock_scheduler.claims import SILENT_POWER, as_silent, bounded_table, usual_ratio_of
+from penstock_scheduler.jobs.claims import SILENT_POWER, as_silent, bounded_table, usual_ratio_of
 from penstock_scheduler.model import Job, JobFacts, JobId, Promise
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise

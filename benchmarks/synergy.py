@@ -25,7 +25,8 @@ import numpy as np
 from replays.synergy_leases import read_models, read_trace, replay, servers
 
 from penstock_profiles.sensitivity import SensitivityProfile
-from penstock_scheduler.policies.tuning import (
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.rounds.policies.tuning import (
     PAPER,
     REFERENCE,
     Claim,
@@ -35,12 +36,11 @@ from penstock_scheduler.policies.tuning import (
     relative_speed,
     tune,
 )
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.rounds.solver import Limits
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.run import prepare, simulate_policy
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec
-from penstock_scheduler.solver import Limits
 
 TRACES = {"dynamic": ("dynamic_100job.csv", False), "static": ("static_100job_fifo.csv", True)}
 

@@ -20,10 +20,10 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.free_gpus import FreeGpus
 from penstock_scheduler.model import Configuration, Job, JobId, Node, Placement, Share
-from penstock_scheduler.placement import Placed
-from penstock_scheduler.policies import settling
+from penstock_scheduler.rounds.free_gpus import FreeGpus
+from penstock_scheduler.rounds.placement import Placed
+from penstock_scheduler.rounds.policies import settling
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles

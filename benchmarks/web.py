@@ -39,7 +39,7 @@ from tests.scheduler.builders import job
 from tests.scheduler.web.conftest import CHROMIUM, FLAGS
 from tests.scheduler.web.site import USERS, Site, fill, in_states, made_up
 
-from penstock_scheduler import open_files
+from penstock_scheduler.safety import open_files
 from penstock_scheduler.simulator import nodes_from_spec
 
 SETTLE_S = 15.0

@@ -15,7 +15,7 @@ import json
 import platform
 from pathlib import Path
 
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from penstock_scheduler import __version__
-from penstock_scheduler.settings import reference
+from penstock_scheduler.rounds.settings import reference
 
 # The page on the settings is written from the settings themselves; git ignores it.
 (Path(__file__).parent / "admin" / "settings.md").write_text(reference(), encoding="utf-8")

@@ -2,8 +2,8 @@
 
 `scheduler/penstock_scheduler/model/spec.py` declares each field once. From it come the SPANK plugin's table of flags, the
 same table in Lua, the parameters of Airflow's operator, and the tables of docs/user/flags.md and docs/user/jobs.md.
-`policies/__init__.py` registers each policy once. From it comes the list in docs/admin/policies.md.
-`penstock_slurm/node_states.py` and `states.py` have the tables of Slurm's states that docs/admin/node-states.md and
+`rounds/policies/__init__.py` registers each policy once. From it comes the list in docs/admin/policies.md.
+`penstock_slurm/gateway/node_states.py` and `states.py` have the tables of Slurm's states that docs/admin/node-states.md and
 docs/developer/control.md print.
 The version in `scheduler/penstock_scheduler/__init__.py` is also the SPANK plugin's.
 """
@@ -20,13 +20,13 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from penstock_scheduler import __version__
-from penstock_scheduler.burst.states import STATES
-from penstock_scheduler.burst.states import rows as cloud_rows
+from penstock_scheduler.burst.deciding.states import STATES
+from penstock_scheduler.burst.deciding.states import rows as cloud_rows
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.flags import Flag, Syntax
-from penstock_scheduler.policies import REGISTRY
-from penstock_slurm.node_states import NODE_STATES, PARTITION_STATES, Meaning
-from penstock_slurm.states import TRANSITIONS
+from penstock_scheduler.rounds.policies import REGISTRY
+from penstock_slurm.gateway.node_states import NODE_STATES, PARTITION_STATES, Meaning
+from penstock_slurm.jobs.states import TRANSITIONS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = "scheduler/penstock_scheduler/model/spec.py"

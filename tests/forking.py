@@ -8,12 +8,12 @@ import multiprocessing
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(
     [
-        "penstock_scheduler.daemon",
-        "penstock_scheduler.service.app",
-        "penstock_scheduler.service.process",
-        "penstock_scheduler.service.server",
+        "penstock_scheduler.daemon.penstockd",
+        "penstock_scheduler.daemon.service.app",
+        "penstock_scheduler.daemon.service.process",
+        "penstock_scheduler.daemon.service.server",
         "penstock_slurm.cluster",
-        "penstock_slurm.submitter",
+        "penstock_slurm.act.submitter",
         "uvicorn.lifespan.on",
         "uvicorn.protocols.http.auto",
         "torch._dynamo",

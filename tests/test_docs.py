@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock_scheduler.model import JobSpec, parse_spec
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.settings import DaemonSettings, parse_settings
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.settings import DaemonSettings, parse_settings
 from penstock_scheduler.simulator.workloads import read_workload
 from penstock_scheduler.simulator.workloads.own import COLUMNS
 from penstock_scheduler.simulator.workloads.sacct import COLUMNS as SACCT

@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.reference_sia.artifact import COMMIT, load
 from benchmarks.reference_sia.driving import Ours, Truth, run_window
 
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator.memory import SimulatedMemory
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 

@@ -20,11 +20,11 @@ from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.throughput import FloatArray
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import JobFacts, Snapshot
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.one_thread import one_blas_thread
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.sharing.rules import broken
+from penstock_scheduler.rounds.one_thread import one_blas_thread
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.sharing.rules import broken
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.learning import LearnedModels

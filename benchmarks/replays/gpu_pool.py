@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId, Pack
-from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, undo
-from penstock_scheduler.sharing.slices import entry_s, next_packs
+from penstock_scheduler.rounds.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, undo
+from penstock_scheduler.rounds.sharing.slices import entry_s, next_packs
 
 
 class PoolSettings(BaseModel):
@@ -105,7 +105,7 @@ class Alone:
 
 @dataclass(slots=True)
 class Introspection:
-    """Gandiva's packing (`penstock_scheduler.sharing.packing`) with its learning."""
+    """Gandiva's packing (`penstock_scheduler.rounds.sharing.packing`) with its learning."""
 
     known: Colocation
     gpu_type: str

@@ -36,9 +36,9 @@ from typing import Literal
 
 import numpy as np
 
-from penstock_scheduler.burst.estimates import lost_s
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.burst.deciding.estimates import lost_s
 from penstock_scheduler.model.waiting import CPUS_PER_GPU, Ask, Wait, WaitingPolicy
+from penstock_scheduler.people.errors import ConfigError
 
 Order = Literal["fifo", "sjf"]
 """Order of the queue: by arrival, or shortest job first."""

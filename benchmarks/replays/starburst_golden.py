@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
+from penstock_scheduler.people.errors import ConfigError
 
 from .starburst import Figures, RigidJob, SiteSpec
 

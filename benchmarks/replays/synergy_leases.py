@@ -3,7 +3,8 @@
 It reproduces the published figures one by one; to predict how a cluster performs, use `simulate`. Jobs hold their GPUs for
 whole rounds. At the end of each round, all jobs release their GPUs and are placed again, at no cost. A job makes a whole number
 of iterations in a round; the rest of the round is lost, also after the job's last iteration. The policies are those of
-`penstock_scheduler.policies.tuning`. docs/decisions/0007-synergy-replay.md explains why the simulated cluster cannot do this.
+`penstock_scheduler.rounds.policies.tuning`. docs/decisions/0007-synergy-replay.md says
+why the simulated cluster cannot do this.
 
 The orders are the authors': `srtf` uses the speed of a job's last round; `ftf` serves the best-treated jobs first (Themis and
 Penstock's policy `ftf` serve the worst-treated first); `las` considers only as many jobs as there are GPUs.
@@ -22,9 +23,17 @@ from typing import Literal
 import numpy as np
 
 from penstock_profiles.sensitivity import Option, Sensitivity
-from penstock_scheduler.policies.tuning import Claim, NodeCapacity, TuneSettings, ask, optimum, relative_speed, tune
-from penstock_scheduler.solver import Limits
-from penstock_scheduler.solver.shares import choose_points
+from penstock_scheduler.rounds.policies.tuning import (
+    Claim,
+    NodeCapacity,
+    TuneSettings,
+    ask,
+    optimum,
+    relative_speed,
+    tune,
+)
+from penstock_scheduler.rounds.solver import Limits
+from penstock_scheduler.rounds.solver.shares import choose_points
 
 ROUND_S = 300.0
 

@@ -17,7 +17,7 @@ from functools import partial
 
 from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId
-from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
+from penstock_scheduler.rounds.sharing.groups import GroupSettings, TrialSeen, judge
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedJob

@@ -16,7 +16,7 @@ from penstock_profiles.wire import (
     inbox_folder,
     reports_file,
 )
-from penstock_slurm import abilities
+from penstock_slurm.gateway import abilities
 from penstock_slurm.gateway.parse_jobs import job_fields
 
 SCONTROL = """#!/bin/sh

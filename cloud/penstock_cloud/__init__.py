@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock_cloud.ec2 import Ec2
-    from penstock_scheduler.burst_manager.manager import BurstManager
-    from penstock_scheduler.ports import Clock, CloudNodes
-    from penstock_scheduler.settings import Settings
-    from penstock_scheduler.store import SqlStore
+    from penstock_scheduler.api.ports import Clock, CloudNodes
+    from penstock_scheduler.burst.manager.manager import BurstManager
+    from penstock_scheduler.rounds.settings import Settings
+    from penstock_scheduler.store.sql import SqlStore
 
 
 def open_cloud(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes) -> BurstManager:
@@ -28,7 +28,7 @@ def open_cloud(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNo
 def open_commands(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes) -> BurstManager:
     """The commands of `[cloud.commands]` alone, for these nodes. Asks no provider yet. Raises ConfigError."""
     from penstock_cloud.settings import CloudSettings
-    from penstock_scheduler.errors import ConfigError
+    from penstock_scheduler.people.errors import ConfigError
 
     if not settings.section(CloudSettings).commands:
         raise ConfigError('[daemon] cloud = "command" needs a section [cloud.commands.NAME] with command')
@@ -45,13 +45,13 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
     from penstock_cloud.detached_runs import DetachedRuns
     from penstock_cloud.ec2 import Ec2, connect, connect_ssm
     from penstock_cloud.settings import CloudSettings
-    from penstock_scheduler.burst_manager.manager import BurstManager
-    from penstock_scheduler.burst_manager.places import Places, no_longer_set_up
-    from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed, Provider
-    from penstock_scheduler.burst_manager.share import Share
-    from penstock_scheduler.burst_manager.worker import Yielding
-    from penstock_scheduler.errors import ConfigError
-    from penstock_scheduler.settings import DaemonSettings
+    from penstock_scheduler.burst.manager.manager import BurstManager
+    from penstock_scheduler.burst.manager.places import Places, no_longer_set_up
+    from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed, Provider
+    from penstock_scheduler.burst.manager.share import Share
+    from penstock_scheduler.burst.manager.worker import Yielding
+    from penstock_scheduler.people.errors import ConfigError
+    from penstock_scheduler.rounds.settings import DaemonSettings
 
     section, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
     lock = threading.Lock()

@@ -32,9 +32,9 @@ from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.files import save_whole
 from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
-from penstock_scheduler.burst_manager.provider import LaunchFailed
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.burst.manager.provider import LaunchFailed
 from penstock_scheduler.model.flags import CPU_SLOT
+from penstock_scheduler.people.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

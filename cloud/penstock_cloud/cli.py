@@ -15,10 +15,10 @@ import typer
 from penstock_cloud.command import Client, Command
 from penstock_cloud.doctor import Finding
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.provider import LaunchFailed, Provider
+from penstock_scheduler.burst.manager.provider import LaunchFailed, Provider
 from penstock_scheduler.cli.ask import ask
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.settings import DaemonSettings, Settings, load_settings
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.settings import DaemonSettings, Settings, load_settings
 
 if TYPE_CHECKING:
     from penstock_cloud.ec2 import Ec2

@@ -18,8 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
-from penstock_scheduler import children
-from penstock_scheduler.burst_manager.provider import (
+from penstock_scheduler.burst.manager.provider import (
     DescribedInstance,
     Kind,
     LaunchFailed,
@@ -28,7 +27,8 @@ from penstock_scheduler.burst_manager.provider import (
     Market,
     Order,
 )
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.safety import children
 
 ASK_S = 60.0
 """How long the offers of a command are used before it is asked again, s."""

@@ -15,8 +15,8 @@ from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
 from penstock_cloud.templates import LOOK_UP
-from penstock_scheduler.burst_manager.provider import LaunchFailed
-from penstock_scheduler.burst_manager.share import Share
+from penstock_scheduler.burst.manager.provider import LaunchFailed
+from penstock_scheduler.burst.manager.share import Share
 
 QUOTAS = {
     ("g", "on-demand"): "L-DB2E81BA",

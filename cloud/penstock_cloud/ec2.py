@@ -15,8 +15,8 @@ from penstock_cloud.catalogue import Catalogue, Kept
 from penstock_cloud.failures import refusal, understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.templates import LOOK_UP, TAG, Templates, ec2_tags, mine
-from penstock_scheduler.burst_manager.provider import DescribedInstance, Kind, LaunchFailed, Machine, Order
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Machine, Order
+from penstock_scheduler.people.errors import ConfigError
 
 Listed = list[DescribedInstance]
 Tags = list[dict[str, str]]

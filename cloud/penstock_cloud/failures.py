@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed
+from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
 
 KINDS: dict[str, Kind] = {
     "InsufficientInstanceCapacity": Kind.CAPACITY,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from penstock_cloud.doctor import Finding
-from penstock_scheduler.burst_manager.provider import DescribedInstance, Kind, LaunchFailed, Machine, Order, Provider
-from penstock_scheduler.burst_manager.runs import LEAST_S, cost_usd
+from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Machine, Order, Provider
+from penstock_scheduler.burst.manager.runs import LEAST_S, cost_usd
 
 LIFE_S = 900.0
 """Longest life of an instance, s. It ends itself then."""

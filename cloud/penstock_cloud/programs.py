@@ -18,10 +18,10 @@ from pathlib import Path
 
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.files import save_whole
-from penstock_scheduler import children
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.safe_text import guard
-from penstock_scheduler.settings import load_settings
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.people.safe_text import guard
+from penstock_scheduler.rounds.settings import load_settings
+from penstock_scheduler.safety import children
 
 CONFIG = Path("/etc/penstock/penstock.toml")
 """The settings file, unless PENSTOCK_CONFIG names another: slurmctld passes no further arguments."""

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from penstock_cloud.command import CommandSettings
-from penstock_scheduler.burst_manager.provider import Market
-from penstock_scheduler.burst_manager.settings import BurstSettings
+from penstock_scheduler.burst.manager.provider import Market
+from penstock_scheduler.burst.manager.settings import BurstSettings
 
 Folder = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]+$")]
 Storage = Annotated[str, Field(pattern=r"^(s3|efs)://[A-Za-z0-9][A-Za-z0-9._/-]*$|^fsx://[A-Za-z0-9.-]+/[A-Za-z0-9]+$")]

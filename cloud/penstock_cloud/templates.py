@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.user_data import user_data
-from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed
+from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
 
 TAG = "penstock:"
 """Prefix of Penstock's tags."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from penstock_slurm.states import TRANSITIONS, State
+from penstock_slurm.jobs.states import TRANSITIONS, State
 
 PLACE = {
     State.HELD: (110, 120, "PENDING, priority 0"),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import optuna
 
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.api.messages import Submission
+from penstock_scheduler.api.search import JobObjective, TrialFailed
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.search import JobObjective, TrialFailed
 
 HERE = Path(__file__).resolve().parent
 EPOCH = 2048  # samples

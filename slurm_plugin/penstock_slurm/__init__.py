@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from penstock_scheduler.ports import Clock, ClusterParts, Leadership, SpecCheck
-    from penstock_scheduler.settings import Settings
+    from penstock_scheduler.api.ports import Clock, ClusterParts, Leadership, SpecCheck
+    from penstock_scheduler.rounds.settings import Settings
     from penstock_slurm.gateway import Gateway
     from penstock_slurm.settings import SlurmSettings
 
 
 def open_cluster(settings: Settings, clock: Clock, check: SpecCheck, leadership: Leadership) -> ClusterParts:
     """The Slurm that the section `[slurm]` describes, which asks `leadership` before each write. Raises ConfigError."""
-    from penstock_scheduler.ports import ClusterParts
-    from penstock_scheduler.spool import Spool
-    from penstock_slurm import abilities
-    from penstock_slurm.agents import SlurmAgents
-    from penstock_slurm.cloud_nodes import SlurmCloudNodes
+    from penstock_scheduler.api.ports import ClusterParts
+    from penstock_scheduler.store.spool import Spool
+    from penstock_slurm.act.submitter import SlurmSubmitter
     from penstock_slurm.cluster import SlurmCluster
-    from penstock_slurm.gateway import CliGateway, Messages, open_gateway
-    from penstock_slurm.gpu_reservation import GpuReservations
+    from penstock_slurm.gateway import CliGateway, Messages, abilities, open_gateway
+    from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
     from penstock_slurm.settings import SlurmSettings
-    from penstock_slurm.submitter import SlurmSubmitter
+    from penstock_slurm.share.agents import SlurmAgents
+    from penstock_slurm.share.gpu_reservation import GpuReservations
 
     section, messages = settings.section(SlurmSettings), Messages()
     gateway = open_gateway(
@@ -60,9 +59,9 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck, leadership:
 
 def _expect_stand_in(gateway: Gateway, settings: SlurmSettings) -> None:
     """Raises ConfigError if no managed node has the GRES that jobs request in place of GPUs, if Slurm answers."""
-    from penstock_scheduler.errors import ConfigError
-    from penstock_slurm.agents import STAND_IN_REMEDY, without_stand_in
+    from penstock_scheduler.people.errors import ConfigError
     from penstock_slurm.gateway import SlurmError
+    from penstock_slurm.share.agents import STAND_IN_REMEDY, without_stand_in
 
     try:
         nodes = gateway.nodes()

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from penstock_profiles.wire import Report
+from penstock_scheduler.api.ports import Clock, SpecCheck
 from penstock_scheduler.model import (
     Action,
     ClusterState,
@@ -31,25 +32,22 @@ from penstock_scheduler.model import (
     Progress,
     Stop,
 )
-from penstock_scheduler.ports import Clock, SpecCheck
-from penstock_scheduler.spool import Spool
-from penstock_slurm import plain_jobs
-from penstock_slurm.acting import Acting
-from penstock_slurm.agents import SlurmAgents
-from penstock_slurm.begin_times import BeginTimes, let_deadlines_count
-from penstock_slurm.cloud_nodes import SlurmCloudNodes
-from penstock_slurm.endings import Endings
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.act.acting import Acting
+from penstock_slurm.act.shrinking import Shrinking
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob, SlurmNode
-from penstock_slurm.lost_gpus import LostGpus
-from penstock_slurm.managed import ManagedJobs
-from penstock_slurm.messages import note_shares
-from penstock_slurm.records import Absences, Records, expect_partitions, read, unknown_values
-from penstock_slurm.reporting import Reporting
-from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.shrinking import Shrinking
-from penstock_slurm.site import SlurmSite, gpu_limits, reserved
-from penstock_slurm.states import HOLDING, LEAVING
-from penstock_slurm.view import (
+from penstock_slurm.jobs.begin_times import BeginTimes, let_deadlines_count
+from penstock_slurm.jobs.endings import Endings
+from penstock_slurm.jobs.messages import note_shares
+from penstock_slurm.jobs.states import HOLDING, LEAVING
+from penstock_slurm.observe import plain_jobs
+from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
+from penstock_slurm.observe.lost_gpus import LostGpus
+from penstock_slurm.observe.managed import ManagedJobs
+from penstock_slurm.observe.records import Absences, Records, expect_partitions, read, unknown_values
+from penstock_slurm.observe.reporting import Reporting
+from penstock_slurm.observe.site import SlurmSite, gpu_limits, reserved
+from penstock_slurm.observe.view import (
     Scene,
     accounted_run,
     ended_run,
@@ -60,6 +58,8 @@ from penstock_slurm.view import (
     silent_nodes,
     unlisted_nodes,
 )
+from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.share.agents import SlurmAgents
 
 log = logging.getLogger(__name__)
 

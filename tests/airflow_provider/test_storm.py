@@ -19,8 +19,8 @@ from datetime import datetime
 import httpx
 import pytest
 
-from penstock_scheduler.access_messages import TokenOrder
-from penstock_scheduler.client import Client
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.api.client import Client
 from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.agreement import Ran, Shown, disagreements
 from tests.airflow_provider.deployment import POLL_S, Deployment

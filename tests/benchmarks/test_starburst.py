@@ -5,8 +5,8 @@ from benchmarks.replays.starburst import RigidJob, SiteSpec, figures, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.waiting import Ask, Wait, WaitingPolicy
+from penstock_scheduler.people.errors import ConfigError
 
 
 def test_one_node_of_four_by_hand():

@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 from benchmarks.replays.synergy_leases import Replay, read_models, read_trace, replay, servers
 
-from penstock_scheduler.policies.tuning import REFERENCE, TuneSettings
+from penstock_scheduler.rounds.policies.tuning import REFERENCE, TuneSettings
 
 pytestmark = pytest.mark.skipif(
     "PENSTOCK_TEST_DATA" not in os.environ, reason="needs the public data: see docs/developer/data.md"

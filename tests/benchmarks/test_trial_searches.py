@@ -15,7 +15,7 @@ from benchmarks.replays.trial_searches import (
     run_to_completion,
 )
 
-from penstock_scheduler.sharing.groups import GroupSettings
+from penstock_scheduler.rounds.sharing.groups import GroupSettings
 
 
 def begun(trials: Sequence[Configuration], gpus: int, by_s: float) -> int:

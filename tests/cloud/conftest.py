@@ -8,7 +8,7 @@ import pytest
 
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.cloud.site import CloudSite

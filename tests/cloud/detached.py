@@ -17,9 +17,9 @@ from penstock_cloud.catalogue import Catalogue, shipped
 from penstock_cloud.ec2 import connect as connect_ec2
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket, connect
+from penstock_scheduler.api.ports import CloudNode
 from penstock_scheduler.model import Placement
-from penstock_scheduler.ports import CloudNode
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.faults import Ec2
 from tests.cloud.site import CloudSite
 

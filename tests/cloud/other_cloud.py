@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.manager import BurstManager
-from penstock_scheduler.burst_manager.places import Places
-from penstock_scheduler.burst_manager.provider import Provider
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.burst.manager.manager import BurstManager
+from penstock_scheduler.burst.manager.places import Places
+from penstock_scheduler.burst.manager.provider import Provider
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.site import CloudSite
 
 

@@ -20,10 +20,11 @@ from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
 from penstock_cloud.templates import TAG
-from penstock_scheduler.burst_manager.manager import BurstManager
-from penstock_scheduler.burst_manager.places import Places
-from penstock_scheduler.burst_manager.share import Share
-from penstock_scheduler.burst_manager.worker import Yielding
+from penstock_scheduler.api.ports import CloudNode
+from penstock_scheduler.burst.manager.manager import BurstManager
+from penstock_scheduler.burst.manager.places import Places
+from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.worker import Yielding
 from penstock_scheduler.model import (
     BurstJob,
     CloudAction,
@@ -38,8 +39,7 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_scheduler.model import Share as NodeShare
-from penstock_scheduler.ports import CloudNode
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.store.sql import SqlStore
 from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2
 

@@ -13,9 +13,9 @@ from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Phase
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.faults import KEYS, Ec2, Fault
 from tests.cloud.other_cloud import OtherSite
 from tests.cloud.site import CloudSite

@@ -12,9 +12,9 @@ import pytest
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import MOST_NODES, OBJECTS, of_cloud_runner, of_instance
 from penstock_cloud.user_data import detached
-from penstock_scheduler.burst_manager.offers import SIZES
+from penstock_scheduler.burst.manager.offers import SIZES
 from penstock_scheduler.model import Phase
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.conftest import SITE
 from tests.cloud.detached import DetachedSite, QuietSite, detached_site, left
 from tests.cloud.faults import Ec2, Fault

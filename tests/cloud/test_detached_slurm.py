@@ -12,14 +12,14 @@ import boto3
 import pytest
 
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.spool import Spool
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.spool import Spool
+from penstock_scheduler.store.sql import open_store
+from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.gateway import CliGateway
 from penstock_slurm.install.sources import build_plugin
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.submitter import SlurmSubmitter
 from tests.cloud.faults import KEYS, Ec2
 from tests.cloud.hypervisor import Hypervisor
 from tests.cloud.test_slurm import RATES, toml

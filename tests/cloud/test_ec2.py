@@ -14,10 +14,10 @@ import pytest
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.failures import refusal
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.instances import PROTECTED
-from penstock_scheduler.burst_manager.provider import Kind, Order
+from penstock_scheduler.burst.manager.instances import PROTECTED
+from penstock_scheduler.burst.manager.provider import Kind, Order
 from penstock_scheduler.model import BurstJob, Phase, Progress
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.detached import DetachedSite
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
@@ -392,7 +392,7 @@ def test_a_notice_of_interruption_makes_the_job_save_and_leave(site: CloudSite, 
 
 
 def test_a_store_that_was_lost_leaves_no_instance_behind(site: CloudSite, ec2: Ec2, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from penstock_scheduler.store import open_store
+    from penstock_scheduler.store.sql import open_store
 
     site.submit("7")
     site.send("7")

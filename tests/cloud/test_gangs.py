@@ -10,7 +10,7 @@ import pytest
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.provider import Order
+from penstock_scheduler.burst.manager.provider import Order
 from penstock_scheduler.model import Phase
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite

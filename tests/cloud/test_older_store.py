@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import BurstJob, Phase
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.backup import make_backup, restore_backup
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from penstock_cloud.doctor import policy
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.instances import PROTECTED
+from penstock_scheduler.burst.manager.instances import PROTECTED
 from penstock_scheduler.model import BurstJob, Phase, Progress
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.cloud.conftest import SITE
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
@@ -191,7 +191,7 @@ def test_a_shared_folder_of_a_stranger_is_told_and_one_of_slurms_user_is_not(
     if os.geteuid() == 0:
         os.chown(notices, owner.pw_uid, -1)
     else:
-        monkeypatch.setattr("penstock_scheduler.burst_manager.share.os.geteuid", lambda: owner.pw_uid + 1)
+        monkeypatch.setattr("penstock_scheduler.burst.manager.share.os.geteuid", lambda: owner.pw_uid + 1)
     site.sleep(120)
     (told,) = site.tick().troubles
     assert f"{notices} belongs to {owner.pw_name}, who could end runs" in told

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.instances import PROTECTED
+from penstock_scheduler.burst.manager.instances import PROTECTED
 from penstock_scheduler.model import BurstJob, Phase
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite, there
 

@@ -17,12 +17,12 @@ from penstock_cloud.cli import app as cloud_cli
 from penstock_cloud.command import Client, Command, CommandSettings
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.instances import PROTECTED
-from penstock_scheduler.burst_manager.provider import Kind, LaunchFailed, Machine, Order, Provider
-from penstock_scheduler.burst_manager.simulated import Fault, Simulated
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.burst.manager.instances import PROTECTED
+from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed, Machine, Order, Provider
+from penstock_scheduler.burst.manager.simulated import Fault, Simulated
 from penstock_scheduler.model import Phase
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.conftest import SITE
 from tests.cloud.faults import Ec2
 from tests.cloud.faults import Fault as Ec2Fault

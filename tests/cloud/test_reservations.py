@@ -9,7 +9,7 @@ import pytest
 
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.model import Phase
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.faults import Ec2, Fault, Reserved
 from tests.cloud.site import CloudSite
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst.estimates import Gravity
+from penstock_scheduler.burst.deciding.estimates import Gravity
 from penstock_scheduler.model import CloudState, Offer
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 

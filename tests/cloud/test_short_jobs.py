@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from penstock_scheduler.burst.choices import choices_of
+from penstock_scheduler.burst.deciding.choices import choices_of
 from penstock_scheduler.model import Phase
 from tests.cloud.faults import Ec2
 from tests.cloud.site import CloudSite

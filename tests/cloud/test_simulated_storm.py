@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.instances import PROTECTED, PROTECTED_PLACES
-from penstock_scheduler.burst_manager.manager import BurstManager
-from penstock_scheduler.burst_manager.places import Places
-from penstock_scheduler.burst_manager.provider import DescribedInstance, Kind, Listed, Machine
-from penstock_scheduler.burst_manager.runs import BurstRun
-from penstock_scheduler.burst_manager.simulated import Fault, Simulated
+from penstock_scheduler.burst.manager.instances import PROTECTED, PROTECTED_PLACES
+from penstock_scheduler.burst.manager.manager import BurstManager
+from penstock_scheduler.burst.manager.places import Places
+from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, Listed, Machine
+from penstock_scheduler.burst.manager.runs import BurstRun
+from penstock_scheduler.burst.manager.simulated import Fault, Simulated
 from penstock_scheduler.simulator.cloud import MemoryStore
 from tests.cloud.conftest import SITE
 from tests.cloud.other_cloud import OtherSite
@@ -185,7 +185,7 @@ class SimulatedStorm:
 @pytest.fixture
 def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StormSite]:
     """Makes sites of one account, in two places."""
-    monkeypatch.setattr("penstock_scheduler.burst_manager.places.APPEARS_S", 10.0)
+    monkeypatch.setattr("penstock_scheduler.burst.manager.places.APPEARS_S", 10.0)
     monkeypatch.setattr(StormSite, "clock_s", 1.8e9)
     world: dict[str, DescribedInstance] = {}
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.run_store import CloudRunRow
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.cloud_runs import CloudRunRow
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.loopback.machine import free_ports

@@ -12,9 +12,9 @@ import pytest
 
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.runs import BurstRun
+from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.model import Phase
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite, there
 
@@ -250,13 +250,13 @@ def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int, least: 
 def test_a_storm_of_50_faults_over_two_sites_in_two_regions_of_one_account(
     sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_scheduler.burst_manager.places.APPEARS_S", 10.0)
+    monkeypatch.setattr("penstock_scheduler.burst.manager.places.APPEARS_S", 10.0)
     storm_over(sites, ec2, seed=20, faults=50, least=1)
 
 
 @pytest.mark.long
 def test_a_storm_of_1000_faults(sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock_scheduler.burst_manager.places.APPEARS_S", 10.0)
+    monkeypatch.setattr("penstock_scheduler.burst.manager.places.APPEARS_S", 10.0)
     storm_over(sites, ec2, seed=25, faults=1000, least=100)
     launched = len(ec2.instances()) - 1
     bills = ", ".join(f"{site.bill()[0]:.4f} of {site.bill()[1]:.4f}" for site in sites)

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from penstock_scheduler.errors import NoSuchRun
 from penstock_scheduler.model import BurstJob, Phase, Progress
+from penstock_scheduler.people.errors import NoSuchRun
 from tests.cloud.faults import Ec2
 from tests.cloud.site import CloudSite
 

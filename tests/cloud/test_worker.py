@@ -12,10 +12,10 @@ import pytest
 
 from penstock_cloud import open_cloud
 from penstock_cloud.settings import CloudSettings
-from penstock_scheduler.burst_manager.manager import BurstManager
+from penstock_scheduler.burst.manager.manager import BurstManager
 from penstock_scheduler.model import BurstJob, CloudAction, CloudState, Phase, Progress, Recall
-from penstock_scheduler.settings import DaemonSettings, Settings
-from penstock_scheduler.store import SqlStore
+from penstock_scheduler.rounds.settings import DaemonSettings, Settings
+from penstock_scheduler.store.sql import SqlStore
 from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite, there
@@ -213,7 +213,7 @@ def test_no_tick_takes_a_second_while_every_call_takes_five(
 def test_a_thread_that_fails_says_so_and_goes_on(site: CloudSite, ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
     site.really_until(lambda: site.state.offers, "there are offers")
     with monkeypatch.context() as patched:
-        patched.setattr("penstock_scheduler.burst_manager.instances.Instances.sweep", lambda *_: 1 / 0)
+        patched.setattr("penstock_scheduler.burst.manager.instances.Instances.sweep", lambda *_: 1 / 0)
         site.really_until(lambda: "division by zero" in " ".join(site.state.closed), "it is told")
     site.really_until(lambda: not site.state.closed, "it goes on")
     site.submit("7")

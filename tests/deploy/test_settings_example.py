@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.settings import parse_settings
+from penstock_scheduler.accounts.limits import LimitSettings
+from penstock_scheduler.rounds.settings import parse_settings
 from penstock_slurm.settings import SlurmSettings
 
 EXAMPLE = Path(__file__).parents[2] / "deploy/debian/penstock.toml"

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 
-from penstock_scheduler.client import ApiError, Client, DaemonAway
-from penstock_scheduler.leadership.lease import boot_s
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.api.client import ApiError, Client, DaemonAway
+from penstock_scheduler.api.messages import Submission
 from penstock_scheduler.model import StopCode
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.leadership.lease import boot_s
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway.base import ENDED
 from tests.end_to_end.pair import Member, Pair
 from tests.end_to_end.site import RATES, UNFORESEEN

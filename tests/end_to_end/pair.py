@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.health_messages import Health, LeaderHealth
-from penstock_scheduler.leadership.lease import boot_s
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.api.health_messages import Health, LeaderHealth
+from penstock_scheduler.store.leadership.lease import boot_s
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.machine import free_ports
 from tests.end_to_end.site import Site
@@ -129,7 +129,7 @@ class Member:
         self.site.write_settings()
         self.starts += 1
         with self.site.log.open("ab") as log:
-            command = [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(self.site.config)]
+            command = [sys.executable, "-m", "penstock_scheduler.daemon.penstockd", "--config", str(self.site.config)]
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 
     def send(self, number: signal.Signals) -> None:

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from penstock_profiles.wire import Ended, Observation, Report, Started
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway import Gateway, SlurmJob, open_gateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.forking import FORKING
@@ -32,7 +32,7 @@ UNFORESEEN = "failed unexpectedly; please report this as a bug"
 """The daemon's words for an error that nothing provides for: its loop survives even that, and a recovery is missing."""
 
 
-MAIN = "import sys; from penstock_scheduler.daemon import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from penstock_scheduler.daemon.penstockd import main; sys.exit(main(sys.argv[1:]))"
 
 
 def penstockd(
@@ -49,7 +49,7 @@ def penstockd(
     arguments = ["--config", str(config)]
     if under:
         os.execvp(under[0], [*under, sys.executable, "-c", MAIN, *arguments])
-    from penstock_scheduler.daemon import main
+    from penstock_scheduler.daemon.penstockd import main
 
     sys.exit(main(arguments))
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from penstock_profiles.wire import Started
 from penstock_scheduler.model import Phase
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.store import open_store
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway.base import ENDED, SlurmJob
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.loopback import LoopbackError, wait_for

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_scheduler.model import JobId, Stop, StopCode
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
 
 LATE_S = 15.0
 """How far a stop may lie from the round that decided it, or from the command of the storm that caused it."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock_scheduler.client import ApiError, Client
-from penstock_scheduler.history_messages import AllocationSpan
-from penstock_scheduler.messages import DrainOrder
+from penstock_scheduler.api.client import ApiError, Client
+from penstock_scheduler.api.history_messages import AllocationSpan
+from penstock_scheduler.api.messages import DrainOrder
 from penstock_slurm.gateway import CliGateway
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback

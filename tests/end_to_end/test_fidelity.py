@@ -12,7 +12,7 @@ import pytest
 
 from penstock_profiles.families import load_families
 from penstock_scheduler.simulator import Latencies
-from penstock_slurm.demo.fidelity import (
+from penstock_slurm.loopback.demo.fidelity import (
     Difference,
     RealRun,
     compare,
@@ -21,8 +21,8 @@ from penstock_slurm.demo.fidelity import (
     run_on_slurm,
     tabled,
 )
-from penstock_slurm.demo.jobs import DemoJob
-from penstock_slurm.demo.simulated import Pace, simulate_site
+from penstock_slurm.loopback.demo.jobs import DemoJob
+from penstock_slurm.loopback.demo.simulated import Pace, simulate_site
 
 SPEC = "t4:1x4,a100:1x4"
 FAMILIES = load_families()

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.api.messages import Submission
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock_scheduler.client import ApiError, Client
+from penstock_scheduler.api.client import ApiError, Client
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site

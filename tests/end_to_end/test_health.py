@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.client import Client
-from penstock_scheduler.health_messages import Health
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import Site
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_scheduler.model import Plan
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.submit.cli import app

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_profiles.wire import Observation, Report, claimed_epochs, read, reports_file
+from penstock_scheduler.api.agent_messages import status_file
+from penstock_scheduler.api.client import Client
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.client import Client
-from penstock_scheduler.sharing.messages import status_file
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.backup import make_backup
 from penstock_slurm.loopback import wait_for
@@ -42,7 +42,7 @@ PREVIOUS_LEADER = "8a415a4f"
 
 PACKAGES = ("profiles", "scheduler", "slurm_plugin", "executor", "cloud")
 
-DAEMON = "import sys; from penstock_scheduler.daemon import main; sys.exit(main())"
+DAEMON = "import sys; from penstock_scheduler.daemon.penstockd import main; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_slurm.abilities import FILE
+from penstock_scheduler.api.client import Client
+from penstock_slurm.gateway.abilities import FILE
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback

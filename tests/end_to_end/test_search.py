@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.store import open_store
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
 

@@ -17,12 +17,13 @@ from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_profiles.wire import Observation
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import ClusterParts
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import (
     EstimatedJob,
     Latencies,
@@ -32,8 +33,8 @@ from penstock_scheduler.simulator import (
     nodes_from_spec,
 )
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
-from penstock_scheduler.store import MemoryStore, open_store
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store.memory import MemoryStore
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Observation
-from penstock_scheduler.sharing.messages import status_file
+from penstock_scheduler.api.agent_messages import status_file
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site

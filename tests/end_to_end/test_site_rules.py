@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES
 

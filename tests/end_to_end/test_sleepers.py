@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site, pause
 from tests.end_to_end.test_safety import restart

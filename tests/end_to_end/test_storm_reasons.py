@@ -8,8 +8,8 @@ import math
 import pytest
 
 from penstock_scheduler.model import Assignment, Phase, Plan, Reason, ReasonCode, Stop, StopCode
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
 from tests.end_to_end.storm_reasons import Facts, Reasons, Run, history_without_a_round, unexplained, wrong_reasons
 from tests.scheduler.builders import job, on, snapshot
 

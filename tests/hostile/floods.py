@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator
 from penstock_scheduler.model import Job, JobFacts, Phase, Plan, Snapshot, StopCode
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator import nodes_from_spec
 
 ROUND_S = 60.0

@@ -1,4 +1,4 @@
-"""Every program that Penstock's daemons start goes through `penstock_scheduler.children`: bounded, and named by its path.
+"""Every program that Penstock's daemons start goes through `penstock_scheduler.safety.children`: bounded, and named by its path.
 
 The list of exceptions is short, and each has its reason. A new use of `subprocess` fails here until it has one, too.
 """
@@ -34,19 +34,19 @@ OWN = "starts a module of Penstock's own by sys.executable, one at a time, and r
 TRIES = "starts a Slurm of the caller's own, for tests and demonstrations"
 
 EXCEPTIONS = {
-    "scheduler/penstock_scheduler/children.py": "is the one way",
-    "scheduler/penstock_scheduler/service/estimator.py": OWN,
-    "scheduler/penstock_scheduler/service/whatif.py": OWN,
-    "scheduler/penstock_scheduler/service/user_files.py": "talks to a helper of each user, which lives for several requests",
+    "scheduler/penstock_scheduler/safety/children.py": "is the one way",
+    "scheduler/penstock_scheduler/daemon/service/estimator.py": OWN,
+    "scheduler/penstock_scheduler/daemon/service/whatif.py": OWN,
+    "scheduler/penstock_scheduler/daemon/service/user_files.py": "talks to a helper of each user, for several requests",
     "scheduler/penstock_scheduler/cli/profile.py": OF_USERS,
     "slurm_plugin/penstock_slurm/submit/cli.py": OF_USERS,
     "slurm_plugin/penstock_slurm/install/sources.py": "runs make for the admin who installs, as long as a compiler takes",
     "slurm_plugin/penstock_slurm/agent/cuda_checkpoints.py": "watches helpers beside other work, with a limit of its own",
     "airflow_provider/airflow_provider_penstock/operators/simulate.py": OF_USERS,
     "executor/penstock_executor/": IN_JOBS,
-    "slurm_plugin/penstock_slurm/demo/": TRIES,
+    "slurm_plugin/penstock_slurm/loopback/demo/": TRIES,
     "slurm_plugin/penstock_slurm/loopback/": TRIES,
-    "slurm_plugin/penstock_slurm/playground/": TRIES,
+    "slurm_plugin/penstock_slurm/loopback/playground/": TRIES,
 }
 
 
@@ -90,7 +90,7 @@ def test_programs_are_started_in_one_place() -> None:
         if not name.startswith(tuple(EXCEPTIONS))
         for line, what in starts(text)
     }
-    assert not elsewhere, "start it by penstock_scheduler.children"
+    assert not elsewhere, "start it by penstock_scheduler.safety.children"
 
 
 def test_no_exception_is_left_over() -> None:

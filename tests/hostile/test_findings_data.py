@@ -10,18 +10,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.errors import BadJobSpec
-from penstock_scheduler.messages import MAX_BODY_BYTES
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.api.messages import MAX_BODY_BYTES
 from penstock_scheduler.model import parse_spec
+from penstock_scheduler.people.errors import BadJobSpec
+from penstock_slurm.act.submitter import _FIELD, _key
 from penstock_slurm.gateway import open_gateway
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_gpu_ids
+from penstock_slurm.jobs.notes import _notes
+from penstock_slurm.jobs.output_files import resolved
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
-from penstock_slurm.notes import _notes
-from penstock_slurm.output_files import resolved
-from penstock_slurm.submitter import _FIELD, _key
 from tests.end_to_end.conftest import make_site
 from tests.end_to_end.site import UNFORESEEN, Site
 from tests.scheduler.service.api import serving

@@ -6,10 +6,10 @@ import pytest
 
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import ControlMessage, Report, Started
+from penstock_scheduler.jobs.models import MOST_COST_S, SpecModels
 from penstock_scheduler.model import NodeChoice
-from penstock_scheduler.models import MOST_COST_S, SpecModels
-from penstock_scheduler.policies.turns import LARGE_TURN_S, TURN_S
-from penstock_slurm.pauses import measured
+from penstock_scheduler.rounds.policies.turns import LARGE_TURN_S, TURN_S
+from penstock_slurm.jobs.pauses import measured
 from tests.hostile.floods import ROUND_S, Flood, Lived
 from tests.scheduler.builders import job
 

@@ -20,12 +20,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock_profiles.wire import ControlMessage, control_file, reports_folder
-from penstock_scheduler.access_messages import Identity
-from penstock_scheduler.children import Busy, Pool, account_of
-from penstock_scheduler.service.forwarding import OverSocket, Published
-from penstock_scheduler.service.limits import LimitBodies
-from penstock_scheduler.service.turns import Turns
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.api.access_messages import Identity
+from penstock_scheduler.daemon.service.forwarding import OverSocket, Published
+from penstock_scheduler.daemon.service.limits import LimitBodies
+from penstock_scheduler.daemon.service.turns import Turns
+from penstock_scheduler.safety.children import Busy, Pool, account_of
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway.commands import SlurmCommandRunner
 from penstock_slurm.install.sources import source
 from tests.folders import public_folder

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.nodespec import NodeSpec
-from penstock_scheduler.store import open_store
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.model.nodespec import NodeSpec
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway import CliGateway, SlurmJob, open_gateway
 from penstock_slurm.gateway.base import SlurmLimit
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS

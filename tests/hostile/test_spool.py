@@ -27,12 +27,12 @@ from penstock_profiles.wire import (
     reports_file,
     reports_folder,
 )
-from penstock_scheduler import folder_rights
-from penstock_scheduler import spool as spools
-from penstock_scheduler.disks import spool_check
-from penstock_scheduler.inbox import LEFT, TAKEN_AT_ONCE, TURNS, foreign_in, refused_folder
-from penstock_scheduler.spool import Spool
-from penstock_slurm.holds import HoldFiles
+from penstock_scheduler.safety import folder_rights
+from penstock_scheduler.store import spool as spools
+from penstock_scheduler.store.disks import spool_check
+from penstock_scheduler.store.inbox import LEFT, TAKEN_AT_ONCE, TURNS, foreign_in, refused_folder
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.jobs.holds import HoldFiles
 from tests.folders import public_folder
 
 ME = os.geteuid()

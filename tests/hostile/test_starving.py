@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_scheduler.policies import REGISTRY, takes_turns
-from penstock_scheduler.policies.turns import LARGE_TURN_S, TURN_S
+from penstock_scheduler.rounds.policies import REGISTRY, takes_turns
+from penstock_scheduler.rounds.policies.turns import LARGE_TURN_S, TURN_S
 from tests.hostile.floods import ROUND_S, Flood, Lived
 from tests.scheduler.builders import job, table
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from penstock_scheduler.access_messages import TokenOrder, TokenView
-from penstock_scheduler.client import Client
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.api.access_messages import TokenOrder, TokenView
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.daemon.service import identity as identity_module
+from penstock_scheduler.daemon.service import rights
 from penstock_scheduler.model import Phase
-from penstock_scheduler.service import identity as identity_module
-from penstock_scheduler.service import rights
+from penstock_scheduler.people.errors import StoreError
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, Api, log_in, serving
@@ -217,8 +217,8 @@ def test_an_order_is_carried_out_whole_though_its_token_is_revoked_meanwhile(tmp
 
 def _session(api: Api, user: str) -> tuple[str, str]:
     """A session of somebody who logged in with a password."""
-    from penstock_scheduler.access_messages import Identity
-    from penstock_scheduler.service import sessions
+    from penstock_scheduler.api.access_messages import Identity
+    from penstock_scheduler.daemon.service import sessions
 
     found = Identity(user=user, uid=0, role="operator", by="password")
     row, secret = sessions.begin(api.board.store, found, time.time() + 3600)

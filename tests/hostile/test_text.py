@@ -29,15 +29,15 @@ from rich.text import Text
 from typer.main import get_command
 
 from penstock_scheduler import cli
-from penstock_scheduler.access_messages import TokenOrder
-from penstock_scheduler.history_messages import QueueEntry
-from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.logs import configure_logging
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.api.history_messages import QueueEntry
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.daemon.notices import Notice, NoticeSettings, _mail
+from penstock_scheduler.daemon.service.allocations import AllocationLog
+from penstock_scheduler.daemon.service.metrics import of_api
 from penstock_scheduler.model import ClusterState, Refusal, Suspension
-from penstock_scheduler.notices import Notice, NoticeSettings, _mail
-from penstock_scheduler.safe_text import LOG_LINE, guard, guard_table, one_line, visible
-from penstock_scheduler.service.allocations import AllocationLog
-from penstock_scheduler.service.metrics import of_api
+from penstock_scheduler.people.logs import configure_logging
+from penstock_scheduler.people.safe_text import LOG_LINE, guard, guard_table, one_line, visible
 from penstock_slurm.agent.main import _Logfmt
 from tests.scheduler.builders import snapshot
 from tests.scheduler.service.api import ADAS, BOBS, Api, log_in, serving
@@ -356,8 +356,8 @@ def test_the_text_of_an_error_is_one_line_without_harm(site):
 
 
 def test_a_report_and_its_pictures_show_no_harm():
-    from penstock_scheduler.drawing.page import legend, page
-    from penstock_scheduler.drawing.svg import Axis, Dot, Line, chart
+    from penstock_scheduler.people.drawing.page import legend, page
+    from penstock_scheduler.people.drawing.svg import Axis, Dot, Line, chart
 
     drawn = chart(
         POISON,
@@ -396,7 +396,7 @@ def test_a_mail_has_no_added_header_and_no_harm(monkeypatch):
 def test_a_metric_label_shows_no_harm():
     from collections import Counter
 
-    from penstock_scheduler.service.counts import Counts
+    from penstock_scheduler.daemon.service.counts import Counts
 
     said = of_api(Counter({POISON: 1}), Counts(), up=True).decode()
     assert "evil" in said
@@ -413,9 +413,9 @@ def test_a_metric_label_shows_no_harm():
 def test_the_screen_of_top_shows_everything_without_harm(site, monkeypatch):
     import asyncio
 
-    from penstock_scheduler.client import Client
-    from penstock_scheduler.terminal.app import TopApp
-    from penstock_scheduler.terminal.source import Daemon
+    from penstock_scheduler.api.client import Client
+    from penstock_scheduler.cli.terminal.app import TopApp
+    from penstock_scheduler.cli.terminal.source import Daemon
 
     async def look() -> str:
         with Client(site.socket) as penstock:
@@ -442,7 +442,7 @@ def test_the_libraries_still_look_at_text_where_it_is_made_visible():
     assert Text("a\x1bb").plain == "a\\u001bb"
     from textual.content import Content
 
-    from penstock_scheduler.terminal.app import TopApp
+    from penstock_scheduler.cli.terminal.app import TopApp
 
     assert TopApp(source=None) is not None  # type: ignore[arg-type]
     assert Content("a\x1bb").plain == "a\\u001bb"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.messages import Submission
-from penstock_scheduler.settings import load_settings
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.api.messages import Submission
+from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install.units import AGENT, DAEMON, agent_units, api_units, daemon_unit
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import skip_without_slurm

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock_profiles.files import NoRegularFile, open_regular
-from penstock_scheduler.children import Busy
-from penstock_scheduler.service import user_files
-from penstock_scheduler.service.user_files import NotReadable, Part, UserFiles
+from penstock_scheduler.daemon.service import user_files
+from penstock_scheduler.daemon.service.user_files import NotReadable, Part, UserFiles
+from penstock_scheduler.safety.children import Busy
 from tests.folders import public_folder
 
 ME = os.geteuid()
@@ -330,6 +330,6 @@ def test_many_users_have_no_more_processes_than_there_is_room_for(
 
 
 def pwd_account() -> Any:
-    from penstock_scheduler.children import account_of
+    from penstock_scheduler.safety.children import account_of
 
     return account_of("nobody")

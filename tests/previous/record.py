@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from penstock_scheduler.store import open_store
 from penstock_scheduler.store.schema import FILE
+from penstock_scheduler.store.sql import open_store
 from tests.previous.samples import DOCUMENTS, JOB, MESSAGES, OUTCOME
 
 HERE = Path(__file__).parent

@@ -21,11 +21,11 @@ from penstock_profiles.wire import (
     Started,
     Suspended,
 )
-from penstock_scheduler.messages import JobView, OwnerView, RoundSummary
+from penstock_scheduler.api.agent_messages import NodeOrder, NodeStatus, OrderedGroup, OrderedJob, Taken, XidSeen
+from penstock_scheduler.api.messages import JobView, OwnerView, RoundSummary
 from penstock_scheduler.model import Hold, JobSpec, Outcome, Pack, Progress, SharedGpus, Stop, StopCode
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.sharing.messages import NodeOrder, NodeStatus, OrderedGroup, OrderedJob, Taken, XidSeen
-from penstock_scheduler.store import OutcomeLine
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.store.rounds import OutcomeLine
 
 BODIES = (
     Started(gpu_type="t4", gpu_ids={"n1": (0,)}),

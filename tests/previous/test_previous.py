@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from penstock_profiles.wire import read
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.store import open_store
 from penstock_scheduler.store.schema import FILE
+from penstock_scheduler.store.sql import open_store
 from penstock_scheduler.store.tables import COMPATIBLE_FROM
 from tests.previous.record import schemas
 from tests.previous.samples import DOCUMENTS, JOB, MESSAGES, OUTCOME

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator
 from penstock_scheduler.model import Job, JobFacts, JobSpec, Node, Phase, Placement, Share, Snapshot
-from penstock_scheduler.policy_choice import PartitionPolicy, PolicyChoice
+from penstock_scheduler.model.policy_choice import PartitionPolicy, PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
 
 

@@ -9,15 +9,15 @@ from functools import partial
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report
-from penstock_scheduler.limits import LimitSettings, site_limits
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.accounts.limits import LimitSettings, site_limits
+from penstock_scheduler.api.ports import Accounts, Cluster, ClusterParts, Policy, Store
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Action, ClusterState, JobSpec, Outcome, Plan, Snapshot
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Accounts, Cluster, ClusterParts, Policy, Store
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.store import MemoryStore
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store.memory import MemoryStore
 
 TABLE = {"t4": {1: 1.0, 2: 1.9, 4: 3.6}, "a100": {1: 4.0, 8: 24.0}}
 

@@ -13,8 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler import children
-from penstock_scheduler.children import Account, Busy, CannotBecome, CannotStart, Pool, TookTooLong, TooMuchOutput
+from penstock_scheduler.safety import children
+from penstock_scheduler.safety.children import (
+    Account,
+    Busy,
+    CannotBecome,
+    CannotStart,
+    Pool,
+    TookTooLong,
+    TooMuchOutput,
+)
 
 SHELL = "/bin/sh"
 LONG_S = 60.0

@@ -8,7 +8,7 @@ from penstock_profiles.estimators import GpuModel, LinearEstimator, TrainingEsti
 from penstock_profiles.families import load_families
 from penstock_profiles.throughput import ThroughputParams
 from penstock_profiles.wire import Observation
-from penstock_scheduler.claims import (
+from penstock_scheduler.jobs.claims import (
     PaceCheck,
     TableCheck,
     believed,

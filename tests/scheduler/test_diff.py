@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock_scheduler.diff import actions
 from penstock_scheduler.model import (
     Assignment,
     Hold,
@@ -18,6 +17,7 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
+from penstock_scheduler.rounds.diff import actions
 from tests.scheduler.builders import job, on
 
 

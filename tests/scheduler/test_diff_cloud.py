@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.diff import actions, cloud_actions
 from penstock_scheduler.model import (
     Assignment,
     BurstJob,
@@ -23,6 +22,7 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
+from penstock_scheduler.rounds.diff import actions, cloud_actions
 from tests.scheduler.builders import job, on
 
 OFFER = Offer("g5.12xlarge@b", "a10g", 1, 4, 5.0)

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from penstock_profiles.sensitivity import Option, Sensitivity, SensitivityProfile
-from penstock_scheduler.explain import explain, words
 from penstock_scheduler.model import (
     BudgetLine,
     CloudRun,
@@ -20,12 +19,13 @@ from penstock_scheduler.model import (
     ReasonCode,
     Snapshot,
 )
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.tuning import Amount
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.shares import ShareUse
+from penstock_scheduler.rounds.explain import explain, words
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.policies.tuning import Amount
+from penstock_scheduler.rounds.shares import ShareUse
 from tests.scheduler.builders import job, on, snapshot, staged, table, with_facts
 
 FAST = table(a100={1: 100.0, 2: 190.0, 4: 360.0, 8: 650.0}, t4={1: 20.0, 2: 38.0, 4: 70.0})

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from penstock_scheduler.forecast import ask, describe, with_job
 from penstock_scheduler.model import Adaptivity, BudgetLine, CloudState, Job, JobFacts, Offer, Phase, ReasonCode
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.rounds.forecast import ask, describe, with_job
+from penstock_scheduler.rounds.policies import make_policy
 from tests.scheduler.builders import job, on, snapshot, table
 
 FAST = table(t4={1: 10, 2: 19, 4: 36})

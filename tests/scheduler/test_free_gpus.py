@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from penstock_scheduler.free_gpus import Fit, FreeGpus, Timeline
 from penstock_scheduler.model import Configuration, GpuLimit, Job, Node, Placement, Share
+from penstock_scheduler.rounds.free_gpus import Fit, FreeGpus, Timeline
 from tests.scheduler.builders import job, on
 
 

@@ -12,15 +12,16 @@ import pytest
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Checkpointed, Report
-from penstock_scheduler.errors import RoundFailed, StoreError
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Action, ClusterState, Outcome
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import ClusterParts
+from penstock_scheduler.people.errors import RoundFailed, StoreError
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.store import SqlStore, open_store, schema
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store import schema
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.scheduler.loops import simulated
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.disks import DiskCheck, days_left, spool_check, store_check
-from penstock_scheduler.errors import ClusterAway
-from penstock_scheduler.health import (
+from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.safety.health import (
     DiskRecord,
     Findings,
     HealthSettings,
@@ -20,7 +19,8 @@ from penstock_scheduler.health import (
     warnings,
 )
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.disks import DiskCheck, days_left, spool_check, store_check
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.loops import simulated
 
 SETTINGS = HealthSettings()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_scheduler.idle import idle_since
 from penstock_scheduler.model import Job, Pack, Phase, SharedGpus
+from penstock_scheduler.rounds.idle import idle_since
 from penstock_scheduler.simulator import nodes_from_spec
 from tests.scheduler.builders import job, on
 

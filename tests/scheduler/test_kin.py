@@ -14,14 +14,14 @@ from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.kin import CERTAINTY, STRANGERS_CERTAINTY, Belief, Kin, kind_by_name
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.errors import NoSuchKind, StoreError
-from penstock_scheduler.kin import KinOfJobs
-from penstock_scheduler.learned_models import LearnedModels
-from penstock_scheduler.messages import JobView
+from penstock_scheduler.api.messages import JobView
+from penstock_scheduler.api.model_messages import Taught
+from penstock_scheduler.jobs.kin import KinOfJobs
+from penstock_scheduler.jobs.learned_models import LearnedModels
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, JobFacts, Phase, Placement, Share
-from penstock_scheduler.model_messages import Taught
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.people.errors import NoSuchKind, StoreError
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.scheduler.builders import job
 
 TYPES = ("a100", "t4")
@@ -148,7 +148,7 @@ def test_an_import_with_a_number_that_no_job_has_is_refused(store: SqlStore, whe
 
 
 def test_the_kinds_that_are_kept_in_memory_are_bounded(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("penstock_scheduler.kin.KEPT", 3)
+    monkeypatch.setattr("penstock_scheduler.jobs.kin.KEPT", 3)
     of = kinds(store)
     for number in range(6):
         ended(store, number, seen(1), name=f"{'abcdef'[number]}-1")

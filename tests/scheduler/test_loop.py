@@ -7,21 +7,22 @@ from collections.abc import Sequence
 import pytest
 
 from penstock_profiles.families import Families
-from penstock_scheduler.errors import ClusterAway, RoundFailed
-from penstock_scheduler.limits import LimitSettings, site_limits
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.accounts.limits import LimitSettings, site_limits
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
     Action,
     ClusterState,
     Outcome,
     Progress,
 )
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.ports import ClusterParts
+from penstock_scheduler.people.errors import ClusterAway, RoundFailed
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, nodes_from_spec
-from penstock_scheduler.store import MemoryStore, open_store
-from penstock_scheduler.triggers import OnEvent, Period
+from penstock_scheduler.store.memory import MemoryStore
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job
 from tests.scheduler.loops import Told, observing, simulated
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from penstock_profiles.families import Families
-from penstock_scheduler.burst.ledger import BudgetSettings, Caps, Entry, budget_lines
-from penstock_scheduler.loop import BACK, RoundLoop
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.burst.deciding.ledger import BudgetSettings, Caps, Entry, budget_lines
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
     Action,
     BudgetLine,
@@ -24,12 +25,11 @@ from penstock_scheduler.model import (
     Progress,
     StopCode,
 )
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import ClusterParts
+from penstock_scheduler.rounds.loop import BACK, RoundLoop
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.store import MemoryStore
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import table
 
 RATES = {"t4": {1: 1.0}, "a10g": {1: 2.0}}

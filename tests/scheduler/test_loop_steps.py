@@ -11,8 +11,8 @@ import pytest
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report, Resumed
-from penstock_scheduler.errors import RoundFailed, StoreError
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
     Action,
     Assignment,
@@ -33,13 +33,13 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import ClusterParts
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import RoundFailed, StoreError
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import SimulatedClock, nodes_from_spec
-from penstock_scheduler.store import MemoryStore
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on
 
 NODES = nodes_from_spec("t4:2x4")
@@ -143,7 +143,7 @@ def test_a_record_has_the_policy_and_the_time_that_it_took():
 
 
 def test_the_log_says_what_a_round_decided(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "penstock_scheduler.loop")
+    caplog.set_level(logging.INFO, "penstock_scheduler.rounds.loop")
     site = Site(job("1"), job("2"), job("3"), plan={"1": HERE})
     site.loop.tick()
     line = next(each for each in caplog.records if each.message == "round").__dict__

@@ -5,13 +5,13 @@ from penstock_profiles.families import Families, load_families
 from penstock_profiles.learning import JobModel
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Observation, Report, Started
-from penstock_scheduler.errors import BadJobSpec
-from penstock_scheduler.learned_models import LearnedModels
+from penstock_scheduler.jobs.learned_models import LearnedModels
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.jobs.saving import RestartCosts
 from penstock_scheduler.model import JobSpec, Phase, Plan
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.saving import RestartCosts
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import BadJobSpec
 from tests.scheduler.builders import job, on, rate, snapshot, with_facts
 
 STARTED = Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.nodespec import DEFAULT_SPEC, NodeSpec, SpecError, parse_nodes
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC, NodeSpec, SpecError, parse_nodes
 
 
 def test_numbers_the_nodes_of_each_type() -> None:

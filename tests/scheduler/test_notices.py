@@ -15,18 +15,18 @@ from types import SimpleNamespace
 import pytest
 
 from penstock_profiles.wire import Checkpointed, Observation, Report
-from penstock_scheduler import daemon
-from penstock_scheduler.clock import WallClock
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.api.agent_messages import Contained, XidSeen
+from penstock_scheduler.api.ports import SilentAgent
+from penstock_scheduler.daemon import penstockd as daemon
+from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.model import CloudRun, ClusterState, EndedRun, Job, Offer, Phase, Stop, StopCode
-from penstock_scheduler.notices import Notice, NoticeSettings, Notifier
-from penstock_scheduler.plan_gate import NothingToApprove
-from penstock_scheduler.ports import SilentAgent
-from penstock_scheduler.records import GateRecord
-from penstock_scheduler.settings import parse_settings
-from penstock_scheduler.sharing.messages import Contained, XidSeen
+from penstock_scheduler.model.records import GateRecord
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.plan_gate import NothingToApprove
+from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.simulator import nodes_from_spec
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on
 

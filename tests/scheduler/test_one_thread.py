@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler import daemon, one_thread
+from penstock_scheduler.daemon import penstockd as daemon
+from penstock_scheduler.rounds import one_thread
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.run import prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec

@@ -15,10 +15,10 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.outcomes import ABSENT_S, OutcomeLog
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord, dump_round, load_round
-from penstock_scheduler.store import MemoryStore
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord, dump_round, load_round
+from penstock_scheduler.rounds.outcomes import ABSENT_S, OutcomeLog
+from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on, snapshot
 
 

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from penstock_profiles.wire import ControlMessage, UnknownVersion, control_file, read
-from penstock_scheduler.health_messages import Health
-from penstock_scheduler.records import dump_round, load_round
-from penstock_scheduler.spool import Spool
-from penstock_scheduler.store import open_store
+from penstock_scheduler.api.health_messages import Health
+from penstock_scheduler.model.records import dump_round, load_round
+from penstock_scheduler.store.spool import Spool
+from penstock_scheduler.store.sql import open_store
 from tests.previous.samples import JOB, MESSAGES, OUTCOME
 from tests.scheduler.store.test_store import numbered
 

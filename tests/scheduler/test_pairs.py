@@ -11,17 +11,17 @@ import pytest
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
-from penstock_scheduler.daemon import make_loop
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.daemon.penstockd import make_loop
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.jobs.pairs import PAIRS, kind_of, open_pairs
 from penstock_scheduler.model import JobSpec, JobUse, KnownPair, PackSeen, SharingState, Snapshot
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.pairs import PAIRS, kind_of, open_pairs
-from penstock_scheduler.ports import ClusterParts
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.settings import parse_settings
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
-from penstock_scheduler.store import MemoryStore
+from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, snapshot
 
 

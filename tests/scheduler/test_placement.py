@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import Configuration, Node, NodeChoice, Placement, Share
-from penstock_scheduler.placement import Placed, place
+from penstock_scheduler.rounds.placement import Placed, place
 from penstock_scheduler.simulator import nodes_from_spec
 from tests.scheduler.builders import on
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock_scheduler.model import Configuration
-from penstock_scheduler.placement import place
+from penstock_scheduler.rounds.placement import place
 from penstock_scheduler.simulator import nodes_from_spec
 from tests.scheduler.builders import on
 

@@ -23,10 +23,10 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.plan_check import DIFFERS, PATIENCE_S, PlanCheck
-from penstock_scheduler.policies import REGISTRY
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.rounds.plan_check import DIFFERS, PATIENCE_S, PlanCheck
+from penstock_scheduler.rounds.policies import REGISTRY
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.latencies import Latencies
 from tests.scheduler.builders import job, on, snapshot

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock_profiles.families import Families
-from penstock_scheduler.errors import ClusterAway, StoreError
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.api.ports import ClusterParts, Policy
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
     Action,
     Assignment,
@@ -32,8 +32,10 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.plan_gate import (
+from penstock_scheduler.model.records import StoppedThen, dump_round, load_round
+from penstock_scheduler.people.errors import ClusterAway, StoreError
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.plan_gate import (
     Approval,
     NothingToApprove,
     PlanGate,
@@ -42,12 +44,10 @@ from penstock_scheduler.plan_gate import (
     lacks,
     refusals,
 )
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import ClusterParts, Policy
-from penstock_scheduler.records import StoppedThen, dump_round, load_round
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import SimulatedClock, nodes_from_spec
-from penstock_scheduler.store import MemoryStore
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on, snapshot
 
 NODES = nodes_from_spec("t4:8x4")

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started, reports_file, reports_folder
-from penstock_scheduler.learned_models import LearnedModels
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.plausible import check_plausible
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.spool import Spool
-from penstock_scheduler.store import open_store
+from penstock_scheduler.jobs.learned_models import LearnedModels
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.model.plausible import check_plausible
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.store.spool import Spool
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, snapshot
 
 SEEN = {"gpu_type": "t4", "nodes": 1, "gpus": 1, "atomic_batch": 32, "steps": 10, "step_time_s": 0.1, "progress": 1.0}

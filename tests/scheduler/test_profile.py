@@ -19,7 +19,7 @@ from penstock_profiles.observations import Observations
 from penstock_profiles.profiles import Profile, load_profile
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli.profile import choose_gpu
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.people.errors import PenstockError
 from tests.profiles import fake_nvml
 from tests.profiles.fake_nvml import TWO_GPUS
 

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.clock import WallClock
-from penstock_scheduler.daemon import make_site
-from penstock_scheduler.errors import ConfigError, StoreError
-from penstock_scheduler.settings import load_settings
-from penstock_scheduler.store import open_store
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.penstockd import make_site
+from penstock_scheduler.people.errors import ConfigError, StoreError
+from penstock_scheduler.rounds.settings import load_settings
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import staged
 
@@ -36,7 +36,7 @@ def daemon(tmp_path):
     path, log = tmp_path / "penstock.toml", tmp_path / "log"
     path.write_text(SETTINGS.format(folder=tmp_path))
     with log.open("ab") as out:
-        command = [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(path)]
+        command = [sys.executable, "-m", "penstock_scheduler.daemon.penstockd", "--config", str(path)]
         process = subprocess.Popen(command, stdout=out, stderr=out)
     wait_for(lambda: "event=started" in log.read_text(), 120, "penstockd to start", details=log.read_text)
     yield process, path, log

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli.replay import compare, decide_again
-from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Phase, SolveReport, SolveStatus
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import FORMAT, RoundRecord, UnreadableRound, dump_round, load_round
+from penstock_scheduler.model.records import FORMAT, RoundRecord, UnreadableRound, dump_round, load_round
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.policies import make_policy
 from tests.scheduler.builders import job, on, snapshot, table
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from penstock_scheduler.report import History, JobHistory, NodeShape, Span, render_page
+from penstock_scheduler.cli.report import History, JobHistory, NodeShape, Span, render_page
 
 NODES = (NodeShape("t4-00", "t4", 4), NodeShape("a100-00", "a100", 8))
 

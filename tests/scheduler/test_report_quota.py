@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started
-from penstock_scheduler.report_quota import BURST_BYTES, BYTES_PER_MIN, ReportQuota
+from penstock_scheduler.jobs.report_quota import BURST_BYTES, BYTES_PER_MIN, ReportQuota
 
 
 def observed(job: str, sequence: int, progress: float) -> Report:

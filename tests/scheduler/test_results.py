@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Body, Checkpointed, Ended, Report, Result, Resumed, Started, Suspended
-from penstock_scheduler.messages import ResultView
+from penstock_scheduler.api.messages import ResultView
+from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.jobs.results import MOST, Results
 from penstock_scheduler.model import ClusterState, JobUse, Phase, ReasonCode, SharingState
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.results import MOST, Results
-from penstock_scheduler.service.board import Board
-from penstock_scheduler.store import open_store
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, on, snapshot
 
 STARTED = Started(gpu_type="t4", gpu_ids={"a": (0,)})

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock_profiles.estimators import LinearEstimator
-from penstock_scheduler.burst_manager.run_store import CloudRunRow
-from penstock_scheduler.explain import explain, words
-from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.limits import LimitSettings, by_partition
-from penstock_scheduler.messages import Drain
+from penstock_scheduler.accounts.limits import LimitSettings, by_partition
+from penstock_scheduler.accounts.rules import Budget, BudgetSettings, SchedulingRules, drained, period_bounds
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.api.messages import Drain
 from penstock_scheduler.model import (
     BudgetLine,
     CloudRun,
@@ -26,11 +25,12 @@ from penstock_scheduler.model import (
     Snapshot,
     StopCode,
 )
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.policies.staying import CANNOT_SAVE
-from penstock_scheduler.records import RoundRecord, dump_round, load_round
-from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, drained, period_bounds
-from penstock_scheduler.store import open_store
+from penstock_scheduler.model.records import RoundRecord, dump_round, load_round
+from penstock_scheduler.rounds.explain import explain, words
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.policies.staying import CANNOT_SAVE
+from penstock_scheduler.store.cloud_runs import CloudRunRow
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, on, snapshot
 
 NOW_S = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()

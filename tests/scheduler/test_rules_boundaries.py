@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.messages import Drain
-from penstock_scheduler.rules import Budget, BudgetSettings, SchedulingRules, period_bounds
-from penstock_scheduler.store import open_store
+from penstock_scheduler.accounts.limits import LimitSettings
+from penstock_scheduler.accounts.rules import Budget, BudgetSettings, SchedulingRules, period_bounds
+from penstock_scheduler.api.messages import Drain
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import snapshot
 from tests.scheduler.test_rules import NOW_S, rules, running, seen, used
 

@@ -8,18 +8,18 @@ import pytest
 
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Body, Checkpointed, Report, Started
-from penstock_scheduler.explain import explain, words
-from penstock_scheduler.learned_models import LearnedModels
-from penstock_scheduler.limits import PartitionRules, by_partition
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.accounts.limits import PartitionRules, by_partition
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.jobs.learned_models import LearnedModels
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, JobSpec, LeaveCause, LeaveRequest, Pack, Phase, SharedGpus
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.ports import ClusterParts
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.rounds.explain import explain, words
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.store import MemoryStore
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on, snapshot, staged, table, with_facts
 from tests.scheduler.policies.sharing_cases import running, shared
 from tests.scheduler.test_models import NoHistory

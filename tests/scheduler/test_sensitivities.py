@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from penstock_profiles.families import load_families
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.errors import BadJobSpec, ConfigError
-from penstock_scheduler.learned_models import LearnedModels
+from penstock_scheduler.jobs.learned_models import LearnedModels
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.jobs.sensitivities import FEWEST, Sensitivities, corrected
 from penstock_scheduler.model import Job, JobSpec, Phase, Placement, Share
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.sensitivities import FEWEST, Sensitivities, corrected
+from penstock_scheduler.people.errors import BadJobSpec, ConfigError
 from tests.scheduler.builders import job
 from tests.scheduler.test_models import NoHistory
 

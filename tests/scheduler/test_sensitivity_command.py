@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from penstock_profiles.sensitivity import read_profile
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.people.errors import ConfigError, PenstockError
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from penstock_scheduler import daemon
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.settings import DaemonSettings, load_settings, parse_settings, reference
+from penstock_scheduler.daemon import penstockd as daemon
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.settings import DaemonSettings, load_settings, parse_settings, reference
 from penstock_slurm.settings import SlurmSettings
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli import simulation as command
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator import results
 from tests.scheduler.simulator.toy import write_profiles
 

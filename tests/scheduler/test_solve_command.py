@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import dump_round
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import dump_round
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.policies import make_policy
 from tests.scheduler.builders import staged
 from tests.scheduler.test_replay import record
 

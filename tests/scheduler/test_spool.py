@@ -20,10 +20,10 @@ from penstock_profiles.wire import (
     reports_file,
     reports_folder,
 )
-from penstock_scheduler import spool as spool_module
-from penstock_scheduler.errors import StoreError
-from penstock_scheduler.inbox import TURNS
-from penstock_scheduler.spool import READ_AT_ONCE, Spool
+from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.store import spool as spool_module
+from penstock_scheduler.store.inbox import TURNS
+from penstock_scheduler.store.spool import READ_AT_ONCE, Spool
 
 DONE = Checkpointed(progress=5, seconds=0.1)
 MANY = [str(number) for number in range(1, 20 * TURNS)]

@@ -16,22 +16,22 @@ from penstock_profiles.colocation import Colocation, Pair
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Ended, Observation, Report, Started
+from penstock_scheduler.api.ports import ClusterParts
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.jobs.pairs import PAIRS, open_pairs
 from penstock_scheduler.model import GpuClass, Job, JobSpec, JobUse, Pack, Phase, Plan, SharedGpus, SharingState
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.pairs import PAIRS, open_pairs
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import ClusterParts
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
 from penstock_scheduler.simulator.recorded import recorded_history
-from penstock_scheduler.store import open_store
-from penstock_scheduler.triggers import Period
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, on, snapshot, staged, table
 
 RATES = {"t4": {1: 1.0, 2: 1.9, 4: 3.6, 8: 6.0}, "a100": {1: 4.0, 2: 7.6, 4: 14.0, 8: 24.0}}

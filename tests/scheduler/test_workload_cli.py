@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads import read_workload
 from tests.scheduler.simulator.toy import write_profiles
 

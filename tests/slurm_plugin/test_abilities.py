@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.abilities import FILE, Abilities
 from penstock_slurm.gateway import Refused, SlurmError, TimedOut, Transient, Unregistered
+from penstock_slurm.gateway.abilities import FILE, Abilities
 
 
 def test_what_a_version_refused_once_is_not_tried_again(tmp_path: Path) -> None:

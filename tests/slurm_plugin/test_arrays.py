@@ -10,10 +10,10 @@ import pytest
 
 from penstock_profiles.wire import ControlMessage, Request
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
-from penstock_slurm.arrays import AGAIN, NEW
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import JobGone, SlurmError, Transient
+from penstock_slurm.jobs.arrays import AGAIN, NEW
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, pending
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import Stop
-from penstock_scheduler.spool import Spool
-from penstock_slurm.cloud_nodes import SlurmCloudNodes
+from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import CliGateway, ControllerAway, Refused, SlurmError, SlurmNode
+from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from tests.slurm_plugin.test_notes_and_plain_jobs import SEEN, noted
 
 JOB = dataclasses.replace(SEEN, admin_comment=noted())

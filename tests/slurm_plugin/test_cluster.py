@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import Checkpointed, ControlMessage, Ended, Report, Started, reports_file
-from penstock_scheduler import report_quota
-from penstock_scheduler.errors import ClusterAway
+from penstock_scheduler.jobs import report_quota
 from penstock_scheduler.model import Hold, Placement, Progress, Share, Start, StopCode, UnknownValue
+from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
-from penstock_slurm.abilities import RELEASES, Release, shown
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import (
     ControllerAway,
@@ -29,6 +28,7 @@ from penstock_slurm.gateway import (
     Unread,
     Write,
 )
+from penstock_slurm.gateway.abilities import RELEASES, Release, shown
 from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.gateway.test_parse import HELD, MARKS, answer

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from penstock_profiles.wire import ControlMessage
-from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Hold, Placement, Share, Start
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.people.errors import BadJobSpec
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import CliGateway, Refused, SlurmJob
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.submitter import SlurmSubmitter
 from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
 
 __all__ = ["cluster", "told"]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.errors import ClusterAway
 from penstock_scheduler.model import Hold, Phase, Progress
+from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import ControllerAway, SlurmNode, SlurmReservation, TimedOut, Unread
 from penstock_slurm.gateway.base import Unknown
-from penstock_slurm.records import CHECKS, DOUBT_S
+from penstock_slurm.observe.records import CHECKS, DOUBT_S
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, pending, told
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.base import WAITING
-from penstock_slurm.states import HOLDING, TRANSITIONS, Facts, State, state
+from penstock_slurm.jobs.states import HOLDING, TRANSITIONS, Facts, State, state
 from tests.slurm_plugin.test_states import job
 
 HELD = job("PENDING", priority=0)

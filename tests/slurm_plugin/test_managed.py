@@ -22,11 +22,11 @@ from penstock_profiles.wire import (
 )
 from penstock_scheduler.model import ClusterState, Hold, Placement, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
-from penstock_slurm import managed
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, Unknown
-from penstock_slurm.holds import HoldFiles
+from penstock_slurm.jobs.holds import HoldFiles
+from penstock_slurm.observe import managed
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, pending
 

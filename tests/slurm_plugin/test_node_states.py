@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from penstock_slurm.abilities import RELEASES
-from penstock_slurm.node_states import NODE_STATES, OWN_REASONS, PARTITION_STATES, node_facts, partition_facts
+from penstock_slurm.gateway.abilities import RELEASES
+from penstock_slurm.gateway.node_states import NODE_STATES, OWN_REASONS, PARTITION_STATES, node_facts, partition_facts
 
 OPEN = {
     *("IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"),

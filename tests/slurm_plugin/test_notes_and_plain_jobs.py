@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Node, NodeChoice
+from penstock_scheduler.people.errors import BadJobSpec
 from penstock_slurm.gateway import PlainShape, SlurmJob
 from penstock_slurm.gateway.parse_jobs import parse_jobs
-from penstock_slurm.notes import (
+from penstock_slurm.jobs.notes import (
     SAYS,
     SHARES,
     kept_by_begin,
@@ -22,7 +22,7 @@ from penstock_slurm.notes import (
     with_message,
     with_note,
 )
-from penstock_slurm.plain_jobs import longest_waiting, set_aside
+from penstock_slurm.observe.plain_jobs import longest_waiting, set_aside
 from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
 (SEEN,) = parse_jobs(answer(RUNNING), MARKS, OF_22_05)

@@ -10,24 +10,24 @@ from typing import cast
 import pytest
 
 from penstock_profiles.wire import ControlMessage
-from penstock_scheduler import daemon
-from penstock_scheduler.clock import WallClock
-from penstock_scheduler.live import LiveScheduler
-from penstock_scheduler.loop import BACK
+from penstock_scheduler.api.ports import Burst, ClusterParts
+from penstock_scheduler.daemon import penstockd as daemon
+from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.live import LiveScheduler
+from penstock_scheduler.daemon.service.views import explanation_view, history_view
 from penstock_scheduler.model import Action, Hold, Job
 from penstock_scheduler.model import CloudState as Cloud
-from penstock_scheduler.ports import Burst, ClusterParts
-from penstock_scheduler.service.views import explanation_view, history_view
-from penstock_scheduler.settings import parse_settings
-from penstock_scheduler.spool import Spool
-from penstock_scheduler.store import open_store
-from penstock_slurm.agents import SlurmAgents
-from penstock_slurm.cloud_nodes import SlurmCloudNodes
+from penstock_scheduler.rounds.loop import BACK
+from penstock_scheduler.rounds.settings import parse_settings
+from penstock_scheduler.store.spool import Spool
+from penstock_scheduler.store.sql import open_store
+from penstock_slurm.act.steps import MISPLACED
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.gpu_reservation import GpuReservations
+from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.steps import MISPLACED
+from penstock_slurm.share.agents import SlurmAgents
+from penstock_slurm.share.gpu_reservation import GpuReservations
 from tests.slurm_plugin.sharing.site import Commands
 from tests.slurm_plugin.test_cluster import Told, pending
 

@@ -9,9 +9,9 @@ import pytest
 from penstock_profiles.wire import ControlMessage, Ended, Report, Request, Started, reports_file
 from penstock_scheduler.model import Hold, Phase, Placement, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.holds import HoldFiles
+from penstock_slurm.jobs.holds import HoldFiles
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
 

@@ -12,13 +12,13 @@ import pytest
 from penstock_profiles.wire import Checkpointed, ControlMessage, Report, Request, Started, left_file, reports_file
 from penstock_scheduler.model import Action, Hold, Migrate, Outcome, Phase, Placement, Resize, Share
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.act.steps import STUCK
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import Refused, SlurmError, Transient
-from penstock_slurm.managed import rests
+from penstock_slurm.observe.managed import rests
+from penstock_slurm.observe.view import Spooled
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.steps import STUCK
-from penstock_slurm.view import Spooled
 from tests.slurm_plugin import test_cluster
 from tests.slurm_plugin.test_cluster import pending
 

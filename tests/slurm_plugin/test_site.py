@@ -8,11 +8,11 @@ import pytest
 
 from penstock_scheduler.model import GpuLimit
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_slurm.abilities import RELEASES
 from penstock_slurm.gateway import AccountingAway, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReservation
+from penstock_slurm.gateway.abilities import RELEASES
 from penstock_slurm.gateway.parse_jobs import Marks, job_fields, parse_jobs
+from penstock_slurm.observe.site import SlurmSite, gpu_limits, reserved
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.site import SlurmSite, gpu_limits, reserved
 
 ALL = SlurmFeatures("loop", topology=True, limits=True, fair_share=True)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.abilities import RELEASES
 from penstock_slurm.gateway import SlurmJob
+from penstock_slurm.gateway.abilities import RELEASES
 from penstock_slurm.gateway.base import ENDED, WAITING
-from penstock_slurm.states import HOLDING, LEAVING, SLURM_STATES, TRANSITIONS, Facts, State, state
+from penstock_slurm.jobs.states import HOLDING, LEAVING, SLURM_STATES, TRANSITIONS, Facts, State, state
 
 # What job_state_string of Slurm 22.05 to 26.05 can return (src/common/slurm_protocol_defs.c): flags first, then base states.
 KNOWN_STATES = {

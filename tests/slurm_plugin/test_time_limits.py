@@ -8,9 +8,9 @@ import math
 import pytest
 
 from penstock_profiles.wire import ControlMessage
-from penstock_slurm import time_limits
 from penstock_slurm.gateway.parse_jobs import parse_jobs
-from penstock_slurm.time_limits import LimitedRun, left_s, next_limit_s
+from penstock_slurm.jobs import time_limits
+from penstock_slurm.jobs.time_limits import LimitedRun, left_s, next_limit_s
 from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
 (JOB,) = parse_jobs(answer(RUNNING), MARKS, OF_22_05)

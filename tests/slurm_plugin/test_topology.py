@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_slurm import topology
-from penstock_slurm.topology import choose
+from penstock_slurm.share import topology
+from penstock_slurm.share.topology import choose
 
 from .boards import DGX_1, TWO_PAIRS
 

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 from penstock_profiles.wire import ControlMessage, Request, Started
-from penstock_scheduler.sharing.messages import agent_folder
-from penstock_slurm.agent_files import nodes_with_agents
+from penstock_scheduler.api.agent_messages import agent_folder
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.parse_jobs import parse_jobs
-from penstock_slurm.site import SlurmRules
-from penstock_slurm.view import Scene, Spooled, Views, job_spec, job_view
+from penstock_slurm.observe.site import SlurmRules
+from penstock_slurm.observe.view import Scene, Spooled, Views, job_spec, job_view
+from penstock_slurm.share.agent_files import nodes_with_agents
 from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
 TEXT = '{"penstock": {"max_gpus": 4}}'

@@ -1,4 +1,1 @@
-"""Decides what runs in the cloud: waiting policies, estimates, offers, budgets. Pure: nothing here connects to a cloud.
-
-The port `penstock_scheduler.ports.Burst` launches instances. docs/admin/bursting.md explains the rules.
-"""
+"""Jobs in the cloud: `deciding` which leave and when, and the `manager` of their instances."""

@@ -19,8 +19,8 @@ from typer.main import get_command
 
 from penstock_scheduler import __version__
 from penstock_scheduler.cli.summary import reflow, summary
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.safe_text import guard
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.people.safe_text import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

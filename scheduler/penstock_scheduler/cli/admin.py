@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from penstock_scheduler.access_messages import TokenOrder
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.api.messages import Drained, DrainOrder, Role
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
 from penstock_scheduler.cli.options import STAGE
 from penstock_scheduler.cli.policies import choice_of, with_values
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.messages import Drained, DrainOrder, Role
+from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.spec_errors import describe_errors
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
 
 policy = typer.Typer(no_args_is_help=True, help="Show the policies, or choose the one that decides.")
 token = typer.Typer(no_args_is_help=True, help="Create, list and revoke bearer tokens for the API. For admins.")

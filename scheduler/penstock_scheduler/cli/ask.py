@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.safe_text import one_line
+from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.safe_text import one_line
 
 if TYPE_CHECKING:
-    from penstock_scheduler.client import Client
-    from penstock_scheduler.messages import RefusedJob
-    from penstock_scheduler.store import SqlStore
+    from penstock_scheduler.api.client import Client
+    from penstock_scheduler.api.messages import RefusedJob
+    from penstock_scheduler.store.sql import SqlStore
 
 Answer = TypeVar("Answer")
 
@@ -54,7 +54,7 @@ def ask(
         PenstockError: neither the daemon nor its store can answer.
     """
     try:
-        from penstock_scheduler.client import Client, DaemonAway
+        from penstock_scheduler.api.client import Client, DaemonAway
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}; this command needs Penstock with its extra `service`") from None
     try:
@@ -69,7 +69,7 @@ def ask(
     except DaemonAway as away:
         if instead is None:
             raise
-        from penstock_scheduler.store import open_store  # takes seconds to load
+        from penstock_scheduler.store.sql import open_store  # takes seconds to load
 
         try:
             opened = open_store(store)

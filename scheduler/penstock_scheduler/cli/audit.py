@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from penstock_scheduler.access_messages import AuditLine
+from penstock_scheduler.api.access_messages import AuditLine
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
 from penstock_scheduler.cli.times import FROM, TO, span_s
 

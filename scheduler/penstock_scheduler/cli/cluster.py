@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import ValidationError
 
+from penstock_scheduler.api.estimate_messages import OLD_S, new_jobs_line, start_cell
+from penstock_scheduler.api.history_messages import QueueEntry
+from penstock_scheduler.api.ledger_messages import CORRECTED, BudgetView, LedgerLine
+from penstock_scheduler.api.messages import ClusterView, PlanOrder, RefusedJob, RoundSummary, RoundView
 from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_refused, print_table
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.estimate_messages import OLD_S, new_jobs_line, start_cell
-from penstock_scheduler.history_messages import QueueEntry
-from penstock_scheduler.ledger_messages import CORRECTED, BudgetView, LedgerLine
-from penstock_scheduler.messages import ClusterView, PlanOrder, RefusedJob, RoundSummary, RoundView
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec_errors import describe_errors
-from penstock_scheduler.units import duration
+from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.units import duration
 
 if TYPE_CHECKING:
-    from penstock_scheduler.client import Client
+    from penstock_scheduler.api.client import Client
 
 
 def queue(as_json: bool = JSON) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
-from penstock_scheduler.pairs import read_prior
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.settings import DaemonSettings, load_settings, reference
+from penstock_scheduler.jobs.pairs import read_prior
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import DaemonSettings, load_settings, reference
 
 config = typer.Typer(no_args_is_help=True, help="Check and describe the daemon's settings file.")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import typer
 
-from penstock_scheduler.errors import PenstockError, StoreError
-from penstock_scheduler.store import open_store
+from penstock_scheduler.people.errors import PenstockError, StoreError
+from penstock_scheduler.people.units import data_size
 from penstock_scheduler.store.backup import make_backup, restore_backup
 from penstock_scheduler.store.opening import is_server, name_of, open_engine
 from penstock_scheduler.store.schema import (
@@ -20,8 +20,8 @@ from penstock_scheduler.store.schema import (
     upgrade,
     upgrade_beside_others,
 )
+from penstock_scheduler.store.sql import open_store
 from penstock_scheduler.store.tables import REVISION
-from penstock_scheduler.units import data_size
 
 db = typer.Typer(
     no_args_is_help=True, help="Upgrade, check, export, back up or restore the daemon's store. For admins."

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock_profiles.wire import read
+from penstock_scheduler.api.agent_messages import AWAY_S, Lack, NodeStatus, status_file
+from penstock_scheduler.api.health_messages import REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.cli.jobs import LIVE
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.health import INCOMPLETE, SILENT
-from penstock_scheduler.health_messages import REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
-from penstock_scheduler.plan_check import DIFFERS
-from penstock_scheduler.sharing.messages import AWAY_S, Lack, NodeStatus, status_file
-from penstock_scheduler.units import data_size, duration
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.people.units import data_size, duration
+from penstock_scheduler.rounds.plan_check import DIFFERS
+from penstock_scheduler.safety.health import INCOMPLETE, SILENT
 
 if TYPE_CHECKING:
-    from penstock_scheduler.access_messages import Identity
-    from penstock_scheduler.client import Client
-    from penstock_scheduler.health_messages import Health
-    from penstock_scheduler.messages import AllocationView
+    from penstock_scheduler.api.access_messages import Identity
+    from penstock_scheduler.api.client import Client
+    from penstock_scheduler.api.health_messages import Health
+    from penstock_scheduler.api.messages import AllocationView
 
 WARNING = "WARNING"
 

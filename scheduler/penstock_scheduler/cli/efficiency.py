@@ -11,13 +11,13 @@ import typer
 
 from penstock_profiles.sensitivity import Option
 from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.api.messages import ExplanationView, JobView, ShareView
 from penstock_scheduler.cli.ask import JSON, ask, hours, print_fields
 from penstock_scheduler.cli.jobs import JOB
-from penstock_scheduler.messages import ExplanationView, JobView, ShareView
 from penstock_scheduler.model import Configuration
-from penstock_scheduler.policies.tuning import Amount
-from penstock_scheduler.shares import describe_sensitivity
-from penstock_scheduler.units import duration
+from penstock_scheduler.people.units import duration
+from penstock_scheduler.rounds.policies.tuning import Amount
+from penstock_scheduler.rounds.shares import describe_sensitivity
 
 BUSY, AS_EXPECTED, SCALES, USEFUL = 0.5, 0.8, 0.5, 0.5
 """Shares below which there is advice: of the time in which the GPUs were busy, of measured in expected goodput, of goodput per

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from penstock_scheduler.api.estimate_messages import end_cell, estimate_lines, start_cell
+from penstock_scheduler.api.messages import MAX_PAGE, AllocationView, JobView, RefusedJob
 from penstock_scheduler.cli.ask import (
     JSON,
     STORE,
@@ -20,19 +22,17 @@ from penstock_scheduler.cli.ask import (
     print_refused,
     print_table,
 )
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.estimate_messages import end_cell, estimate_lines, start_cell
-from penstock_scheduler.explain import explain as explain_round
-from penstock_scheduler.explain import words
-from penstock_scheduler.messages import MAX_PAGE, AllocationView, JobView, RefusedJob
-from penstock_scheduler.safe_text import one_line
-from penstock_scheduler.terminal.picture import asks_for
-from penstock_scheduler.units import duration
+from penstock_scheduler.cli.terminal.picture import asks_for
+from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.safe_text import one_line
+from penstock_scheduler.people.units import duration
+from penstock_scheduler.rounds.explain import explain as explain_round
+from penstock_scheduler.rounds.explain import words
 
 if TYPE_CHECKING:
-    from penstock_scheduler.client import Client
-    from penstock_scheduler.history_messages import AllocationSpan
-    from penstock_scheduler.store import SqlStore
+    from penstock_scheduler.api.client import Client
+    from penstock_scheduler.api.history_messages import AllocationSpan
+    from penstock_scheduler.store.sql import SqlStore
 
 JOB = typer.Argument(help="Id of the job in Slurm.")
 LIVE = ("queued", "starting", "running", "stopping")

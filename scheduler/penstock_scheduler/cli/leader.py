@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from penstock_scheduler.api.health_messages import LeaderHealth
 from penstock_scheduler.cli.ask import JSON, ask, print_fields, print_json, print_table
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.health_messages import LeaderHealth
-from penstock_scheduler.units import duration
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.people.units import duration
 
 leader = typer.Typer(no_args_is_help=True, help="Show which of several penstockd leads, or let another one lead.")
 

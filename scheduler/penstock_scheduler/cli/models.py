@@ -10,10 +10,10 @@ import typer
 from pydantic import ValidationError
 
 from penstock_profiles.estimators import TrainingEstimator
+from penstock_scheduler.api.model_messages import KindImport, KindView
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.spec_errors import describe_errors
-from penstock_scheduler.model_messages import KindImport, KindView
+from penstock_scheduler.people.errors import ConfigError
 
 models = typer.Typer(no_args_is_help=True, help="Show, forget, export and import what ended jobs have taught.")
 

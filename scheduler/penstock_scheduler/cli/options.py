@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 
 POLICIES = typer.Option(
     None,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock_scheduler.cli.options import split
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.settings import Settings, load_settings
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.settings import Settings, load_settings
 
 
 def choice_of(policy: str, stages: Sequence[str] = (), settings: Settings | None = None) -> PolicyChoice:
@@ -40,7 +40,7 @@ def choices_of(policies: str | None, stages: Sequence[str], config: Path | None)
     Raises:
         ConfigError: a wrong name or setting; stages for the policy of a settings file.
     """
-    from penstock_scheduler.policies import make_policy  # not above: it takes a solver's time to import
+    from penstock_scheduler.rounds.policies import make_policy  # not above: it takes a solver's time to import
 
     settings = load_settings(config) if config is not None else None
     if policies is None and settings is not None:

@@ -33,8 +33,8 @@ from penstock_profiles.wire import (
     Started,
 )
 from penstock_scheduler import __version__
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.store.spool import Spool
 
 TICK_S = 0.1
 

@@ -10,12 +10,12 @@ import typer
 from penstock_scheduler.cli.ask import STATE
 from penstock_scheduler.cli.options import STAGE
 from penstock_scheduler.cli.policies import choice_of
-from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Plan
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord, load_round
-from penstock_scheduler.store import open_store
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord, load_round
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.store.sql import open_store
 
 
 def replay(

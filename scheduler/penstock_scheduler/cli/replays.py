@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from penstock_scheduler.api.whatif_messages import WhatIfOrder, WhatIfTask
 from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.cli.simulation import show_table
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.whatif_messages import WhatIfOrder, WhatIfTask
+from penstock_scheduler.people.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock_scheduler.client import Client
+    from penstock_scheduler.api.client import Client
     from penstock_scheduler.simulator.run import Simulation
 
 MEMORY_BYTES = 8 * 2**30

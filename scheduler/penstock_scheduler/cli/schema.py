@@ -8,9 +8,9 @@ import typer
 from pydantic import BaseModel
 
 from penstock_profiles.wire import ControlMessage, Report
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
 
 _MODELS: dict[str, type[BaseModel]] = {
     "spec": JobSpec,
@@ -32,7 +32,7 @@ def schema(
 
 
 def _model(name: str) -> type[BaseModel]:
-    from penstock_scheduler.policies import settings_model  # not above: it takes a solver's time to import
+    from penstock_scheduler.rounds.policies import settings_model  # not above: it takes a solver's time to import
 
     try:
         return _MODELS.get(name) or settings_model(name)

@@ -28,8 +28,8 @@ from penstock_profiles.wire import MEASURING_VARIABLE, SPOOL_VARIABLE, Ended, Ob
 from penstock_scheduler.cli.ask import JSON, print_table
 from penstock_scheduler.cli.options import split
 from penstock_scheduler.cli.profile import TICK_S, name_of, running, status_of, tail_of
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.store.spool import Spool
 
 sensitivity = typer.Typer(no_args_is_help=True, help="Measure and show how CPU and memory affect a model's speed.")
 

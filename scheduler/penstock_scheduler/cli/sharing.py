@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from penstock_profiles.colocation import Colocation, ColocationError, read_pairs
 from penstock_scheduler.cli.options import numbers, split
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.policies import sharing_parts
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies import sharing_parts
 from penstock_scheduler.simulator.agents import AgentSettings, SimulatedAgents
 from penstock_scheduler.simulator.sharers import Sharers, names_of, sharers
 from penstock_scheduler.simulator.workloads import Workload

@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock_scheduler.burst_manager.settings import BurstSettings
+from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.cli.options import split
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Node
 from penstock_scheduler.model.spec_errors import describe_errors
-from penstock_scheduler.settings import DaemonSettings, load_settings
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.settings import DaemonSettings, load_settings
 from penstock_scheduler.simulator.cloud import TICK_S, CloudSpec, cloud_settings
 from penstock_scheduler.simulator.workloads import Workload
 

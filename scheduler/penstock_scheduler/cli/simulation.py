@@ -21,9 +21,9 @@ from penstock_scheduler.cli.options import numbers, split
 from penstock_scheduler.cli.policies import choices_of
 from penstock_scheduler.cli.sharing import SharingOptions, shared_by
 from penstock_scheduler.cli.simulated_cloud import cloud_of
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.nodespec import SpecError
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.nodespec import SpecError
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.cloud import CloudSpec
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances

@@ -14,11 +14,11 @@ import typer
 
 from penstock_scheduler.cli.ask import STATE
 from penstock_scheduler.cli.replay import read_round
-from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import SolveReport
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.solver import Problem
-from penstock_scheduler.solver import solve as solve_problem
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.solver import Problem
+from penstock_scheduler.rounds.solver import solve as solve_problem
 
 _ARRAYS = ("cost", "config_gpus", "config_type", "capacity", "lambda_noalloc")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.usage import since_1970
+from penstock_scheduler.accounts.usage import since_1970
+from penstock_scheduler.people.errors import ConfigError
 
 FROM = typer.Option(
     None, "--from", metavar="TIME", help="The first time that counts, such as 2026-11-01; by default the beginning."

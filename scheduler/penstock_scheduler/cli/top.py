@@ -10,12 +10,12 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from penstock_scheduler.cli.ask import JSON, STORE, ask
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.terminal.picture import Picture, Watcher, recorded
-from penstock_scheduler.terminal.printed import render
+from penstock_scheduler.cli.terminal.picture import Picture, Watcher, recorded
+from penstock_scheduler.cli.terminal.printed import render
+from penstock_scheduler.people.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock_scheduler.store import SqlStore
+    from penstock_scheduler.store.sql import SqlStore
 
 
 def top(
@@ -36,9 +36,9 @@ def top(
         else:
             console.print(render(picture, now_s=time.time()))
         return
-    from penstock_scheduler.client import Client
-    from penstock_scheduler.terminal.app import TopApp
-    from penstock_scheduler.terminal.source import Daemon
+    from penstock_scheduler.api.client import Client
+    from penstock_scheduler.cli.terminal.app import TopApp
+    from penstock_scheduler.cli.terminal.source import Daemon
 
     with Client.open() as penstock:
         penstock.me()  # a daemon that is not there, or a bad token, is better said before the screen opens

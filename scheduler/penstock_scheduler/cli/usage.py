@@ -6,12 +6,12 @@ from pathlib import Path
 
 import typer
 
+from penstock_scheduler.accounts.usage import to_frame
+from penstock_scheduler.api.ledger_messages import USAGE_BY, Usage, UsageLine
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
 from penstock_scheduler.cli.options import numbers
 from penstock_scheduler.cli.times import FROM, TO, span_s
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.ledger_messages import USAGE_BY, Usage, UsageLine
-from penstock_scheduler.usage import to_frame
+from penstock_scheduler.people.errors import ConfigError, PenstockError
 
 BY = typer.Option("user", "--by", help=f"What to add up by: {', '.join(USAGE_BY)}.")
 

@@ -18,19 +18,20 @@ from rich.progress import Progress
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
+from penstock_scheduler.api.whatif_messages import WhatIfOrder
 from penstock_scheduler.cli.options import POLICIES, STAGE, numbers, split
 from penstock_scheduler.cli.policies import choices_of
 from penstock_scheduler.cli.replays import READING, ask_penstockd, bound, time_of, told, told_by
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KINDS, PAIR_TYPES, PAIRS
 from penstock_scheduler.cli.simulation import make_folder, progress, tell
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.jobs.pairs import PAIRS as LEARNED
+from penstock_scheduler.jobs.pairs import open_pairs
 from penstock_scheduler.model import Node
-from penstock_scheduler.nodespec import parse_nodes
-from penstock_scheduler.pairs import PAIRS as LEARNED
-from penstock_scheduler.pairs import open_pairs
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.nodespec import parse_nodes
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.recorded import (
@@ -44,8 +45,7 @@ from penstock_scheduler.simulator.recorded import (
 from penstock_scheduler.simulator.results import SeedResult, over_seeds
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, simulate_policy
 from penstock_scheduler.simulator.workloads import jittered
-from penstock_scheduler.store import SqlStore, open_store
-from penstock_scheduler.whatif_messages import WhatIfOrder
+from penstock_scheduler.store.sql import SqlStore, open_store
 
 RECORDED = "recorded"
 """Name of the column that shows what really happened."""

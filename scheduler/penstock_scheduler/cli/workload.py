@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.nodespec import parse_nodes
+from penstock_scheduler.model.nodespec import parse_nodes
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.people.units import duration
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import Truth, TruthSettings, advance, packed
 from penstock_scheduler.simulator.workloads import (
@@ -26,7 +27,6 @@ from penstock_scheduler.simulator.workloads import (
     write,
 )
 from penstock_scheduler.simulator.workloads.summary import Summary, summarise
-from penstock_scheduler.units import duration
 
 workload = typer.Typer(no_args_is_help=True, help="Workloads for the simulator: import, generate, check, show.")
 

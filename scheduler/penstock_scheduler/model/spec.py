@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model.flags import CPU_SLOT, Flag, Syntax
 from penstock_scheduler.model.spec_errors import describe_errors
+from penstock_scheduler.people.errors import BadJobSpec
 
 SPEC_KEY = "penstock"
 """Key of the job spec in a comment's JSON object."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 
 CPUS_PER_GPU = 53.0
 """CPUs that cost as much as one GPU in the cloud. The value of the authors' generator; the paper's text has 50."""
@@ -175,3 +176,37 @@ def by_budget(
         Wait.STAR: lambda: share * averages.runtime_h / averages.gpus,
     }[kind]()
     return WaitingPolicy(kind, factor, short_h, t_max_h, patience)
+
+
+class EndedJob(Protocol):
+    """A record of a job that has ended."""
+
+    @property
+    def user(self) -> str:
+        """Its user."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name with which it was submitted, by default its script's."""
+        ...
+
+    @property
+    def ended(self) -> str:
+        """Slurm's final state. Only COMPLETED shows how long such a job runs."""
+        ...
+
+    @property
+    def start_s(self) -> float | None:
+        """When it first held GPUs."""
+        ...
+
+    @property
+    def end_s(self) -> float | None:
+        """When it ended."""
+        ...
+
+    @property
+    def gpu_seconds(self) -> dict[str, float]:
+        """GPU type -> GPU-seconds."""
+        ...

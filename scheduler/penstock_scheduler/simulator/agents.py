@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId, JobUse, Pack, PackSeen, SharedGpus
-from penstock_scheduler.sharing.control import ControlSettings, Steps
-from penstock_scheduler.sharing.node import Group, Groups
+from penstock_scheduler.rounds.sharing.control import ControlSettings, Steps
+from penstock_scheduler.rounds.sharing.node import Group, Groups
 
 
 class AgentSettings(BaseModel):

@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from penstock_scheduler.burst.choices import leaves_at_once, leaves_s, may_leave
-from penstock_scheduler.burst.ledger import BudgetSettings, Caps
-from penstock_scheduler.burst_manager.facts import LEAVE_S
-from penstock_scheduler.burst_manager.manager import BurstManager
-from penstock_scheduler.burst_manager.places import Places
-from penstock_scheduler.burst_manager.provider import Machine
-from penstock_scheduler.burst_manager.run_store import CloudRunRow
-from penstock_scheduler.burst_manager.runs import BurstRun
-from penstock_scheduler.burst_manager.settings import BurstSettings
-from penstock_scheduler.burst_manager.share import Request, Share
-from penstock_scheduler.burst_manager.simulated import Simulated
-from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.api.ports import Clock, CloudNode, Trigger
+from penstock_scheduler.burst.deciding.choices import leaves_at_once, leaves_s, may_leave
+from penstock_scheduler.burst.deciding.ledger import BudgetSettings, Caps
+from penstock_scheduler.burst.manager.facts import LEAVE_S
+from penstock_scheduler.burst.manager.manager import BurstManager
+from penstock_scheduler.burst.manager.places import Places
+from penstock_scheduler.burst.manager.provider import Machine
+from penstock_scheduler.burst.manager.runs import BurstRun
+from penstock_scheduler.burst.manager.settings import BurstSettings
+from penstock_scheduler.burst.manager.share import Request, Share
+from penstock_scheduler.burst.manager.simulated import Simulated
 from penstock_scheduler.model import ClusterState, JobId, JobSpec, Outcome, Phase, Placement
+from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.model.waiting import Averages
-from penstock_scheduler.ports import Clock, CloudNode, Trigger
-from penstock_scheduler.records import RoundRecord
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.workloads import Workload
+from penstock_scheduler.store.cloud_runs import CloudRunRow
 
 SITE = UUID("00000000-0000-4000-8000-000000000000")
 TICK_S = 1.0

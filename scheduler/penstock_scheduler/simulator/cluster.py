@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock_profiles.wire import Report
+from penstock_scheduler.api.ports import Clock
 from penstock_scheduler.model import (
     Action,
     ClusterState,
@@ -38,9 +39,8 @@ from penstock_scheduler.model import (
     SharedGpus,
     SharingState,
 )
-from penstock_scheduler.nodespec import parse_nodes
-from penstock_scheduler.policies.tuning import Amount, NodeCapacity, relative_speed
-from penstock_scheduler.ports import Clock
+from penstock_scheduler.model.nodespec import parse_nodes
+from penstock_scheduler.rounds.policies.tuning import Amount, NodeCapacity, relative_speed
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.cloud import SimulatedCloud
 from penstock_scheduler.simulator.cluster_sharing import ClusterSharing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock_scheduler.model import JobId, Share, SharedGpus, SharingState
-from penstock_scheduler.sharing.node import Group, without
+from penstock_scheduler.rounds.sharing.node import Group, without
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.events import Event, Events
 from penstock_scheduler.simulator.jobs import SimulatedJob

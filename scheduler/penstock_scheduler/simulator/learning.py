@@ -16,8 +16,8 @@ from penstock_profiles.learning import JobModel
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import Observations
 from penstock_profiles.throughput import FloatArray, ThroughputParams
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec
-from penstock_scheduler.models import SpecModels
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.memory import SimulatedMemory

@@ -1,6 +1,6 @@
 """The memory of a simulated site: what ended jobs have shown about jobs of their kind.
 
-On a real cluster, `penstock_scheduler.kin` reads the reports of ended jobs from the store. Here ended jobs teach directly.
+On a real cluster, `penstock_scheduler.jobs.kin` reads the reports of ended jobs from the store. Here ended jobs teach directly.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from penstock_scheduler.drawing import svg
-from penstock_scheduler.drawing.gantt import gantt
-from penstock_scheduler.drawing.page import key, legend, page, wide
+from penstock_scheduler.people.drawing import svg
+from penstock_scheduler.people.drawing.gantt import gantt
+from penstock_scheduler.people.drawing.page import key, legend, page, wide
 from penstock_scheduler.simulator.figures import Figures, Lines
 
 ROWS = {

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock_scheduler.drawing.colours import job_colour
-from penstock_scheduler.drawing.gantt import bars, rows
-from penstock_scheduler.drawing.history import History
+from penstock_scheduler.people.drawing.colours import job_colour
+from penstock_scheduler.people.drawing.gantt import bars, rows
+from penstock_scheduler.people.drawing.history import History
 from penstock_scheduler.simulator.figures import Bars, Figures, Lines
 
 if TYPE_CHECKING:

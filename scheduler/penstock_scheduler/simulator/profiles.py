@@ -18,7 +18,7 @@ import numpy as np
 from penstock_profiles.gpus import Gpus
 from penstock_profiles.observations import Measured
 from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
 from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Wrong
 from penstock_scheduler.simulator.workloads.table import Columns, Rows, read_frame

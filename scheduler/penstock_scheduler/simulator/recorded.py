@@ -24,7 +24,6 @@ from statistics import median
 from penstock_profiles.colocation import Colocation
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator
 from penstock_profiles.wire import CPU, Ended, Observation, Report, Started
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import (
     Configuration,
     Job,
@@ -36,8 +35,9 @@ from penstock_scheduler.model import (
     Share,
     Snapshot,
 )
-from penstock_scheduler.policies.common import rate
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies.common import rate
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.learning import Donated
 from penstock_scheduler.simulator.recorded_rounds import RecordedJob, RecordedRounds

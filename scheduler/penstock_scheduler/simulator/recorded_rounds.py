@@ -10,7 +10,7 @@ from statistics import fmean
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_profiles.estimators import AnyEstimator
 from penstock_scheduler.model import Job, JobId, JobUse, Node, Phase, Placement, SharedGpus, SharingState, Snapshot
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.simulator.run import Tick
 
 

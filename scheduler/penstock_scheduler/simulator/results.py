@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import stdtrit
 
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.simulator.api import Result
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.simulator.frames import Result
 from penstock_scheduler.simulator.metrics import JobRow, Summary, job_rows, summarise
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, Tick, driving_of, simulate_policy
 

@@ -14,17 +14,18 @@ from penstock_profiles.families import Families, load_families
 from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Report
-from penstock_scheduler.errors import RoundFailed
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.api.ports import ClusterParts, ModelSource, Trigger
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.jobs.pairs import Pairs
 from penstock_scheduler.model import JobSpec, Node, Outcome, ReasonCode
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.one_thread import one_blas_thread
-from penstock_scheduler.pairs import Pairs
-from penstock_scheduler.policies import make_policy, sharing_parts
-from penstock_scheduler.policies.wrapper import front_only
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import ClusterParts, ModelSource, Trigger
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import RoundFailed
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.one_thread import one_blas_thread
+from penstock_scheduler.rounds.policies import make_policy, sharing_parts
+from penstock_scheduler.rounds.policies.wrapper import front_only
+from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, SimulatedCloud, WithWaits, spec_in_cloud
@@ -36,7 +37,6 @@ from penstock_scheduler.simulator.memory import SimulatedMemory
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, WorkloadJob, jittered
-from penstock_scheduler.triggers import OnEvent, Period
 
 RESTART_COST_S = 30.0
 """Assumed cost of a restart of a job without a model, s: the daemon's default."""

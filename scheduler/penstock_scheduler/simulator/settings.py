@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock_scheduler.nodespec import DEFAULT_SPEC
-from penstock_scheduler.ports import Clock, ClusterParts, Leadership, SpecCheck
-from penstock_scheduler.settings import Settings
+from penstock_scheduler.api.ports import Clock, ClusterParts, Leadership, SpecCheck
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC
+from penstock_scheduler.rounds.settings import Settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock_scheduler.access_messages import AuditLine, SessionRow, TokenView
+from penstock_scheduler.api.access_messages import AuditLine, SessionRow, TokenView
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
 

@@ -28,10 +28,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from penstock_profiles.wire import read
 from penstock_scheduler import __version__
-from penstock_scheduler.burst_manager.run_store import OLDER_STORE
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.store import schema
 from penstock_scheduler.store import tables as t
+from penstock_scheduler.store.cloud_runs import OLDER_STORE
 from penstock_scheduler.store.opening import open_engine
 
 FORMAT = 1

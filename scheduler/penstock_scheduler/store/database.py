@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from penstock_scheduler.errors import NotLeading, StoreError
-from penstock_scheduler.leadership.lease import ALONE
-from penstock_scheduler.ports import Leadership
+from penstock_scheduler.api.ports import Leadership
+from penstock_scheduler.people.errors import NotLeading, StoreError
 from penstock_scheduler.store import tables as t
+from penstock_scheduler.store.leadership.lease import ALONE
 
 CHUNK = 1000
 """Rows that are read at a time."""

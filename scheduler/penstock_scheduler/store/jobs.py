@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import read
-from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.messages import JobView, OwnerView
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.api.messages import JobView, OwnerView
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import newest_change
 from penstock_scheduler.store.ledger import LedgerStore

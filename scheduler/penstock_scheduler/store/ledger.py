@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from penstock_scheduler.burst_manager.run_store import CloudRunRow
-from penstock_scheduler.ledger_messages import LedgerLine, UsageBy
+from penstock_scheduler.api.ledger_messages import LedgerLine, UsageBy
 from penstock_scheduler.store import tables as t
+from penstock_scheduler.store.cloud_runs import CloudRunRow
 from penstock_scheduler.store.database import Database, named
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.model import Outcome
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
 
 
 class MemoryStore:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.schema import LOCK_NUMBER
 

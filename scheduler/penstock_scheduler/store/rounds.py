@@ -15,9 +15,9 @@ from pydantic_core import from_json
 from sqlalchemy import Connection, Engine
 
 from penstock_profiles.wire import Report, read
-from penstock_scheduler.messages import RoundSummary
+from penstock_scheduler.api.messages import RoundSummary
 from penstock_scheduler.model import Action, CloudAction, Outcome, Progress, Stop
-from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round, load_round
+from penstock_scheduler.model.records import RoundRecord, UnreadableRound, dump_round, load_round
 from penstock_scheduler.store import packing
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, NoSuchRow

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from penstock_scheduler import __version__
-from penstock_scheduler.errors import ConfigError, StoreError
+from penstock_scheduler.people.errors import ConfigError, StoreError
 from penstock_scheduler.store.tables import COMPATIBLE_FROM, REVISION, compatibility, metadata
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from penstock_scheduler.history_messages import JobSample
+from penstock_scheduler.api.history_messages import JobSample
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from penstock_scheduler import __version__
-from penstock_scheduler.errors import StoreError
-from penstock_scheduler.leadership.lease import Alone, Lease
+from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.admin import AdminStore
 from penstock_scheduler.store.jobs import JobStore
-from penstock_scheduler.store.leader_table import LeaderTable
+from penstock_scheduler.store.leadership.leader_table import LeaderTable
+from penstock_scheduler.store.leadership.lease import Alone, Lease
 from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.published import PublishedStore
 from penstock_scheduler.store.rounds import RoundStore

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock_scheduler.history_messages import QueueEntry
+from penstock_scheduler.api.history_messages import QueueEntry
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
 

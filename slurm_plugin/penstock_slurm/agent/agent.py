@@ -21,8 +21,8 @@ from pathlib import Path
 
 from penstock_profiles.node_channel import run_dir
 from penstock_profiles.nvml import Sample
-from penstock_scheduler.sharing.messages import Lack, NodeStatus
-from penstock_scheduler.sharing.node import Groups
+from penstock_scheduler.api.agent_messages import Lack, NodeStatus
+from penstock_scheduler.rounds.sharing.node import Groups
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
@@ -43,7 +43,7 @@ from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.agent.slices import Slices
 from penstock_slurm.agent.status import StatusWriter
 from penstock_slurm.agent.transitions import Transitions
-from penstock_slurm.topology import Links
+from penstock_slurm.share.topology import Links
 
 DRIVE_S = 0.1
 """Pause between two ticks while the agent freezes and thaws a job to hold it to its share, or the driver moves one."""

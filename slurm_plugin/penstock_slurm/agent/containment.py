@@ -6,9 +6,9 @@ import contextlib
 import logging
 from typing import Literal
 
+from penstock_scheduler.api.agent_messages import Contained, OrderedJob
 from penstock_scheduler.model import Pack
-from penstock_scheduler.sharing.messages import Contained, OrderedJob
-from penstock_scheduler.sharing.node import Groups
+from penstock_scheduler.rounds.sharing.node import Groups
 from penstock_slurm.agent.node_state import NodeState, Slurm
 from penstock_slurm.agent.state import LocalJob, next_number
 from penstock_slurm.gateway import JobGone, SlurmError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from penstock_scheduler.model import JobId, Pack
-from penstock_scheduler.sharing.node import Groups
+from penstock_scheduler.rounds.sharing.node import Groups
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.measuring import Measuring
 from penstock_slurm.agent.node_state import NodeState

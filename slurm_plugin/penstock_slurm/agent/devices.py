@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from penstock_scheduler.model import JobId, Pack
-from penstock_slurm.topology import Links, choose
+from penstock_slurm.share.topology import Links, choose
 
 
 def bind(

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from penstock_profiles.nvml import NoNvml, Nvml
-from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.people.errors import ConfigError, PenstockError
 
 log = logging.getLogger(__name__)
 

@@ -29,10 +29,10 @@ import logging
 import math
 
 from penstock_profiles.nvml import SAMPLED_S
+from penstock_scheduler.api.agent_messages import OrderedJob
 from penstock_scheduler.model import Pack
-from penstock_scheduler.sharing.control import Steps
-from penstock_scheduler.sharing.messages import OrderedJob
-from penstock_scheduler.sharing.node import Groups
+from penstock_scheduler.rounds.sharing.control import Steps
+from penstock_scheduler.rounds.sharing.node import Groups
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.gpu_time import GpuTimes, Meter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock_scheduler.sharing.messages import OrderedJob
+from penstock_scheduler.api.agent_messages import OrderedJob
 from penstock_slurm.agent import limits, mps
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups

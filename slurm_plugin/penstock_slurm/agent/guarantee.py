@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from penstock_profiles.node_channel import JobStatus
 from penstock_scheduler.model import JobId, Pack
-from penstock_scheduler.sharing.control import LEAST_STEPS
-from penstock_scheduler.sharing.node import Group, Groups
+from penstock_scheduler.rounds.sharing.control import LEAST_STEPS
+from penstock_scheduler.rounds.sharing.node import Group, Groups
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.agent.observed import rate_between

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.people.errors import PenstockError
 
 NAME = "agent.lock"
 

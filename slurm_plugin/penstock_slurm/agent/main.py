@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from penstock_profiles.node_channel import run_dir
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.safe_text import LOG_LINE, guard, one_line
+from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.safe_text import LOG_LINE, guard, one_line
 from penstock_slurm.agent import lock
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
@@ -32,7 +32,7 @@ from penstock_slurm.agent.plugin import Plugin
 from penstock_slurm.agent.processes import Processes, memory_of_host_mb
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.install.slurm import SlurmCommands
+from penstock_slurm.gateway.local_slurm import SlurmCommands
 from penstock_slurm.settings import SlurmSettings
 
 Section = TypeVar("Section", bound=BaseModel)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from penstock_scheduler.api.agent_messages import OrderedJob
 from penstock_scheduler.model import JobId
-from penstock_scheduler.sharing.messages import OrderedJob
-from penstock_scheduler.sharing.node import Groups
+from penstock_scheduler.rounds.sharing.node import Groups
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.node_state import NodeState
 

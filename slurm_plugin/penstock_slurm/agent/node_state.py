@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from penstock_scheduler.api.agent_messages import Lack, OrderedGroup, OrderedJob
 from penstock_scheduler.model import JobId, Pack
-from penstock_scheduler.sharing.messages import Lack, OrderedGroup, OrderedJob
 from penstock_slurm.agent.observed import Observed
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from penstock_scheduler.api.agent_messages import NumberedPack
 from penstock_scheduler.model import JobId, Pack, PackSeen
-from penstock_scheduler.sharing.control import Steps
-from penstock_scheduler.sharing.messages import NumberedPack
-from penstock_scheduler.sharing.node import Group
+from penstock_scheduler.rounds.sharing.control import Steps
+from penstock_scheduler.rounds.sharing.node import Group
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.agent.observed import steps_between
 from penstock_slurm.agent.state import LocalJob, next_number

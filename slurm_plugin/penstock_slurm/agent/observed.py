@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock_profiles.node_channel import JobStatus
-from penstock_scheduler.sharing.control import Steps
+from penstock_scheduler.rounds.sharing.control import Steps
 from penstock_slurm.agent.gpu_time import Meter
 
 MAX_RATE = 1e9

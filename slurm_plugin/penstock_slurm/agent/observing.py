@@ -9,8 +9,8 @@ from pathlib import Path
 
 from penstock_profiles.cuda_checkpoint import FIRST_DRIVER, too_old
 from penstock_profiles.nvml import Sample, by_job
+from penstock_scheduler.api.agent_messages import Lack, XidSeen
 from penstock_scheduler.model import JobId
-from penstock_scheduler.sharing.messages import Lack, XidSeen
 from penstock_slurm.agent import limits, mps
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.device_cgroup import DeviceCgroups

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock_profiles.files import open_regular
 from penstock_profiles.wire import read
-from penstock_scheduler.sharing.messages import MAX_BYTES, NodeOrder, OrderedJob, order_file
+from penstock_scheduler.api.agent_messages import MAX_BYTES, NodeOrder, OrderedJob, order_file
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.node_state import NodeState, Slurm

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler import __version__
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.sharing.messages import Lack
-from penstock_slurm.install.edits import our_libraries
-from penstock_slurm.install.slurm import SlurmCommands, constrains_devices
+from penstock_scheduler.api.agent_messages import Lack
+from penstock_scheduler.people.errors import PenstockError
+from penstock_slurm.gateway.conf_edits import our_libraries
+from penstock_slurm.gateway.local_slurm import SlurmCommands, constrains_devices
 
 log = logging.getLogger(__name__)
 

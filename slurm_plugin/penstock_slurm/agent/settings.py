@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator
 
 from penstock_profiles.node_channel import RUN_DIR
-from penstock_scheduler.sharing.control import ControlSettings
+from penstock_scheduler.rounds.sharing.control import ControlSettings
 from penstock_slurm.agent import limits, mps
 from penstock_slurm.gateway.hostlist import expand
 

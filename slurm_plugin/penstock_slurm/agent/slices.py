@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from penstock_scheduler.model import SharedGpus
-from penstock_scheduler.sharing.node import Group, Groups, without
+from penstock_scheduler.rounds.sharing.node import Group, Groups, without
 from penstock_slurm.agent.measuring import Measuring
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.agent.node_view import AgentNodeView

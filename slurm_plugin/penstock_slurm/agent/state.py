@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobControl
+from penstock_scheduler.api.agent_messages import REMEMBERED, Contained, NodeOrder, NumberedPack, State, XidSeen
 from penstock_scheduler.model import JobId
-from penstock_scheduler.sharing.control import ShareControl
-from penstock_scheduler.sharing.messages import REMEMBERED, Contained, NodeOrder, NumberedPack, State, XidSeen
-from penstock_scheduler.sharing.node import Account, Group
+from penstock_scheduler.rounds.sharing.control import ShareControl
+from penstock_scheduler.rounds.sharing.node import Account, Group
 
 log = logging.getLogger(__name__)
 

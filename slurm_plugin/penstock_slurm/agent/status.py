@@ -8,11 +8,11 @@ from pathlib import Path
 
 from penstock_profiles.files import write_whole
 from penstock_scheduler import __version__
+from penstock_scheduler.api.agent_messages import CarriedGroup, CarriedJob, NodeStatus, OrderedJob, status_file
 from penstock_scheduler.model import JobUse
-from penstock_scheduler.sharing.messages import CarriedGroup, CarriedJob, NodeStatus, OrderedJob, status_file
-from penstock_scheduler.sharing.node import Groups
+from penstock_scheduler.rounds.sharing.node import Groups
 from penstock_slurm.agent.node_state import NodeState
-from penstock_slurm.topology import Links
+from penstock_slurm.share.topology import Links
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from penstock_scheduler.api.agent_messages import OrderedJob
 from penstock_scheduler.model import JobId
-from penstock_scheduler.sharing.messages import OrderedJob
-from penstock_scheduler.sharing.node import Groups
+from penstock_scheduler.rounds.sharing.node import Groups
 from penstock_slurm.agent.containment import Containment
 from penstock_slurm.agent.controls import Controls
 from penstock_slurm.agent.cuda_checkpoints import CudaCheckpoints
@@ -17,7 +17,7 @@ from penstock_slurm.agent.node_state import NodeState, Slurm
 from penstock_slurm.agent.node_view import AgentNodeView
 from penstock_slurm.agent.state import LocalJob
 from penstock_slurm.gateway import JobGone, Refused, SlurmError
-from penstock_slurm.topology import Links
+from penstock_slurm.share.topology import Links
 
 log = logging.getLogger(__name__)
 

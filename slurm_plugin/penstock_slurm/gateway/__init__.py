@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_slurm.gateway.base import (
     STAND_IN,
     Gateway,
@@ -43,7 +43,7 @@ from penstock_slurm.gateway.errors import (
 )
 
 if TYPE_CHECKING:  # the agent loads no more than it needs
-    from penstock_scheduler.ports import Leadership
+    from penstock_scheduler.api.ports import Leadership
 
 __all__ = [
     "STAND_IN",

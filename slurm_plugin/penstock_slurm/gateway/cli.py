@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from penstock_scheduler.children import Account
-from penstock_scheduler.leadership.lease import ALONE
-from penstock_slurm import abilities
-from penstock_slurm.abilities import Release
+from penstock_scheduler.safety.children import Account
+from penstock_scheduler.store.leadership.lease import ALONE
+from penstock_slurm.gateway import abilities
+from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.accounts import (
     ASSOCIATION_FIELDS,
     END_FIELDS,
@@ -64,7 +64,7 @@ from penstock_slurm.gateway.parse import (
 from penstock_slurm.gateway.parse_jobs import JobReader, Marks, squeue_format
 
 if TYPE_CHECKING:  # the agent loads no more than it needs
-    from penstock_scheduler.ports import Leadership
+    from penstock_scheduler.api.ports import Leadership
 
 log = logging.getLogger(__name__)
 

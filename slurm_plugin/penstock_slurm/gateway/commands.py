@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock_scheduler import children
-from penstock_scheduler.children import Account
-from penstock_scheduler.leadership.lease import ALONE, boot_s
+from penstock_scheduler.safety import children
+from penstock_scheduler.safety.children import Account
+from penstock_scheduler.store.leadership.lease import ALONE, boot_s
 from penstock_slurm.gateway.errors import (
     BackendMissing,
     ControllerAway,
@@ -29,7 +29,7 @@ from penstock_slurm.gateway.errors import (
 )
 
 if TYPE_CHECKING:  # the agent loads no more than it needs
-    from penstock_scheduler.ports import Leadership
+    from penstock_scheduler.api.ports import Leadership
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 import re
 from collections import Counter
 
-from penstock_scheduler.errors import ConfigError, PenstockError
+from penstock_scheduler.people.errors import ConfigError, PenstockError
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from penstock_slurm.abilities import Release
+from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.base import (
     STAND_IN,
     SlurmFeatures,

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_slurm.abilities import Release
+from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.accounts import parse_tres
 from penstock_slurm.gateway.base import SlurmJob, Unknown
 from penstock_slurm.gateway.fields import (

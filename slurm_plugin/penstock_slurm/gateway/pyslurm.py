@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from penstock_slurm import abilities
-from penstock_slurm.abilities import Release
+from penstock_slurm.gateway import abilities
+from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.base import (
     ENDED,
     WAITING,

@@ -13,17 +13,16 @@ from penstock_profiles.files import open_regular
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_profiles.wire import read
 from penstock_scheduler import __version__
-from penstock_scheduler.sharing.messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
-from penstock_slurm import abilities
-from penstock_slurm.abilities import Release
-from penstock_slurm.agents import STAND_IN_REMEDY, without_stand_in
-from penstock_slurm.gateway import SlurmNode, open_gateway
-from penstock_slurm.gpu_reservation import NAME as PLACEHOLDER
-from penstock_slurm.install.edits import our_libraries
+from penstock_scheduler.api.agent_messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
+from penstock_slurm.gateway import SlurmNode, abilities, open_gateway
+from penstock_slurm.gateway.abilities import Release
+from penstock_slurm.gateway.conf_edits import our_libraries
+from penstock_slurm.gateway.local_slurm import constrains_devices
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget
-from penstock_slurm.install.slurm import constrains_devices
 from penstock_slurm.install.units import AGENT, MOUNT
+from penstock_slurm.share.agents import STAND_IN_REMEDY, without_stand_in
+from penstock_slurm.share.gpu_reservation import NAME as PLACEHOLDER
 
 AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "UNKNOWN"})
 """States of nodes whose agents need not run."""

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from penstock_slurm import abilities
-from penstock_slurm.abilities import Release, Version, shown, tested
-from penstock_slurm.gateway import Gateway, JobGone, SlurmError, SlurmJob, Unknown, open_gateway
+from penstock_slurm.gateway import Gateway, JobGone, SlurmError, SlurmJob, Unknown, abilities, open_gateway
+from penstock_slurm.gateway.abilities import Release, Version, shown, tested
 from penstock_slurm.gateway.parse import parse_version
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from penstock_scheduler.errors import PenstockError
-from penstock_slurm.install.edits import LineEdit, undo
+from penstock_scheduler.people.errors import PenstockError
+from penstock_slurm.gateway.conf_edits import LineEdit, undo
 
 RECORD = "penstock-install.json"
 BACKUP_SUFFIX = ".before-penstock"

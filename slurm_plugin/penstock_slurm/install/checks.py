@@ -6,8 +6,8 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import JobSpec, parse_spec
+from penstock_scheduler.people.errors import PenstockError
 from penstock_slurm.gateway import Gateway, JobGone, SlurmJob, open_gateway
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget, own_lua_lacks_ours, site_text

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.settings import load_settings
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install import changes as files
 from penstock_slurm.install import plan, units
 from penstock_slurm.install.agents import check_agents, to_do_on_nodes, to_undo_on_nodes

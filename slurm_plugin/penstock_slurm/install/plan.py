@@ -9,15 +9,15 @@ from pathlib import Path
 
 from penstock_profiles.families import load_families
 from penstock_profiles.node_channel import RUN_DIR
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.service.settings import ApiSettings
-from penstock_scheduler.settings import DaemonSettings, Settings
+from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.settings import DaemonSettings, Settings
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import open_gateway
+from penstock_slurm.gateway.conf_edits import LineEdit, set_key, set_plugin, with_plugin
+from penstock_slurm.gateway.local_slurm import SlurmCommands, admins, constrains_devices
 from penstock_slurm.install import sitefile
 from penstock_slurm.install.changes import RECORD, Change
-from penstock_slurm.install.edits import LineEdit, set_key, set_plugin, with_plugin
-from penstock_slurm.install.slurm import SlurmCommands, admins, constrains_devices
 from penstock_slurm.install.sources import source
 from penstock_slurm.install.units import agent_units
 from penstock_slurm.settings import SlurmSettings
@@ -113,7 +113,7 @@ def starts_text(site: InstallTarget) -> str:
     if not socket.is_socket():
         return sitefile.starts_lua([])
     try:
-        from penstock_scheduler.client import Client
+        from penstock_scheduler.api.client import Client
 
         with Client(f"unix:{socket}") as penstock:
             return sitefile.starts_lua(penstock.cluster().new_jobs)

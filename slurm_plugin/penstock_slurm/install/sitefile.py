@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.estimate_messages import NewJobs, new_jobs_line
-from penstock_scheduler.units import clock
+from penstock_scheduler.api.estimate_messages import NewJobs, new_jobs_line
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.people.units import clock
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
+from penstock_slurm.observe.view import gpu_type
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.view import gpu_type
 
 NAME = "penstock_site.lua"
 STARTS = "penstock_starts.lua"

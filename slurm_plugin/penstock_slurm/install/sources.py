@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.people.errors import PenstockError
 
 _PACKAGE = Path(__file__).parent.parent
 

@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 
 from penstock_profiles.node_channel import RUN_DIR
-from penstock_scheduler.service.settings import DEFAULT_SOCKET, ApiSettings
-from penstock_scheduler.settings import Settings
+from penstock_scheduler.api.messages import DEFAULT_SOCKET
+from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.rounds.settings import Settings
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.install.sources import source
 from penstock_slurm.settings import SlurmSettings

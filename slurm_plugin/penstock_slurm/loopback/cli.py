@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock_scheduler.nodespec import DEFAULT_SPEC, SpecError
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC, SpecError
 from penstock_slurm.loopback.cluster import LoopbackCluster
 from penstock_slurm.loopback.errors import LoopbackError, NotRunning
 from penstock_slurm.loopback.folder import default_folder

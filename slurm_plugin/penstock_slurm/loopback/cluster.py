@@ -16,10 +16,10 @@ from typing import Self
 
 from penstock_profiles.node_channel import RUN_DIR_VARIABLE
 from penstock_profiles.wire import SPOOL_VARIABLE
-from penstock_scheduler.client import URL_VARIABLE
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.nodespec import DEFAULT_SPEC, NodeSpec, parse_nodes
-from penstock_scheduler.settings import load_settings
+from penstock_scheduler.api.client import URL_VARIABLE
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC, NodeSpec, parse_nodes
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install import plan
 from penstock_slurm.install.sources import build_plugin, source
 from penstock_slurm.loopback import config, machine, processes

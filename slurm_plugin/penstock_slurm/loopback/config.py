@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_scheduler.nodespec import NodeSpec
+from penstock_scheduler.model.nodespec import NodeSpec
 from penstock_slurm.gateway import STAND_IN
 
 # Some plugins read cgroup.conf even when nothing uses cgroups.

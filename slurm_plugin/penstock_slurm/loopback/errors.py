@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.people.errors import PenstockError
 
 
 class LoopbackError(PenstockError):

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock_scheduler.nodespec import NodeSpec
+from penstock_scheduler.model.nodespec import NodeSpec
 from penstock_slurm.loopback.config import Layout
 from penstock_slurm.loopback.errors import LoopbackError
 

@@ -16,13 +16,13 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from penstock_scheduler.api.messages import NodesOrder, PlanOrder
 from penstock_scheduler.cli.ask import ask
-from penstock_scheduler.errors import ConfigError, PenstockError
-from penstock_scheduler.messages import NodesOrder, PlanOrder
 from penstock_scheduler.model import JobSpec, NodeChoice
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.model.spec_errors import describe_errors
-from penstock_slurm.notes import NODE_OPTIONS, node_choice_of
+from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_slurm.jobs.notes import NODE_OPTIONS, node_choice_of
 from penstock_slurm.submit import command_line, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
 from penstock_slurm.submit.flags import BadFlag, flags, spec_of, time_s

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock_scheduler.errors import PenstockError
 from penstock_scheduler.model import Adaptivity, JobSpec
 from penstock_scheduler.model.flags import Flag, Syntax
 from penstock_scheduler.model.spec import validate_spec
+from penstock_scheduler.people.errors import PenstockError
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
 _COUNT = r"[1-9][0-9]{0,8}"

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.submit.command_line import Options
 from penstock_slurm.submit.flags import BadFlag, flags, read
 

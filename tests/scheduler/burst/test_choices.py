@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock_scheduler.burst.choices import choices, leaves_s, recalls, runtime
+from penstock_scheduler.burst.deciding.choices import choices, leaves_s, recalls, runtime
 from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, Offer, Snapshot
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 from tests.scheduler.builders import job, snapshot, table

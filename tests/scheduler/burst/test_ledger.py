@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.burst.ledger import BudgetSettings, Caps, Entry, budget_lines
+from penstock_scheduler.burst.deciding.ledger import BudgetSettings, Caps, Entry, budget_lines
 
 NOV = datetime(2026, 11, 3, tzinfo=UTC).timestamp()
 DEC = datetime(2026, 12, 1, 0, 0, 1, tzinfo=UTC).timestamp()

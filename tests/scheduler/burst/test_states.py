@@ -7,7 +7,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.burst.states import STATES, TABLE, Fact, State, step
+from penstock_scheduler.burst.deciding.states import STATES, TABLE, Fact, State, step
 
 ORDER: tuple[State, ...] = ("ordered", "booting", "running", "leaving", "ending", "over")
 

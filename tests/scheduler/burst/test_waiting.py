@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock_scheduler.burst.estimates import Gravity, estimate, lost_s
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.burst.deciding.estimates import Gravity, estimate, lost_s
 from penstock_scheduler.model.waiting import Ask, Averages, Wait, WaitingPolicy, by_budget
+from penstock_scheduler.people.errors import ConfigError
 
 JOB = Ask(gpus=4, runtime_h=2.0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model.waiting import CPUS_PER_GPU, Ask, Averages, Wait, WaitingPolicy, by_budget
+from penstock_scheduler.people.errors import ConfigError
 
 MEANS = Averages(jobs=10.0, runtime_h=2.0, gpus=4.0)
 NAN = float("nan")

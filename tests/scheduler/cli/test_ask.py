@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from penstock_scheduler import client as client_module
+from penstock_scheduler.api import client as client_module
 from penstock_scheduler.cli import main
 from penstock_scheduler.cli.ask import print_table
+from penstock_scheduler.daemon.service.allocations import AllocationLog
+from penstock_scheduler.daemon.service.waits import WaitLog
 from penstock_scheduler.model import ClusterState
-from penstock_scheduler.service.allocations import AllocationLog
-from penstock_scheduler.service.waits import WaitLog
 from tests.scheduler.builders import snapshot
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import ADAS, BOBS, serving

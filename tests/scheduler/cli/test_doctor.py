@@ -9,9 +9,9 @@ import time
 import httpx
 import pytest
 
+from penstock_scheduler.api.agent_messages import NodeStatus, status_file
 from penstock_scheduler.model import Phase, UnknownValue
-from penstock_scheduler.plan_check import PlanCheck
-from penstock_scheduler.sharing.messages import NodeStatus, status_file
+from penstock_scheduler.rounds.plan_check import PlanCheck
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import ADAS, BOBS, serving
@@ -67,7 +67,7 @@ def test_doctor_says_what_nodes_lack_for_sharing(api, monkeypatch, tmp_path):
 def test_doctor_warns_of_a_low_limit_on_open_files(api, monkeypatch):
     found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
     assert found["open files"]["ok"]
-    monkeypatch.setattr("penstock_scheduler.open_files.limit", lambda: 1024)
+    monkeypatch.setattr("penstock_scheduler.safety.open_files.limit", lambda: 1024)
     found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
     assert not found["open files"]["ok"]
     assert "only 1,024 files" in found["open files"]["text"]

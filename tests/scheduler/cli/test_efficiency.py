@@ -9,11 +9,11 @@ import pytest
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
 from penstock_profiles.wire import Observation, Report
+from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.cli.efficiency import of_job
 from penstock_scheduler.model import Configuration
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.rounds.policies import make_policy
 from tests.scheduler.builders import job, snapshot, staged, with_facts
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import BOBS, serving

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.api.ports import Unmanaged
 from penstock_scheduler.model import ClusterState, Phase, Refusal, WaitingJob
-from penstock_scheduler.ports import Unmanaged
 from tests.scheduler.builders import job, snapshot
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import ADAS, BOBS, Api, serving

@@ -20,7 +20,7 @@ def test_commands_that_ask_import_neither_the_solver_nor_the_database():
     """`penstock list` took 2.6 s of processor time to load with SciPy and SQLAlchemy, and takes 1.1 without."""
     code = "import sys, penstock_slurm.submit.cli\n"
     code += "from penstock_scheduler.cli import admin, cluster, doctor, jobs\n"
-    code += "from penstock_scheduler.settings import parse_settings; parse_settings('', 'here')\n"
+    code += "from penstock_scheduler.rounds.settings import parse_settings; parse_settings('', 'here')\n"
     code += "print(*sorted({'scipy', 'sqlalchemy', 'alembic', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 

@@ -9,8 +9,8 @@ import re
 import httpx
 import pytest
 
+from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.model import Outcome, Phase, Progress, Resize
-from penstock_scheduler.ports import Fate
 from tests.scheduler.builders import job, on
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import BOBS, serving

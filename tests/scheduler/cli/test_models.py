@@ -10,9 +10,9 @@ import pytest
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.kin import KinOfJobs
-from penstock_scheduler.messages import JobView
-from penstock_scheduler.models import SpecModels
+from penstock_scheduler.api.messages import JobView
+from penstock_scheduler.jobs.kin import KinOfJobs
+from penstock_scheduler.jobs.models import SpecModels
 from tests.scheduler.builders import job
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock_scheduler.model import Migrate, Outcome, Progress, Stop, StopCode
-from penstock_scheduler.records import GateRecord
+from penstock_scheduler.model.records import GateRecord
 from tests.scheduler.builders import on
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.policies import REGISTRY, STAGES, settings_model
+from penstock_scheduler.rounds.policies import REGISTRY, STAGES, settings_model
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
+from penstock_scheduler.cli.terminal.picture import recorded
+from penstock_scheduler.cli.terminal.printed import render
 from penstock_scheduler.model import Node, Phase, Refusal
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.store import open_store
-from penstock_scheduler.terminal.picture import recorded
-from penstock_scheduler.terminal.printed import render
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import serving
 

@@ -8,10 +8,10 @@ import json
 import pandas as pd
 import pytest
 
-from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.accounts.usage import DTYPES, usage
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.model import Phase
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.usage import DTYPES, usage
 from tests.scheduler.builders import job, on
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import BOBS, serving

@@ -2,7 +2,14 @@
 
 import pytest
 
-from penstock_scheduler.estimate_messages import Estimates, JobEstimate, TimeRange, estimate_lines, in_words, start_cell
+from penstock_scheduler.api.estimate_messages import (
+    Estimates,
+    JobEstimate,
+    TimeRange,
+    estimate_lines,
+    in_words,
+    start_cell,
+)
 
 NOW_S = 10_000.0
 

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from penstock_scheduler.leadership.lease import Alone
-from penstock_scheduler.logs import configure_logging
+from penstock_scheduler.people.logs import configure_logging
+from penstock_scheduler.store.leadership.lease import Alone
 
 
 @pytest.fixture(autouse=True)
 def restore_logging():
-    root, ours = logging.getLogger(), logging.getLogger("penstock_scheduler.leadership")
+    root, ours = logging.getLogger(), logging.getLogger("penstock_scheduler.store.leadership")
     before = root.handlers[:], root.level, ours.level
     yield
     root.handlers[:] = before[0]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from penstock_scheduler import daemon
-from penstock_scheduler.leadership.lease import boot_s
-from penstock_scheduler.store import open_store
+from penstock_scheduler.daemon import penstockd as daemon
+from penstock_scheduler.store.leadership.lease import boot_s
+from penstock_scheduler.store.sql import open_store
 from tests.forking import FORKING
 
 LEASE_S = 4.0

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import ControlMessage, read
-from penstock_scheduler.burst_manager.worker import Yielding
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.leadership.candidate import Candidate, StandingBy
-from penstock_scheduler.leadership.lease import Lease, boot_s
-from penstock_scheduler.sharing.messages import NodeOrder, NodeStatus, order_file
-from penstock_scheduler.spool import Spool
-from penstock_scheduler.store import open_store
-from penstock_slurm.agent_files import Orders
+from penstock_scheduler.api.agent_messages import NodeOrder, NodeStatus, order_file
+from penstock_scheduler.burst.manager.worker import Yielding
+from penstock_scheduler.daemon.candidate import Candidate, StandingBy
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.store.leadership.lease import Lease, boot_s
+from penstock_scheduler.store.spool import Spool
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway.commands import SlurmCommandRunner
+from penstock_slurm.share.agent_files import Orders
 from tests.forking import FORKING
 
 LEASE_S = 4.0

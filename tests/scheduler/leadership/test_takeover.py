@@ -11,10 +11,11 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from penstock_scheduler.errors import NotLeading, StoreError
-from penstock_scheduler.leadership.candidate import Candidate, StandingBy
-from penstock_scheduler.leadership.lease import Alone, boot_s
-from penstock_scheduler.store import open_store, schema
+from penstock_scheduler.daemon.candidate import Candidate, StandingBy
+from penstock_scheduler.people.errors import NotLeading, StoreError
+from penstock_scheduler.store import schema
+from penstock_scheduler.store.leadership.lease import Alone, boot_s
+from penstock_scheduler.store.sql import open_store
 from tests.forking import FORKING
 
 LEASE_S = 4.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from penstock_scheduler.leadership.terms import DRIFT, Sighting, Term, ends_s
+from penstock_scheduler.store.leadership.terms import DRIFT, Sighting, Term, ends_s
 
 LEASE_S = 10.0
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Adaptivity, JobSpec, parse_spec
+from penstock_scheduler.people.errors import BadJobSpec
 
 
 def comment(**fields: object) -> str:

@@ -7,10 +7,10 @@ import json
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import Adaptivity, Burst, JobSpec, parse_spec, validate_spec
 from penstock_scheduler.model.flags import Flag, Syntax
 from penstock_scheduler.model.spec_errors import describe_errors
+from penstock_scheduler.people.errors import BadJobSpec
 
 
 @pytest.mark.parametrize(

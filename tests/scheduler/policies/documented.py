@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
-from penstock_scheduler.policies import REGISTRY, registered
+from penstock_scheduler.rounds.policies import REGISTRY, registered
 
 PAGE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 NAME = "one-each"
@@ -21,7 +21,7 @@ def documented() -> Iterator[None]:
     """While this is open, the file and the line of the page are part of the package."""
     section = PAGE.read_text(encoding="utf-8").split("## Add a policy in one file")[1].split("\n## ")[0]
     source, line = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    module = ModuleType("penstock_scheduler.policies.one_each")
+    module = ModuleType("penstock_scheduler.rounds.policies.one_each")
     with patch.dict(sys.modules, {module.__name__: module}):
         exec(compile(source, str(PAGE), "exec"), module.__dict__)  # our own page
         with patch.dict(REGISTRY, eval(f"{{{line}}}", {"registered": registered})):

@@ -17,7 +17,7 @@ from penstock_scheduler.model import (
     SharedGpus,
     Snapshot,
 )
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.rounds.policies import make_policy
 from tests.scheduler.builders import job, on, snapshot
 
 from .sharing_cases import known_pair, limits_mb, paired_jobs, running, shared, with_memory

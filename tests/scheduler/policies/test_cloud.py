@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_scheduler.diff import actions, cloud_actions
 from penstock_scheduler.model import BudgetLine, CloudRun, CloudState, GpuLimit, Offer, Phase, ReasonCode
+from penstock_scheduler.model.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.policies.sia import Sia, SiaSettings
-from penstock_scheduler.records import RoundRecord, dump_round, load_round
+from penstock_scheduler.rounds.diff import actions, cloud_actions
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.policies.sia import Sia, SiaSettings
 from tests.scheduler.builders import job, on, snapshot, table
 
 A10G = Offer("g5.12xlarge@b", "a10g", 1, 4, 5.0, count=2, boot_s=0)

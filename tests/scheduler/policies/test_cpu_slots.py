@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.policies import make_policy
+from penstock_scheduler.rounds.policies import make_policy
 from tests.scheduler.builders import job, snapshot, table
 
 RATES = {"cpu": {1: 9.0, 2: 18.0}, "t4": {1: 1.0, 2: 2.0}}

@@ -19,8 +19,8 @@ from penstock_scheduler.model import (
     SharedGpus,
     Snapshot,
 )
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.sharing.rules import broken
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.sharing.rules import broken
 from tests.scheduler.builders import job, on, snapshot
 
 from .sharing_cases import limits_mb, running, shared, with_memory

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from penstock_scheduler.model import Configuration, GpuLimit, Phase, Plan, ReasonCode, Snapshot
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.common import Requests
-from penstock_scheduler.policies.gavel import shares_of_time
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.policies.common import Requests
+from penstock_scheduler.rounds.policies.gavel import shares_of_time
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.limits import LimitSettings, site_limits
+from penstock_scheduler.accounts.limits import LimitSettings, site_limits
 from penstock_scheduler.model import CloudRun, CloudState, GpuLimit, Offer, Phase
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.settings import parse_settings
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import parse_settings
 from tests.scheduler.builders import job, nodes_from_spec, on, snapshot, staged, table, with_facts
 
 SIA_AND_FIFO = staged("sia", partitions={"debug": "fifo"})

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from penstock_scheduler.model import Configuration, GpuLimit, Job, Phase, Plan, ReasonCode, Snapshot
-from penstock_scheduler.policies import common, make_policy
-from penstock_scheduler.policies.pollux import FLOOR, search
+from penstock_scheduler.rounds.policies import common, make_policy
+from penstock_scheduler.rounds.policies.pollux import FLOOR, search
 from tests.scheduler.builders import job, on, rate, snapshot, table, with_facts
 
 MODELS = {

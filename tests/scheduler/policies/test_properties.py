@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, PipelineEstimator, PipelineGpu
 from penstock_profiles.throughput import ThroughputParams
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.jobs.models import LEAST_COST_S
 from penstock_scheduler.model import (
     GpuLimit,
     Job,
@@ -27,11 +27,11 @@ from penstock_scheduler.model import (
     Share,
     Snapshot,
 )
-from penstock_scheduler.models import LEAST_COST_S
-from penstock_scheduler.policies import REGISTRY, common, make_policy, registered
-from penstock_scheduler.policies.sia import SiaSettings
-from penstock_scheduler.policies.stops import stopped
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies import REGISTRY, common, make_policy, registered
+from penstock_scheduler.rounds.policies.sia import SiaSettings
+from penstock_scheduler.rounds.policies.stops import stopped
 from tests.scheduler.builders import job, snapshot, staged, table, with_facts
 from tests.scheduler.policies.documented import NAME, documented
 

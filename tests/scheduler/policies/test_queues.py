@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from penstock_scheduler.model import Configuration, GpuLimit, Phase, Plan, ReasonCode, Snapshot
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.queues import rho
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.policies.queues import rho
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 

@@ -10,7 +10,6 @@ from hypothesis import Phase as Drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import (
     GpuClass,
     Job,
@@ -25,13 +24,14 @@ from penstock_scheduler.model import (
     SharingState,
     Snapshot,
 )
-from penstock_scheduler.policies import REGISTRY, STAGES, common, make_policy, sharing_parts
-from penstock_scheduler.policies.colocation import in_transit
-from penstock_scheduler.policies.stops import stopped
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.sharing.packing import most_used_mb
-from penstock_scheduler.sharing.rules import broken
-from penstock_scheduler.sharing.slices import next_packs
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies import REGISTRY, STAGES, common, make_policy, sharing_parts
+from penstock_scheduler.rounds.policies.colocation import in_transit
+from penstock_scheduler.rounds.policies.stops import stopped
+from penstock_scheduler.rounds.sharing.packing import most_used_mb
+from penstock_scheduler.rounds.sharing.rules import broken
+from penstock_scheduler.rounds.sharing.slices import next_packs
 from tests.scheduler.builders import job, snapshot, staged
 from tests.scheduler.policies.test_properties import TYPES, snapshots
 

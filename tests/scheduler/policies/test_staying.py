@@ -20,9 +20,9 @@ from penstock_scheduler.model import (
     Share,
     SharedGpus,
 )
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.policies.staying import Staying
-from penstock_scheduler.sharing.rules import broken
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.policies.staying import Staying
+from penstock_scheduler.rounds.sharing.rules import broken
 from tests.scheduler.builders import job, on, snapshot, staged
 from tests.scheduler.policies.sharing_cases import running, shared
 

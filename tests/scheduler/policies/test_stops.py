@@ -24,7 +24,7 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.policies.stops import stopped, with_reasons
+from penstock_scheduler.rounds.policies.stops import stopped, with_reasons
 from tests.scheduler.builders import job, on, snapshot, table
 from tests.scheduler.policies.sharing_cases import running, shared
 

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Phase, Placement, Plan, Share, Snapshot, StopCode
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.tuning import (
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord, dump_round, load_round
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.policies.tuning import (
     PAPER,
     REFERENCE,
     Amount,
@@ -24,8 +26,6 @@ from penstock_scheduler.policies.tuning import (
     relative_speed,
     tune,
 )
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.simulator import nodes_from_spec
 from tests.scheduler.builders import job, snapshot, staged, with_facts
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from penstock_scheduler.model import GpuLimit, Job, LeaveCause, LeaveRequest, Phase, Plan, Snapshot, StopCode
-from penstock_scheduler.policies import make_policy, policy_names, takes_turns
-from penstock_scheduler.policies.turns import LARGE_TURN_S, TURN_S, WithTurns
+from penstock_scheduler.rounds.policies import make_policy, policy_names, takes_turns
+from penstock_scheduler.rounds.policies.turns import LARGE_TURN_S, TURN_S, WithTurns
 from tests.scheduler.builders import job, on, snapshot, staged, with_facts
 
 NOW_S = 10_000.0

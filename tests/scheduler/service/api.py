@@ -19,30 +19,30 @@ import httpx
 
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Checkpointed, Report
-from penstock_scheduler.access_messages import TokenOrder
-from penstock_scheduler.client import Client
-from penstock_scheduler.disks import store_check
-from penstock_scheduler.errors import BadJobSpec, NoSuchRun
-from penstock_scheduler.health import HealthSettings, LoopHealth, StepName
-from penstock_scheduler.kin import KinOfJobs
-from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.messages import OutputFiles, Role, Submission
+from penstock_scheduler.accounts.limits import LimitSettings
+from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.api.messages import OutputFiles, Role, Submission
+from penstock_scheduler.api.ports import Fate, Owned, Unmanaged
+from penstock_scheduler.daemon.service.app import Controls, make_app
+from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.daemon.service.forwarding import PublishFirst
+from penstock_scheduler.daemon.service.port import Chosen
+from penstock_scheduler.daemon.service.publisher import Publisher
+from penstock_scheduler.daemon.service.server import Service, let_read
+from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.daemon.service.vitals import Vitals
+from penstock_scheduler.jobs.kin import KinOfJobs
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import ClusterState, Phase
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.plan_gate import Approval
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Fate, Owned, Unmanaged
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.rules import BudgetSettings, SchedulingRules
-from penstock_scheduler.service.app import Controls, make_app
-from penstock_scheduler.service.board import Board
-from penstock_scheduler.service.forwarding import PublishFirst
-from penstock_scheduler.service.port import Chosen
-from penstock_scheduler.service.publisher import Publisher
-from penstock_scheduler.service.server import Service, let_read
-from penstock_scheduler.service.settings import ApiSettings
-from penstock_scheduler.service.vitals import Vitals
-from penstock_scheduler.store import open_store
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import BadJobSpec, NoSuchRun
+from penstock_scheduler.rounds.plan_gate import Approval
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.safety.health import HealthSettings, LoopHealth, StepName
+from penstock_scheduler.store.disks import store_check
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.machine import free_ports
 from tests.forking import FORKING
@@ -151,8 +151,8 @@ def penstock_api(
     config: Path, files: tuple[int, int] | None = None, user: str | None = None, deadline_s: float | None = None
 ) -> None:
     """What `penstock-api --config CONFIG` does, in a process of its own; its log is beside the settings."""
-    from penstock_scheduler.service import limits
-    from penstock_scheduler.service.process import main
+    from penstock_scheduler.daemon.service import limits
+    from penstock_scheduler.daemon.service.process import main
 
     if deadline_s is not None:
         limits.HEAD_S = limits.BODY_S = deadline_s

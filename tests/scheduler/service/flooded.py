@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from penstock_scheduler import open_files
-from penstock_scheduler.logs import configure_logging
-from penstock_scheduler.service import limits
+from penstock_scheduler.daemon.service import limits
+from penstock_scheduler.people.logs import configure_logging
+from penstock_scheduler.safety import open_files
 from tests.forking import FORKING
 from tests.scheduler.service.api import serving
 

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from penstock_profiles.wire import Report, Started
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.api.ports import Fate
+from penstock_scheduler.daemon.service.allocations import AllocationLog
+from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.model import (
     ClusterState,
     EndedRun,
@@ -28,12 +30,10 @@ from penstock_scheduler.model import (
     StopCode,
 )
 from penstock_scheduler.model.plan import Assignment
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.service.allocations import AllocationLog
-from penstock_scheduler.service.board import Board
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import MadeUp, serving
 

@@ -10,15 +10,15 @@ import time
 import httpx
 import pytest
 
-from penstock_scheduler.client import ApiError, Client, DaemonAway
-from penstock_scheduler.errors import ClusterAway
-from penstock_scheduler.health import HealthSettings, StepName
-from penstock_scheduler.limits import LimitSettings
-from penstock_scheduler.messages import PlanOrder, Submission
+from penstock_scheduler.accounts.limits import LimitSettings
+from penstock_scheduler.accounts.rules import BudgetSettings
+from penstock_scheduler.api.client import ApiError, Client, DaemonAway
+from penstock_scheduler.api.messages import PlanOrder, Submission
+from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.model import ClusterState, Phase, Refusal
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.rules import BudgetSettings
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.safety.health import HealthSettings, StepName
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import serving
 
@@ -149,7 +149,7 @@ def test_admins_change_policy_and_pause(api):
 
 
 def test_the_client_says_that_the_daemon_does_not_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", (0.0,))
+    monkeypatch.setattr("penstock_scheduler.api.client.RETRY_PAUSES_S", (0.0,))
     with pytest.raises(DaemonAway, match="Running jobs keep running"):
         Client(f"unix:{tmp_path}/none").me()
 

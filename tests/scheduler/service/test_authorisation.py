@@ -7,8 +7,8 @@ import time
 import httpx
 import pytest
 
-from penstock_scheduler.access_messages import TokenOrder
-from penstock_scheduler.whatif_messages import WhatIfOrder
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.api.whatif_messages import WhatIfOrder
 from tests.scheduler.service.api import ME, log_in, serving
 
 SUBMISSION = {"command": ["true"]}

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from penstock_profiles.wire import Ended, Observation, Started
-from penstock_scheduler.errors import StoreError
+from penstock_scheduler.api.ports import Fate
+from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.model import ClusterState, Phase, Refusal
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.service.board import Board
+from penstock_scheduler.people.errors import StoreError
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, BOBS, OBSERVED, report, serving
 

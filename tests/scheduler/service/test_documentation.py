@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler import (
+from penstock_scheduler.api import (
     access_messages,
     health_messages,
     history_messages,
@@ -17,7 +17,7 @@ from penstock_scheduler import (
     model_messages,
     whatif_messages,
 )
-from penstock_scheduler.service import app
+from penstock_scheduler.daemon.service import app
 from tests.scheduler.service.api import serving
 
 REPOSITORY = Path(__file__).parents[3]

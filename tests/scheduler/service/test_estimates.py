@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from penstock_scheduler.estimate_messages import Estimates, JobEstimate, TimeRange
-from penstock_scheduler.estimates import NOTES, Order
+from penstock_scheduler.api.estimate_messages import Estimates, JobEstimate, TimeRange
+from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.daemon.service.estimator import Estimator
+from penstock_scheduler.daemon.service.waits import WaitLog
 from penstock_scheduler.model import Phase
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.service.board import Board
-from penstock_scheduler.service.estimator import Estimator
-from penstock_scheduler.service.waits import WaitLog
-from penstock_scheduler.store import open_store
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.simulator.estimates import NOTES, Order
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import ADAS, BOBS, serving

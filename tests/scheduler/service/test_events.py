@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from penstock_scheduler.client import Client, DaemonAway
-from penstock_scheduler.messages import JobView
+from penstock_scheduler.api.client import Client, DaemonAway
+from penstock_scheduler.api.messages import JobView
+from penstock_scheduler.api.ports import Fate
+from penstock_scheduler.daemon.service import stream
 from penstock_scheduler.model import Phase
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.service import stream
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, BOBS, serving

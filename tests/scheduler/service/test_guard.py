@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from penstock_scheduler.service.guard import Bucket
+from penstock_scheduler.daemon.service.guard import Bucket
 from tests.scheduler.service.api import serving
 
 

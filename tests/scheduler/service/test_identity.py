@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from penstock_scheduler.access_messages import TokenOrder
-from penstock_scheduler.client import ApiError, Client
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.api.client import ApiError, Client
 from tests.scheduler.service.api import ME, serving
 
 

@@ -13,11 +13,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_scheduler import __version__
-from penstock_scheduler.ledger_messages import LedgerLine
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.daemon.service.metrics import _cloud
 from penstock_scheduler.model import CloudRun, CloudState, Offer, Phase, Plan, Stop, StopCode, UnknownValue
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.service.metrics import _cloud
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import serving
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock_scheduler.estimate_messages import Estimates, NewJobs, TimeRange
+from penstock_scheduler.api.estimate_messages import Estimates, NewJobs, TimeRange
+from penstock_scheduler.daemon.service.waits import WaitLog
 from penstock_scheduler.model import ClusterState, Phase, Plan, Reason, ReasonCode, Refusal, WaitingJob
 from penstock_scheduler.model.plan import Assignment
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import RoundRecord
-from penstock_scheduler.service.waits import WaitLog
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import serving
@@ -170,7 +170,7 @@ def test_the_command_shows_a_users_place_among_all(api):
 
 def test_pages_of_the_queue(api):
     with api.client("ada") as ada:
-        from penstock_scheduler.history_messages import Queue
+        from penstock_scheduler.api.history_messages import Queue
 
         first = ada._ask(Queue, "GET", "/v1/queue", query={"limit": 3})
         last = ada._ask(Queue, "GET", "/v1/queue", query={"limit": 3, "after": first.next})

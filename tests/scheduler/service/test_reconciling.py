@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from penstock_scheduler import daemon
-from penstock_scheduler.clock import WallClock
-from penstock_scheduler.errors import ClusterAway
+from penstock_scheduler.api.ports import Fate
+from penstock_scheduler.daemon import penstockd as daemon
+from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.service.allocations import AllocationLog
+from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.daemon.service.reconciling import EVERY_S, Reconciler
 from penstock_scheduler.model import ClusterState, EndedRun, Phase
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.service.allocations import AllocationLog
-from penstock_scheduler.service.board import Board
-from penstock_scheduler.service.reconciling import EVERY_S, Reconciler
-from penstock_scheduler.settings import parse_settings
-from penstock_scheduler.store import SqlStore, open_store
+from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.rounds.settings import parse_settings
+from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import MadeUp
 

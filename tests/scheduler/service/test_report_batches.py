@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from penstock_scheduler.access_messages import Identity
-from penstock_scheduler.messages import ReportBatch
-from penstock_scheduler.service import report_batches
+from penstock_scheduler.api.access_messages import Identity
+from penstock_scheduler.api.messages import ReportBatch
+from penstock_scheduler.daemon.service import report_batches
 from tests.scheduler.service.api import OBSERVED, serving
 
 OBSERVED_REPORT = {"job_id": "1", "epoch": 1, "time_s": 1.0, "body": OBSERVED}

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from penstock_profiles.wire import Observation
-from penstock_scheduler import report_quota
-from penstock_scheduler.client import ApiError
-from penstock_scheduler.errors import StoreError
-from penstock_scheduler.service.guard import check_report
+from penstock_scheduler.api.client import ApiError
+from penstock_scheduler.daemon.service.guard import check_report
+from penstock_scheduler.jobs import report_quota
+from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.store import schema
 from tests.scheduler.service.api import OBSERVED, report, serving
 
@@ -79,7 +79,7 @@ def test_a_store_that_is_away_is_a_503_and_nothing_is_acknowledged(api, monkeypa
         raise StoreError("the disk is full")
 
     with api.client("ada") as ada, monkeypatch.context() as patch:
-        patch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", ())
+        patch.setattr("penstock_scheduler.api.client.RETRY_PAUSES_S", ())
         patch.setattr(api.board.store, "add_reports", full)
         with pytest.raises(ApiError, match="full") as error:
             ada.report("1", [report()])
@@ -90,7 +90,7 @@ def test_a_store_that_is_away_is_a_503_and_nothing_is_acknowledged(api, monkeypa
 
 def test_a_report_is_acknowledged_when_a_lock_on_the_store_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(schema, "BUSY_S", 0.1)
-    monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", ())
+    monkeypatch.setattr("penstock_scheduler.api.client.RETRY_PAUSES_S", ())
     with serving(tmp_path) as api, api.client("ada") as ada:
         assert ada.report("1", [report(1)]).accepted == 1
         with closing(sqlite3.connect(tmp_path / "state" / schema.FILE, isolation_level=None)) as other:

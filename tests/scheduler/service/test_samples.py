@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.history_messages import JobSample
+from penstock_scheduler.api.history_messages import JobSample
+from penstock_scheduler.daemon.service.samples import Sampler
 from penstock_scheduler.model import ClusterState, Phase, Plan, Reason, ReasonCode, Refusal, Stop, StopCode, WaitingJob
 from penstock_scheduler.model.plan import Assignment
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import GateRecord, RoundRecord
-from penstock_scheduler.service.samples import Sampler
-from penstock_scheduler.settings import DaemonSettings
-from penstock_scheduler.store import open_store
+from penstock_scheduler.model.records import GateRecord, RoundRecord
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import DaemonSettings
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import OBSERVED, serving
 

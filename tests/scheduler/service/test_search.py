@@ -9,12 +9,12 @@ import time
 import pytest
 
 from penstock_profiles.wire import Report, Result, Started
-from penstock_scheduler import search
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.api import search
+from penstock_scheduler.api.messages import Submission
+from penstock_scheduler.api.ports import Fate
+from penstock_scheduler.api.search import JobObjective, TrialFailed
 from penstock_scheduler.model import ClusterState, JobSpec, Phase, Reason, ReasonCode
-from penstock_scheduler.ports import Fate
-from penstock_scheduler.search import JobObjective, TrialFailed
+from penstock_scheduler.people.errors import ConfigError
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import serving
 
@@ -168,7 +168,7 @@ def test_a_job_without_a_metric_says_what_to_do(api, objective):
 
 
 def test_a_study_waits_for_a_daemon_that_does_not_answer_for_a_while(api, objective, monkeypatch):
-    from penstock_scheduler.client import Client, DaemonAway
+    from penstock_scheduler.api.client import Client, DaemonAway
 
     monkeypatch.setattr(search, "AGAIN_S", 0.01)
     ask, away = Client.job, [DaemonAway("gone")] * 3

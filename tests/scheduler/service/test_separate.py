@@ -16,15 +16,15 @@ import httpx
 import pytest
 
 from penstock_profiles.wire import Observation, Report
-from penstock_scheduler.access_messages import TokenOrder
-from penstock_scheduler.client import ApiError, Client
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.messages import DrainOrder, Submission
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.api.client import ApiError, Client
+from penstock_scheduler.api.messages import DrainOrder, Submission
+from penstock_scheduler.api.ports import Fate, Unmanaged
+from penstock_scheduler.daemon.service.forwarding import SILENT_HEADER
+from penstock_scheduler.daemon.service.identity import IDENTITY
 from penstock_scheduler.model import JobSpec, Phase, Refusal
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import Fate, Unmanaged
-from penstock_scheduler.service.forwarding import SILENT_HEADER
-from penstock_scheduler.service.identity import IDENTITY
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.loopback import wait_for
 from tests.folders import public_folder
 from tests.forking import FORKING

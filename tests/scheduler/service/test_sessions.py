@@ -8,8 +8,8 @@ from http.cookies import SimpleCookie
 import httpx
 import pytest
 
-from penstock_scheduler.access_messages import TokenOrder
-from penstock_scheduler.service.sessions import MAX_SESSIONS
+from penstock_scheduler.api.access_messages import TokenOrder
+from penstock_scheduler.daemon.service.sessions import MAX_SESSIONS
 from tests.scheduler.service.api import log_in, serving
 
 

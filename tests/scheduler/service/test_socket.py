@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 
-from penstock_scheduler.client import Client
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.service.server import Service
-from penstock_scheduler.service.settings import ApiSettings
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.daemon.service.server import Service
+from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.people.errors import ConfigError
 from tests.scheduler.service.api import ME, serving
 
 ROOT = Path(__file__).parents[3]

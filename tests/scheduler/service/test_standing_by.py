@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from penstock_scheduler.health_messages import Health
-from penstock_scheduler.leadership.sight import Leader, Standby
-from penstock_scheduler.leadership.terms import Term
-from penstock_scheduler.service.standing_by import standby_app
+from penstock_scheduler.api.health_messages import Health
+from penstock_scheduler.daemon.standing_by import standby_app
+from penstock_scheduler.store.leadership.sight import Leader, Standby
+from penstock_scheduler.store.leadership.terms import Term
 
 BROWSER = {"Accept": "text/html"}
 

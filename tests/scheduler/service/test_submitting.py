@@ -9,8 +9,8 @@ import threading
 import httpx
 import pytest
 
-from penstock_scheduler.client import ApiError
-from penstock_scheduler.messages import Owner, OwnerView, Submission
+from penstock_scheduler.api.client import ApiError
+from penstock_scheduler.api.messages import Owner, OwnerView, Submission
 from penstock_scheduler.store import tables
 from tests.scheduler.service.api import ME, serving
 

@@ -14,10 +14,10 @@ import pytest
 from penstock_executor import Environment, connect
 from penstock_executor.environment import Service
 from penstock_profiles.wire import Observation
-from penstock_scheduler.client import Client, DaemonAway
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.api.client import Client, DaemonAway
+from penstock_scheduler.daemon.service import identity
 from penstock_scheduler.model import Phase
-from penstock_scheduler.service import identity
+from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.loopback import wait_for
 from tests.folders import public_folder
 from tests.scheduler.builders import job, on
@@ -97,7 +97,7 @@ def test_the_api_says_that_munged_does_not_answer(tmp_path, munge_socket):
 
 
 def test_tls_works_and_an_unknown_certificate_is_not_trusted(tmp_path, certificate, monkeypatch):
-    monkeypatch.setattr("penstock_scheduler.client.RETRY_PAUSES_S", ())
+    monkeypatch.setattr("penstock_scheduler.api.client.RETRY_PAUSES_S", ())
     made, key = certificate
     with serving(tmp_path / "api", tls_certificate=made, tls_key=key) as api:
         url = api.url.replace("http://", "https://")

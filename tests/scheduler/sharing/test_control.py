@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from penstock_scheduler.sharing.control import ControlSettings, Evidence, ShareControl, Steps, advance
+from penstock_scheduler.rounds.sharing.control import ControlSettings, Evidence, ShareControl, Steps, advance
 
 SETTINGS = ControlSettings()
 TURN = SETTINGS.settled_periods + 1

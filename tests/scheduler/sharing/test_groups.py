@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.sharing.groups import GroupSettings, TrialSeen, judge
+from penstock_scheduler.rounds.sharing.groups import GroupSettings, TrialSeen, judge
 
 SETTINGS = GroupSettings(first_s=100.0, eta=2)
 

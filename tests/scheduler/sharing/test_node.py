@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import JobId, Pack, PackSeen, SharedGpus
-from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps
-from penstock_scheduler.sharing.node import Group, Groups
+from penstock_scheduler.rounds.sharing.control import ControlSettings, ShareControl, Steps
+from penstock_scheduler.rounds.sharing.node import Group, Groups
 
 SLICE_S = 60.0
 

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_scheduler.model import JobId, Limit
-from penstock_scheduler.sharing.packing import Measured, PackingSettings, Tenant, choose, learn, memory_limits, undo
+from penstock_scheduler.rounds.sharing.packing import (
+    Measured,
+    PackingSettings,
+    Tenant,
+    choose,
+    learn,
+    memory_limits,
+    undo,
+)
 
 SETTINGS = PackingSettings()
 

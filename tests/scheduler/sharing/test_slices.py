@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import JobId, Pack, Plan, SharedGpus, Snapshot
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.records import RoundRecord, dump_round, load_round
-from penstock_scheduler.sharing.gandiva import Landing, height, land
-from penstock_scheduler.sharing.slices import entry_s, handed_on, next_packs
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord, dump_round, load_round
+from penstock_scheduler.rounds.sharing.gandiva import Landing, height, land
+from penstock_scheduler.rounds.sharing.slices import entry_s, handed_on, next_packs
 
 
 def _packs(*gpus: int) -> list[Pack]:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.policy_choice import PolicyChoice
+from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
 from penstock_scheduler.simulator.disturbances import Disturbances

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator import simulate
 from penstock_scheduler.simulator.workloads import BadInput, Workload, WorkloadJob, from_frame, rigid_spec, to_frame
 

@@ -12,12 +12,13 @@ import pytest
 from benchmarks.replays.starburst import RigidJob, SiteSpec, replay
 from benchmarks.replays.starburst_golden import golden_jobs
 
-from penstock_scheduler.loop import RoundLoop
+from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.waiting import Averages, Wait, by_budget
-from penstock_scheduler.models import SpecModels
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.ports import ClusterParts
+from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, MemoryStore, SimulatedCloud, cloud_settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
@@ -33,8 +34,7 @@ from penstock_scheduler.simulator.run import (
 )
 from penstock_scheduler.simulator.truth import Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
-from penstock_scheduler.store import SqlStore, open_store
-from penstock_scheduler.triggers import OnEvent, Period
+from penstock_scheduler.store.sql import SqlStore, open_store
 
 DATA = os.environ.get("PENSTOCK_TEST_DATA")
 needs_data = pytest.mark.skipif(

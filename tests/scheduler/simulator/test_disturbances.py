@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.disturbances import Disturbances
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_scheduler.drawing.svg import ticks
+from penstock_scheduler.people.drawing.svg import ticks
 from penstock_scheduler.simulator.figures import binned, figures, history
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.page import render

@@ -10,7 +10,7 @@ import pytest
 from scipy.interpolate import LinearNDInterpolator
 
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.profiles import ModelTables, Profiles, canonical
 from penstock_scheduler.simulator.workloads import BadInput
 from tests.scheduler.simulator.toy import step_s, sync_s, write_profiles

@@ -13,8 +13,8 @@ import pytest
 
 from penstock_profiles.families import Families, load_families
 from penstock_profiles.gpus import load_gpus
+from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Adaptivity, Job, JobSpec, Phase, Placement, Share
-from penstock_scheduler.models import SpecModels
 from penstock_scheduler.simulator import run as run_module
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances

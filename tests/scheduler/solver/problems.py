@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock_scheduler.solver import Problem, Quota
+from penstock_scheduler.rounds.solver import Problem, Quota
 
 INF = float("inf")
 

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import SolveStatus
-from penstock_scheduler.solver import Limits, Problem, Quota, SolveFailed, dual, solve
-from penstock_scheduler.solver.prices import relax
-from penstock_scheduler.solver.reduced import reduce, repair
+from penstock_scheduler.rounds.solver import Limits, Problem, Quota, SolveFailed, dual, solve
+from penstock_scheduler.rounds.solver.prices import relax
+from penstock_scheduler.rounds.solver.reduced import reduce, repair
 from tests.scheduler.solver.problems import INF, best_by_trying, dual_value, problem, problems
 
 NEAR = 1e-6
@@ -77,7 +77,7 @@ def test_prices_that_were_cut_short_are_a_bound_all_the_same(case: Problem, eval
     assume(best < INF)
     reduced = reduce(case)
     assume(len(reduced.job_J))
-    with mock.patch("penstock_scheduler.solver.prices.MAX_EVALUATIONS", evaluations):
+    with mock.patch("penstock_scheduler.rounds.solver.prices.MAX_EVALUATIONS", evaluations):
         relaxed = relax(reduced, tolerance=0.0)
     assert relaxed.evaluations <= evaluations
     assert relaxed.bound <= best + NEAR

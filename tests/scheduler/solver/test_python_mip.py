@@ -6,12 +6,12 @@ import sys
 import highspy
 import pytest
 
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import SolveStatus
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.policy_choice import PolicyChoice
-from penstock_scheduler.solver import SolveFailed, solve
-from penstock_scheduler.solver.shares import Choice, Option, choose_shares
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.solver import SolveFailed, solve
+from penstock_scheduler.rounds.solver.shares import Choice, Option, choose_shares
 from tests.scheduler.solver.test_solve import crowd
 
 SHARES = [Choice((Option(4, 4, 1.0), Option(8, 8, 1.5)))]
@@ -80,8 +80,8 @@ def test_shares_are_chosen_by_the_library_that_is_there(no_cbc):
 def test_penstockd_and_its_policies_load_without_python_mip():
     code = (
         "import sys; sys.modules['mip'] = sys.modules['cbcbox'] = None\n"
-        "import penstock_scheduler.daemon, penstock_scheduler.cli\n"
-        "from penstock_scheduler.policies import REGISTRY, make_policy\n"
+        "import penstock_scheduler.daemon.penstockd, penstock_scheduler.cli\n"
+        "from penstock_scheduler.rounds.policies import REGISTRY, make_policy\n"
         "print(*(make_policy(name)[0].name for name in REGISTRY))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

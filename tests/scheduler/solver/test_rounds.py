@@ -10,7 +10,7 @@ import pytest
 
 from penstock_scheduler.cli.solve import load_problem
 from penstock_scheduler.model import SolveStatus
-from penstock_scheduler.solver import Limits, solve
+from penstock_scheduler.rounds.solver import Limits, solve
 
 DATA = os.environ.get("PENSTOCK_TEST_DATA")
 ROUNDS = sorted((Path(DATA) / "sia" / "rounds").rglob("*.npz")) if DATA else []

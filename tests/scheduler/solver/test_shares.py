@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import SolveStatus
-from penstock_scheduler.solver import Limits, SolveFailed
-from penstock_scheduler.solver.shares import Choice, Option, choose_shares, spread
+from penstock_scheduler.rounds.solver import Limits, SolveFailed
+from penstock_scheduler.rounds.solver.shares import Choice, Option, choose_shares, spread
 
 
 def test_shares_go_where_they_add_up_to_most():

@@ -8,9 +8,9 @@ import highspy
 import numpy as np
 import pytest
 
-from penstock_scheduler.errors import RoundFailed
 from penstock_scheduler.model import SolveStatus
-from penstock_scheduler.solver import (
+from penstock_scheduler.people.errors import RoundFailed
+from penstock_scheduler.rounds.solver import (
     SOLVERS,
     STATUS_MEANING,
     BadProblem,
@@ -23,8 +23,8 @@ from penstock_scheduler.solver import (
     milp,
     solve,
 )
-from penstock_scheduler.solver.prices import relax
-from penstock_scheduler.solver.reduced import reduce
+from penstock_scheduler.rounds.solver.prices import relax
+from penstock_scheduler.rounds.solver.reduced import reduce
 from tests.scheduler.solver.problems import INF, problem
 
 EXACT = Limits(gap=0.0)
@@ -297,7 +297,7 @@ def test_solving_prints_nothing():
     """Also not the name of HiGHS: the output of a command such as `penstock simulate --json` is read by programs."""
     code = (
         "from tests.scheduler.solver.test_solve import crowd\n"
-        "from penstock_scheduler.solver import solve\n"
+        "from penstock_scheduler.rounds.solver import solve\n"
         "for solver in ('dual', 'milp'): solve(crowd(), solver)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

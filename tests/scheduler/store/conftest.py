@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.store import open_store
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.databases import REASON, available, new_database, postgresql
 
 

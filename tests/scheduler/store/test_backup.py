@@ -11,15 +11,16 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from penstock_scheduler.access_messages import SessionRow, TokenView
-from penstock_scheduler.burst_manager.run_store import OLDER_STORE
+from penstock_scheduler.api.access_messages import SessionRow, TokenView
+from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import StoreError
-from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.store import backup, open_store, schema
+from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.store import backup, schema
 from penstock_scheduler.store.backup import RESTORED, TERMS_SINCE, check_backup, make_backup, restore_backup
-from penstock_scheduler.store.leader_table import LeaderTable
+from penstock_scheduler.store.cloud_runs import OLDER_STORE
+from penstock_scheduler.store.leadership.leader_table import LeaderTable
 from penstock_scheduler.store.opening import open_engine
+from penstock_scheduler.store.sql import open_store
 from penstock_scheduler.store.tables import REVISION
 from tests.scheduler.databases import new_database
 from tests.scheduler.store.test_store import numbered, report, view

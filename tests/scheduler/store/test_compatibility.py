@@ -11,9 +11,10 @@ from alembic.script import ScriptDirectory
 from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import StoreError
-from penstock_scheduler.store import open_store, schema
+from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.store import schema
 from penstock_scheduler.store.opening import candidate_engine, open_engine
+from penstock_scheduler.store.sql import open_store
 from penstock_scheduler.store.tables import COMPATIBLE_FROM, REVISION
 from tests.scheduler.databases import new_database
 from tests.scheduler.store.test_store import numbered

@@ -10,11 +10,12 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import StoreError
 from penstock_scheduler.model import Placement, Share
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import RoundRecord, UnreadableRound, dump_round
-from penstock_scheduler.store import open_store, packing
+from penstock_scheduler.model.records import RoundRecord, UnreadableRound, dump_round
+from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.store import packing
+from penstock_scheduler.store.sql import open_store
 from tests.scheduler.test_replay import record
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_scheduler.history_messages import JobSample, QueueEntry
+from penstock_scheduler.api.history_messages import JobSample, QueueEntry
 
 HOUR = 3600
 

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from penstock_scheduler.history_messages import AllocationSpan
-from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.messages import JobView
+from penstock_scheduler.accounts.usage import between, share_between
+from penstock_scheduler.api.history_messages import AllocationSpan
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.usage import between, share_between
 
 
 def span(from_s: float, to_s: float | None, gpus: int = 2, job: str = "1", **fields: object) -> AllocationSpan:

@@ -17,16 +17,18 @@ from typer.testing import CliRunner
 from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Checkpointed, Observation, Report
-from penstock_scheduler.access_messages import TokenView
+from penstock_scheduler.api.access_messages import TokenView
+from penstock_scheduler.api.history_messages import QueueEntry
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.api.messages import JobView, OwnerView
 from penstock_scheduler.cli import make_app
-from penstock_scheduler.errors import ConfigError, StoreError
-from penstock_scheduler.history_messages import QueueEntry
-from penstock_scheduler.ledger_messages import LedgerLine
-from penstock_scheduler.messages import JobView, OwnerView
 from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress, Stop, StopCode
-from penstock_scheduler.records import dump_round
-from penstock_scheduler.store import open_store, schema, summarise, tables
+from penstock_scheduler.model.records import dump_round
+from penstock_scheduler.people.errors import ConfigError, StoreError
+from penstock_scheduler.store import schema, tables
 from penstock_scheduler.store.opening import open_engine
+from penstock_scheduler.store.rounds import summarise
+from penstock_scheduler.store.sql import open_store
 from penstock_scheduler.store.tables import REVISION
 from tests.scheduler.test_replay import record as decide_record
 

@@ -11,12 +11,12 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.cli.terminal.app import Jobs, TopApp
+from penstock_scheduler.cli.terminal.screens import JobScreen, Question
+from penstock_scheduler.cli.terminal.source import Daemon
 from penstock_scheduler.model import Phase
-from penstock_scheduler.store import SqlStore
-from penstock_scheduler.terminal.app import Jobs, TopApp
-from penstock_scheduler.terminal.screens import JobScreen, Question
-from penstock_scheduler.terminal.source import Daemon
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.store.sql import SqlStore
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, OBSERVED, Api, report, serving
 

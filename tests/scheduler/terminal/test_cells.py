@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.drawing.colours import COLOURS
-from penstock_scheduler.messages import NodeView
-from penstock_scheduler.terminal.cells import (
+from penstock_scheduler.api.messages import NodeView
+from penstock_scheduler.cli.terminal.cells import (
     FREE,
     HIDDEN,
     LETTERS,
@@ -18,7 +17,8 @@ from penstock_scheduler.terminal.cells import (
     node_cells,
     style,
 )
-from penstock_scheduler.terminal.picture import Line, Picture
+from penstock_scheduler.cli.terminal.picture import Line, Picture
+from penstock_scheduler.people.drawing.colours import COLOURS
 
 
 def node(name: str = "t4-00", gpus: int = 8, allocated: int = 0, others: int = 0, **fields: object) -> NodeView:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock_scheduler.history_messages import AllocationSpan, JobSample, QueueEntry
+from penstock_scheduler.api.history_messages import AllocationSpan, JobSample, QueueEntry
 from penstock_scheduler.model import ClusterState, Job, LeaveCause, LeaveRequest, Node, Phase, Placement, Refusal, Share
+from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.model.snapshot import Snapshot
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.records import RoundRecord
+from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator import nodes_from_spec
 from tests.scheduler.builders import job, snapshot
 from tests.scheduler.service.api import Api, serving

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from penstock_scheduler.api.ports import Fate, Owned
+from penstock_scheduler.daemon.service.publisher import Publisher
+from penstock_scheduler.daemon.service.whatif import WhatIfTasks
 from penstock_scheduler.model import Job
-from penstock_scheduler.ports import Fate, Owned
-from penstock_scheduler.service.publisher import Publisher
-from penstock_scheduler.service.whatif import WhatIfTasks
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ME
 from tests.scheduler.test_whatif import record

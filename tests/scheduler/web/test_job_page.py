@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from penstock_scheduler.history_messages import AllocationSpan, JobSample
-from penstock_scheduler.messages import ConfigurationView, ExplanationView, JobView
+from penstock_scheduler.api.history_messages import AllocationSpan, JobSample
+from penstock_scheduler.api.messages import ConfigurationView, ExplanationView, JobView
+from penstock_scheduler.daemon.service.web import drawings
+from penstock_scheduler.daemon.service.web.job import Facts, _end
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.web import drawings
-from penstock_scheduler.web.job import Facts, _end
 
 
 def span(from_s: float, to_s: float | None = None) -> AllocationSpan:

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock_scheduler.health_messages import LeaderHealth, StandbyHealth
-from penstock_scheduler.messages import Submission
+from penstock_scheduler.api.health_messages import LeaderHealth, StandbyHealth
+from penstock_scheduler.api.messages import Submission
+from penstock_scheduler.daemon.service.web.problems import safe
 from penstock_scheduler.model import Refusal
-from penstock_scheduler.web.problems import safe
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ME
 from tests.scheduler.web.site import Site, made_up, span_of

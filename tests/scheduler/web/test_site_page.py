@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock_scheduler.ledger_messages import BudgetView
+from penstock_scheduler.api.ledger_messages import BudgetView
+from penstock_scheduler.daemon.service.web.site import DAY_S, budget_row, columns
 from penstock_scheduler.model import Stop, StopCode
-from penstock_scheduler.records import GateRecord
-from penstock_scheduler.web.site import DAY_S, budget_row, columns
+from penstock_scheduler.model.records import GateRecord
 from tests.scheduler.web.site import Site, made_up
 from tests.scheduler.web.test_pages import first_events, get, parts
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from penstock_profiles.node_channel import JobControl, JobStatus, control_path
 from penstock_profiles.nvml import Sample
-from penstock_scheduler.model import JobId, Pack, SharedGpus
-from penstock_scheduler.sharing.messages import (
+from penstock_scheduler.api.agent_messages import (
     Lack,
     NodeOrder,
     NodeStatus,
@@ -23,6 +22,7 @@ from penstock_scheduler.sharing.messages import (
     order_file,
     status_file,
 )
+from penstock_scheduler.model import JobId, Pack, SharedGpus
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups

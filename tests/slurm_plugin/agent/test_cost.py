@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.api.agent_messages import NodeStatus, status_file
 from penstock_scheduler.model import JobId, Pack
-from penstock_scheduler.sharing.messages import NodeStatus, status_file
 from penstock_slurm.loopback import wait_for
 from tests.profiles import fake_nvml
 

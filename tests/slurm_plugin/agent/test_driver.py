@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.nvml import NoNvml, Sample
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.sharing.messages import NodeStatus, status_file
+from penstock_scheduler.api.agent_messages import NodeStatus, status_file
+from penstock_scheduler.people.errors import PenstockError
 from penstock_slurm.agent import driver
 from penstock_slurm.agent.driver import Driver
 from penstock_slurm.loopback.waiting import wait_for

@@ -11,9 +11,9 @@ import pytest
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import JobStatus, devices_file, statuses_dir
 from penstock_profiles.nvml import Device, Lost, Process, Reading, Sample
+from penstock_scheduler.api.agent_messages import OrderedJob
 from penstock_scheduler.model import JobId, Limit, Pack
-from penstock_scheduler.sharing.control import Steps
-from penstock_scheduler.sharing.messages import OrderedJob
+from penstock_scheduler.rounds.sharing.control import Steps
 from penstock_slurm.agent import measuring
 from penstock_slurm.agent.observed import steps_between
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.node_channel import JobStatus, control_path, statuses_dir
-from penstock_scheduler.sharing.messages import order_file
+from penstock_scheduler.api.agent_messages import order_file
 from penstock_slurm.agent import node_state
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.gateway import ControllerAway

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from penstock_scheduler.clock import WallClock
+from penstock_scheduler.api.agent_messages import CarriedJob, NodeOrder, NodeStatus, OrderedJob, State
+from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.model import JobId, JobUse
-from penstock_scheduler.sharing.messages import CarriedJob, NodeOrder, NodeStatus, OrderedJob, State
-from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.gateway import SlurmNode
-from penstock_slurm.gpu_reservation import GpuReservations
-from penstock_slurm.node_sharing import NodeScene, ordered_jobs
+from penstock_slurm.share.agents import SlurmAgents
+from penstock_slurm.share.gpu_reservation import GpuReservations
+from penstock_slurm.share.node_sharing import NodeScene, ordered_jobs
 
 JOB = JobId("7")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock_scheduler.model import Pack, SharedGpus
-from penstock_scheduler.sharing.control import ControlSettings, ShareControl, Steps, advance
-from penstock_scheduler.sharing.node import Account, Group
+from penstock_scheduler.rounds.sharing.control import ControlSettings, ShareControl, Steps, advance
+from penstock_scheduler.rounds.sharing.node import Account, Group
 from penstock_slurm.agent.state import LocalJob, SavedState, StateFile, load
 
 from .node import Node, alone, steps

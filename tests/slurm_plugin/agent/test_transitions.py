@@ -17,8 +17,8 @@ import pytest
 
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import devices_file
+from penstock_scheduler.api.agent_messages import NodeStatus, status_file
 from penstock_scheduler.model import JobId, Pack
-from penstock_scheduler.sharing.messages import NodeStatus, status_file
 from penstock_slurm.agent import containment, node_state, state
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.gateway import SlurmError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.estimate_messages import Estimates, NewJobs, TimeRange
+from penstock_scheduler.api.estimate_messages import Estimates, NewJobs, TimeRange
 from tests.scheduler.service.api import serving
 from tests.slurm_plugin.flags.site import FlagSite
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import JobSpec, parse_spec, validate_spec
+from penstock_scheduler.people.errors import BadJobSpec
 from penstock_slurm.install.sources import source
 from penstock_slurm.submit.flags import BadFlag, flags, read, spec_of
 from tests.slurm_plugin.flags import values

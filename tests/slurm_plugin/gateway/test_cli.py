@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from penstock_scheduler.errors import ConfigError
-from penstock_scheduler.leadership.lease import boot_s
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.store.leadership.lease import boot_s
 from penstock_slurm.gateway import (
     BackendMissing,
     ControllerAway,

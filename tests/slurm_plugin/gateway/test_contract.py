@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import ConfigError
-from penstock_slurm.abilities import RELEASES
+from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.gateway import (
     AccountingAway,
     BackendMissing,
@@ -35,14 +34,15 @@ from penstock_slurm.gateway import (
     Write,
     open_gateway,
 )
+from penstock_slurm.gateway.abilities import RELEASES
 from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import MESSAGES, Messages
 from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.gateway.node_states import node_facts
 from penstock_slurm.gateway.parse import parse_tres_per_node
 from penstock_slurm.gateway.parse_jobs import Marks, parse_jobs
 from penstock_slurm.gateway.pyslurm import PyslurmGateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.node_states import node_facts
 from tests.slurm_plugin.state import save_jobs
 
 slurm = pytest.mark.slurm

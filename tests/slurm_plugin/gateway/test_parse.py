@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_slurm.abilities import release
+from penstock_slurm.gateway.abilities import release
 from penstock_slurm.gateway.base import SlurmFeatures
 from penstock_slurm.gateway.fields import duration_s
+from penstock_slurm.gateway.node_states import node_facts
 from penstock_slurm.gateway.parse import (
     NodeReader,
     parse_features,
@@ -22,7 +23,6 @@ from penstock_slurm.gateway.parse import (
     parse_version,
 )
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, JobReader, Marks, parse_jobs, squeue_format
-from penstock_slurm.node_states import node_facts
 
 OF_22_05 = release((22, 5))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.gateway import BackendMissing
 from penstock_slurm.gateway import pyslurm as backend
 
@@ -28,7 +28,7 @@ def test_penstockd_refuses_it_and_says_why_and_what_to_set(tmp_path: Path, more:
     settings = tmp_path / "penstock.toml"
     settings.write_text(f'[slurm]\npartitions = ["all"]\nbackend = "pyslurm"\n{more}\n')
     done = subprocess.run(
-        [sys.executable, "-m", "penstock_scheduler.daemon", "--config", settings, "--check"],
+        [sys.executable, "-m", "penstock_scheduler.daemon.penstockd", "--config", settings, "--check"],
         capture_output=True,
         text=True,
     )

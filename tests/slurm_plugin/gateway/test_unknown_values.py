@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_slurm.abilities import RELEASES, Release, release
 from penstock_slurm.gateway import Unknown
+from penstock_slurm.gateway.abilities import RELEASES, Release, release
+from penstock_slurm.gateway.node_states import NODE_STATES
 from penstock_slurm.gateway.parse import parse_nodes, parse_partitions
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, TIME, job_fields, parse_jobs
-from penstock_slurm.node_states import NODE_STATES
-from penstock_slurm.states import SLURM_STATES
+from penstock_slurm.jobs.states import SLURM_STATES
 from tests.slurm_plugin.gateway.test_parse import HELD, MARKS, NODE, OF_22_05, RUNNING, answer
 
 ANY_TEXT = {"Reason", "Name", "UserName", "Account", "QOS", "Partition", "comment", "admin_comment", "tres-alloc"}

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_scheduler import __version__
-from penstock_scheduler.errors import PenstockError
-from penstock_scheduler.settings import load_settings
-from penstock_scheduler.sharing.messages import Lack, NodeStatus, XidSeen, agent_folder, status_file
-from penstock_slurm.abilities import release
+from penstock_scheduler.api.agent_messages import Lack, NodeStatus, XidSeen, agent_folder, status_file
+from penstock_scheduler.people.errors import PenstockError
+from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.gateway import SlurmNode
+from penstock_slurm.gateway.abilities import release
 from penstock_slurm.install.agents import check_cgroups, check_processes, judge
 from penstock_slurm.install.cli import app
 from penstock_slurm.install.units import AGENT, MOUNT, agent_units, api_units, daemon_unit

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import PenstockError
+from penstock_scheduler.people.errors import PenstockError
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
+from penstock_slurm.gateway.conf_edits import LineEdit, append_line, set_key, set_plugin, undo, with_plugin
 from penstock_slurm.install import changes
 from penstock_slurm.install.changes import Change
-from penstock_slurm.install.edits import LineEdit, append_line, set_key, set_plugin, undo, with_plugin
 from penstock_slurm.install.sitefile import site_lua
 from penstock_slurm.settings import SlurmSettings
 

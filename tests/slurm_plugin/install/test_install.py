@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock_scheduler.sharing.messages import status_file
-from penstock_slurm import abilities
-from penstock_slurm.abilities import RELEASES, Release
+from penstock_scheduler.api.agent_messages import status_file
+from penstock_slurm.gateway import abilities
+from penstock_slurm.gateway.abilities import RELEASES, Release
 from penstock_slurm.install import answers
 from penstock_slurm.install.sources import build_plugin
 from penstock_slurm.loopback.fixtures import MakeLoopback

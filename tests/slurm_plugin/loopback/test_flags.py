@@ -65,7 +65,7 @@ def test_the_shell_and_the_settings_of_a_cluster_lead_to_its_penstockd(
     log = tmp_path / "log"
     with log.open("wb") as out:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "penstock_scheduler.daemon", "--config", str(cluster.settings_file)],
+            [sys.executable, "-m", "penstock_scheduler.daemon.penstockd", "--config", str(cluster.settings_file)],
             stdout=out,
             stderr=out,
         )

@@ -9,8 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock_profiles.files import write_whole
-from penstock_scheduler.clock import WallClock
-from penstock_scheduler.diff import actions
+from penstock_scheduler.api.agent_messages import (
+    CarriedGroup,
+    CarriedJob,
+    NodeOrder,
+    NodeStatus,
+    order_file,
+    status_file,
+)
+from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.model import (
     Assignment,
     ClusterState,
@@ -26,15 +33,14 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.sharing.messages import CarriedGroup, CarriedJob, NodeOrder, NodeStatus, order_file, status_file
-from penstock_scheduler.spool import Spool
-from penstock_slurm import abilities
-from penstock_slurm.agents import SlurmAgents
+from penstock_scheduler.rounds.diff import actions
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import CliGateway, SlurmJob
-from penstock_slurm.gpu_reservation import NAME, GpuReservations
+from penstock_slurm.gateway import CliGateway, SlurmJob, abilities
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.share.agents import SlurmAgents
+from penstock_slurm.share.gpu_reservation import NAME, GpuReservations
 
 NODE = "t4-00"
 CHOSEN = Reason(ReasonCode.CHOSEN, "by the test")

@@ -8,8 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock_scheduler.model import Job, JobSpec, JobUse, Pack, PackSeen, Phase, SharedGpus
-from penstock_scheduler.sharing.messages import (
+from penstock_scheduler.api.agent_messages import (
     CarriedGroup,
     CarriedJob,
     Contained,
@@ -20,10 +19,11 @@ from penstock_scheduler.sharing.messages import (
     order_file,
     status_file,
 )
+from penstock_scheduler.model import Job, JobSpec, JobUse, Pack, PackSeen, Phase, SharedGpus
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.gateway import SlurmJob, SlurmNode
-from penstock_slurm.gpu_reservation import NAME, GpuReservations
+from penstock_slurm.share.agents import SlurmAgents
+from penstock_slurm.share.gpu_reservation import NAME, GpuReservations
 from tests.scheduler.builders import job, on
 from tests.slurm_plugin.test_cluster import pending
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock_scheduler.model import Limit, Pack, SharedGpus
-from penstock_scheduler.sharing.slices import next_packs
+from penstock_scheduler.rounds.sharing.slices import next_packs
 from tests.scheduler.builders import job
 from tests.slurm_plugin.test_cluster import pending
 

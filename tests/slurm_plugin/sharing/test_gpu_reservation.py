@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_slurm import gpu_reservation
 from penstock_slurm.gateway import UnreadableAnswer
-from penstock_slurm.gpu_reservation import (
+from penstock_slurm.share import gpu_reservation
+from penstock_slurm.share.gpu_reservation import (
     Changes,
     GpuReservations,
     Ground,

@@ -9,11 +9,11 @@ import os
 import pytest
 
 from penstock_profiles.colocation import Colocation
-from penstock_scheduler.pairs import Pairs
-from penstock_scheduler.sharing.messages import (
+from penstock_scheduler.api.agent_messages import (
     status_file,
 )
-from penstock_slurm import agent_files
+from penstock_scheduler.jobs.pairs import Pairs
+from penstock_slurm.share import agent_files
 from tests.scheduler.builders import snapshot
 
 from .site import Site, bound, carried, group, placeholder, runs, taken

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from penstock_scheduler.cli.doctor import agents_in
-from penstock_scheduler.clock import WallClock
-from penstock_scheduler.errors import ClusterAway, ConfigError
-from penstock_scheduler.leadership.lease import ALONE
+from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.model import Pack, Phase, SharedGpus
-from penstock_scheduler.settings import load_settings
-from penstock_scheduler.sharing.slices import next_packs
+from penstock_scheduler.people.errors import ClusterAway, ConfigError
+from penstock_scheduler.rounds.settings import load_settings
+from penstock_scheduler.rounds.sharing.slices import next_packs
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.store.leadership.lease import ALONE
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm import open_cluster
-from penstock_slurm.agents import SlurmAgents
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import CliGateway, SlurmNode, TimedOut
-from penstock_slurm.gpu_reservation import CHECKS, GpuReservations
 from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.share.agents import SlurmAgents
+from penstock_slurm.share.gpu_reservation import CHECKS, GpuReservations
 from tests.scheduler.builders import job, on
 from tests.slurm_plugin.boards import TWO_PAIRS
 from tests.slurm_plugin.test_cluster import Told, pending

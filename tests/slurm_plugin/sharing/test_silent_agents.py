@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler.api.agent_messages import CarriedJob, NodeStatus
 from penstock_scheduler.model import Job, JobSpec, Stop, StopCode
-from penstock_scheduler.sharing.messages import CarriedJob, NodeStatus
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import Refused, SlurmJob
-from penstock_slurm.silent_agents import SilentAgents
+from penstock_slurm.share.silent_agents import SilentAgents
 
 from .site import carried, runs
 

@@ -10,12 +10,12 @@ from typing import cast
 
 import pytest
 
-from penstock_scheduler.messages import OutputFiles
-from penstock_scheduler.spool import Spool
+from penstock_scheduler.api.messages import OutputFiles
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.output_files import resolved
+from penstock_slurm.jobs.output_files import resolved
 from penstock_slurm.settings import SlurmSettings
-from penstock_slurm.submitter import SlurmSubmitter
 
 RECORD = (
     "JobId=7 ArrayJobId=5 ArrayTaskId=13 JobName={name} UserId=ada(1001) JobState=RUNNING BatchHost=t4-00.site.org "

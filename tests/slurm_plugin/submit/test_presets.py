@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.submit import presets
 from tests.slurm_plugin.submit.test_command_line import OPTIONS
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock_scheduler.errors import BadJobSpec
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import validate_spec
+from penstock_scheduler.people.errors import BadJobSpec
 from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Wrong
 from penstock_scheduler.simulator.workloads.table import Column, Columns
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, in_order, rigid_spec

@@ -13,8 +13,8 @@ import numpy as np
 from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
 from penstock_profiles.throughput import FloatArray
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import JobSpec
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec
 

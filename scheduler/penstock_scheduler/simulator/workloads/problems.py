@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 
 MAX_PROBLEMS = 20
 """Problems that are listed before reading stops."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_profiles.gpus import UnknownGpuError, load_gpus
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads import cache, own, public, sacct
 from penstock_scheduler.simulator.workloads.cache import Part
 from penstock_scheduler.simulator.workloads.frames import OPTIONAL, REQUIRED, build_jobs

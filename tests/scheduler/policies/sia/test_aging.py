@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock_scheduler.model import Phase, Snapshot
-from penstock_scheduler.policies import REGISTRY, make_policy
-from penstock_scheduler.policies.sia.costs import aging
+from penstock_scheduler.rounds.policies import REGISTRY, make_policy
+from penstock_scheduler.rounds.policies.sia.costs import aging
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 PERFECT = table(t4={1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock_scheduler.model import Phase
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.sia import Sia, SiaSettings
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.policies.sia import Sia, SiaSettings
 from tests.scheduler.builders import job, on, snapshot, table
 
 sia = Sia(SiaSettings())

@@ -7,10 +7,10 @@ import pytest
 
 from penstock_profiles.estimators import PipelineEstimator, PipelineGpu
 from penstock_profiles.throughput import ThroughputParams
-from penstock_scheduler.errors import ConfigError
 from penstock_scheduler.model import Configuration, Job, Node, Phase, Snapshot
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.sia import Sia, SiaSettings, restart_factor
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.policies.sia import Sia, SiaSettings, restart_factor
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 sia = Sia(SiaSettings())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock_scheduler.model import Configuration, Job, Node, Phase, ReasonCode, Snapshot
-from penstock_scheduler.policies.sia import Sia, SiaSettings
+from penstock_scheduler.rounds.policies.sia import Sia, SiaSettings
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 sia = Sia(SiaSettings(measure_gpu_s=20))

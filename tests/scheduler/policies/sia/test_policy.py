@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from penstock_scheduler.model import Configuration, Node, Phase, ReasonCode
-from penstock_scheduler.policies import make_policy
-from penstock_scheduler.policies.sia import Sia, SiaSettings
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.policies.sia import Sia, SiaSettings
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 sia = Sia(SiaSettings())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads import GeneratorSettings, generate
 
 SETTINGS = st.builds(

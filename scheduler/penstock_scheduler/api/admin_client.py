@@ -1,0 +1,59 @@
+"""The part of the API's client with which operators and admins steer penstockd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock_scheduler.api.health_messages import LeaderMove
+from penstock_scheduler.api.messages import ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
+from penstock_scheduler.api.model_messages import KindImport, KindList, KindOrder, KindsImported, KindView, Taught
+from penstock_scheduler.api.whatif_client import WhatIfCalls
+from penstock_scheduler.model.policy_choice import PolicyChoice
+
+
+class AdminCalls(WhatIfCalls):
+    """What changes how penstockd decides. For admins, and drains for operators."""
+
+    def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
+        """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
+        return self._ask(PolicyChoice, "PUT", "/v1/policy", body=choice)
+
+    def approve(self, number: int) -> ApprovalView:
+        """Let plans stop the jobs that the refused plan of a round would have stopped. For admins."""
+        return self._ask(ApprovalView, "POST", f"/v1/rounds/{number}/approval")
+
+    def pause(self, *, paused: bool) -> Pause:
+        """Pause or resume the rounds. Running jobs keep running. For admins."""
+        return self._ask(Pause, "PUT", "/v1/pause", body=Pause(paused=paused))
+
+    def resume_cloud(self) -> CloudResumed:
+        """End protected mode, so that the cloud may launch again. For admins."""
+        return self._ask(CloudResumed, "POST", "/v1/cloud/resume")
+
+    def forget_cloud_run(self, run: str) -> RunForgotten:
+        """Close a run in the cloud whose record cannot be read. For admins."""
+        return self._ask(RunForgotten, "POST", f"/v1/cloud/runs/{run}/forget")
+
+    def models(self) -> KindList:
+        """The kinds of jobs from which new jobs learn, without what they have shown. For operators."""
+        return self._ask(KindList, "GET", "/v1/models", again=True)
+
+    def model_of(self, kind: str) -> KindView:
+        """A kind of jobs, with what it has shown. For operators."""
+        return self._ask(KindView, "GET", "/v1/models/kind", query={"kind": kind}, again=True)
+
+    def forget_model(self, kind: str) -> KindView:
+        """Let ended jobs of this kind teach no more. For admins."""
+        return self._ask(KindView, "POST", "/v1/models/forget", body=KindOrder(kind=kind))
+
+    def import_models(self, kinds: Sequence[Taught]) -> list[str]:
+        """Import what another site has learned. Returns the kinds. For admins."""
+        return self._ask(KindsImported, "POST", "/v1/models/import", body=KindImport(kinds=list(kinds))).kinds
+
+    def drain(self, order: DrainOrder) -> Drain:
+        """Drain a node, a GPU type or a partition for adaptive jobs. For operators."""
+        return self._ask(Drain, "POST", "/v1/drains", body=order, again=True)
+
+    def move_leader(self, to: str = "") -> str:
+        """Let another penstockd lead: the one of this name, or any. Returns who may lead next. For admins."""
+        return self._ask(LeaderMove, "POST", "/v1/leader/move", body=LeaderMove(to=to)).to

@@ -1,0 +1,215 @@
+"""The book of the cloud: open runs, the ledger, budgets, and the jobs' times in the queue. The store has all of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
+
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.burst.deciding.ledger import BudgetSettings, Used
+from penstock_scheduler.burst.deciding.queue_times import QueueTime, counted, returned
+from penstock_scheduler.burst.manager.places import MISSED
+from penstock_scheduler.burst.manager.provider import DescribedInstance
+from penstock_scheduler.burst.manager.runs import BurstRun, Slot, cost_usd, entries
+from penstock_scheduler.model import BudgetLine, CloudRun, Job, JobId, Offer
+from penstock_scheduler.people.errors import NoSuchRun
+from penstock_scheduler.store.cloud_runs import CloudRunRow, RunStore
+
+log = logging.getLogger(__name__)
+
+QUEUE_TIMES = "cloud.queue_times"
+"""Name of the stored control with the jobs' times outside the queue. It is written when a job enters or leaves the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An open run whose record in the store cannot be read. Nothing is done with it, and its commitment stays.
+
+    Attributes:
+        run: its id.
+        job: its job.
+        since_s: when it was ordered, s since 1970.
+        why: what is wrong with the record.
+    """
+
+    run: str
+    job: JobId
+    since_s: float
+    why: str
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, with the remedy, as a sentence."""
+        return (
+            f"the record of run {self.run} of job {self.job} in the cloud cannot be read: {self.why}; look for its "
+            f"instances with `penstock cloud list`, and when they have ended, run `penstock cloud forget {self.run}`"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OfJob:
+    """All runs of a job, also those that are over.
+
+    Attributes:
+        count: their number.
+        runs: those that can be read, oldest first.
+        paid: ids of those that cannot be read and are over, so that their instances are paid for.
+    """
+
+    count: int
+    runs: tuple[BurstRun, ...]
+    paid: frozenset[str]
+
+
+class Book:
+    """What the store has, in memory. Every change is in the store before it is here."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self.runs: dict[str, BurstRun] = {}
+        """Id -> open run."""
+        self.unreadable: dict[str, Unreadable] = {}
+        """Id -> open run that cannot be read."""
+        for row in store.cloud_runs():
+            run = _read(row)
+            if isinstance(run, Unreadable):
+                self.unreadable[run.run] = run
+                log.error("the record of a run cannot be read", extra={"run": run.run, "text": run.trouble})
+            else:
+                self.runs[run.id] = run
+        self._lines = store.cloud_ledger()
+        self._used = Used(entries(self._lines))
+        kept = store.control(QUEUE_TIMES) or {}
+        self._queue_times = {job: QueueTime.model_validate(time, extra="ignore") for job, time in kept.items()}
+        self._saved_times: dict[JobId, QueueTime] | None = None
+
+    def save(self, run: BurstRun, now_s: float, *lines: LedgerLine) -> None:
+        """Save a run and what it costs, both or neither. A run that is over leaves the open runs."""
+        over = run.state == "over"
+        row = CloudRunRow(run.id, run.job, run.state, run.ordered_s, now_s if over else None, run.model_dump_json())
+        self._store.save_cloud_run(row, lines)
+        self._note(lines)
+        self.runs[run.id] = run
+        if over:
+            del self.runs[run.id]
+
+    def _note(self, lines: Sequence[LedgerLine]) -> None:
+        self._lines.extend(lines)
+        for entry in entries(lines):
+            self._used.add(entry)
+
+    def forget(self, run: str, now_s: float) -> JobId:
+        """Close an open run that cannot be read, and return its job. Raises NoSuchRun."""
+        bad = self.unreadable.get(run)
+        if bad is None:
+            raise NoSuchRun(f"{run} is no open run with an unreadable record; `penstock doctor` names those")
+        row = next(row for row in self._store.cloud_runs() if row.run == run)
+        self._store.save_cloud_run(replace(row, state="over", ended_s=now_s))
+        del self.unreadable[run]
+        return bad.job
+
+    @property
+    def open_count(self) -> int:
+        """Number of open runs, with those that cannot be read."""
+        return len(self.runs) + len(self.unreadable)
+
+    def unreadable_of(self, job: JobId) -> Unreadable | None:
+        """The job's open run that cannot be read; None: there is none."""
+        return next((bad for bad in self.unreadable.values() if bad.job == job), None)
+
+    def seen_unreadable(self) -> tuple[CloudRun, ...]:
+        """The open runs that cannot be read, as a round sees them: their jobs are in the cloud, and stay as they are."""
+        if not self.unreadable:
+            return ()
+        committed = {line.key: line for line in self._lines if line.kind == "committed"}
+        found = []
+        for bad in self.unreadable.values():
+            line = committed.get(f"cloud:{bad.run}:committed")
+            usd, account = (0.0, "") if line is None else (line.amount, line.account)
+            nothing_known = Offer("an unreadable record", "unknown", 1, 1, 0.0)
+            found.append(
+                CloudRun(bad.job, nothing_known, bad.since_s, usd, account, state="unreadable", trouble=bad.trouble)
+            )
+        return tuple(found)
+
+    def of_job(self, job: JobId) -> OfJob:
+        """All runs of a job, also those that are over."""
+        rows = self._store.cloud_runs(job=job)
+        read = [_read(row) for row in rows]
+        over = {row.run for row in rows if row.ended_s is not None}
+        bad = {run.run for run in read if isinstance(run, Unreadable)}
+        return OfJob(len(read), tuple(run for run in read if isinstance(run, BurstRun)), frozenset(bad & over))
+
+    def budgets(self, settings: BudgetSettings, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
+        """The caps that apply to these accounts, with what is used of each."""
+        return self._used.lines(settings, now_s, accounts)
+
+    def settle(self, seen: DescribedInstance) -> None:
+        """Charge an instance that has ended and belongs to no open run, unless it is paid for."""
+        before = self.of_job(seen.tags.get("job", ""))
+        if seen.tags.get("run", "") in before.paid:
+            return
+        slots = [slot for run in before.runs for slot in run.slots]
+        line = _unpaid(seen, next((slot for slot in slots if slot.instance == seen.id), None))
+        if line is None:
+            return
+        self._store.charge([line])
+        if all(line.key != known.key for known in self._lines):
+            self._note([line])
+
+    def count_queue_times(self, jobs: Sequence[Job], now_s: float) -> None:
+        """Note which jobs have entered or left the queue."""
+        self._queue_times = times = counted(self._queue_times, jobs, now_s)
+        if times != self._saved_times:
+            self._saved_times = times
+            self._store.set_control(QUEUE_TIMES, {job: time.model_dump() for job, time in times.items()})
+
+    def comes_back(self, job: Job, now_s: float) -> None:
+        """A job has come back from the cloud: its waiting budget begins anew."""
+        self._queue_times[job.id] = returned(job, now_s)
+
+    def waits_since_s(self, jobs: Sequence[Job], now_s: float) -> dict[JobId, float]:
+        """See `CloudState.waits_since_s`. To be called after `count_queue_times`."""
+        return {job.id: self._queue_times[job.id].waits_since_s(job.submit_s, now_s) for job in jobs}
+
+
+def _read(row: CloudRunRow) -> BurstRun | Unreadable:
+    try:
+        return BurstRun.model_validate_json(row.record, extra="ignore")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        why = f"{where}: {first['msg']}" if where else str(first["msg"])
+        return Unreadable(row.run, row.job, row.launched_s, why)
+
+
+def _unpaid(seen: DescribedInstance, billed: Slot | None) -> LedgerLine | None:
+    """The charge for an instance that has ended and belongs to no open run. None if it is paid for.
+
+    An instance that its provider had forgotten was charged until its committed dollars were spent. The difference is credited.
+    """
+    tags = seen.tags
+    usd_per_h = float(tags.get("usd_per_h", "0"))
+    seconds = max((seen.ended_s or seen.launched_s) - seen.launched_s, 0.0)
+    usd, text = cost_usd(seconds, usd_per_h), f"for {seen.id} {seconds:.0f} s of {seen.instance_type}"
+    if billed is None:
+        text = f"{text}, which belonged to no run"
+    elif billed.missed >= MISSED:
+        usd -= cost_usd(billed.seconds, usd_per_h)
+        text = f"{text}, which the cloud did not list, in place of {billed.seconds:.0f} s"
+    else:
+        return None
+    return LedgerLine(
+        id=0,
+        key=f"cloud:orphan-{seen.id}:usd",
+        time_s=seen.ended_s or seen.launched_s,
+        account=tags.get("account", ""),
+        user=tags.get("user", ""),
+        job=tags.get("job", ""),
+        kind="usd",
+        amount=usd,
+        text=text,
+    )

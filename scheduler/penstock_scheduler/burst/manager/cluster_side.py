@@ -1,0 +1,108 @@
+"""The cluster's side of the cloud: its cloud nodes, and what Slurm asks. Only the round loop's thread is here.
+
+It changes no run, since the cloud's thread may be in the middle of one; it notes what that thread should know.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from penstock_scheduler.api.ports import CloudNode, CloudNodes
+from penstock_scheduler.burst.manager.runs import BurstRun
+from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.model import JobId
+
+log = logging.getLogger(__name__)
+
+UNASKED = "it requests cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it to the cloud"
+"""Message to the user of a job that was submitted to cloud nodes directly."""
+
+
+class ClusterSide:
+    """See the module. `meet` is called once a tick."""
+
+    def __init__(self, nodes: CloudNodes, share: Share) -> None:
+        self._nodes, self._share = nodes, share
+        self.nodes: dict[str, CloudNode] = {}
+        """The cloud nodes, as of the newest tick."""
+        self._unknown: frozenset[JobId] = frozenset()
+        self._suspended: set[str] = set()
+        self._to_power_down: dict[str, tuple[str, ...]] = {}
+        self._powered_down: set[str] = set()
+
+    @property
+    def partition(self) -> str:
+        """Name of the partition of these nodes."""
+        return self._nodes.partition
+
+    def reason(self, job: JobId) -> str:
+        """The cluster's own reason why a job has not started; empty: there is none."""
+        return self._nodes.reason(job)
+
+    def meet(self, runs: Collection[BurstRun], unknown: Collection[JobId] = ()) -> None:
+        """Tell the cluster what has changed, handle what Slurm asks, and look at the nodes. Raises ClusterAway.
+
+        Args:
+            runs: the open runs.
+            unknown: jobs whose nodes are not known, because the record of their run cannot be read. They are left alone.
+        """
+        self._unknown = frozenset(unknown)
+        self._share.say_alive()
+        for run, names in tuple(self._to_power_down.items()):
+            self._nodes.power_down(names)
+            self._powered_down.add(run)
+            del self._to_power_down[run]
+        known = {name: run for run in runs for name in run.nodes}
+        for request in self._share.requests():
+            if request.resume:
+                jobs = {self._nodes.job_of(number): names for number, names in request.jobs.items()}
+                self._send_back(jobs, request.nodes, known)
+            else:
+                asked = {known[name].id: known[name] for name in request.nodes if name in known}
+                self._suspended |= {id_ for id_, run in asked.items() if run.state in ("booting", "running")}
+        self._refuse_strangers(known)
+        self.look()
+
+    def look(self) -> None:
+        """Look at the nodes, and change nothing."""
+        self.nodes = {node.name: node for node in self._nodes.nodes()}
+
+    def suspended(self, run: BurstRun) -> bool:
+        """Whether Slurm does not need the run's nodes any more."""
+        return run.id in self._suspended
+
+    def power_down(self, run: BurstRun) -> bool:
+        """Let the next tick tell the cluster that the run's instances are gone. Returns whether it has been told before."""
+        self._to_power_down[run.id] = run.nodes
+        return run.id in self._powered_down
+
+    def forget(self, run: BurstRun) -> None:
+        """The run is over: its nodes may be another's."""
+        self._suspended.discard(run.id)
+        self._powered_down.discard(run.id)
+        self._to_power_down.pop(run.id, None)
+
+    def _send_back(
+        self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, BurstRun]
+    ) -> None:
+        """Refuse jobs on nodes that were not ordered for them."""
+        left_alone = {name for job, names in jobs.items() if job in self._unknown for name in names}
+        strangers = [
+            job
+            for job, names in jobs.items()
+            if job not in self._unknown and any(name not in known or known[name].job != job for name in names)
+        ]
+        unasked = [name for name in nodes if name not in known and name not in left_alone]
+        if strangers or unasked:
+            facts = {"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
+            log.warning("jobs on cloud nodes that were not ordered for them", extra=facts)
+        for job in strangers:
+            self._nodes.refuse(job, UNASKED)
+        self._nodes.power_down(unasked)
+
+    def _refuse_strangers(self, known: Mapping[str, BurstRun]) -> None:
+        """Refuse jobs on another job's instances. Slurm does not request a node that is up already."""
+        for job, names in self._nodes.jobs_on_instances().items():
+            if any(name in known and known[name].job != job for name in names):
+                self._nodes.refuse(job, UNASKED)

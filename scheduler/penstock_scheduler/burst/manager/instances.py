@@ -1,0 +1,257 @@
+"""The site's instances: launched, listed and ended, and those that belong to no run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from penstock_scheduler.burst.manager.book import Book
+from penstock_scheduler.burst.manager.places import Listing, Places
+from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Order, Provider
+from penstock_scheduler.burst.manager.runs import BurstRun
+from penstock_scheduler.burst.manager.settings import BurstSettings
+from penstock_scheduler.model import JobId
+from penstock_scheduler.store.cloud_runs import RunStore
+
+log = logging.getLogger(__name__)
+
+PROTECTED = "cloud.protected"
+"""Name of the stored control that says why nothing is launched. An admin removes it with `penstock cloud resume`."""
+
+PROTECTED_PLACES = "cloud.protected_places"
+"""Name of the stored control with the places in which nothing is launched, and why."""
+
+QUIET_S = 15.0
+"""How long a place that has lost an answer is not asked, if there are others: each call may take its whole time limit."""
+
+
+class Instances:
+    """See the module.
+
+    Attributes:
+        seen: what the places list, if they were asked in this pass; None: they were not.
+        away: why places did not list everything; empty: all did.
+        silent: places that have lost an answer in this pass or a little earlier, and are not asked now.
+        stripped: instances of open runs that have lost the site's tag.
+    """
+
+    def __init__(self, places: Places, settings: BurstSettings, store: RunStore, book: Book) -> None:
+        self._places, self._settings, self._store, self._book = places, settings, store, book
+        self.seen: Listing | None = None
+        self.away = ""
+        self.silent: set[str] = set()
+        self.stripped: frozenset[str] = frozenset()
+        self._quiet_until_s: dict[str, float] = {}
+        self._heard: frozenset[str] = frozenset()
+        self._settled: set[str] = set()
+        self._looked_s = -1e18
+        self._now_s = 0.0
+
+    @property
+    def protected(self) -> str | None:
+        """Why nothing more is launched until an admin says so; None: it may be."""
+        why = self._store.control(PROTECTED)
+        return None if why is None else str(why)
+
+    @property
+    def protected_places(self) -> dict[str, str]:
+        """Place -> why nothing more is launched there until an admin says so."""
+        return dict(self._store.control(PROTECTED_PLACES) or {})
+
+    def protected_in(self, place: str) -> str | None:
+        """Why nothing more is launched in a place until an admin says so; None: it may be."""
+        return self.protected or self.protected_places.get(place)
+
+    def end_protection(self) -> tuple[str, ...]:
+        """Launch again everywhere. Returns why that was not done."""
+        everywhere = self.protected
+        reasons = (() if everywhere is None else (everywhere,)) + tuple(self.protected_places.values())
+        self._store.set_control(PROTECTED, None)
+        self._store.set_control(PROTECTED_PLACES, None)
+        return reasons
+
+    def usable_places(self) -> list[Provider]:
+        """The places of the settings that have answered last time."""
+        return [place for place in self._places.all if place.name in self._heard]
+
+    def note(self, place: str, error: LaunchFailed) -> None:
+        """Note a refusal. A place that did not answer is not asked again in this pass."""
+        if error.kind is Kind.LOST:
+            self.silent.add(place)
+            if len(self._places.all) > 1:
+                self._quiet_until_s[place] = self._now_s + QUIET_S
+
+    def look(self, now_s: float, every_s: float) -> None:
+        """List all instances, if that was not done within `every_s`. Otherwise `seen` is None."""
+        self._now_s = now_s
+        self.silent = {place for place, until_s in self._quiet_until_s.items() if now_s < until_s}
+        if now_s - self._looked_s < every_s:
+            self.seen = None
+            return
+        seen = self._places.listing(self._book.runs.values(), self.silent)
+        for place in seen.lost:
+            self.note(place, LaunchFailed(Kind.LOST, "", ""))
+        self.seen, self.away, self._heard = seen, seen.trouble, seen.heard
+        if seen.heard or not seen.trouble:
+            self._looked_s = now_s
+        if seen.stripped - self.stripped:
+            facts = {"instances": ",".join(sorted(seen.stripped))}
+            log.error("instances have lost the tag penstock:site; they are ended with their runs", extra=facts)
+        self.stripped = seen.stripped
+
+    def refreshed(self, run: BurstRun, now_s: float) -> BurstRun:
+        """The run with its instances as listed in this pass. Unchanged if its place was not listed in this pass."""
+        if self.seen is None or run.region not in self.seen.heard or run.region in self.silent:
+            return run
+        try:
+            new = self._places.with_times(run, self.seen.found, now_s)
+        except LaunchFailed as error:
+            log.warning("the cloud does not answer", extra={"run": run.id, "text": str(error)})
+            return run
+        if new != run:
+            self._book.save(new, now_s)
+        return new
+
+    def sweep(self, there: Container[JobId]) -> None:
+        """End instances that have the site's tag but belong to no run, and add their cost to the ledger.
+
+        Args:
+            there: the jobs that the cluster has. While it has a job whose run's record cannot be read, its instances are
+                left alone: the job may run on them.
+        """
+        if self.seen is None:
+            return
+        claimed = {slot.instance for run in self._book.runs.values() for slot in run.slots}
+        for seen in self.seen.found.values():
+            run_id = seen.tags.get("run", "")
+            open_run = self._book.runs.get(run_id)
+            if (
+                seen.region in self.silent
+                or seen.id in claimed
+                or (open_run is not None and open_run.state in ("ordered", "ending"))
+            ):
+                continue
+            bad = self._book.unreadable.get(run_id)
+            if bad is not None and bad.job in there and not seen.gone:
+                continue
+            if seen.gone:
+                if seen.id not in self._settled and seen.ended_s is not None:
+                    self._book.settle(seen)
+                    self._settled.add(seen.id)
+                continue
+            log.warning("instance without a run is ended", extra={"instance": seen.id, "run": run_id})
+            try:
+                self.terminate(seen.region, [seen.id])
+            except LaunchFailed as error:
+                log.warning("the cloud refuses", extra={"instance": seen.id, "text": str(error)})
+                self.note(seen.region, error)
+
+    def terminate(self, region: str, ids: Sequence[str]) -> None:
+        """End instances. Raises LaunchFailed; a refusal also begins protected mode, since what cannot be ended costs money."""
+        self._looked_s = -1e18
+        try:
+            self._places.of(region).terminate(ids)
+        except LaunchFailed as error:
+            if error.kind not in (Kind.LOST, Kind.THROTTLED):
+                self.protect(
+                    f"the cloud refuses to end {', '.join(ids)} in {region}, which go on costing money: {error}"
+                )
+            raise
+
+    def end(self, run: BurstRun, now_s: float, *, save: Callable[[BurstRun], None]) -> tuple[BurstRun, bool]:
+        """End all instances of a run. Returns the run, and whether the provider says that all of them are gone.
+
+        An order with a lost answer may have launched instances that are not in the record. They have the run's tag.
+        """
+        found = self._places.of_run(run)
+        adopted = _with_instances(run, found.values())
+        if adopted != run:
+            run = adopted
+            save(run)
+        alive = [seen.id for seen in found.values() if not seen.gone]
+        unseen = [s.instance for s in run.slots if s.instance and s.ended_s is None and s.instance not in found]
+        if alive or unseen:
+            self.terminate(run.region, [*alive, *unseen])
+            self.seen = None  # earlier observations are out of date
+            found = self._places.of_run(run)
+        run = self._places.with_times(run, found, now_s)
+        return run, all(slot.instance is None or slot.ended_s is not None for slot in run.slots)
+
+    def protect(self, why: str) -> None:
+        """Begin protected mode, also for later daemons."""
+        if self.protected == why:
+            return
+        log.error("protected mode: nothing more is launched", extra={"text": why})
+        self._store.set_control(PROTECTED, why)
+
+    def protect_place(self, place: str, why: str) -> None:
+        """Begin protected mode in one place. The other places, if there are any, go on."""
+        if len(self._places.all) == 1:
+            return self.protect(why)
+        places = self.protected_places
+        if places.get(place) != why:
+            log.error(
+                "protected mode in one place: nothing more is launched there", extra={"place": place, "text": why}
+            )
+            self._store.set_control(PROTECTED_PLACES, places | {place: why})
+        return None
+
+    def launch(self, run: BurstRun, guest: bytes | None, now_s: float, *, recover: bool) -> BurstRun:
+        """Launch the instances of a run, all or none. After LaunchFailed, what was launched is ended with the run.
+
+        Args:
+            run: the run.
+            guest: the script of its instances; None: they join Slurm.
+            now_s: now, s since 1970.
+            recover: whether an earlier attempt may have launched instances that the run does not know.
+        """
+        place = self._places.of(run.region)
+        found: dict[str, DescribedInstance] = {}
+        if recover:
+            found = {seen.tags.get("node", ""): seen for seen in place.list(run.id) if not seen.gone}
+        if set(found) >= set(run.nodes):
+            launched = {name: (found[name].id, found[name].launched_s) for name in run.nodes}
+        else:
+            self._looked_s = -1e18
+            order = Order(
+                run=run.id,
+                token=hashlib.sha256(f"{self._settings.site} {run.id}".encode()).hexdigest()[:48],
+                instance_type=run.instance_type,
+                market=run.market,
+                nodes=run.nodes,
+                tags=run.tags(),
+                usd_per_h=run.usd_per_h - run.extras_usd_per_h,
+                guest=guest,
+                until_s=run.ordered_s + run.lifetime_s,
+            )
+            # An earlier attempt may have launched them as early as this. The provider's own time replaces it once it is seen.
+            since_s = run.ordered_s if recover else now_s
+            launched = {node: (id_, since_s) for node, id_ in place.launch_gang(order).items()}
+        slots = tuple(
+            slot
+            if slot.instance == launched[slot.node][0]
+            else slot.model_copy(update={"instance": launched[slot.node][0], "launched_s": launched[slot.node][1]})
+            for slot in run.slots
+        )
+        log.info(
+            "launched", extra={"job": run.job, "run": run.id, "instances": ",".join(s.instance or "" for s in slots)}
+        )
+        return run.model_copy(update={"slots": slots})
+
+
+def _with_instances(run: BurstRun, found: Iterable[DescribedInstance]) -> BurstRun:
+    """The run with those of its instances that it does not know yet, each at its node."""
+    slots = list(run.slots)
+    known = {slot.instance for slot in slots}
+    for seen in found:
+        free = [n for n, slot in enumerate(slots) if slot.instance is None]
+        at = next(
+            (n for n in free if slots[n].node == seen.tags.get("node")), None if "node" in seen.tags else free[:1]
+        )
+        if isinstance(at, list):
+            at = at[0] if at else None
+        if seen.id not in known and at is not None:
+            slots[at] = slots[at].model_copy(update={"instance": seen.id, "launched_s": seen.launched_s})
+            known.add(seen.id)
+    return run.model_copy(update={"slots": tuple(slots)})

@@ -1,0 +1,559 @@
+"""The burst manager behind the port `Burst`: jobs in the cloud run on nodes of the same Slurm that exist while instances do.
+
+A run goes from state to state by the table of `burst.states`, one step in each pass. Each state is stored before the next step
+begins. `ordered` and its commitment in the ledger are in the store before the first call to a provider. Every call follows from
+the record alone, with the same token each time, so a daemon that dies at any point continues where it was. Besides the record,
+only pauses are kept: for how long a type, a market or a call is not used. Every minute, all instances with the site's tag are
+compared with the runs. An instance that belongs to no run is ended, and its cost is added to the ledger. A run that has lost its
+instance ends, and its job is queued again.
+
+The *pass* does all that asks a provider, in a thread of its own. docs/decisions/0014-the-cloud-has-a-thread.md has its rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterable, Sequence
+from uuid import uuid4
+
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.api.ports import Clock, CloudNodes
+from penstock_scheduler.burst.deciding.choices import within
+from penstock_scheduler.burst.deciding.estimates import Gravity
+from penstock_scheduler.burst.deciding.states import Fact, Transition, step
+from penstock_scheduler.burst.manager.book import Book, Unreadable
+from penstock_scheduler.burst.manager.cluster_side import ClusterSide
+from penstock_scheduler.burst.manager.facts import LEAVE_PATIENCE_S, LEAVE_S, ORDER_PATIENCE_S, Facts, World
+from penstock_scheduler.burst.manager.history import SiteHistory
+from penstock_scheduler.burst.manager.instances import Instances
+from penstock_scheduler.burst.manager.offers import Offers
+from penstock_scheduler.burst.manager.places import Places
+from penstock_scheduler.burst.manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, line, pause_s
+from penstock_scheduler.burst.manager.runs import BurstRun, Slot
+from penstock_scheduler.burst.manager.settings import BurstSettings
+from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.unknown_runs import ended_by, of_unknown_runs, record_of
+from penstock_scheduler.burst.manager.worker import Worker
+from penstock_scheduler.model import (
+    Action,
+    BudgetLine,
+    BurstJob,
+    CloudAction,
+    CloudState,
+    Hold,
+    Job,
+    JobId,
+    Outcome,
+    Phase,
+    Placement,
+    Progress,
+    Recall,
+    Start,
+)
+from penstock_scheduler.model import (
+    Share as NodeShare,
+)
+from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.store.cloud_runs import OLDER_STORE, RunStore
+
+log = logging.getLogger(__name__)
+
+SOON_S = 5.0
+"""Seconds between two listings while instances start or end."""
+
+LEAVES = ("leaving", "ending")
+"""States of a run whose job is asked to leave its nodes."""
+
+
+class BurstManager:
+    """See the module.
+
+    Args:
+        places: the providers.
+        nodes: the cluster's cloud nodes.
+        rng: for the jitter of pauses.
+        guests: for detached runs: the nodes are gateways then, which the instances do not join. None: they join.
+        lock: lets a thread of its own do all that asks the cloud. `places` and `guests` release the lock during each call
+            (`worker.Yielding`). None: `observe` does it, and waits.
+        share: the folder through which programs and cloud nodes speak; None: that of the settings.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        settings: BurstSettings,
+        store: RunStore,
+        clock: Clock,
+        nodes: CloudNodes,
+        rng: random.Random,
+        guests: Guests | None = None,
+        lock: threading.Lock | None = None,
+        share: Share | None = None,
+    ) -> None:
+        self._places, self._settings, self._store, self._clock, self._rng = places, settings, store, clock, rng
+        self._share = Share(settings.share, settings.share_users) if share is None else share
+        self._share_trouble = ""
+        self._cluster = ClusterSide(nodes, self._share)
+        self._guests: Guests = JoinSlurm() if guests is None else guests
+        self._offers = Offers(settings, places)
+        self._book = Book(store)
+        self._history = SiteHistory(settings, store)
+        self._instances = Instances(places, settings, store, self._book)
+        # Runs of an earlier daemon: an instance of its last order may exist without a record.
+        self._resumed = set(self._book.runs)
+        self._tries: dict[str, int] = {}
+        self._retry_s: dict[str, float] = {}
+        self._words: dict[JobId, str] = {}
+        self._leaving_s: dict[str, float] = {}
+        self._fetched: set[str] = set()  # detached runs that have all their files back
+        self._boot_failures = 0
+        self._jobs_seen: dict[JobId, Job] = {}
+        self._asks: list[Action] = []
+        self._asked: list[Action] = []
+        self._returned: dict[JobId, float] = {}
+        self._recalled: set[str] = set()
+        self._world = World(
+            settings, self._cluster, self._instances, self._guests, self._share, self._recalled, self._leaving_s
+        )
+        self._older_store = store.control(OLDER_STORE) is not None
+        """Whether instances may belong to runs that the store does not know. Until that is known, nothing is done."""
+        self._lock = threading.Lock() if lock is None else lock
+        self._worker = None if lock is None else Worker(self._pass, lock)
+
+    @property
+    def runs(self) -> Sequence[BurstRun]:
+        """The open runs. Only for a manager without a thread of its own."""
+        return tuple(self._book.runs.values())
+
+    def is_recalled(self, run: BurstRun) -> bool:
+        """Whether a run is to be recalled in the next pass. As above."""
+        return run.id in self._recalled
+
+    @property
+    def learns_s(self) -> float:
+        """When the waiting policy next follows the recorded history, s since 1970. As above."""
+        return self._history.learns_s
+
+    # --- the port
+
+    def observe(self, jobs: Sequence[Job]) -> CloudState:
+        """See `ports.Burst`. A cloud that does not answer offers nothing, and delays no job on site."""
+        with self._lock:
+            self._meet_cluster(jobs)
+            if self._worker is None:
+                self._pass()
+        if self._worker is not None:
+            self._worker.wake()
+        with self._lock:
+            if self._older_store:
+                raise ClusterAway(
+                    "the store was restored from a backup, and the cloud has not yet said which instances there are: "
+                    f"{self._instances.away or 'it has been asked'}; until then, nothing is decided"
+                )
+            return self._state(jobs, self._clock.now_s())
+
+    def asks(self) -> Sequence[Action]:
+        """See `ports.Burst`."""
+        with self._lock:
+            states = {run.job: run.state for run in self._book.runs.values()}
+            # A pass may have changed a run since it asked.
+            return tuple(
+                ask
+                for ask in self._asked
+                if (states.get(ask.job) == "booting" if isinstance(ask, Start) else states.get(ask.job) in LEAVES)
+            )
+
+    def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
+        """See `ports.Burst`. The ledger and the store know of an order before this returns; the next pass launches."""
+        with self._lock:
+            return tuple(self._recall(each) if isinstance(each, Recall) else self._order(each) for each in actions)
+
+    def end_protection(self) -> tuple[str, ...]:
+        """See `ports.Burst`."""
+        with self._lock:
+            self._boot_failures = 0
+            return self._instances.end_protection()
+
+    def forget(self, run: str) -> JobId:
+        """See `ports.Burst`."""
+        with self._lock:
+            return self._book.forget(run, self._clock.now_s())
+
+    def _meet_cluster(self, jobs: Sequence[Job]) -> None:
+        """The part that asks the cluster, and never the cloud. It changes no run: the pass may be in the middle of one."""
+        self._jobs_seen = {job.id: job for job in jobs}
+        if self._older_store:
+            self._cluster.look()
+        else:
+            self._cluster.meet(self._book.runs.values(), {bad.job for bad in self._book.unreadable.values()})
+        self._book.count_queue_times(jobs, self._clock.now_s())
+
+    def _pass(self) -> None:
+        """The part that asks the cloud: one step of each run, the sweep, and new offers."""
+        now_s = self._clock.now_s()
+        self._asks = []
+        self._guests.begin()
+        self._look(now_s)
+        if self._older_store and not self._know_all_runs(now_s):
+            return None
+        for run in tuple(self._book.runs.values()):
+            # As it is by now: listing took its time, and the loop may have ordered this run meanwhile, for a new job.
+            self._advance(self._book.runs[run.id], self._jobs_seen.get(run.job), self._clock.now_s())
+        self._instances.sweep(self._jobs_seen)
+        self._asked = self._asks
+        self._words = {job: text for job, text in self._words.items() if job in self._jobs_seen}
+        self._returned = {job: at_s for job, at_s in self._returned.items() if job in self._jobs_seen}
+        self._history.learn(now_s)
+        if self._instances.protected is not None or self._guests.trouble:
+            return self._offers.none()
+        taken = {name for run in self._book.runs.values() for name in run.nodes}
+        room = [node for node in self._cluster.nodes.values() if node.name not in taken]
+        usable = [
+            place for place in self._instances.usable_places() if self._instances.protected_in(place.name) is None
+        ]
+        return self._offers.make(room, self._settings.max_runs - self._book.open_count, usable, now_s)
+
+    def _know_all_runs(self, now_s: float) -> bool:
+        """Make the records of runs that the store does not know. Returns whether all places have said what they have."""
+        seen = self._instances.seen
+        if seen is None or seen.trouble:
+            return False
+        for name, instances in of_unknown_runs(seen.found.values(), self._book, self._jobs_seen).items():
+            run = record_of(name, instances, self._cluster.nodes, self._cluster.partition)
+            if isinstance(run, Unreadable):
+                self._book.unreadable[name] = run
+                log.error("a run that the store does not know", extra={"run": name, "text": run.trouble})
+                continue
+            for other in tuple(self._book.runs.values()):
+                if {*other.nodes} & {*run.nodes}:
+                    self._close(ended_by(other, run, seen.found), None, now_s)
+            self._save(run, run.committed())
+            log.warning("the store did not know this run; it goes on", extra={"run": name, "job": run.job})
+        self._store.set_control(OLDER_STORE, None)
+        self._older_store = False
+        return True
+
+    def _look(self, now_s: float) -> None:
+        busy = any(run.state in ("booting", "leaving") for run in self._book.runs.values())
+        self._instances.look(now_s, min(SOON_S, self._settings.reconcile_s) if busy else self._settings.reconcile_s)
+        if self._instances.seen is not None:
+            self._share_trouble = self._share.trouble()
+            self._guests.trouble = ""
+            self._guests.say_alive(now_s)
+
+    def _state(self, jobs: Sequence[Job], now_s: float) -> CloudState:
+        settings = self._settings
+        accounts = {job.account for job in jobs} | {run.account for run in self._book.runs.values()}
+        return CloudState(
+            offers=tuple(offered.offer for offered in self._offers.by_id.values()),
+            runs=(*(run.as_seen() for run in self._book.runs.values()), *self._book.seen_unreadable()),
+            budgets=self._budgets(now_s, accounts),
+            waiting=self._history.waiting,
+            max_queue=settings.max_queue,
+            by_default=settings.by_default,
+            at_cap=settings.at_cap,
+            margin=settings.margin,
+            leave_s=LEAVE_S,
+            unknown_h=settings.unknown_h,
+            longest_s=self._guests.longest_s,
+            cost_per_usd=settings.cost_per_usd,
+            bytes_per_s=settings.bytes_per_s,
+            usd_per_gb=settings.usd_per_gb,
+            returned=dict(self._returned),
+            waits_since_s=self._book.waits_since_s(jobs, now_s),
+            history_s=self._history.running_times(jobs),
+            words=dict(self._words),
+            protected=self._instances.protected or "",
+            closed=self._closed(now_s),
+            troubles=(
+                *(bad.trouble for bad in self._book.unreadable.values()),
+                *filter(None, [self._offers.stale(now_s), self._share_trouble]),
+            ),
+        )
+
+    def _closed(self, now_s: float) -> tuple[str, ...]:
+        protected = self._instances.protected
+        told = [] if protected is None else [f"{NOTHING}: {protected}"]
+        told += [f"{NOTHING} in {place}: {why}" for place, why in self._instances.protected_places.items()]
+        told += self._offers.pauses.told(now_s)
+        if self._instances.stripped:
+            names = ", ".join(sorted(self._instances.stripped))
+            told.append(
+                f"{names} have lost the tag penstock:site, so they are found only by their runs; set the tag again"
+            )
+        thread = "" if self._worker is None else self._worker.trouble
+        told += [
+            self._offers.stale(now_s),
+            *self._offers.troubles(),
+            self._instances.away,
+            self._guests.trouble,
+            thread,
+        ]
+        return tuple(text for text in told if text)
+
+    def _budgets(self, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
+        return self._book.budgets(self._settings.budget, now_s, accounts)
+
+    # --- orders
+
+    def _order(self, action: BurstJob) -> Outcome:
+        now_s = self._clock.now_s()
+        if any(run.job == action.job for run in self._book.runs.values()):
+            return Outcome(action, Progress.DONE, "it is in the cloud, or on its way")
+        job = self._jobs_seen.get(action.job)
+        if job is None:
+            return Outcome(action, Progress.FAILED, f"{action.offer} is not offered any more")
+        refused = self._refusal(action, job, now_s)
+        if refused:
+            return Outcome(action, Progress.FAILED, refused)
+        run = self._new_run(action, job, now_s)
+        if isinstance(run, str):
+            return Outcome(action, Progress.FAILED, run)
+        self._save(run, run.committed())
+        self._words.pop(run.job, None)
+        log.info("ordered", extra={"job": run.job, "run": run.id, "offer": action.offer, "usd": round(run.usd, 2)})
+        return Outcome(action, Progress.UNDER_WAY, f"ordered {run.offer}")
+
+    def _refusal(self, action: BurstJob, job: Job, now_s: float) -> str:
+        """Why a job may not be ordered now, whatever the offer; empty: it may."""
+        if (bad := self._book.unreadable_of(action.job)) is not None:
+            return bad.trouble
+        if (protected := self._instances.protected) is not None:
+            return f"nothing is launched in protected mode: {protected}"
+        if action.offer not in self._offers.by_id:
+            return f"{action.offer} is not offered any more"
+        if self._book.open_count >= self._settings.max_runs:
+            return f"[cloud] max_runs={self._settings.max_runs} jobs are in the cloud already"
+        if any(run.round == action.round for run in self._book.of_job(action.job).runs):
+            return f"the run that round {action.round} ordered is over; the next round decides again"
+        broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})
+        return f"{broken[0]} does not allow ${action.usd:.2f} any more" if broken else ""
+
+    def _new_run(self, action: BurstJob, job: Job, now_s: float) -> BurstRun | str:
+        """The run of an order, or why it is refused."""
+        settings, offered = self._settings, self._offers.by_id[action.offer]
+        offer, machine = offered.offer, offered.machine
+        taken = {name for run in self._book.runs.values() for name in run.nodes}
+        room = [node.name for node in self._cluster.nodes.values() if node.name not in taken and machine.suits(node)]
+        if len(room) < offer.nodes:
+            return "another job has taken the cloud nodes in the meantime"
+        data, gravity = float(job.spec.data_size_bytes or 0), Gravity(settings.bytes_per_s, settings.usd_per_gb)
+        run = BurstRun(
+            data_gb=data / 1e9,
+            data_usd=gravity.usd(data),
+            data_s=gravity.transfer_s(data),
+            id=f"{action.job}.{1 + self._book.of_job(action.job).count}-{uuid4().hex}",
+            job=action.job,
+            region=offered.place,
+            user=job.user,
+            account=job.account,
+            offer=offer,
+            instance_type=machine.instance_type,
+            market=machine.market,
+            usd_per_h=offer.usd_per_h / offer.nodes,
+            extras_usd_per_h=machine.extras_usd_per_h,
+            usd=action.usd,
+            round=action.round,
+            ordered_s=now_s,
+            partition=self._cluster.partition,
+            state="ordered",
+            slots=tuple(Slot(node=name) for name in sorted(room)[: offer.nodes]),
+        )
+        longest_s = self._guests.longest_s
+        if longest_s is not None and run.lifetime_s > longest_s:
+            return (
+                f"${run.usd:.2f} pay for {run.lifetime_s / 3600:.0f} h, but detached runs last at most "
+                f"{longest_s / 3600:.0f} h, since their links are signed for a week; declare a shorter --runtime"
+            )
+        return run
+
+    def _recall(self, action: Recall) -> Outcome:
+        run = next((run for run in self._book.runs.values() if run.job == action.job), None)
+        if run is None:
+            return Outcome(action, Progress.DONE, "it is back")
+        if run.state in ("ordered", "booting", "running"):
+            self._recalled.add(run.id)
+        return Outcome(action, Progress.UNDER_WAY, "saves and comes back")
+
+    # --- one step of a run
+
+    def _advance(self, run: BurstRun, job: Job | None, now_s: float) -> None:
+        """One step. A step that changes the record stores it first. A provider's refusal ends the step, not the pass."""
+        run = self._instances.refreshed(run, now_s)
+        try:
+            if run.state == "booting":
+                run = self._note_request(run, job)
+            if run.state == "leaving":
+                self._leaving_s.setdefault(run.id, now_s)
+            taken = step(run.state, Facts(self._world, run, job, now_s).why)
+            if taken is None and run.state in ("ordered", "ending"):
+                tried = self._launch(run, now_s) if run.state == "ordered" else self._end(run, job, now_s)
+                run = self._book.runs[run.id]
+                taken = step(run.state, lambda fact: tried.get(fact, ""))
+            if taken is not None:
+                self._take(run, job, *taken, now_s)
+            elif run.state == "booting":
+                self._start(run, job)
+            elif run.state == "leaving":
+                self._ask_to_leave(run, Facts(self._world, run, job, now_s))
+        except LaunchFailed as error:
+            self._instances.note(run.region, error)
+            log.warning(
+                "the cloud refuses", extra={"run": run.id, "state": run.state, "place": run.region, "text": str(error)}
+            )
+
+    def _take(self, run: BurstRun, job: Job | None, row: Transition, why: str, now_s: float) -> None:
+        """Do what a transition of the table says."""
+        if row.to in ("leaving", "ending"):
+            self._recalled.discard(run.id)  # a recall that came while the order was placed is kept until then
+        if row.to == "over":
+            return self._close(run, job, now_s)
+        if row.to == "booting":
+            return self._save(run.model_copy(update={"state": "booting"}))
+        if row.to == "running":
+            self._boot_failures = 0
+            return self._save(run.model_copy(update={"state": "running", "ran": True}))
+        if row.boot:
+            self._boot_failed(run, why, now_s)
+        if row.failed:
+            self._words[run.job] = why
+        level = logging.WARNING if row.failed else logging.INFO
+        log.log(level, "run ends", extra={"run": run.id, "job": run.job, "state": row.to, "why": why})
+        stopped = run.stopped or (run.state == "running" and row.fact is not Fact.JOB_GONE)
+        return self._save(run.model_copy(update={"state": row.to, "why": why, "stopped": stopped}))
+
+    def _launch(self, run: BurstRun, now_s: float) -> dict[Fact, str]:
+        """Place the order. Returns how that went; empty: it is placed again later."""
+        if run.region in self._instances.silent or now_s < self._retry_s.get(run.id, 0.0):
+            return {}
+        try:
+            guest = self._guests.prepare(run.id, run.job, run.user, run.lifetime_s, run.nodes)
+            recover = run.id in self._resumed or run.id in self._tries
+            launched = self._instances.launch(run, guest, now_s, recover=recover)
+        except LaunchFailed as error:
+            return self._refused(run, error, now_s)
+        except KeyError:
+            return {Fact.REFUSED: f"this machine does not know the user {run.user}"}
+        self._save(launched)
+        self._offers.pauses.over(self._offers.key(run.region, line(run.instance_type, run.market)))
+        return {Fact.LAUNCHED: "all its instances were launched"}
+
+    def _refused(self, run: BurstRun, error: LaunchFailed, now_s: float) -> dict[Fact, str]:
+        settings, pauses = self._settings, self._offers.pauses
+        self._instances.note(run.region, error)
+        if error.kind in (Kind.THROTTLED, Kind.LOST) and now_s - run.ordered_s < ORDER_PATIENCE_S:
+            self._tries[run.id] = self._tries.get(run.id, 0) + 1
+            self._retry_s[run.id] = now_s + pause_s(self._tries[run.id], self._rng)
+            log.info("asks the cloud again", extra={"run": run.id, "tries": self._tries[run.id], "text": str(error)})
+            return {}
+        match error.kind:
+            case Kind.CAPACITY:
+                what = self._offers.key(run.region, line(run.instance_type, run.market))
+                pauses.rest(what, now_s, settings.capacity_back_off_s, str(error))
+            case Kind.QUOTA:
+                what = self._offers.key(run.region, line(run.instance_type.split(".")[0], run.market))
+                pauses.rest(what, now_s, settings.quota_back_off_s, str(error))
+                log.error(
+                    "a quota is used up: ask the provider to raise it, or remove the type from [cloud]",
+                    extra={"place": run.region, "text": str(error)},
+                )
+            case Kind.CONFIG:
+                self._instances.protect_place(
+                    run.region, f"{run.region} refuses the request that [cloud] describes: {error}"
+                )
+            case _:
+                pass
+        return {Fact.REFUSED: f"{error.kind}: {error}"}
+
+    def _note_request(self, run: BurstRun, job: Job | None) -> BurstRun:
+        """Note whether Slurm has requested or used the run's nodes."""
+        nodes = self._cluster.nodes
+        if run.asked or job is None or not any(name in nodes and not nodes[name].free for name in run.nodes):
+            return run
+        run = run.model_copy(update={"asked": True})
+        self._save(run)
+        return run
+
+    def _start(self, run: BurstRun, job: Job | None) -> None:
+        """Let the cluster start the job on its nodes, unless it has."""
+        assert job is not None, "a run whose job has ended does not boot"
+        if job.phase is Phase.RUNNING:
+            return
+        per_node = run.offer.gpus // run.offer.nodes
+        shares = tuple(NodeShare(name, per_node) for name in run.nodes)
+        self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))
+
+    def _boot_failed(self, run: BurstRun, why: str, now_s: float) -> None:
+        self._boot_failures += 1
+        if self._boot_failures >= self._settings.protected_after:
+            self._instances.protect(
+                f"{self._boot_failures} boots in a row failed, the last one: {why}; read the instance's console output"
+            )
+        what = self._offers.key(run.region, line(run.instance_type, run.market))
+        self._offers.pauses.rest(what, now_s, self._settings.capacity_back_off_s, why)
+
+    def _ask_to_leave(self, run: BurstRun, facts: Facts) -> None:
+        looked = self._instances.seen is not None
+        if facts.money_over and facts.lost is None and looked:
+            # Its output files are in the bucket, and are fetched without the instance.
+            self._instances.terminate(run.region, [slot.instance for slot in run.slots if slot.instance is not None])
+        if self._guests.on and run.id not in self._fetched:
+            if facts.there("fetched"):
+                self._fetched.add(run.id)
+            elif looked:
+                self._guests.stop(run.id)
+            return
+        self._asks.append(Hold(run.job, run.round))
+
+    def _end(self, run: BurstRun, job: Job | None, now_s: float) -> dict[Fact, str]:
+        """End the instances and release the nodes. Returns whether the provider and Slurm have let go of all of them."""
+        mine = job is not None and job.phase is not Phase.QUEUED and Facts(self._world, run, job, now_s).at_nodes
+        if mine:
+            self._asks.append(Hold(run.job, run.round))
+        if run.region in self._instances.silent:
+            return {}
+        run, gone = self._instances.end(run, now_s, save=self._save)
+        self._book.runs[run.id] = run
+        if not gone or not self._cluster.power_down(run):
+            return {}
+        if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
+            return {}  # Slurm still has these nodes allocated to it; until it is queued, it stays a run in the cloud
+        return {Fact.ALL_GONE: "all of it is gone"}
+
+    def _close(self, run: BurstRun, job: Job | None, now_s: float) -> None:
+        """Tidy up, charge the run and let go of it.
+
+        All that is tidied costs little or nothing, so a refusal does not keep the run open.
+        """
+        try:
+            self._places.of(run.region).tidy(run.id)
+        except LaunchFailed as error:
+            if error.kind is not Kind.CONFIG:
+                raise
+            log.warning("a leftover of the run stays", extra={"run": run.id, "text": str(error)})
+        if left := self._guests.tidy(run.id, run.job):
+            run = run.model_copy(update={"why": f"{run.why}; {left}"})
+            self._words[run.job] = run.why
+        self._share.forget_notices(run.nodes)
+        if run.ran:
+            self._returned[run.job] = now_s
+            if job is not None:
+                self._book.comes_back(job, now_s)
+        spent, used = run.spent(now_s), run.used(now_s)
+        self._save(run.model_copy(update={"state": "over"}), spent, *([used] if used.amount else ()))
+        log.info("run is over", extra={"run": run.id, "job": run.job, "usd": round(spent.amount, 4), "why": run.why})
+
+    def _save(self, run: BurstRun, *lines: LedgerLine) -> None:
+        self._book.save(run, self._clock.now_s(), *lines)
+        if run.state == "over":
+            self._cluster.forget(run)
+            for table in (self._tries, self._retry_s, self._leaving_s):
+                table.pop(run.id, None)
+            self._fetched.discard(run.id)
+            self._recalled.discard(run.id)
+
+
+NOTHING = "nothing is launched until an admin runs `penstock cloud resume`"
+"""How the text of protected mode begins."""

@@ -1,0 +1,168 @@
+"""A run of a job in the cloud: its record and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from penstock_scheduler.api.ledger_messages import LedgerLine
+from penstock_scheduler.burst.deciding.ledger import Entry
+from penstock_scheduler.burst.deciding.states import State
+from penstock_scheduler.model import CloudRun, Offer
+
+LEAST_S = 60.0
+"""Clouds bill an instance by the second, but at least a minute."""
+
+
+class Slot(BaseModel):
+    """One node of a run and its instance. Times are in s since 1970, by the provider's clock where it reports them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node: str
+    instance: str | None = None
+    launched_s: float | None = None
+    ended_s: float | None = None
+    missed: int = 0
+    """Listings in a row without this instance: a new instance may take a while to appear."""
+
+    @property
+    def seconds(self) -> float:
+        """Paid time of an instance that has ended, seconds."""
+        if self.launched_s is None or self.ended_s is None:
+            return 0.0
+        return max(self.ended_s - self.launched_s, 0.0)
+
+
+class BurstRun(BaseModel):
+    """A run. The fields of its order never change, so exactly the same order can be placed again after a crash."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    """Job, number, and a random UUID, so nothing that an earlier run or another site has left is taken for this run's."""
+    job: str
+    region: str
+    """The place of its instances, such as a region of EC2; also after the settings have changed."""
+    user: str
+    account: str
+    offer: Offer
+    instance_type: str
+    market: Literal["on-demand", "spot"]
+    usd_per_h: float
+    """US dollars per hour of one instance, with all that it needs."""
+    extras_usd_per_h: float = 0.0
+    """The part of `usd_per_h` that is not the instance's own price: its volume and its public IPv4 address."""
+    usd: float
+    """US dollars committed to the run. It is ended before it costs more."""
+    round: int
+    ordered_s: float
+    partition: str
+    state: State
+    slots: tuple[Slot, ...]
+    asked: bool = False
+    """Whether the cluster has requested or used its nodes, which means that it has started the job there."""
+    ran: bool = False
+    """Whether the job has run there."""
+    why: str = ""
+    """Why the run ended or will end."""
+    stopped: bool = False
+    """Whether its job ran, and was stopped or is being stopped for that reason."""
+    data_gb: float = 0.0
+    """Data to transfer, as the user declared it, GB."""
+    data_usd: float = 0.0
+    """Price of the transfer, within `usd`."""
+    data_s: float = 0.0
+    """Duration of the transfer, while the instances are paid for."""
+
+    @property
+    def lifetime_s(self) -> float:
+        """Longest life of its instances, after which the committed dollars are spent."""
+        return max(self.usd - self.data_usd, 0.0) / (self.usd_per_h * len(self.slots)) * 3600
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The run's nodes in the cluster."""
+        return tuple(slot.node for slot in self.slots)
+
+    @property
+    def expires_s(self) -> float | None:
+        """When the committed dollars are spent; None: nothing is launched yet."""
+        launched = [slot.launched_s for slot in self.slots if slot.launched_s is not None]
+        return min(launched) + self.lifetime_s if launched else None
+
+    def tags(self) -> dict[str, str]:
+        """Tags of all its instances, set at their launch."""
+        return {
+            "run": self.id,
+            "job": self.job,
+            "user": self.user,
+            "account": self.account,
+            "usd_per_h": repr(self.usd_per_h),
+            "lifetime_s": f"{self.lifetime_s:.0f}",
+        }
+
+    def as_seen(self) -> CloudRun:
+        """The run as a round sees it."""
+        ending = self.state in ("leaving", "ending")
+        stopped = self.why if self.stopped else ""
+        return CloudRun(
+            self.job, self.offer, self.ordered_s, self.usd, self.account, ending, self.state, stopped, self.user
+        )
+
+    def committed(self) -> LedgerLine:
+        """The ledger line to write before anything is ordered."""
+        return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
+
+    def spent(self, now_s: float) -> LedgerLine:
+        """The ledger line to write when all instances are gone. Data is charged as declared, since no provider bills it by
+        job."""
+        launched = [slot for slot in self.slots if slot.instance is not None]
+        if not launched:
+            return self._line("usd", 0.0, now_s, "no charge: no instance was launched")
+        usd = sum(cost_usd(slot.seconds, self.usd_per_h) for slot in launched) + self.data_usd
+        times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in launched)
+        data = f", and {self.data_gb:g} GB of data for ${self.data_usd:.2f}" if self.data_usd else ""
+        return self._line("usd", usd, now_s, f"for {times} of {self.instance_type}, {self.market}{data}")
+
+    def used(self, now_s: float) -> LedgerLine:
+        """The ledger line for the GPUs of the run, for the time of their instances."""
+        seconds = sum(slot.seconds for slot in self.slots) * self.offer.gpus / self.offer.nodes
+        return self._line("cloud-gpu-seconds", seconds, now_s, self.offer.gpu_type)
+
+    def _line(
+        self, kind: Literal["committed", "usd", "cloud-gpu-seconds"], amount: float, time_s: float, text: str
+    ) -> LedgerLine:
+        return LedgerLine(
+            id=0,
+            key=f"cloud:{self.id}:{kind}",
+            time_s=time_s,
+            account=self.account,
+            user=self.user,
+            job=self.job,
+            kind=kind,
+            amount=amount,
+            text=text,
+        )
+
+
+def cost_usd(seconds: float, usd_per_h: float) -> float:
+    """Cost of an instance with this lifetime, US dollars."""
+    return max(seconds, LEAST_S) / 3600 * usd_per_h
+
+
+def entries(lines: Iterable[LedgerLine]) -> list[Entry]:
+    """The ledger lines of the cloud in dollars, for the budgets."""
+    return [
+        Entry(
+            line.key.split(":")[1],
+            "committed" if line.kind == "committed" else "spent",
+            line.amount,
+            line.account,
+            line.time_s,
+        )
+        for line in lines
+        if line.key.startswith("cloud:") and line.kind in ("committed", "usd")
+    ]

@@ -1,0 +1,516 @@
+"""penstockd: runs the round loop on a real cluster.
+
+It may be killed at any moment and started again. What runs is in the cluster, the plan is in the store, and what is left to do
+follows from the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock_profiles.catalogue import CatalogueError
+from penstock_profiles.families import load_families
+from penstock_profiles.wire import Report
+from penstock_scheduler import __version__
+from penstock_scheduler.accounts.limits import LimitSettings
+from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
+from penstock_scheduler.api.ports import Clock, ClusterParts, Leadership, ModelSource, Store
+from penstock_scheduler.burst.deciding.choices import check_cloud
+from penstock_scheduler.daemon.candidate import StandingBy, candidate
+from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.live import LiveScheduler, make_decider, make_trigger
+from penstock_scheduler.daemon.notices import NoticeSettings, Notifier
+from penstock_scheduler.daemon.plugins import load_cloud, open_cloud, open_cluster
+from penstock_scheduler.daemon.service.allocations import AllocationLog
+from penstock_scheduler.daemon.service.board import Board, ObservedCluster
+from penstock_scheduler.daemon.service.estimator import Estimator
+from penstock_scheduler.daemon.service.reconciling import Reconciler
+from penstock_scheduler.daemon.service.samples import Sampler
+from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.daemon.service.vitals import Vitals
+from penstock_scheduler.daemon.service.waits import WaitLog
+from penstock_scheduler.daemon.watcher import Watcher
+from penstock_scheduler.jobs.kin import KinOfJobs
+from penstock_scheduler.jobs.learned_models import LearnedModels
+from penstock_scheduler.jobs.models import SpecModels
+from penstock_scheduler.jobs.pairs import PAIRS, open_pairs, read_prior
+from penstock_scheduler.jobs.sensitivities import LEARNED, Sensitivities
+from penstock_scheduler.model import BudgetLine, ClusterState, JobId, JobSpec, Snapshot, Stop
+from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.logs import configure_logging, sd_notify
+from penstock_scheduler.people.safe_text import guard
+from penstock_scheduler.rounds.loop import Observer, RoundLoop
+from penstock_scheduler.rounds.one_thread import one_blas_thread
+from penstock_scheduler.rounds.plan_gate import Approval, SafetySettings
+from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import DaemonSettings, Settings, load_settings
+from penstock_scheduler.safety import open_files
+from penstock_scheduler.safety.health import HealthSettings
+from penstock_scheduler.simulator.estimates import Order
+from penstock_scheduler.store.backup import RESTORED
+from penstock_scheduler.store.disks import spool_check, store_check
+from penstock_scheduler.store.leadership.lease import ALONE
+from penstock_scheduler.store.leadership.leaving import Leaving
+from penstock_scheduler.store.opening import is_server
+from penstock_scheduler.store.sql import SqlStore, open_store
+
+if TYPE_CHECKING:
+    from penstock_scheduler.daemon.service.publisher import Publisher
+    from penstock_scheduler.daemon.service.server import Service
+
+log = logging.getLogger(__name__)
+
+STANDS_BY = 75
+"""Exit status of a penstockd that leads no longer. systemd starts it again, and it stands by."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status: 0 stopped when asked, 1 cannot run, 2 wrong settings or usage, 75 leads no longer."""
+    parser = argparse.ArgumentParser(prog="penstockd", description="Decides, every round, which job gets which GPUs.")
+    parser.add_argument("--config", type=Path, default=Path("/etc/penstock/penstock.toml"), help="settings file (TOML)")
+    parser.add_argument(
+        "--check", action="store_true", help="check the settings and observe the cluster once, then exit"
+    )
+    parser.add_argument("--version", action="version", version=f"penstockd {__version__}")
+    arguments = parser.parse_args(argv)
+    guard()
+    try:
+        settings = load_settings(arguments.config)
+        daemon = settings.section(DaemonSettings)
+        if arguments.check:
+            return _check(settings)
+        with one_blas_thread():
+            return _run(arguments.config, settings, daemon)
+    except ConfigError as error:
+        print(f"penstockd: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except PenstockError as error:
+        print(f"penstockd: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+class _Signals:
+    """SIGTERM and SIGINT stop the daemon after the present tick; SIGHUP reloads the settings after it."""
+
+    def __init__(self, clock: WallClock) -> None:
+        self.stop = False
+        self._reload = False
+        self._clock = clock
+        self._woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        # Python's own handlers run between two instructions of the main thread. A solver may keep it for 20 s.
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGHUP, self._on_hangup)
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_stop)
+
+    def take_reload(self) -> bool:
+        """Whether to reload the settings now."""
+        wanted, self._reload = self._reload, False
+        return wanted
+
+    def hurry(self) -> None:
+        """Let the loop see at once that it should end."""
+        self._clock.wake()
+        self._waker.send(b"\0")
+
+    def wait(self) -> None:
+        """Wait until the daemon should end, in a thread of its own."""
+        while self._woken.recv(1)[0] == signal.SIGHUP:
+            pass
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self.stop = True
+        self._clock.wake()
+
+    def _on_hangup(self, number: int, frame: object) -> None:
+        self._reload = True
+
+
+def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
+    """Run until stopped. Returns the exit status.
+
+    1. Open the store. On a database server, stand by until this penstockd leads. A file has one penstockd.
+    2. Lead.
+    """
+    clock = WallClock()
+    signals = _Signals(clock)
+    open_files.raise_limit()
+    configure_logging(daemon.log_format, writes=daemon.log_writes)
+    lease = None
+    if daemon.store is not None and is_server(daemon.store):
+        waiting = StandingBy(daemon.store, candidate(daemon, settings.section(ApiSettings)))
+        from penstock_scheduler.daemon.standing_by import stand_by  # needs the extra `service`
+
+        _prepare(settings, clock)
+        lease = stand_by(waiting, settings, lambda: signals.stop)
+        if lease is None:
+            log.info("stopped", extra={"why": "asked to"})
+            return 0
+    store = open_store(
+        daemon.store or daemon.state_dir,
+        writer=True,
+        leadership=lease,
+        keep_rounds=daemon.keep_rounds,
+        keep_days=daemon.keep_days,
+        keep_audit_days=daemon.keep_audit_days,
+    )
+    return _lead(make_site(path, settings, clock, store), signals, clock)
+
+
+def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
+    """Lead until a signal says stop, an admin hands over, or the term is lost.
+
+    1. Open the API if it is enabled.
+    2. Tick. After each tick: sign of life to systemd, notices, reload.
+    3. Give the lead up, and close in the opposite order. If others may lead, this does not wait for a long observation or
+       decision: whatever comes of that is not written any more.
+    """
+    settings, store, handover = site.settings, site.store, site.handover
+    handover.hurry = signals.hurry
+    api = settings.section(ApiSettings)
+    service, publisher = make_service(site) if api.enabled else (None, None)
+    if publisher is not None:
+        publisher.start()
+    if service is not None:
+        service.start()
+    site.vitals.start()
+    estimator = _estimator(site)
+    if estimator is not None:
+        estimator.start()
+
+    def leave() -> None:
+        store.leadership.close(handover.successor)
+        if service is not None:
+            service.stop()
+
+    leaving = Leaving(site.loop.health, leave)
+    if store.leadership.fenced:
+        leaving.start(signals.wait)
+
+    def on_tick() -> None:
+        sd_notify("WATCHDOG=1")
+        try:
+            site.watcher.check(site.loop.failing_s, site.loop.failure)
+            site.watcher.check_cloud(site.loop.cloud_protected)
+            site.watcher.check_cloud_troubles(site.loop.cloud_troubles)
+            site.watcher.check_cloud_stops(site.loop.cloud_stops)
+            for disk in site.vitals.disk_states(clock.now_s()):
+                site.watcher.check_disk(*disk)
+            site.settle()
+        except Exception:  # a notice that cannot be sent must not end the rounds
+            log.exception("notices failed unexpectedly; please report this as a bug")
+        if signals.take_reload():
+            site.reload()
+
+    log.info(
+        "started",
+        extra={
+            "version": __version__,
+            "settings": settings.source,
+            "policy": str(settings.policy),
+            "fencing": store.leadership.number,
+        },
+    )
+    sd_notify("READY=1")
+    site.loop.run(lambda: signals.stop or handover.wanted or bool(store.leadership.lost), on_tick)
+    sd_notify("STOPPING=1" if signals.stop else "STATUS=hands over")
+    leaving.now()
+    if estimator is not None:
+        estimator.stop()
+    if publisher is not None:
+        publisher.stop()
+    site.vitals.stop()
+    site.notifier.stop()
+    store.close()
+    if signals.stop:
+        log.info("stopped", extra={"why": "asked to"})
+        return 0
+    log.info("stopped", extra={"why": store.leadership.lost or "handed over; the next start stands by"})
+    return STANDS_BY
+
+
+def _prepare(settings: Settings, clock: Clock) -> None:
+    """Load what a leader needs, and check the settings, so that a takeover is quick and does not fail. Raises ConfigError."""
+    daemon = settings.section(DaemonSettings)
+    parts, _, _ = _open(settings, clock)
+    make_decider(settings.policy, parts.agents)
+    read_prior(daemon.pairs)
+    if daemon.cloud is not None:
+        load_cloud(daemon.cloud)
+
+
+def _store_of(daemon: DaemonSettings) -> str:
+    """The store, for processes of their own: a URL or a folder."""
+    return daemon.store or str(daemon.state_dir.absolute())
+
+
+def _estimator(site: LiveScheduler) -> Estimator | None:
+    """What estimates when jobs start and end; None: the settings want none, or there is no API that would show it."""
+    daemon = site.settings.section(DaemonSettings)
+    if daemon.estimate_cores == 0 or not site.settings.section(ApiSettings).enabled:
+        return None
+    order = Order(
+        store=_store_of(daemon),
+        cores=daemon.estimate_cores,
+        every_s=daemon.round_s,
+        restart_cost_s=daemon.restart_cost_s,
+        families=None if daemon.families is None else daemon.families.absolute(),
+    )
+    return Estimator(order, site.board)
+
+
+def _check(settings: Settings) -> int:
+    daemon = settings.section(DaemonSettings)
+    make_policy(settings.policy)
+    table = read_prior(daemon.pairs)
+    parts, _, _ = _open(settings, WallClock())
+    make_decider(settings.policy, parts.agents)
+    state = parts.cluster.observe()
+    types = sorted({node.gpu_type for node in state.nodes})
+    gpus = sum(node.gpus for node in state.nodes)
+    print(f"settings: ok ({settings.source})")  # noqa: T201
+    print(f"cluster: {len(state.nodes)} nodes, {gpus} GPUs of {', '.join(types)}; {len(state.jobs)} jobs to manage")  # noqa: T201
+    if table is not None:
+        strange = [name for name in types if name not in table.gpu_types]
+        lacks = f"; it has none on {', '.join(strange)}" if strange else ""
+        print(f"pairs: {daemon.pairs} has some on {', '.join(table.gpu_types)}{lacks}")  # noqa: T201
+    for refusal in state.refused:
+        print(f"job {refusal.job} ({refusal.user}) is refused: {refusal.text}")  # noqa: T201
+    return 0
+
+
+def make_loop(
+    settings: Settings,
+    clock: Clock,
+    store: Store,
+    parts: ClusterParts,
+    models: ModelSource,
+    on_round: Callable[[RoundRecord], None] = lambda record: None,
+    rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+    overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
+    on_observed: Observer = lambda state, now_s, gpu_seconds: None,
+    on_stopped: Callable[[Mapping[JobId, Stop]], None] = lambda stops: None,
+    leadership: Leadership = ALONE,
+    settle_s: float = 0.0,
+) -> RoundLoop:
+    """The round loop that these settings describe, on this cluster. Raises ConfigError."""
+    daemon = settings.section(DaemonSettings)
+    site_rules = rules
+    table = read_prior(daemon.pairs)
+    if parts.agents is not None:
+        pairs = open_pairs(daemon.state_dir / PAIRS, table)
+
+        def rules(snapshot: Snapshot) -> Snapshot:
+            return pairs.on(site_rules(snapshot))
+
+    policy, choice = make_decider(settings.policy, parts.agents)
+    return RoundLoop(
+        parts,
+        clock,
+        store,
+        make_trigger(daemon),
+        policy,
+        models,
+        tick_s=daemon.tick_s,
+        settle_s=settle_s,
+        choice=choice,
+        rules=rules,
+        cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
+        safety=settings.section(SafetySettings),
+        leadership=leadership,
+        overspent=overspent,
+        on_observed=on_observed,
+        on_round=on_round,
+        on_stopped=on_stopped,
+    )
+
+
+def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> LiveScheduler:
+    """The round loop that these settings describe, watched by a board. Raises ConfigError."""
+    parts, specs, sensitivities = _open(settings, clock, store.leadership)
+    notifier = Notifier(settings.section(NoticeSettings))
+
+    board = Board(store, parts.submitter, lambda view: watcher.job_ended(view))
+    watcher = Watcher(notifier, board, parts.node_events)
+    limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
+    rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
+    kin = KinOfJobs(store, specs.beginning, recalls=settings.section(DaemonSettings).recall_models)
+    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None, store.last_round())
+
+    def cloud_nodes() -> list[str]:
+        return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]
+
+    allocations = AllocationLog(store, parts.gpu_ids, cloud_nodes)
+    waits = WaitLog(store)
+    sampler = Sampler(store, settings.section(DaemonSettings))
+
+    def learn(reports: Sequence[Report]) -> None:
+        models.learn(reports)
+        sampler.take_reports(reports)
+
+    observed = ObservedCluster(parts.cluster, board, learn)
+
+    def decided(record: RoundRecord) -> None:
+        board.take_round(record)
+        for reader in (allocations, waits, sampler):
+            reader.take_round(record)
+        watcher.round_decided(record)
+
+    def stopped(stops: Mapping[JobId, Stop]) -> None:
+        board.take_stops(stops)
+        watcher.stopped(stops)
+
+    reconciler = None
+    if parts.submitter is not None and parts.accounts is not None:
+        reconciler = Reconciler(store, parts.submitter, parts.accounts, cloud_nodes, allocations)
+
+    def counted(state: ClusterState, now_s: float, gpu_seconds: Mapping[str, Mapping[str, float]]) -> None:
+        board.take_state(state, now_s, gpu_seconds)
+        allocations.take_state(state, now_s)
+        waits.take_state(state, now_s)
+        sampler.tick(state, now_s)
+        if reconciler is not None:
+            reconciler.tick(now_s)
+
+    restored = store.control(RESTORED) is not None
+    if restored:
+        text = "Penstock only looks at first, and acts after [safety] grace_s"
+        log.warning("the store was restored from a backup", extra={"text": text})
+    loop = make_loop(
+        settings,
+        clock,
+        store,
+        replace(parts, cluster=observed),
+        models,
+        decided,
+        lambda snapshot: board.results.on(rules.on(snapshot)),
+        rules.overspent,
+        counted,
+        stopped,
+        store.leadership,
+        settings.section(SafetySettings).grace_s if restored else 0.0,
+    )
+    chosen = make_policy(settings.policy)[1]
+    disks = [store_check(store, clock.now_s)]
+    if parts.spool is not None:
+        disks.append(spool_check(parts.spool, clock.now_s))
+    vitals = Vitals(
+        settings.section(HealthSettings),
+        loop.health,
+        disks,
+        board,
+        lambda: site.loop.paused or bool(site.loop.settling),
+        lambda: site.settings.section(DaemonSettings).round_s,
+        lambda: site.loop.settling or (site.loop.gate.incomplete if site.loop.gate is not None else ""),
+        lambda: site.loop.cloud_protected,
+        lambda: site.loop.cloud_troubles,
+        store.leadership,
+    )
+    site = LiveScheduler(
+        path,
+        settings,
+        store,
+        loop,
+        board,
+        rules,
+        notifier,
+        specs,
+        sensitivities,
+        learn,
+        chosen,
+        parts,
+        watcher,
+        vitals,
+        kin,
+        restored=restored,
+    )
+    if (kept := store.control("policy")) is not None:
+        site.restore_policy(PolicyChoice.model_validate(kept, extra="ignore"))
+    loop.paused = bool(store.control("paused"))
+    if loop.gate is not None and (approval := store.control("approval")) is not None:
+        loop.gate.approval = Approval.model_validate(approval, extra="ignore")
+    return site
+
+
+def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
+    """The API over what the site's loop sees, and what publishes that to an API in a process of its own. Raises ConfigError."""
+    try:
+        from penstock_scheduler.daemon.service.app import Controls, make_app
+        from penstock_scheduler.daemon.service.forwarding import PublishFirst
+        from penstock_scheduler.daemon.service.port import Chosen
+        from penstock_scheduler.daemon.service.publisher import Publisher
+        from penstock_scheduler.daemon.service.server import Service, let_read
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"[api] {error}; install Penstock with its extra `service`, or set enabled = false") from None
+    daemon, api = site.settings.section(DaemonSettings), site.settings.section(ApiSettings)
+    controls = Controls(
+        lambda: site.chosen,
+        site.set_policy,
+        lambda: site.loop.paused,
+        site.set_paused,
+        lambda: site.settings.as_dict(),
+        site.rules,
+        site.approve,
+        site.vitals.health,
+        site.vitals.leader,
+        site.may_lead,
+        site.hand_over,
+        site.loop.cloud,
+        site.kin,
+        _store_of(daemon),
+    )
+
+    def check(spec: JobSpec) -> None:
+        """Raises BadJobSpec for a job spec that this site refuses at submission."""
+        site.specs.check(spec)
+        check_cloud(spec, has_cloud=daemon.cloud is not None)
+
+    app = make_app(
+        api,
+        site.board,
+        controls,
+        # The loop has its own, in its thread.
+        SpecModels(
+            load_families(daemon.families),
+            daemon.restart_cost_s,
+            sensitivities=site.sensitivities,
+            check_claims=daemon.check_claims,
+        ),
+        check,
+        site.learn,
+    )
+    if api.embedded:
+        return Service(api, app, site.board), None
+    let_read(site.store, api)
+    gatekeeper = app.state.api.gatekeeper
+    publisher = Publisher(site.board, lambda: Chosen.of(controls), lambda: gatekeeper.changes)
+    app.add_middleware(PublishFirst, publish=publisher.publish)
+    return Service(api, app, site.board, private=True), publisher
+
+
+def _open(
+    settings: Settings, clock: Clock, leadership: Leadership = ALONE
+) -> tuple[ClusterParts, SpecModels, Sensitivities]:
+    daemon = settings.section(DaemonSettings)
+    try:
+        families = load_families(daemon.families)
+    except CatalogueError as error:
+        raise ConfigError(f"[daemon] families: {error}") from None
+    sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
+    models = SpecModels(families, daemon.restart_cost_s, sensitivities=sensitivities, check_claims=daemon.check_claims)
+    return open_cluster(daemon.cluster, settings, clock, models.check, leadership), models, sensitivities
+
+
+if __name__ == "__main__":
+    sys.exit(main())

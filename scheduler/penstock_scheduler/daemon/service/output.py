@@ -1,0 +1,80 @@
+"""Reads a job's output file for the users who may see the job."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from penstock_profiles.files import NoRegularFile
+from penstock_scheduler.api.messages import JobView, LogPart, OutputFiles
+from penstock_scheduler.daemon.service.errors import Refusal
+from penstock_scheduler.daemon.service.user_files import NotReadable, UserFiles
+
+Stream = Literal["stdout", "stderr"]
+
+
+async def read_log(
+    files: UserFiles,
+    find: Callable[[], Awaitable[OutputFiles | None]],
+    view: JobView,
+    stream: Stream,
+    offset: int,
+    limit: int,
+) -> LogPart:
+    """A part of a job's output. A running job without a file has an empty part whose note says so.
+
+    The file is read as the job's user, and only if it is a regular file of this user's.
+
+    Args:
+        files: reads it.
+        find: is asked where the output is if the view does not know.
+        view: the job.
+        stream: which output.
+        offset: first byte; negative: bytes from the end.
+        limit: most bytes to read.
+
+    Raises:
+        Refusal: the job has ended and there is no output to read, or it is not a regular file of the job's user.
+        ClusterAway: the cluster does not answer.
+        Busy: too many requests for files of this user wait.
+    """
+    if view.output is None and view.start_s is None and view.state != "ended":
+        return _nothing(view, offset, _unknown(view))
+    found = view.output or await find()
+    if found is None:
+        return _nothing(view, offset, _unknown(view))
+    path = getattr(found, stream)
+    try:
+        part = await files.read(found.uid, path, offset, limit)
+    except NoRegularFile:
+        text = f"{path} is not a regular file of the job's user, so the daemon does not read it"
+        raise Refusal(403, "not-allowed", text) from None
+    except NotReadable as error:
+        text = (
+            f"the output of job {view.id}, {path}, cannot be read on the host of penstockd: {error}; look for it on "
+            "the job's node, and see that the folder is shared and that nobody has removed the file"
+        )
+        return _nothing(view, offset, text)
+    end = part.begin + len(part.content)
+    return LogPart(
+        offset=part.begin,
+        next=end,
+        size=part.size,
+        text=part.content.decode("utf-8", errors="replace"),
+        ended=view.state == "ended" and end >= part.size,
+    )
+
+
+def _nothing(view: JobView, offset: int, text: str) -> LogPart:
+    if view.state == "ended":
+        raise Refusal(404, "no-output", text)
+    return LogPart(offset=max(offset, 0), next=max(offset, 0), size=0, text="", ended=False, note=text)
+
+
+def _unknown(view: JobView) -> str:
+    if view.start_s is None:
+        return f"job {view.id} has not started, so it has no output"
+    return (
+        f"Penstock does not know where job {view.id} writes its output: Slurm names no output file, or has forgotten the job; "
+        "look where `--output` of sbatch pointed, by default slurm-JOB.out in the folder of the submission"
+    )

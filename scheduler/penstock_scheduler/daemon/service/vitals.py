@@ -1,0 +1,146 @@
+"""The daemon's health for clients: `penstock doctor`, /v1/ready, the metrics and the notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock_scheduler import __version__
+from penstock_scheduler.api.health_messages import DiskHealth, FilesHealth, Health, LeaderHealth, StepHealth
+from penstock_scheduler.api.ports import Leadership
+from penstock_scheduler.daemon.service import leading, views
+from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.safety import open_files
+from penstock_scheduler.safety.health import (
+    Findings,
+    HealthSettings,
+    LoopHealth,
+    disk_problem,
+    disk_warning,
+    problems,
+    step_problem,
+    warnings,
+)
+from penstock_scheduler.store.disks import DiskCheck
+from penstock_scheduler.store.leadership.lease import ALONE
+
+
+@dataclass
+class Vitals:
+    """Where the daemon's health can be read. Methods may be called from any thread, and none waits for a disk or the cluster."""
+
+    settings: HealthSettings
+    loop: LoopHealth
+    disks: Sequence[DiskCheck]
+    board: Board
+    paused: Callable[[], bool]
+    round_s: Callable[[], float]
+    incomplete: Callable[[], str] = lambda: ""
+    """What the newest observation of the cluster lacks; empty: nothing."""
+
+    cloud_protected: Callable[[], str] = lambda: ""
+    """Why the cloud launches nothing until an admin says so; empty: it may."""
+
+    cloud_troubles: Callable[[], tuple[str, ...]] = tuple
+    """What an admin must put right in the cloud, with the remedy."""
+
+    leadership: Leadership = ALONE
+
+    def start(self) -> None:
+        """Begin to check the disks."""
+        for disk in self.disks:
+            disk.start(lambda: self.settings.check_s)
+
+    def stop(self) -> None:
+        """End the checks of the disks."""
+        for disk in self.disks:
+            disk.stop()
+
+    def disk_states(self, now_s: float) -> list[tuple[str, str, str]]:
+        """For each disk: whose it is, why nothing can be written, and that it will be full soon; empty: neither."""
+        records = [disk.record for disk in self.disks]
+        return [
+            (each.what, disk_problem(each, now_s, self.settings), disk_warning(each, self.settings)) for each in records
+        ]
+
+    def leader(self) -> LeaderHealth:
+        """Which of several penstockd leads, and which stand by."""
+        record = self.board.record
+        return leading.leading(self.leadership, record.snapshot.round if record else None)
+
+    def health(self, now_s: float) -> Health:
+        """Whether the daemon can do its work, and what is known about that."""
+        board, settings = self.board, self.settings
+        disks = [disk.record for disk in self.disks]
+        files = open_files.count("penstockd")
+        report_s, reporting = board.newest_report
+        found = Findings(
+            now_s=now_s,
+            started_s=self.loop.started_s,
+            steps=self.loop.steps(),
+            disks=disks,
+            paused=self.paused(),
+            round_s=self.round_s(),
+            report_s=report_s,
+            reporting=reporting,
+            incomplete=self.incomplete(),
+            cloud_protected=self.cloud_protected(),
+            cloud_troubles=self.cloud_troubles(),
+            differs=board.plan_check.warning(now_s),
+            doubted=0 if board.record is None else sum(bool(f.doubts) for f in board.record.snapshot.facts.values()),
+        )
+        wrong = problems(found, settings)
+        leader = self.leader()
+        if self.leadership.lost:
+            wrong = [f"it leads no longer: {self.leadership.lost}", *wrong]
+        return Health(
+            status="not-ready" if wrong else "ok",
+            version=__version__,
+            round=board.record.snapshot.round if board.record else None,
+            observed_age_s=_age(board.observed_s, now_s),
+            report_age_s=_age(report_s, now_s),
+            problems=wrong,
+            warnings=[
+                *warnings(found, settings),
+                *views.warnings(board),
+                *leading.warnings(leader),
+                *filter(None, [files.warning]),
+            ],
+            leader=leader,
+            files=FilesHealth(open=files.open, limit=files.limit, warning=files.warning),
+            steps=[
+                StepHealth(
+                    step=step.name.value,
+                    round=step.round,
+                    age_s=_age(step.done_s, now_s),
+                    since_s=_age(step.began_s, now_s),
+                    failing=step.failed,
+                    problem=step_problem(step, found, settings),
+                    error=step.error,
+                    error_age_s=_age(step.error_s, now_s),
+                )
+                for step in found.steps
+            ],
+            disks=[
+                DiskHealth(
+                    what=disk.what,
+                    where=disk.where,
+                    writable=None if disk.checked_s is None else not disk.error,
+                    checked_age_s=_age(disk.checked_s, now_s),
+                    since_s=_age(disk.began_s, now_s),
+                    error=disk.last_error,
+                    error_age_s=_age(disk.error_s, now_s),
+                    free_bytes=disk.free_bytes,
+                    used_bytes=disk.used_bytes,
+                    days_left=disk.days_left,
+                    problem=disk_problem(disk, now_s, settings),
+                    warning=disk_warning(disk, settings),
+                )
+                for disk in disks
+            ],
+            counters=dict(board.counters),
+        )
+
+
+def _age(then_s: float | None, now_s: float) -> float | None:
+    return None if then_s is None else max(now_s - then_s, 0.0)

@@ -1,0 +1,1 @@
+"""What people read: errors, safe text, units, logs, drawings."""

@@ -1,0 +1,211 @@
+"""The cloud beside a policy: which jobs leave for the cloud, and which jobs come back.
+
+`make_policy` wraps every policy in `WithCloud`. Without a cloud in the snapshot, the policy decides alone, and queued jobs
+that run only in the cloud get nothing. The rules are those of `penstock_scheduler.burst.deciding`:
+
+1. A job that runs in the cloud, or is on its way there or back, gets no GPUs on site. A job is never in both places.
+2. Short jobs leave at once, even if GPUs are free, where the waiting policy says so.
+3. The policy decides about all other jobs. A policy that solves a program (`sia`) compares the cloud's offers with the
+   site's GPUs in that program. Under other policies, a job that gets no GPUs leaves for the cheapest offer once its waiting
+   budget is over.
+4. If more jobs than `max_queue` still wait, the newest of them leave.
+5. A round never commits more dollars than any budget has left. A job that would exceed a budget waits, and its reason names
+   the budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+
+from penstock_scheduler.burst.deciding.choices import (
+    NO_CLOUD,
+    Choice,
+    choices,
+    choices_of,
+    leaves_at_once,
+    leaves_s,
+    may_leave,
+    recalls,
+    within,
+)
+from penstock_scheduler.model import (
+    Burst,
+    CloudAssignment,
+    CloudRun,
+    CloudState,
+    Configuration,
+    Job,
+    JobId,
+    Offer,
+    Phase,
+    Plan,
+    Reason,
+    ReasonCode,
+    Snapshot,
+)
+from penstock_scheduler.rounds.free_gpus import FreeGpus
+from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.common import smallest_need
+from penstock_scheduler.rounds.policies.wrapper import Wrapper
+
+
+class WithCloud(Wrapper):
+    """Applies the rules of this module. `policy` decides what happens on site."""
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The plan on site and in the cloud."""
+        cloud = snapshot.cloud
+        if cloud is None:
+            return self._without_cloud(snapshot)
+        away = {run.job: run for run in cloud.runs}
+        found, closed = choices(snapshot)
+        only = {job.id for job in snapshot.jobs if job.spec.burst is Burst.ONLY and job.id not in away}
+        leaving = _Leaving(snapshot, cloud)
+        for job in snapshot.jobs:
+            if job.id in found and leaves_at_once(job, snapshot):
+                leaving.send(job, found[job.id])
+        here = tuple(job for job in snapshot.jobs if job.id not in away | leaving.bursts.keys() and job.id not in only)
+        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here, cloud=leaving.rest()))
+        leaving.bursts |= plan.bursts
+        for job in snapshot.jobs:
+            if job.id in only or job.id in plan.waiting:
+                leaving.send(job, found.get(job.id, []))
+        queue = [job for job in here if job.id in plan.waiting.keys() - leaving.bursts and job.phase is Phase.QUEUED]
+        for job in _beyond(cloud.max_queue, [job for job in queue if may_leave(job, cloud)]):
+            leaving.send(job, choices_of(job, snapshot)[0])
+        bursts = leaving.bursts
+        nothing = Reason(ReasonCode.WAITING_CAPACITY, "runs in the cloud only, and no offer there suits it")
+        waiting = plan.waiting | dict.fromkeys(only, nothing)
+        waiting |= {job: why for job, why in closed.items() if job not in plan.assignments}
+        waiting = {job: why for job, why in waiting.items() if job not in bursts}
+        idle = dict.fromkeys((node.gpu_type for node in snapshot.nodes), 0)
+        for node in snapshot.nodes:
+            idle[node.gpu_type] += node.gpus_for_us
+        for assignment in plan.assignments.values():
+            idle[assignment.placement.gpu_type] -= assignment.placement.gpus
+        back = (
+            {}
+            if snapshot.kept is not None
+            else recalls(snapshot, idle, queue_empty=not waiting, fits=_LeftOnSite(snapshot, plan).fits)
+        )
+        known = {job.id for job in snapshot.jobs}
+        for job_id, run in away.items():
+            if job_id in known:
+                bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run), stays=True)
+        for job in snapshot.jobs:
+            if job.id in waiting and job.id not in closed and (said := _provider_reasons(job, snapshot)):
+                reason = waiting[job.id]
+                waiting[job.id] = dataclasses.replace(reason, text=f"{reason.text}; {said}")
+        ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
+        return dataclasses.replace(plan, waiting=ordered, bursts=bursts, recalls=back)
+
+    def _without_cloud(self, snapshot: Snapshot) -> Plan:
+        """The plan of a site without a cloud. A job that runs there already, although it asked for the cloud only, stays."""
+        never = {
+            job.id: Reason(ReasonCode.NEVER_FITS, NO_CLOUD, smallest_need(job))
+            for job in snapshot.jobs
+            if job.spec.burst is Burst.ONLY and job.phase is Phase.QUEUED
+        }
+        if not never:
+            return self._policy.decide(snapshot)
+        here = tuple(job for job in snapshot.jobs if job.id not in never)
+        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here))
+        waiting = plan.waiting | never
+        ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
+        return dataclasses.replace(plan, waiting=ordered)
+
+
+class _LeftOnSite:
+    """The GPUs on site that a plan leaves free."""
+
+    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self._snapshot, self._plan = snapshot, plan
+
+    @cached_property
+    def _free(self) -> FreeGpus:
+        free = FreeGpus.of(self._snapshot)
+        jobs = {job.id: job for job in self._snapshot.jobs}
+        for job_id, assignment in self._plan.assignments.items():
+            free.take(jobs[job_id], assignment.placement)
+        return free
+
+    def fits(self, job: Job, gpu_type: str) -> bool:
+        """Whether a job finds nodes for some of its configurations on this type."""
+        options = [each for each in common.options(self._snapshot, job) if each.gpu_type == gpu_type]
+        return bool(options) and self._free.find(job, options) is not None
+
+
+class _Leaving:
+    """The jobs that leave in this round, within the offers and budgets."""
+
+    def __init__(self, snapshot: Snapshot, cloud: CloudState) -> None:
+        self._cloud = cloud
+        self._account = {job.id: job.account for job in snapshot.jobs}
+        self.bursts: dict[JobId, CloudAssignment] = {}
+
+    def send(self, job: Job, options: Sequence[Choice]) -> None:
+        """Send a job to the cheapest of these choices that the offers and budgets still allow, if there is one."""
+        for option in options:
+            gone = sum(other.offer.id == option.offer.id for other in self.bursts.values())
+            taken = {other: (self._account[other], burst.usd) for other, burst in self.bursts.items()}
+            taken[job.id] = (job.account, option.usd)
+            if gone < option.offer.count and not within(self._cloud.budgets, taken):
+                self.bursts[job.id] = sent(option)
+                return
+
+    def rest(self) -> CloudState:
+        """The cloud for the jobs that are left: with fewer offers and dollars."""
+        gone = Counter(burst.offer.id for burst in self.bursts.values())
+        used = [(self._account[job], burst.usd) for job, burst in self.bursts.items()]
+        return dataclasses.replace(
+            self._cloud,
+            offers=tuple(
+                dataclasses.replace(offer, count=max(offer.count - gone[offer.id], 0)) for offer in self._cloud.offers
+            ),
+            budgets=tuple(
+                dataclasses.replace(
+                    line, used_usd=line.used_usd + sum(usd for account, usd in used if line.covers(account))
+                )
+                for line in self._cloud.budgets
+            ),
+        )
+
+
+def _beyond(max_queue: int | None, waits: Sequence[Job]) -> list[Job]:
+    """The newest of these waiting jobs, as many as exceed the longest queue; the newest first."""
+    if max_queue is None or len(waits) <= max_queue:
+        return []
+    return sorted(waits, key=lambda job: (job.submit_s, job.id), reverse=True)[: len(waits) - max_queue]
+
+
+def in_cloud(offer: Offer) -> Configuration:
+    """An offer as a configuration, to record the solver's choice when a time limit cut the round short."""
+    return Configuration(offer.nodes, offer.gpus, f"cloud:{offer.id}")
+
+
+def sent(choice: Choice) -> CloudAssignment:
+    """What a job that leaves for the cloud gets there."""
+    text = f"runs in the cloud on {choice.offer} for about ${choice.expected_usd:.2f}, at most ${choice.usd:.2f}"
+    return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text))
+
+
+def _provider_reasons(job: Job, snapshot: Snapshot) -> str:
+    """The provider's reasons why a job that would leave cannot, for its user; empty: none, or the job would not leave yet."""
+    cloud = snapshot.cloud
+    assert cloud is not None, "only a cloud gives such reasons"
+    if not may_leave(job, cloud) or snapshot.time_s < leaves_s(job, snapshot):
+        return ""
+    own = cloud.words.get(job.id)
+    return "; ".join((*([f"the cloud: {own}"] if own else []), *cloud.closed))
+
+
+def _stays(run: CloudRun) -> Reason:
+    if run.trouble:
+        return Reason(ReasonCode.BURST, f"runs in the cloud, and nothing is done with it there: {run.trouble}")
+    what = "is on its way back from" if run.ending else "runs in the cloud on"
+    if run.state in ("ordered", "booting"):
+        what = "waits in the cloud for"
+    return Reason(ReasonCode.BURST, f"{what} {run.offer}, for at most ${run.usd:.2f}")

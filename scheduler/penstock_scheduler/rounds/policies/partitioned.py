@@ -1,0 +1,129 @@
+"""Partitions with a policy of their own, such as `[policy.partitions.debug]` with `name = "fifo"`.
+
+1. **Divide the cluster into parts.** Each partition with a policy of its own is a part; all other partitions are one more
+   part. A job belongs to the part to which it was submitted. A node belongs to one part: if it is in several partitions with
+   a policy, the one that the settings name first. Jobs of a part get the nodes of that part and no others.
+2. **Decide the parts one after the other**: the named partitions in their order, then the rest. GPUs that a part allocates
+   count against the limits of the later parts.
+3. **Account for jobs outside their part**, placed there before the settings changed. Their GPUs count there as used by
+   others. The job stays there until it ends: see `staying`.
+
+Jobs of a partition with a policy of its own do not leave for the cloud. Jobs that are already there come back as usual.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from penstock_scheduler.api.ports import Policy
+from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
+from penstock_scheduler.rounds.free_gpus import Allowance
+from penstock_scheduler.rounds.policies.staying import Staying
+from penstock_scheduler.rounds.policies.wrapper import remarks
+
+OUTSIDE = "node {name} is in another part of the cluster, and what runs there stays"
+
+
+class Partitioned:
+    """Decides each part of the cluster by its own policy; see the module.
+
+    Args:
+        rest: the policy of all partitions that are not in `own`.
+        own: partition -> its policy, in the order in which the partitions are decided.
+        name: the name that logs and stored rounds show.
+    """
+
+    def __init__(self, rest: Policy, own: Mapping[str, Policy], name: str) -> None:
+        self._rest: Policy = Staying(rest, OUTSIDE)
+        self._own: dict[str, Policy] = {partition: Staying(policy, OUTSIDE) for partition, policy in own.items()}
+        self.name = name
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The plans of all parts together."""
+        part_of = {node.name: self._part(node.partitions) for node in snapshot.nodes}
+        whole = Plan(snapshot.round)
+        allowance = Allowance(snapshot.limits)
+        for name, policy in (*self._own.items(), ("", self._rest)):
+            part = self._snapshot(snapshot, name, part_of, allowance)
+            plan = policy.decide(part)
+            for job in part.jobs:
+                if job.id in plan.assignments:
+                    given = plan.assignments[job.id].placement
+                    allowance.take(job, given.gpus, given.gpu_type)
+            whole = _together(whole, plan)
+        return whole
+
+    def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+        """The remarks of the job's policy."""
+        return remarks(self._own.get(self._part(job.partitions[:1]), self._rest), snapshot, plan, job)
+
+    def _part(self, partitions: tuple[str, ...]) -> str:
+        return next((name for name in self._own if name in partitions), "")
+
+    def _snapshot(self, snapshot: Snapshot, name: str, part_of: Mapping[str, str], allowance: Allowance) -> Snapshot:
+        """What the policy of one part sees."""
+        jobs, held_by_others, asked = [], Counter[str](), set[str]()
+        nodes_by_name = {node.name: node for node in snapshot.nodes}
+        for job in snapshot.jobs:
+            ours = self._part(job.partitions[:1]) == name
+            for share in _shares_of(job):
+                node = nodes_by_name.get(share.node)
+                if not ours:
+                    held_by_others[share.node] += share.gpus
+                elif node is not None and part_of[share.node] != name and node.leave_request(job.reservation):
+                    asked.add(share.node)
+            if ours:
+                inside = (name,) if name else tuple(each for each in job.partitions if each not in self._own)
+                jobs.append(dataclasses.replace(job, partitions=inside))
+        seen = tuple(
+            dataclasses.replace(
+                node,
+                gpus_others=node.gpus_others + held_by_others[node.name],
+                may_start=node.may_start and part_of[node.name] == name,
+            )
+            for node in snapshot.nodes
+            if part_of[node.name] == name or node.name in asked
+        )
+        return dataclasses.replace(
+            snapshot,
+            nodes=seen,
+            jobs=tuple(jobs),
+            limits=allowance.left(),
+            cloud=_closed(snapshot.cloud) if name else snapshot.cloud,
+            unseen=tuple(job for job in snapshot.unseen if self._part(job.partitions[:1]) == name),
+        )
+
+
+def apart(node: Node, own: Collection[str]) -> Node:
+    """The node as its part sees it: of its partitions with a policy of their own, it is only in the first one."""
+    first = next((name for name in own if name in node.partitions), None)
+    return node if first is None else dataclasses.replace(node, partitions=(first,))
+
+
+def _closed(cloud: CloudState | None) -> CloudState | None:
+    """The cloud without offers, so that no job leaves for it."""
+    return cloud and dataclasses.replace(cloud, offers=(), by_default=False, words={}, closed=())
+
+
+def _shares_of(job: Job) -> tuple[Share, ...]:
+    """Shares that a job holds or is about to."""
+    if job.phase is Phase.QUEUED or job.allocation is None:
+        return ()
+    return job.allocation.shares
+
+
+def _together(one: Plan, other: Plan) -> Plan:
+    return dataclasses.replace(
+        other,
+        assignments=one.assignments | other.assignments,
+        waiting=one.waiting | other.waiting,
+        bursts=one.bursts | other.bursts,
+        recalls=one.recalls | other.recalls,
+        stops=one.stops | other.stops,
+        shared=(*one.shared, *other.shared),
+        incumbent=one.incumbent | other.incumbent,
+        solve=other.solve or one.solve,
+        prices=one.prices | other.prices,
+    )

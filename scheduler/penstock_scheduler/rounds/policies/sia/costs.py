@@ -1,0 +1,118 @@
+"""The cost of each entry of the matrix: what the integer program adds up. Sia, equations 1 and 2."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.policies.sia.matrix import SiaMatrix
+from penstock_scheduler.rounds.policies.sia.remaining import kept_shares, remaining, size_weights
+from penstock_scheduler.rounds.policies.sia.settings import SiaSettings
+
+KEEP_BONUS = 1e-3
+"""Share of its cost by which an entry that the job already holds is preferred."""
+
+AGE_BONUS = 1e-4
+"""Cost by which the youngest job is less preferred than the oldest."""
+
+START_BONUS = 1e-3
+"""Cost by which a job that never ran prefers one type of `start_order` to the next; rounded costs differ by 0.01."""
+
+MEASURE_BONUS = 0.01
+"""Share of its cost by which a new job prefers being measured on one more type to staying where it is."""
+
+LEAST_FACTOR = 1e-3
+"""Lower bound of the restart factor in costs: with p < 0, a factor of 0 would make every move infinitely expensive."""
+
+
+def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The cost of leaving each job out (J), and of each entry (J x C; `inf` where the job cannot have it).
+
+    Both without the jobs' weights.
+    """
+    p = settings.fairness_p
+    left_JP = remaining(matrix)
+    moved_JC = np.ones_like(matrix.possible_JC)
+    held = matrix.held_J >= 0
+    moved_JC[held, matrix.held_J[held]] = False
+    factor_J = np.where(held, np.maximum(restart_factors(matrix, left_JP, settings), LEAST_FACTOR), 1.0)
+    gain_JC = np.where(matrix.gain_JC > 0, np.where(moved_JC, factor_J[:, None], 1.0) * matrix.gain_JC, 1.0)
+    powered_JC = gain_JC**p
+    if settings.round_costs:
+        powered_JC = np.minimum(np.round(powered_JC, 2), 3000.0)
+    cost_JC = powered_JC if p < 0 else -powered_JC
+    for row, measuring in matrix.measuring.items():
+        # A little better than the job's best known entry: worth a move, but no other job's GPUs.
+        known_C = np.flatnonzero(matrix.possible_JC[row] & (matrix.gain_JC[row] > 0))
+        best = cost_JC[row, known_C].min(initial=np.copysign(1.0, -p))
+        cost_JC[row, measuring.columns] = best - MEASURE_BONUS * abs(best)
+    cost_JC -= KEEP_BONUS * np.abs(cost_JC) * ~moved_JC
+    cost_JC += AGE_BONUS * (np.arange(len(matrix.jobs)) / max(len(matrix.jobs), 1))[:, None]
+    if settings.blind_start and settings.start_order:
+        order = settings.start_order
+        rank_T = np.array([order.index(name) if name in order else len(order) for name in matrix.types])
+        cost_JC += START_BONUS * np.outer(matrix.never_ran_J, rank_T[matrix.type_C])
+    cost_JC[~matrix.possible_JC] = np.inf
+    size_J = size_weights(left_JP, settings.size_power)
+    leave_J = _leaving(size_J, held, settings)
+    if not settings.leaving_is_free and p < 0:
+        leave_J *= factor_J**p
+    # Waits weigh the same for all sizes: else a long job could wait for ever.
+    return leave_J + abs(settings.allocation_lambda) * _aging(matrix, settings), size_J[:, None] * cost_JC
+
+
+def _leaving(size_J: NDArray[np.float64], held_J: NDArray[np.bool_], settings: SiaSettings) -> NDArray[np.float64]:
+    """The cost of leaving each job out, before restarts and aging.
+
+    Sizes decide which jobs have more than their fewest GPUs, and which of those that wait start first. So the fewest GPUs of a
+    job that runs are worth the same whatever its size, and those of one that waits at least half as much.
+    """
+    slowest = np.copysign(1.0, -settings.fairness_p)
+    leave_out = abs(settings.allocation_lambda)
+    fewest_J = np.where(held_J, 1.0, (1 + size_J) / 2)
+    leave_J: NDArray[np.float64] = leave_out * fewest_J + slowest * (size_J - fewest_J)
+    return leave_J
+
+
+def _aging(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:
+    """`aging` of each job."""
+    if settings.aging_s is None:
+        return np.zeros(len(matrix.jobs))
+    wait_s_J = matrix.age_s_J - matrix.attained_J / matrix.min_J
+    return matrix.min_J * aging(wait_s_J, settings.aging_s, settings.aging_most)
+
+
+def aging(wait_s_J: NDArray[np.float64], aging_s: float, most: float) -> NDArray[np.float64]:
+    """What each wait adds to the cost of leaving a job out, for each GPU of its minimum, in multiples of `allocation_lambda`.
+
+    A wait is the job's age less the time that its GPU-seconds would have lasted on its fewest GPUs. It stands still while the job
+    runs on these, so a job that came late does not lose its place as soon as it starts, and falls while it has more.
+    """
+    return np.clip(wait_s_J / aging_s - 1, 0.0, most)
+
+
+def restart_factors(matrix: SiaMatrix, left_JP: NDArray[np.float64], settings: SiaSettings) -> NDArray[np.float64]:
+    """Share of each job's goodput that counts after a move: `restart_factor`, and `kept_shares` unless that is switched off."""
+    age_s_J, cost_s_J = np.maximum(matrix.age_s_J, 0.0), matrix.restart_cost_s_J
+    factor_J = restart_factor(age_s_J, np.array([job.restarts for job in matrix.jobs]), cost_s_J)
+    if settings.restart_free_when_young:
+        factor_J = np.where(age_s_J < cost_s_J, 1.0, factor_J)
+    if settings.amortise_s is not None:
+        factor_J = factor_J * kept_shares(matrix, left_JP, settings.amortise_s)
+    return factor_J
+
+
+def restart_factor(age_s: ArrayLike, restarts: ArrayLike, restart_cost_s: ArrayLike) -> NDArray[np.float64]:
+    """Share of a job's goodput that survives moving it to another configuration. Numbers, or arrays for several jobs.
+
+    Sia section 3.4, r = (T - N*S) / (T + S): T is `age_s`, N is `restarts`, S is `restart_cost_s`. The paper gives S in
+    GPU-seconds; ours is wall-clock like T, so that r is unitless. Clipped at 0, so r is in [0, 1).
+
+    Raises:
+        ConfigError: `restart_cost_s` is not positive.
+    """
+    age, cost = np.asarray(age_s, dtype=np.float64), np.asarray(restart_cost_s, dtype=np.float64)
+    if not np.all(cost > 0):
+        raise ConfigError(f"restart_cost_s={cost.min()} must be positive; use the seconds that a restart really takes")
+    return np.maximum(age - np.asarray(restarts) * cost, 0.0) / (age + cost)

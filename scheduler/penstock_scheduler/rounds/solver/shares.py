@@ -1,0 +1,239 @@
+"""Shares of CPU and memory that add up to the most speed: Synergy's optimal programs (section 4.1).
+
+The first is an integer program: each job takes one of its options, within the pooled CPUs and memory of all nodes of a class,
+and no job is slower than with the proportional share. Its result is an upper bound, because it ignores the borders between
+nodes. The second, a linear program, distributes jobs over nodes. It may split jobs: with S nodes at most 3 S of them. Equal
+jobs count as one kind, with a number for each option. So the program grows with the number of models, not of jobs.
+
+Axes: K kinds of jobs, O options of a kind, S nodes, J jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_scheduler.model import SolveReport, SolveStatus
+from penstock_scheduler.rounds.solver import python_mip
+from penstock_scheduler.rounds.solver.problem import Limits, SolveFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A share that a job may have, and its value."""
+
+    cpus: int
+    memory_mb: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The options of a job. The first is its proportional share, which it gets if no better choice is found.
+
+    The first options of all jobs together must fit.
+    """
+
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The options that the program chose."""
+
+    option_J: tuple[int, ...]
+    """Index of each job's option."""
+    report: SolveReport
+    """Here the objective is maximised, unlike in the round's problem."""
+
+
+def choose_shares(
+    choices: Sequence[Choice],
+    cpus: int,
+    memory_mb: int,
+    limits: Limits | None = None,
+    *,
+    incumbent: Sequence[int] | None = None,
+    backend: str | None = None,
+) -> Shares:
+    """Choose an option for each job that maximises the sum of values within the CPUs and the memory.
+
+    Among equal jobs, the first ones get the options of higher value.
+
+    Args:
+        choices: one for each job.
+        cpus: CPUs of all nodes together.
+        memory_mb: their memory, MB.
+        limits: when to stop; None: the defaults of `Limits`.
+        incumbent: options of a known answer; None: the first options. The result is never worse.
+        backend: "cbc" or "highs"; None: the first that is installed.
+
+    Raises:
+        SolveFailed: the incumbent does not fit, or the solver has numerical trouble.
+        ConfigError: python-mip or the back end is not installed.
+    """
+    backend = python_mip.backend(backend)
+    import mip  # loading CBC takes longer than most rounds: only where it is asked for
+
+    started, limits = time.perf_counter(), limits or Limits()
+    known = tuple(incumbent) if incumbent is not None else (0,) * len(choices)
+    if not _fits(choices, known, cpus, memory_mb):
+        raise SolveFailed(SolveStatus.INFEASIBLE, "the proportional shares do not fit together")
+    kinds: dict[Choice, list[int]] = {}
+    for index, choice in enumerate(choices):
+        kinds.setdefault(choice, []).append(index)
+    open_kinds = {kind: jobs for kind, jobs in kinds.items() if len(kind.options) > 1}
+    best = sum(max(option.value for option in choice.options) for choice in choices)
+    if not open_kinds:
+        return _answer("none", SolveStatus.OPTIMAL, choices, known, best, started)
+    model = mip.Model(sense=mip.MAXIMIZE, solver_name={"cbc": mip.CBC, "highs": mip.HIGHS}[backend])
+    model.verbose, model.threads, model.seed = 0, 1, 1
+    model.max_mip_gap = limits.gap
+    model.max_nodes = limits.nodes
+    number_KO = [
+        [model.add_var(var_type=mip.INTEGER, ub=len(jobs), obj=option.value) for option in kind.options]
+        for kind, jobs in kinds.items()
+    ]
+    for number_O, jobs in zip(number_KO, kinds.values(), strict=True):
+        model.add_constr(mip.xsum(number_O) == len(jobs))
+    flat = [
+        (number, option)
+        for number_O, kind in zip(number_KO, kinds, strict=True)
+        for number, option in zip(number_O, kind.options, strict=True)
+    ]
+    model.add_constr(mip.xsum(option.cpus * number for number, option in flat) <= cpus)
+    model.add_constr(mip.xsum(option.memory_mb * number for number, option in flat) <= memory_mb)
+    left_s = limits.seconds - (time.perf_counter() - started)
+    code = model.optimize(max_seconds=max(left_s, 0.0))
+    if code in (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE, mip.OptimizationStatus.ERROR):
+        raise SolveFailed(SolveStatus.NUMERICAL, f"{backend} calls a program that has a solution {code.name}")
+    status = SolveStatus.OPTIMAL if code is mip.OptimizationStatus.OPTIMAL else SolveStatus.NODE_LIMIT
+    if status is not SolveStatus.OPTIMAL and time.perf_counter() - started >= limits.seconds:
+        status = SolveStatus.TIME_LIMIT
+    found = known
+    if model.num_solutions:
+        option_J = [0] * len(choices)
+        for number_O, (kind, jobs) in zip(number_KO, kinds.items(), strict=True):
+            by_value = sorted(range(len(kind.options)), key=lambda o, kind=kind: -kind.options[o].value)  # type: ignore[misc]
+            dealt = [o for o in by_value for _ in range(round(number_O[o].x))]
+            for job, o in zip(jobs, dealt, strict=True):
+                option_J[job] = o
+        if _fits(choices, option_J, cpus, memory_mb) and _value(choices, option_J) >= _value(choices, known):
+            found = tuple(option_J)
+        best = min(best, float(model.objective_bound)) if np.isfinite(model.objective_bound) else best
+    return _answer(f"shares-{backend}", status, choices, found, best, started)
+
+
+def choose_points(
+    value_JCM: NDArray[np.float64],
+    least_J: NDArray[np.float64],
+    cpus_JC: NDArray[np.float64],
+    memory_mb_JM: NDArray[np.float64],
+    cpus: float,
+    memory_mb: float,
+    seconds: float = 60.0,
+) -> NDArray[np.int64]:
+    """The first program in the authors' own form, with a binary variable for each point of each job's table.
+
+    Its value is that of `choose_shares`. Often several answers have that value, and the form decides which one HiGHS finds. The
+    published replays follow from the answers to this form, with the rows in the order of the authors' modelling tool.
+
+    Args:
+        value_JCM: speed of each job at each point.
+        least_J: the least speed of each job.
+        cpus_JC: CPUs of each row of its table, in total.
+        memory_mb_JM: MB of each column.
+        cpus: CPUs of all nodes together.
+        memory_mb: memory of all nodes together, MB.
+        seconds: time limit.
+
+    Returns:
+        Row and column of each job's point, J x 2.
+
+    Raises:
+        SolveFailed: the program has no solution, or none was found in time.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to load
+    from scipy.sparse import coo_array, vstack
+
+    jobs, rows, columns = value_JCM.shape
+    # Points column by column, as the tool flattens matrices.
+    value_V = value_JCM.transpose(0, 2, 1).ravel()
+    cpus_V = np.repeat(cpus_JC[:, None, :], columns, axis=1).ravel()
+    memory_V = np.repeat(memory_mb_JM[:, :, None], rows, axis=2).ravel()
+    own = (np.repeat(np.arange(jobs), rows * columns), np.arange(len(value_V)))
+    matrix = vstack(
+        [
+            coo_array((np.ones(len(value_V)), own), shape=(jobs, len(value_V))),
+            coo_array(cpus_V[None, :]),
+            coo_array(memory_V[None, :]),
+            coo_array((-value_V, own), shape=(jobs, len(value_V))),
+        ]
+    ).tocsr()
+    solved = milp(
+        -value_V,
+        integrality=np.ones(len(value_V), dtype=np.int64),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(
+            matrix,
+            np.concatenate([np.ones(jobs), np.full(2 + jobs, -np.inf)]),
+            np.concatenate([np.ones(jobs), [cpus, memory_mb], -least_J]),
+        ),
+        options={"time_limit": seconds},
+    )
+    if solved.x is None:
+        raise SolveFailed(SolveStatus.NUMERICAL, f"HiGHS finds no shares: {solved.message}")
+    point_J = solved.x.reshape(jobs, rows * columns).argmax(axis=1)
+    return np.stack([point_J % rows, point_J // rows], axis=1)
+
+
+def _value(choices: Sequence[Choice], option_J: Sequence[int]) -> float:
+    return float(sum(choice.options[o].value for choice, o in zip(choices, option_J, strict=True)))
+
+
+def _fits(choices: Sequence[Choice], option_J: Sequence[int], cpus: int, memory_mb: int) -> bool:
+    taken = [choice.options[o] for choice, o in zip(choices, option_J, strict=True)]
+    return sum(option.cpus for option in taken) <= cpus and sum(option.memory_mb for option in taken) <= memory_mb
+
+
+def _answer(
+    solver: str, status: SolveStatus, choices: Sequence[Choice], found: Sequence[int], bound: float, started: float
+) -> Shares:
+    value = _value(choices, found)
+    report = SolveReport(solver, status, value, max(bound, value), time.perf_counter() - started)
+    return Shares(tuple(found), report)
+
+
+def spread(needs_J3: NDArray[np.float64], nodes_S3: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """The second program: the part of each job that goes to each node, S x J; None if the jobs do not fit.
+
+    Columns of both arrays are GPUs, CPUs and MB.
+    """
+    from scipy.optimize import linprog  # takes a second to load
+    from scipy.sparse import coo_array, vstack
+
+    nodes, jobs = len(nodes_S3), len(needs_J3)
+    if not jobs:
+        return np.zeros((nodes, 0))
+    node_V, job_V = np.divmod(np.arange(nodes * jobs), jobs)
+    index_V = np.arange(nodes * jobs)
+    within = [
+        coo_array((needs_J3[job_V, resource], (node_V, index_V)), shape=(nodes, nodes * jobs)) for resource in range(3)
+    ]
+    whole = coo_array((np.ones(nodes * jobs), (job_V, index_V)), shape=(jobs, nodes * jobs))
+    solved = linprog(  # type: ignore[call-overload]  # the stubs do not know that matrices may be sparse
+        np.zeros(nodes * jobs),
+        A_ub=vstack(within).tocsr(),
+        b_ub=nodes_S3.T.ravel() * (1 + 1e-9),
+        A_eq=whole.tocsr(),
+        b_eq=np.ones(jobs),
+        method="highs-ds",
+    )
+    if solved.status != 0:
+        return None
+    part_SJ: NDArray[np.float64] = np.where(solved.x > 1e-9, solved.x, 0.0).reshape(nodes, jobs)
+    return part_SJ

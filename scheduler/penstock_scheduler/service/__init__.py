@@ -1,1 +1,0 @@
-"""The HTTP service of penstockd: docs/user/api.md has its contract, `penstock_scheduler.messages` its bodies."""

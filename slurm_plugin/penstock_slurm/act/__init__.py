@@ -1,0 +1,1 @@
+"""From an action of the scheduler to commands of Slurm, and submissions."""

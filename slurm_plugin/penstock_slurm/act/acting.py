@@ -1,0 +1,210 @@
+"""Carries actions out: a shell that asks `steps.py` for the next step of each, tells the jobs, and runs the commands."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock_scheduler.api.ports import Clock
+from penstock_scheduler.model import Action, Hold, Job, JobId, Outcome, Phase, Progress, Resize
+from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.act.shrinking import Shrinking
+from penstock_slurm.act.steps import MISPLACED, STUCK, Scope, Step, stays, step
+from penstock_slurm.gateway import ControllerAway, Gateway, JobGone, SlurmError, SlurmJob, Transient
+from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.jobs import time_limits
+from penstock_slurm.jobs.messages import say
+from penstock_slurm.observe.lost_gpus import LostGpus
+from penstock_slurm.observe.managed import ManagedJobs
+from penstock_slurm.observe.view import Scene, Spooled
+from penstock_slurm.settings import SlurmSettings
+from penstock_slurm.share.agents import SlurmAgents
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Acting:
+    """Acts on what the last observation saw.
+
+    Args:
+        sharing: what lets jobs share GPUs, also if only jobs from before still do.
+    """
+
+    gateway: Gateway
+    spool: Spool
+    clock: Clock
+    settings: SlurmSettings
+    managed: ManagedJobs
+    lost_gpus: LostGpus
+    shrinking: Shrinking
+    sharing: SlurmAgents | None
+    scene: Scene
+    """The last observation."""
+    free: dict[str, int] = field(default_factory=dict)
+    """Node -> GPUs that no job holds in Slurm, less those of the steps since."""
+
+    def act(self, actions: Sequence[Action]) -> tuple[list[Outcome], bool]:
+        """Take each action one step further. Returns the outcomes, and whether Slurm has gone away meanwhile.
+
+        The commands of all actions go out together: the first command of each action, then the second command of those whose
+        first one succeeded, and so on. So no job has two commands in flight, and a thousand jobs cost a few calls.
+
+        Raises:
+            ClusterAway: Slurm does not answer, and nothing was done.
+        """
+        assert len({action.job for action in actions}) == len(actions), "one action a job"
+        steps = [self._take_step(action) for action in actions]
+        failed = self._write(steps)
+        outcomes = [
+            each.outcome if each.job not in failed else _failed(each.outcome, failed[each.job]) for each in steps
+        ]
+        return outcomes, any(isinstance(error, ControllerAway) for error in failed.values())
+
+    def forget_moves(self, actions: Sequence[Action]) -> None:
+        """Forget the moves of jobs that wait without a placement: waiting is no cost of moving."""
+        placed = {action.job for action in actions if not isinstance(action, Hold)}
+        for job_id, record in self.managed.looked.items():
+            if job_id in placed or self.managed.jobs[job_id].phase is not Phase.QUEUED:
+                continue
+            control = self.spool.control(job_id)
+            if control is not None and control.moved_s is not None:
+                self.spool.tell(control.model_copy(update={"moved_s": None}), record.uid)
+
+    def _write(self, steps: Sequence[Step]) -> dict[JobId, SlurmError]:
+        """Run the steps' commands. Returns the jobs whose commands failed.
+
+        If Slurm goes away in the middle, that is an error of the jobs with commands left: what was done for the others counts.
+
+        Raises:
+            ClusterAway: Slurm does not answer, and nothing was done.
+        """
+        failed: dict[JobId, SlurmError] = {}
+        done = 0
+        for wave in itertools.count():
+            writes = [each.writes[wave] for each in steps if len(each.writes) > wave and each.job not in failed]
+            if not writes:
+                return failed
+            before_s, away = self.clock.now_s(), None
+            for write, error in zip(writes, self.gateway.write(writes), strict=True):
+                if isinstance(error, ControllerAway):
+                    away = error
+                if error is not None:
+                    failed[write.job_id] = error
+                    continue
+                done += 1
+                if write.kind == "requeue_hold":
+                    self.managed.remembered.stopped(self.managed.records[write.job_id], before_s, self.clock.now_s())
+            if away is not None:
+                if not done:
+                    raise ClusterAway(str(away)) from away
+                left = {each.job for each in steps if len(each.writes) > wave + 1}
+                return dict.fromkeys(left, away) | failed
+        raise AssertionError("the waves end")
+
+    def _take_step(self, action: Action) -> Step:
+        """The next step of an action. What it tells the job is told; its commands are still to be run."""
+        slurm_job, job = self.managed.records.get(action.job), self.managed.jobs.get(action.job)
+        if slurm_job is None or job is None:
+            return Step(Outcome(action, Progress.DONE, "it has ended"))
+        scope = self._scope(action, slurm_job, job)
+        if isinstance(action, Resize) and (outcome := self.shrinking.shrink(action, scope)) is not None:
+            return Step(outcome)
+        found = step(action, scope, self.settings)
+        if found.control is not None:
+            epoch = {"epoch": self.spool.next_epoch(job.id)} if found.new_run else {}
+            self.spool.tell(found.control.model_copy(update=epoch), slurm_job.uid)
+        self._signal(found, scope)
+        if found.message:
+            say(self.gateway, slurm_job, found.message)
+        if found.new_run:
+            self.managed.remembered.tries[job.id, action.round] = scope.tries + 1
+        for node, gpus in found.freed.items():
+            self.free[node] = self.free.get(node, 0) + gpus
+        return found
+
+    def _scope(self, action: Action, slurm_job: SlurmJob, job: Job) -> Scope:
+        """What is known of an action's job. A job that only waits costs no reading of the spool."""
+        waits, now_s, remembered = slurm_job.state in WAITING, self.clock.now_s(), self.managed.remembered
+        if waits and isinstance(action, Hold) and slurm_job.held:
+            return Scope(slurm_job, job, Spooled(), now_s)
+        spooled = self.managed.spooled(slurm_job)
+        misplaced = None
+        if self.shrinking.stuck(slurm_job):
+            misplaced = STUCK
+        elif self.sharing is not None and job.id in self.sharing.misplaced:  # since this round, perhaps
+            misplaced = MISPLACED
+        shares = waits and self._shares(action, slurm_job, job)
+        moves = not waits and not stays(action, job, misplaced=misplaced is not None)
+        free, kept_back = {}, ""
+        if waits and not isinstance(action, Hold):
+            free = {node: self.free.get(node, 0) - self._reserved(node) for node in action.placement.nodes}
+            if shares and self.sharing is not None:
+                kept_back = self.sharing.keeps_back(job.id, action.placement.nodes[0])
+        run = remembered.limited.get(job.id)
+        grace_s, counts_total = self.settings.time_limit_grace_s, self.settings.time_limit == "total"
+        limit_s = None
+        if waits and not isinstance(action, Hold):
+            wanted = action.placement.partition
+            left_s = time_limits.next_limit_s(slurm_job, run, spooled.control, grace_s) if counts_total else None
+            limit_s = time_limits.limit_there_s(slurm_job, left_s, wanted, self.scene.max_time_s.get(wanted), now_s)
+        return Scope(
+            slurm=slurm_job,
+            job=job,
+            spooled=spooled,
+            now_s=now_s,
+            silent=not self.scene.silent.isdisjoint(slurm_job.nodes),
+            lacks_gpus=self.lost_gpus.lacks(slurm_job),
+            misplaced=misplaced,
+            shares=shares,
+            stand_in=self._agents is not None and self._agents.stand_in,
+            kept_back=kept_back,
+            leaves_a_gap=moves and self.sharing is not None and self.sharing.leaves_a_gap(job.id),
+            free=free,
+            released_s=remembered.released_s.get(job.id, now_s),
+            revoked_for_s=remembered.revoked_for_s(slurm_job, now_s),
+            tries=remembered.tries.get((job.id, action.round), 0),
+            one_record=self.managed.shares_record(slurm_job),
+            signalled=remembered.signalled.get(job.id),
+            limit_s=limit_s,
+            left_s=time_limits.left_s(run, spooled.control, grace_s) if counts_total and run is not None else None,
+        )
+
+    def _shares(self, action: Action, slurm_job: SlurmJob, job: Job) -> bool:
+        """Whether a pending job is to start on GPUs of the GPU reservation. If so, they are reserved for it."""
+        if self._agents is None or isinstance(action, Hold) or len(action.placement.nodes) != 1:
+            return False
+        sent_with_gpus = job.phase is Phase.STARTING and slurm_job.gpus_per_node is not None
+        node, gpus = action.placement.nodes[0], action.placement.gpus
+        return not sent_with_gpus and self._agents.takes(job.id, node, gpus)
+
+    @property
+    def _agents(self) -> SlurmAgents | None:
+        """The agents, if jobs may begin to share."""
+        return self.sharing if self.settings.agents else None
+
+    def _reserved(self, node: str) -> int:
+        return self.sharing.reserved(node) if self.sharing is not None else 0
+
+    def _signal(self, found: Step, scope: Scope) -> None:
+        """Signal a request once to a run that has registered a handler. Without the signal the run may still read the request."""
+        control = found.control or scope.spooled.control
+        if found.signal is None or control is None or control.request is None:
+            return
+        self.managed.remembered.signalled[found.job] = control.request.id
+        try:
+            self.gateway.signal(found.job, found.signal)
+        except SlurmError as error:
+            log.warning("cannot send SIGUSR2", extra={"job": found.job, "text": str(error)})
+
+
+def _failed(outcome: Outcome, error: SlurmError) -> Outcome:
+    """The outcome of an action after one of its commands failed."""
+    if isinstance(error, JobGone):
+        return Outcome(outcome.action, Progress.DONE, "it has ended")
+    if isinstance(error, Transient | ControllerAway):
+        return Outcome(outcome.action, Progress.UNDER_WAY, f"will be tried again: {error}")
+    return Outcome(outcome.action, Progress.FAILED, str(error))

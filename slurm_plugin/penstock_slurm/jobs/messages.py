@@ -1,0 +1,44 @@
+"""Writes Penstock's notes into the AdminComment of jobs; `notes.py` says which there are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from penstock_scheduler.model import JobId
+from penstock_scheduler.people.errors import ClusterAway
+from penstock_slurm.gateway import ControllerAway, Gateway, SlurmError, SlurmJob, TimedOut
+from penstock_slurm.jobs.notes import SHARES, with_message, with_note
+
+log = logging.getLogger(__name__)
+
+
+def say(gateway: Gateway, job: SlurmJob, text: str) -> None:
+    """Write a message to the job's user into its AdminComment, once, unless the site itself uses the field."""
+    comment = with_message(job, text)
+    if comment is None:
+        return
+    log.warning("message to a job's user", extra={"job": job.id, "user": job.user, "text": text})
+    try:
+        gateway.set_admin_comment(job.id, comment)
+    except SlurmError as error:
+        log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
+
+
+def note_shares(
+    gateway: Gateway, running: Iterable[SlurmJob], note: Callable[[JobId], dict[str, object] | None]
+) -> None:
+    """Note which running jobs share GPUs, for the accounts: Slurm counts these GPUs for placeholder jobs. Raises ClusterAway."""
+    for job in running:
+        told = note(job.id)
+        if told is None and SHARES not in job.admin_comment:
+            continue
+        comment = with_note(job, SHARES, told)
+        if comment is None:
+            continue
+        try:
+            gateway.set_admin_comment(job.id, comment)
+        except (ControllerAway, TimedOut) as error:
+            raise ClusterAway(str(error)) from error
+        except SlurmError as error:
+            log.info("cannot note which jobs share", extra={"job": job.id, "text": str(error)})

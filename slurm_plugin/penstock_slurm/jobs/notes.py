@@ -1,0 +1,145 @@
+"""Notes about a job in its AdminComment, which only the site can write: JSON with some of these keys.
+
+job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain``, ``penstock_begin_s``, ``penstock_nodes`` and
+``penstock_tasks``. The daemon writes ``penstock_says``, a message to the job's user, and ``penstock_shares``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from penstock_scheduler.model import NodeChoice
+from penstock_scheduler.model.spec import SPEC_KEY
+from penstock_scheduler.people.errors import BadJobSpec
+from penstock_slurm.gateway import PlainShape, SlurmJob
+from penstock_slurm.gateway.hostlist import expand
+from penstock_slurm.gateway.node_states import UNLISTED
+
+SAYS = "penstock_says"
+"""Message to the job's user, for example why Penstock does not manage the job."""
+
+SHARES = "penstock_shares"
+"""On which node the job shares GPUs, how many, and with which jobs."""
+
+PLAIN = "penstock_plain"
+"""How the job would run if Slurm started it by itself; only where the site sets `plain_after_s`."""
+
+BEGIN = "penstock_begin_s"
+"""The user's --begin, s since 1970. The job's own begin time keeps it back for the daemon."""
+
+
+NODES = "penstock_nodes"
+"""The user's --nodelist, --exclude and --constraint, by these names. Placing a job overwrites Slurm's own record of its nodes."""
+
+TASKS = "penstock_tasks"
+"""`gpu` if the job has one task for each GPU (--ntasks-per-node above 1); else it has one on each node."""
+
+TEXTS = 32_768
+"""Comments whose meaning is remembered: each is looked at several times in every tick, and seldom changes."""
+
+NODE_OPTIONS = ("nodelist", "exclude", "constraint")
+"""sbatch's options that choose nodes."""
+
+
+def notes(job: SlurmJob) -> dict[str, Any] | None:
+    """The notes of Penstock, `{}` if they were removed; None: there are none, or the site itself uses the field."""
+    return _notes(job.admin_comment)
+
+
+@functools.lru_cache(maxsize=TEXTS)
+def _notes(text: str) -> dict[str, Any] | None:
+    """The notes in an AdminComment. Nobody changes the answer."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):  # a user may nest it a thousand deep
+        return None
+    ours = isinstance(document, dict) and (not document or document.keys() & {SPEC_KEY, SAYS, SHARES})
+    return document if ours else None
+
+
+def with_message(job: SlurmJob, text: str) -> str | None:
+    """The job's AdminComment with a message to its user beside the other notes; None: there is nothing to write.
+
+    There is nothing to write if the message is there already, or if the site itself uses the field.
+    """
+    return with_note(job, SAYS, text)
+
+
+def with_note(job: SlurmJob, key: str, value: Any) -> str | None:
+    """The job's AdminComment with one note changed; see `with_message`. A `value` of None removes the note."""
+    ours = notes(job)
+    if job.admin_comment and ours is None:
+        return None
+    kept = {name: note for name, note in (ours or {}).items() if name != key}
+    if (ours or {}).get(key) == value:
+        return None
+    return json.dumps(kept | ({} if value is None else {key: value}))
+
+
+def plain_shape(job: SlurmJob) -> PlainShape | None:
+    """The shape in which Slurm may start the job by itself. None if Slurm may not, or if the note cannot be read."""
+    shape: Any = (notes(job) or {}).get(PLAIN)
+    try:
+        gpus = int(shape["gpus_per_node"])
+        return PlainShape(str(shape["partition"]), int(shape["nodes"]), gpus, gpus if has_task_a_gpu(job) else None)
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def has_task_a_gpu(job: SlurmJob) -> bool:
+    """Whether the job has one task for each GPU; otherwise it has one on each node."""
+    return (notes(job) or {}).get(TASKS) == "gpu"
+
+
+def node_choice(job: SlurmJob) -> NodeChoice | None:
+    """The nodes on which the job's user lets it run; None: all. Raises BadJobSpec if the note cannot be read."""
+    chosen: Any = (notes(job) or {}).get(NODES)
+    if chosen is None:
+        return None
+    try:
+        return node_choice_of(*(str(chosen.get(name, "")) for name in NODE_OPTIONS))
+    except (AttributeError, ValueError) as error:
+        raise BadJobSpec(
+            f"its AdminComment has a note {NODES} that cannot be read ({error}); ask an admin to correct it, or submit it again"
+        ) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def node_choice_of(nodelist: str = "", exclude: str = "", constraint: str = "") -> NodeChoice | None:
+    """The nodes that these values of sbatch's options allow; None: all. Raises ValueError.
+
+    `constraint`: features joined by & or by |, as job_submit.lua checks.
+    """
+    features = frozenset(frozenset(each.split("&")) for each in constraint.split("|")) if constraint else frozenset()
+    found = NodeChoice(frozenset(expand(nodelist)), frozenset(expand(exclude)), features)
+    return None if found == NodeChoice() else found
+
+
+def waits_for(job: SlurmJob, now_s: float) -> str:
+    """What a pending job waits for besides GPUs, as text; empty: nothing, it can be placed.
+
+    A begin time counts only before the first start: Slurm gives one to each job that it requeues, and placing the job ends it.
+    """
+    if job.reason == UNLISTED:
+        return "Slurm to list it again: its last answer lacked the job"
+    if overdue(job, now_s):
+        return "Slurm to end it at its deadline"
+    if job.dependency:
+        return f"its dependency {job.dependency}"
+    written = notes(job)
+    begin_s = (written or {}).get(BEGIN, 0) if written and SPEC_KEY in written else job.eligible_s or 0
+    if job.restarts == 0 and isinstance(begin_s, int | float) and begin_s > now_s:
+        return "the begin time that it was submitted with"
+    return ""
+
+
+def overdue(job: SlurmJob, now_s: float) -> bool:
+    """Whether a job's deadline is over. Slurm ignores deadlines of held jobs: the job must be released to be ended."""
+    return job.deadline_s is not None and now_s > job.deadline_s
+
+
+def kept_by_begin(job: SlurmJob, now_s: float) -> bool:
+    """Whether a begin time keeps a pending job back, after which Slurm starts it by itself."""
+    return job.begins_later(now_s) and not job.held and plain_shape(job) is not None

@@ -1,0 +1,1 @@
+"""From what Slurm and the spool say to what the scheduler sees."""

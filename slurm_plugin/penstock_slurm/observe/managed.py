@@ -1,0 +1,298 @@
+"""The jobs that Penstock manages: a shell that keeps what `view.py` makes of Slurm's records and the spool up to date.
+
+Most jobs of a large site wait in the queue or run, and nothing happens to them for hours. Such a job is *at rest* (`rests`): it
+waits for nothing that passes with time. It is looked at again when Slurm's record of it, its control message, its reports, a
+request of `penstock hold` or `penstock release`, the state of its nodes, or something that concerns the whole site has changed,
+and in any case once in `EVERYTHING_S`. All other jobs are looked at in every observation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from penstock_scheduler.api.ports import SpecCheck
+from penstock_scheduler.model import Job, JobId, Phase, WaitingJob
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.gateway import Gateway, SlurmJob
+from penstock_slurm.gateway.base import ENDED, WAITING
+from penstock_slurm.jobs.arrays import Arrays
+from penstock_slurm.jobs.holds import Holds
+from penstock_slurm.jobs.messages import say
+from penstock_slurm.jobs.notes import waits_for
+from penstock_slurm.jobs.remembered import Remembered, StateLog
+from penstock_slurm.jobs.reused_ids import ReusedIds
+from penstock_slurm.jobs.states import HOLDING
+from penstock_slurm.observe.view import Scene, SortedJobs, Spooled, Views, left_behind, sort_jobs
+
+log = logging.getLogger(__name__)
+
+EVERYTHING_S = 60.0
+"""Longest time between two looks at the same job."""
+
+UNHEARD_S = 300.0
+"""For how long after its start a run that has reported nothing is looked at in each tick."""
+
+
+def rests(record: SlurmJob, job: Job, spooled: Spooled, scene: Scene) -> bool:
+    """Whether a job that a round may place or stop stays as it is until something changes: see the module."""
+    control = spooled.control
+    if record.gpus_per_node is None:
+        return False  # whether its GRES was cleared is in the spool
+    if job.phase is Phase.QUEUED:
+        return record.held and record.deadline_s is None and (control is None or control.moved_s is None)
+    if job.phase is not Phase.RUNNING or record.state != "RUNNING" or record.start_s is None:
+        return False
+    held_meanwhile = control is not None and control.holding == record.restarts  # a release of it may be tried again
+    if left_behind(record, spooled.present):
+        return False
+    heard = spooled.present is not None or scene.now_s - record.start_s >= UNHEARD_S
+    return heard and not held_meanwhile and scene.silent.isdisjoint(record.nodes)
+
+
+class ManagedJobs:
+    """See the module. The mappings are made anew at each observation.
+
+    Args:
+        partitions: the managed partitions, that of the cloud included.
+    """
+
+    def __init__(self, gateway: Gateway, spool: Spool, partitions: Sequence[str], check: SpecCheck) -> None:
+        self._gateway, self._spool, self._partitions, self._check = gateway, spool, partitions, check
+        self._reused_ids = ReusedIds(spool)
+        self._views = Views()
+        self._at_rest: dict[JobId, SlurmJob] = {}
+        """Jobs at rest, and their records when they were last looked at."""
+        self._resting_jobs: dict[JobId, Job] = {}
+        self.steady: dict[JobId, SlurmJob] = {}
+        """Those of the jobs at rest that run."""
+        self._site: object = None
+        self._everything_s = -math.inf
+        """When all jobs were looked at."""
+        self._listed: Sequence[SlurmJob] = ()
+        self._counts: Counter[int] | None = None
+        self._plain: dict[JobId, bool] = {}
+        """Jobs without a job spec -> whether they had one before."""
+        self._arrays = Arrays(gateway)
+        self._kept_back: dict[JobId, WaitingJob] = {}
+        """Jobs that wait for others of their array."""
+        self.holds = Holds(gateway, spool)
+        self.states = StateLog()
+        self.remembered = Remembered()
+        self.records: dict[JobId, SlurmJob] = {}
+        """Slurm's records of the jobs that a round may place or stop."""
+        self.jobs: dict[JobId, Job] = {}
+        """What the scheduler sees of these."""
+        self.looked: dict[JobId, SlurmJob] = {}
+        """Those that were looked at in this observation."""
+        self.behind: dict[JobId, SlurmJob] = {}
+        """Those of these whose runs have left nodes that they hold."""
+        self.busy: dict[JobId, SlurmJob] = {}
+        """These, and all that run. The others are in the queue."""
+        self.not_yet: dict[JobId, SlurmJob] = {}
+        """Jobs that wait for what their user requested."""
+        self.held: dict[JobId, SlurmJob] = {}
+        """Pending jobs that somebody holds."""
+        self.waiting: tuple[WaitingJob, ...] = ()
+        """Both of these, for people."""
+        self.told: dict[JobId, None] = {}
+        """Jobs of `jobs` that may report: they are not in the queue, or have had a control message. In
+        an order that stays, so that each gets its turn to be read."""
+        self.unheard: set[JobId] = set()
+        """Jobs that were asked to save, or have begun a moment ago: something waits for their reports."""
+        self.gone: dict[JobId, SlurmJob | None] = {}
+        """Jobs that were managed and that Slurm lists as ending or ended, or (None) not at all."""
+        self.left: set[JobId] = set()
+        """Jobs of the last observation's `jobs` that this one does not have."""
+        self.listed: set[JobId] = set()
+        """All jobs that Slurm has listed."""
+
+    def changed(
+        self, records: Sequence[SlurmJob], site: object, now_s: float
+    ) -> tuple[list[SlurmJob], frozenset[JobId]]:
+        """The jobs to look at; and the ids that other jobs have now, which this observation leaves out.
+
+        Args:
+            records: all jobs that Slurm lists.
+            site: what every job depends on. If it has changed, all jobs are looked at.
+            now_s: the time.
+        """
+        self.holds.look()
+        touched = self._spool.take_changed()
+        everything = touched is None or site != self._site or not 0 <= now_s - self._everything_s < EVERYTHING_S
+        if touched is None or everything:
+            self._site, self._everything_s, found = site, now_s, list(records)
+            self._at_rest.clear()
+        else:
+            for job_id in touched | self.holds.asked_for:
+                self._at_rest.pop(job_id, None)
+            at_rest = self._at_rest
+            found = [job for job in records if at_rest.get(job.id) is not job]
+            for job in found:
+                at_rest.pop(job.id, None)
+        self._listed, self._counts = records, None
+        self.listed = {job.id for job in records}
+        for job_id in self._at_rest.keys() - self.listed:
+            del self._at_rest[job_id]
+        self.steady = {job_id: record for job_id, record in self.steady.items() if job_id in self._at_rest}
+        replaced = self._reused_ids.look(found, self.listed)
+        if replaced:
+            found = [job for job in found if job.id not in replaced]
+            self.listed -= replaced
+        return found, replaced
+
+    def sort(self, records: Iterable[SlurmJob]) -> SortedJobs:
+        """Which of these jobs Penstock manages. The others of them are told why, as far as they ask for it."""
+        found = sort_jobs(
+            records,
+            self._partitions,
+            cleared=self.cleared,
+            sent=self.sent,
+            was_managed=self._was_managed,
+            check=self._check,
+        )
+        self._plain = {job_id: before for job_id, before in self._plain.items() if job_id in self.listed}
+        return found
+
+    def take_over(
+        self, found: SortedJobs, records: Sequence[SlurmJob], gone: Mapping[JobId, SlurmJob | None], scene: Scene
+    ) -> None:
+        """Take over an observation.
+
+        Args:
+            found: the managed ones of `records`.
+            records: the jobs to look at; the other listed jobs are at rest.
+            gone: known jobs that are not listed any more, or end.
+            scene: what the observation knows beside the single jobs.
+        """
+        for refusal in found.refused:
+            say(self._gateway, found.records[refusal.job], refusal.text)
+        before, self.gone = self.jobs.keys(), dict(gone)
+        if scene.silent or scene.without_gpus or scene.misplaced:
+            for record in [record for record in self.steady.values() if scene.concerns(record)]:
+                found.managed[record.id] = record, self._resting_jobs[record.id].spec
+                records = [*records, record]
+                del self._at_rest[record.id], self.steady[record.id]
+        for job_id in self._resting_jobs.keys() - self._at_rest.keys():
+            del self._resting_jobs[job_id]
+        still = {**self._at_rest}
+        told = {job_id: None for job_id in self.told if job_id in still}
+        looked: dict[JobId, Job] = {}
+        resting: dict[JobId, SlurmJob] = {}
+        behind: set[JobId] = set()
+        self.looked, self.not_yet, self.held, self.unheard, self.told = {}, {}, {}, set(), told
+        waiting: list[WaitingJob] = []
+        self._views.begin(scene)
+        self._views.forget(found.managed.keys() | still.keys())
+        for job_id, (record, spec) in found.managed.items():
+            self._reused_ids.begin(record)
+            spooled = self.spooled(record)
+            if self.holds.settle(record, spooled.control):
+                spooled = self.spooled(record)
+            now, job_or_none = self._views.of(record, spec, spooled, scene)
+            self.states.saw(job_id, now)
+            if (job := job_or_none) is None:
+                continue
+            begun_s = record.start_s if spooled.present is None and record.state in HOLDING else None
+            if job.phase is Phase.STOPPING or (begun_s is not None and scene.now_s - begun_s < UNHEARD_S):
+                self.unheard.add(job_id)
+            if (why := self._waits(record, job, spooled, scene)) is not None:
+                waiting.append(why)
+                continue
+            self.looked[job_id], looked[job_id] = record, job
+            if job.phase is not Phase.QUEUED or spooled.control is not None:
+                self.told[job_id] = None
+            if left_behind(record, spooled.present):
+                behind.add(job_id)
+            if rests(record, job, spooled, scene):
+                resting[job_id] = record
+        self.records, self.jobs, seen = still | self.looked, self._resting_jobs | looked, self.looked
+        self._at_rest |= resting
+        self.steady |= {job_id: record for job_id, record in resting.items() if record.state == "RUNNING"}
+        self._resting_jobs |= {job_id: looked[job_id] for job_id in resting}
+        waiting += self._beyond_limits()
+        self.looked = {job_id: record for job_id, record in seen.items() if job_id in self.jobs}
+        self.busy = self.steady | self.looked
+        self.behind = {job_id: record for job_id, record in self.looked.items() if job_id in behind}
+        self.waiting, self.left = tuple(waiting), before - self.jobs.keys()
+        self.holds.forget({job_id for job_id, job in self.gone.items() if job is None or job.state in ENDED})
+        self.remembered.saw(seen, looked, still.keys(), (*records, *self.steady.values()), scene.now_s)
+
+    def _waits(self, record: SlurmJob, job: Job, spooled: Spooled, scene: Scene) -> WaitingJob | None:
+        """A pending job that waits for something else than GPUs; None: it does not."""
+        text = self.holds.text(record, spooled.control)
+        other = waits_for(record, scene.now_s) if record.state in WAITING and not text else ""
+        if not text and not other:
+            return None
+        (self.held if text else self.not_yet)[job.id] = record
+        code: Literal["held", "waiting-cluster"] = "held" if text else "waiting-cluster"
+        queued = dataclasses.replace(job, phase=Phase.QUEUED, allocation=None)
+        return WaitingJob(queued, code, text or f"waits for {other}")
+
+    def _beyond_limits(self) -> Iterable[WaitingJob]:
+        """Take the jobs out of `records` and `jobs` that wait for others of their array."""
+        beyond = self._arrays.beyond(self.records, self.jobs, self._listed)
+        self._kept_back = {job_id: self._keep_back(job_id, text) for job_id, text in beyond.items()}
+        return self._kept_back.values()
+
+    def _keep_back(self, job_id: JobId, text: str) -> WaitingJob:
+        """A job that waits for others of its array. Slurm must not start it by itself: the others have a placement."""
+        self.not_yet[job_id], job = self.records.pop(job_id), self.jobs.pop(job_id)
+        if job_id in self.told:
+            del self.told[job_id]
+            self._at_rest.pop(job_id, None)  # it is told again when its turn comes
+        if job.phase is not Phase.QUEUED:
+            self.holds.keep_back(self.not_yet[job_id])
+            job = dataclasses.replace(job, phase=Phase.QUEUED, allocation=None)
+        before = self._kept_back.get(job_id)
+        same = before is not None and before.job is job and before.text == text
+        return before if before is not None and same else WaitingJob(job, "waiting-cluster", text)
+
+    # --- questions
+
+    def sent(self, job: SlurmJob) -> bool:
+        """Whether Penstock has sent the job to nodes."""
+        control = self._reused_ids.control(job)
+        return control is not None and control.nodes is not None
+
+    def matters(self, job_id: JobId, restarts: int) -> bool:
+        """Whether this is the present or the last run of a job that a round may place or stop."""
+        record = self.records.get(job_id)
+        return record is not None and restarts in (record.restarts, record.restarts - 1)
+
+    def shares_record(self, job: SlurmJob) -> bool:
+        """Whether the job is an array's element that shares a job record with others."""
+        if job.array_job_id is None:
+            return False
+        if self._counts is None:
+            self._counts = Counter(each.number for each in self._listed if each.array_job_id is not None)
+        return self._counts[job.number] > 1
+
+    def cleared(self, job: SlurmJob) -> bool:
+        """Whether Penstock has cleared the job's GRES, because it shares GPUs that the GPU reservation holds."""
+        control = self._reused_ids.control(job) if job.gpus_per_node is None else None
+        return control is not None and control.shares
+
+    def spooled(self, job: SlurmJob) -> Spooled:
+        """What the spool has of a job now."""
+        control, epoch = self._spool.control(job.id), self._spool.newest_epoch(job.id)
+        superseded = epoch is None or (control is not None and epoch < control.epoch)
+        request = control.request if control is not None else None
+        return Spooled(
+            control=control,
+            present=None if superseded or epoch is None else self._spool.started(job.id, epoch),
+            epoch=epoch or 0,
+            saved=request is not None and self._spool.answered(job.id, request.id) is not None,
+        )
+
+    def _was_managed(self, job: SlurmJob) -> bool:
+        """Whether a job without a job spec had one before. The spool is asked once a job."""
+        if job.id in self.records or job.id in self.held or job.id in self.not_yet:
+            self._plain[job.id] = True
+        elif job.id not in self._plain:
+            self._plain[job.id] = self._reused_ids.control(job) is not None
+        return self._plain[job.id]

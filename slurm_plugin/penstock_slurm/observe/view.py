@@ -1,0 +1,491 @@
+"""Slurm's records -> what the scheduler sees. Pure: it asks neither Slurm nor the spool, and keeps nothing.
+
+`sort_jobs` decides which of Slurm's jobs are managed, `job_view` what one of them is to the scheduler, and `node_views`
+what the nodes are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penstock_profiles.wire import ControlMessage, Started
+from penstock_scheduler.api.ports import SpecCheck
+from penstock_scheduler.model import (
+    EndedRun,
+    Job,
+    JobId,
+    JobSpec,
+    LeaveCause,
+    LeaveRequest,
+    Node,
+    Partition,
+    Phase,
+    Placement,
+    Refusal,
+    Share,
+    parse_spec,
+)
+from penstock_scheduler.model.spec import SPEC_KEY
+from penstock_scheduler.people.errors import BadJobSpec
+from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
+from penstock_slurm.gateway.base import ENDED, WAITING
+from penstock_slurm.gateway.node_states import UNLISTED, node_facts, partition_facts
+from penstock_slurm.jobs import time_limits
+from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, node_choice, notes
+from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
+from penstock_slurm.observe.site import SlurmRules
+
+CLOCKS_DIFFER_S = 60.0
+"""Largest expected difference between the clocks of Slurm and of the daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """What the spool has of a job."""
+
+    control: ControlMessage | None = None
+    """The newest control message."""
+    present: Started | None = None
+    """What the present run reported when it began; None: it has not reported yet."""
+    epoch: int = 0
+    """Epoch of the newest run that has reported its beginning; 0: none has."""
+    saved: bool = False
+    """Whether the run has answered the request of the control message."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether the run can be asked to save: it reads requests, or does so on a signal."""
+        return self.present is not None and (self.present.answers_requests or self.present.usr2 is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What an observation knows beside the record of a single job."""
+
+    now_s: float
+    managed: tuple[str, ...]
+    """Managed partitions, in the order of the settings."""
+    up: tuple[str, ...]
+    """Those of them that are up."""
+    types: Mapping[str, str]
+    """GPU type of each node."""
+    silent: frozenset[str] = frozenset()
+    """Nodes that do not respond."""
+    max_time_s: Mapping[str, float | None] = field(default_factory=dict)
+    """MaxTime of each partition; None: it has none."""
+    rules: SlurmRules = field(default_factory=SlurmRules)
+    stopped_s: Mapping[tuple[JobId, int], float] = field(default_factory=dict)
+    """(job, restarts of the run) -> when Penstock stopped it."""
+    without_gpus: Collection[JobId] = ()
+    """Jobs that Slurm has started without their GPUs."""
+    misplaced: Collection[JobId] = ()
+    """Jobs that share GPUs and have to restart."""
+
+    def concerns(self, job: SlurmJob) -> bool:
+        """Whether something is the matter with a running job that its own record does not show."""
+        return job.id in self.without_gpus or job.id in self.misplaced or not self.silent.isdisjoint(job.nodes)
+
+
+@dataclass(slots=True)
+class SortedJobs:
+    """Slurm's jobs, sorted into those that Penstock manages and others."""
+
+    managed: dict[JobId, tuple[SlurmJob, JobSpec]] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+    """Jobs that ask for Penstock and cannot be managed."""
+    records: dict[JobId, SlurmJob] = field(default_factory=dict)
+    """Slurm's records of the refused jobs."""
+
+
+def sort_jobs(
+    jobs: Iterable[SlurmJob],
+    partitions: Collection[str],
+    *,
+    cleared: Callable[[SlurmJob], bool],
+    sent: Callable[[SlurmJob], bool],
+    was_managed: Callable[[SlurmJob], bool],
+    check: SpecCheck,
+) -> SortedJobs:
+    """Which jobs Penstock manages.
+
+    Args:
+        jobs: Slurm's jobs.
+        partitions: the managed partitions, that of the cloud included.
+        cleared: tells whether Penstock has cleared the GRES of a job.
+        sent: tells whether Penstock has sent a job to nodes before.
+        was_managed: tells whether Penstock has managed a job without a job spec before.
+        check: raises BadJobSpec if a job spec can never be served.
+    """
+    found, ours = SortedJobs(), set(partitions)
+    for job in jobs:
+        if job.state in ENDED or not set(job.partition) & ours:
+            continue
+        try:
+            spec = job_spec(job)
+            if spec is None:
+                expect_never_managed(job, managed=was_managed(job))
+                continue
+            expect_manageable(job, cleared=cleared(job))
+            if job.held and job.required_nodes and job.restarts == 0 and not sent(job):
+                raise BadJobSpec(
+                    "it names its nodes (--nodelist), and Penstock would overwrite that; submit it with sbatch --adaptive on a "
+                    "host with Penstock's plugin, or without --nodelist"
+                )
+            check(spec)
+        except BadJobSpec as error:
+            runs = False if job.state in WAITING else True if job.state in HOLDING else None
+            found.refused.append(Refusal(job.id, job.name, job.user, str(error), runs))
+            found.records[job.id] = job
+            continue
+        found.managed[job.id] = job, spec
+    return found
+
+
+def job_spec(job: SlurmJob) -> JobSpec | None:
+    """The job spec, from admin_comment (which only the site can write) or else from the comment. Raises BadJobSpec."""
+    ours = notes(job)
+    told = ours is not None and SPEC_KEY not in ours  # a message to the user may quote a job spec, but is none
+    spec = (None if told else _parsed(job.admin_comment)) or _parsed(job.comment)
+    if spec is not None and spec.trial_group == "array" and job.array_job_id is not None:
+        return spec.model_copy(update={"trial_group": f"array {job.array_job_id}"})
+    return spec
+
+
+@functools.lru_cache(maxsize=TEXTS)
+def _parsed(text: str) -> JobSpec | None:
+    """The job spec in a comment: the very object as before if the comment is the same. Raises BadJobSpec."""
+    return parse_spec(text)
+
+
+def expect_never_managed(job: SlurmJob, *, managed: bool) -> None:
+    """Raise BadJobSpec if a job without a job spec had one before."""
+    if managed:
+        stays = "it stays pending until then" if job.state in WAITING else "it continues as a plain job"
+        raise BadJobSpec(
+            "its AdminComment or comment no longer has the job spec, so Penstock leaves it to Slurm; ask an admin to write the "
+            f"job spec back (scontrol update AdminComment), or submit the job again; {stays}"
+        )
+
+
+def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
+    """Raise BadJobSpec if a job cannot be placed because of the way it was submitted, or of what Slurm says of it."""
+    if job.unknown:
+        said = ", ".join(map(str, job.unknown))
+        raise BadJobSpec(
+            f"Slurm says {said} of it, which this version of Penstock does not know, so Penstock leaves it alone; its admins run "
+            "`penstock slurm check`"
+        )
+    if job.het_job_id is not None:
+        raise BadJobSpec(
+            "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
+        )
+    if job.exclusive:
+        raise BadJobSpec(
+            "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
+        )
+    if job.licenses:
+        raise BadJobSpec(
+            f"it requests licences ({job.licenses}), but Penstock does not know which are free; submit it without a job spec"
+        )
+    if job.gpu_type is not None:
+        raise BadJobSpec(
+            f"it requests GPUs of type {job.gpu_type} from Slurm, which cannot change that later; submit it with "
+            f'--gres=gpu:1 and name the types in the job spec, such as "gpu_types": ["{job.gpu_type}"]'
+        )
+    if job.gpus_per_node is None and not cleared:
+        raise BadJobSpec("it requests no GPUs per node, so there is no number to change; submit it with --gres=gpu:1")
+    node_choice(job)
+    if not job.requeue:
+        raise BadJobSpec("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
+
+
+def left_behind(job: SlurmJob, present: Started | None) -> tuple[str, ...]:
+    """Nodes that a job's run has left in favour of others, and that the job still holds. Its first node is never one."""
+    if present is None or present.restarts != job.restarts or job.state != "RUNNING":
+        return ()
+    return tuple(node for node in job.nodes[1:] if node in present.left_nodes)
+
+
+def job_facts(job: SlurmJob, spooled: Spooled, scene: Scene) -> Facts:
+    """What is known of a job beside Slurm's record of it."""
+    return Facts(
+        asked=spooled.control is not None and spooled.control.request is not None,
+        answers=spooled.answers,
+        saved=spooled.saved,
+        kept_back=kept_by_begin(job, scene.now_s),
+        silent=bool(scene.silent & set(job.nodes)),
+    )
+
+
+def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tuple[State, Job | None]:
+    """A job's state, and the job as the scheduler sees it; None: it is ending for good."""
+    control, facts = spooled.control, job_facts(job, spooled, scene)
+    now = state(job, facts)
+    if now is State.DONE or (job.state in LEAVING and not facts.asked):
+        return now, None
+    phase, allocation = _phase(job, now, facts, control, scene)
+    return now, Job(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        spec=spec,
+        partitions=_partitions(job, control, scene),
+        phase=phase,
+        submit_s=_submitted_s(job, control),
+        restarts=job.restarts,
+        allocation=_granted(allocation, control),
+        leaving=job.state in LEAVING,
+        started_s=job.start_s if job.state in HOLDING else None,
+        suspended_s=job.suspended_s if job.state in HOLDING else 0.0,
+        stopped_s=_stopped_s(job, scene),
+        requeued_s=job.submit_s if job.restarts else None,
+        pauses_s=control.pauses_s if control is not None else (),
+        time_limit_s=job.time_limit_s,
+        account=job.account,
+        qos=job.qos,
+        reservation=job.reservation,
+        nodes=node_choice(job),
+        weight=scene.rules.weight(job),
+    )
+
+
+class Views:
+    """Makes the views of jobs, and remembers them: a view whose facts are all as in the last observation is not made again."""
+
+    def __init__(self) -> None:
+        self._site: tuple[object, ...] = ()
+        self._made: dict[JobId, tuple[tuple[object, ...], tuple[object, ...], tuple[State, Job | None]]] = {}
+
+    def begin(self, scene: Scene) -> None:
+        """A new observation. If something has changed that every view depends on, all are made again."""
+        site = scene.managed, scene.max_time_s, scene.types, scene.rules
+        if site != self._site:
+            self._site, self._made = site, {}
+
+    def of(self, job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tuple[State, Job | None]:
+        """See `job_view`."""
+        records = job, spec, spooled.control, spooled.present
+        facts = (
+            spooled.epoch,
+            spooled.saved,
+            job.begins_later(scene.now_s),
+            not scene.silent.isdisjoint(job.nodes),
+            scene.stopped_s.get((job.id, job.restarts - 1)),
+            job.id in scene.without_gpus,
+            job.id in scene.misplaced,
+        )
+        made = self._made.get(job.id)
+        if made is not None and made[1] == facts and all(map(operator.is_, made[0], records)):
+            return made[2]
+        found = job_view(job, spec, spooled, scene)
+        self._made[job.id] = records, facts, found
+        return found
+
+    def forget(self, keep: Collection[JobId]) -> None:
+        """Forget all jobs but these."""
+        if len(self._made) > len(keep):
+            self._made = {job: made for job, made in self._made.items() if job in keep}
+
+
+def _partitions(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> tuple[str, ...]:
+    """Managed partitions in which a job may run, first those to which it was submitted.
+
+    A partition whose MaxTime is shorter than the job's time limit would end the job too early, and Slurm would not start it
+    there. If that is so of all partitions to which it was submitted, Slurm says so when the job is sent there.
+    """
+    told = control.submitted_to if control is not None else None
+    asked = (told,) if told in scene.managed else job.partition
+    mine = [name for name in asked if name in scene.managed]
+    others = [name for name in scene.managed if name not in mine]
+
+    def long_enough(names: list[str]) -> list[str]:
+        return [name for name in names if time_limits.admits(scene.max_time_s.get(name), job.time_limit_s)]
+
+    return (*(long_enough(mine) or mine), *long_enough(others))
+
+
+def _phase(
+    job: SlurmJob, now: State, facts: Facts, control: ControlMessage | None, scene: Scene
+) -> tuple[Phase, Placement | None]:
+    """Where the job is between the queue and its GPUs, and what it holds."""
+    if now is State.HELD:
+        return Phase.QUEUED, None
+    if now is State.PLACING:
+        # A job that Slurm or its user has requeued waits for a begin time, two minutes by default: send it again.
+        later = job.reason == "BeginTime" and job.begins_later(scene.now_s)
+        sent = job.required_nodes and not later
+        return Phase.STARTING, placement(job, job.required_nodes, scene.types, control) if sent else None
+    lacks = job.id in scene.without_gpus
+    leaves = facts.asked or lacks or job.id in scene.misplaced
+    held = None if lacks else placement(job, job.nodes, scene.types, control)
+    return Phase.STOPPING if leaves else Phase.RUNNING, held
+
+
+def placement(
+    job: SlurmJob, nodes: tuple[str, ...], types: Mapping[str, str], control: ControlMessage | None = None
+) -> Placement:
+    """A job's GPUs on these nodes. Those of a job that shares are in its control message only."""
+    gpus = job.gpus_per_node or 0
+    if job.gpus_per_node is None and control is not None and control.shares:
+        gpus = (control.gpus or 0) // (control.nodes or 1)
+    shares = tuple(Share(name, gpus) for name in sorted(nodes))
+    return Placement(types.get(nodes[0], "") if nodes else "", job.partition[0] if job.partition else "", shares)
+
+
+def _granted(held: Placement | None, control: ControlMessage | None) -> Placement | None:
+    """What a job holds, with the CPUs and memory that Penstock allocated, if it did."""
+    if held is None or control is None or control.cpus is None or control.nodes != len(held.shares):
+        return held
+    cpus, memory_mb = control.cpus, control.memory_mb or 0
+    shares = tuple(dataclasses.replace(share, cpus=cpus, memory_mb=memory_mb) for share in held.shares)
+    return dataclasses.replace(held, shares=shares)
+
+
+def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:
+    """When the job was first submitted. Slurm changes its SubmitTime at each requeue, so the spool keeps the first one."""
+    kept = control.submitted_s if control is not None else None
+    return job.submit_s if kept is None else min(kept, job.submit_s)
+
+
+def _stopped_s(job: SlurmJob, scene: Scene) -> float | None:
+    """When the job's last run ended. Slurm tells that of a job that is over, but not of a requeued job."""
+    if job.state in LEAVING | ENDED and job.end_s is not None:
+        return job.end_s
+    return scene.stopped_s.get((job.id, job.restarts - 1))
+
+
+def ended_run(job: SlurmJob, control: Callable[[JobId], ControlMessage | None], scene: Scene) -> EndedRun | None:
+    """The last run of a job with a job spec; None: it has not ended, or never ran."""
+    if job.state not in LEAVING | ENDED or job.start_s is None or job.end_s is None or not job.nodes:
+        return None
+    if job.end_s > scene.now_s + CLOCKS_DIFFER_S:
+        # While it is requeued after a node failure, Slurm shows its time limit, or a year if it has none.
+        return None
+    try:
+        if job_spec(job) is None or not set(job.partition) & set(scene.managed):
+            return None
+    except BadJobSpec:
+        return None
+    held = placement(job, job.nodes, scene.types, control(job.id) if job.gpus_per_node is None else None)
+    return EndedRun(job.id, held, job.start_s, job.end_s)
+
+
+def accounted_run(run: SlurmRun, control: ControlMessage | None, types: Mapping[str, str]) -> EndedRun:
+    """A run in Slurm's accounting, as the scheduler sees it."""
+    gpus = run.gpus
+    if not gpus and control is not None and control.shares:
+        gpus = control.gpus or 0  # Slurm counts its GPUs for the placeholder jobs of the GPU reservation
+    each = gpus // max(len(run.nodes), 1)
+    shares = tuple(Share(name, each) for name in sorted(run.nodes))
+    gpu_type = types.get(run.nodes[0], "") if run.nodes else ""
+    return EndedRun(run.job_id, Placement(gpu_type, "", shares), run.start_s, run.end_s)
+
+
+# --- nodes
+
+
+def gpu_type(node: SlurmNode) -> str:
+    """A node's GPU type from its GRES; `gpu` if GRES has none. Several types are joined by `+`."""
+    return "+".join(sorted(name or "gpu" for name in node.gpus))
+
+
+def silent_nodes(nodes: Iterable[SlurmNode]) -> frozenset[str]:
+    """Nodes that cannot be asked anything now: they do not respond, have not registered, or are not listed."""
+    return frozenset(node.name for node in nodes if node_facts(node.state).silent)
+
+
+def leave_request(node: SlurmNode) -> LeaveRequest | None:
+    """An admin's drain, with the reason that was given; None: nobody asks the jobs there to leave."""
+    return LeaveRequest(LeaveCause.DRAIN, node.reason) if node_facts(node.state, node.reason).leave else None
+
+
+def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[str]) -> tuple[Partition, ...]:
+    """The managed partitions."""
+    return tuple(
+        Partition(name, may_start=partition_facts(partitions[name].state)[0], state=partitions[name].state)
+        for name in managed
+    )
+
+
+def unlisted_nodes(
+    jobs: Iterable[SlurmJob], listed: Iterable[SlurmNode], seen: Mapping[str, SlurmNode]
+) -> tuple[SlurmNode, ...]:
+    """Nodes of managed jobs that Slurm's answer lacks, as they were last seen, or else as far as the job's record tells."""
+    names, found = {node.name for node in listed}, dict[str, SlurmNode]()
+    for job in jobs:
+        for name in job.nodes if job.state in HOLDING | LEAVING else ():
+            if name in names or name in found:
+                continue
+            gpus = {job.gpu_type or "": job.gpus_per_node or 0}
+            cpus = job.cpus // max(len(job.nodes), 1)
+            unknown = SlurmNode(name, gpus, gpus, frozenset(), job.partition, cpus, cpus, 0, 0)
+            found[name] = dataclasses.replace(seen.get(name, unknown), state=frozenset({UNLISTED}))
+    return tuple(found.values())
+
+
+def node_views(
+    nodes: Iterable[SlurmNode],
+    jobs: Mapping[JobId, tuple[SlurmJob, Job]],
+    scene: Scene,
+    *,
+    kept_for: Mapping[str, tuple[str, float]],
+    placeholders: Mapping[str, int],
+) -> tuple[Node, ...]:
+    """The managed nodes with GPUs.
+
+    Args:
+        nodes: nodes that no cloud fills.
+        jobs: the managed jobs.
+        scene: the observation.
+        kept_for: node -> the reservation that it is kept for, and its start, s since 1970.
+        placeholders: node -> GPUs that Penstock's placeholder jobs hold.
+    """
+    gpus, cpus, memory_mb = Counter(placeholders), Counter[str](), Counter[str]()
+    for slurm_job, job in jobs.values():
+        if job.allocation is None or slurm_job.state in WAITING:
+            continue
+        for share in job.allocation.shares:
+            gpus[share.node] += 0 if slurm_job.gpus_per_node is None else share.gpus
+            cpus[share.node] += slurm_job.cpus // max(len(slurm_job.nodes), 1)
+            memory_mb[share.node] += share.memory_mb
+    managed, counts_memory = set(scene.managed), scene.rules.features.memory
+    return tuple(
+        Node(
+            name=node.name,
+            gpu_type=scene.types[node.name],
+            gpus=sum(node.gpus.values()),
+            partitions=tuple(name for name in node.partitions if name in managed),
+            may_start=node_facts(node.state).may_start and not node.unknown,
+            leave=leave_request(node),
+            # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
+            gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - gpus[node.name], 0),
+            reservation=kept_for.get(node.name, ("", None))[0],
+            reserved_s=kept_for.get(node.name, ("", None))[1],
+            switch=scene.rules.switches.get(node.name, ""),
+            cpus=node.cpus,
+            cpus_others=max(node.cpus_used - cpus[node.name], 0),
+            features=node.features,
+            state="+".join(sorted(node.state)),
+            memory_mb=node.memory_mb if counts_memory else 0,
+            memory_others_mb=max(node.memory_used_mb - memory_mb[node.name], 0) if counts_memory else 0,
+        )
+        for node in nodes
+        if managed & set(node.partitions) and sum(node.gpus.values()) > 0
+    )
+
+
+def free_gpus(
+    nodes: Iterable[Node], in_cloud: Iterable[SlurmNode], jobs: Iterable[Job], cleared: Collection[JobId]
+) -> dict[str, int]:
+    """Node -> GPUs that no job holds in Slurm. Cleared jobs hold none there."""
+    free = {node.name: node.gpus_for_us for node in nodes}
+    free |= {node.name: sum(node.gpus.values()) for node in in_cloud}
+    for job in jobs:
+        for share in job.allocation.shares if job.allocation is not None and job.id not in cleared else ():
+            free[share.node] = free.get(share.node, 0) - share.gpus
+    return free
