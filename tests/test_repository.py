@@ -94,13 +94,31 @@ def test_no_page_and_no_message_installs_the_strangers_package():
     assert found == {}
 
 
+@pytest.mark.parametrize("package", ["scheduler/penstock_scheduler", "slurm_plugin/penstock_slurm"])
+def test_a_package_has_few_rooms_and_says_what_each_is_for(package: str):
+    top = {
+        path.relative_to(ROOT / package).parts[0] for path in _tracked_files() if path.is_relative_to(ROOT / package)
+    }
+    rooms = sorted(top - {"__init__.py", "py.typed"})
+    assert len(rooms) <= MOST_ROOMS
+    page = (ROOT / "docs/developer/architecture.md").read_text(encoding="utf-8")
+    assert [room for room in rooms if f"| `{room}`" not in page] == []
+
+
 def test_no_tracked_file_is_over_1_mib():
     sizes = {path: path.stat().st_size for path in _tracked_files() if path.is_file()}
     assert {path.relative_to(ROOT): size for path, size in sizes.items() if size > 2**20} == {}
 
 
-CORE = ("model", "policies", "solver", "burst/", "placement.py", "diff.py", "free_gpus.py", "free_gpus")
+CORE = (
+    "model",
+    "burst/deciding",
+    *(f"rounds/{name}" for name in ("policies", "solver", "free_gpus", "placement", "diff")),
+)
 """The parts of scheduler/penstock_scheduler that decide."""
+
+MOST_ROOMS = 12
+"""Folders and modules at the top of a package, so that a stranger opens the right one."""
 
 LARGE: dict[str, str] = {}
 """Files that are allowed to be longer, and why."""

@@ -60,7 +60,7 @@ try:
     main()
 except SystemExit:
     pass
-here = [name for name in sys.modules if name.startswith("penstock_")]
+here = [name for name in sys.modules if name.startswith("penstock_") and ".people" not in name]
 print("imported:", [name for name in here if name.count(".") > 1 and not name.endswith(".cli.summary")], file=sys.stderr)
 print("numpy" in sys.modules, file=sys.stderr)
 """
