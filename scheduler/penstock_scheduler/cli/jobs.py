@@ -26,8 +26,6 @@ from penstock_scheduler.cli.terminal.picture import asks_for
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.safe_text import one_line
 from penstock_scheduler.people.units import duration
-from penstock_scheduler.rounds.explain import explain as explain_round
-from penstock_scheduler.rounds.explain import words
 
 if TYPE_CHECKING:
     from penstock_scheduler.api.client import Client
@@ -150,6 +148,9 @@ def explain(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
         return explanation.lines, explanation.model_dump_json()
 
     def kept_answer(kept: SqlStore) -> tuple[list[str], str]:
+        from penstock_scheduler.rounds.explain import explain as explain_round  # imports all policies
+        from penstock_scheduler.rounds.explain import words
+
         record = kept.last_round()
         found = explain_round(record, job) if record else None
         if found is None:
