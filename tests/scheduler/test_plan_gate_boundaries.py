@@ -20,6 +20,7 @@ from penstock_scheduler.model import (
     Snapshot,
     Stop,
     StopCode,
+    WaitingJob,
 )
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import GateRecord, RoundRecord, StoppedThen
@@ -32,6 +33,7 @@ from penstock_scheduler.rounds.plan_gate import (
     View,
     counted,
     gpus_of,
+    lacks,
     much_lacks,
     refusals,
 )
@@ -160,3 +162,55 @@ def test_a_share_is_between_nothing_and_all(share: float) -> None:
     assert SafetySettings(stop_share=1.0).stop_share == 1.0
     with pytest.raises(ValidationError):
         SafetySettings(stop_share=share)
+
+
+@pytest.mark.parametrize(("count", "refused"), [(5, False), (9, False), (10, False), (11, True)])
+def test_many_jobs_may_be_stopped_that_are_few_of_the_gpus(count: int, refused: bool) -> None:
+    jobs = [job(str(n), phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1) for n in range(40)]
+    state = snapshot(nodes_from_spec("t4:1x40"), jobs)
+    assert bool(refusals(state, stops(state, count), (), SAFETY)) is refused
+
+
+def test_a_full_node_makes_up_for_no_idle_one_and_a_node_that_is_gone_has_nothing_to_lose() -> None:
+    state = large_jobs(3)
+    new = job("new", min_gpus=8, max_gpus=8)
+    starts = Assignment(on("t4", t4_00=4, t4_01=4), Reason(ReasonCode.CHOSEN, "starts"), 1.0)
+    plan = stops(state, 3)
+    plan = dataclasses.replace(plan, assignments={"new": starts})
+    assert counted(dataclasses.replace(state, jobs=(*state.jobs, new)), plan).gpus == 4
+    assert counted(dataclasses.replace(state, nodes=state.nodes[:2]), stops(state, 3)).gpus == 8
+
+
+def test_a_view_has_the_jobs_that_run_and_no_others() -> None:
+    jobs = [job(phase.value, phase=phase, allocation=on("t4", t4_00=1)) for phase in Phase if phase is not Phase.QUEUED]
+    view = View.of(snapshot(nodes_from_spec("t4:1x8"), [*jobs, job("waits")]))
+    assert view.running == {Phase.RUNNING.value}
+    assert view.jobs == {*(each.id for each in jobs), "waits"}
+
+
+def test_jobs_that_came_to_run_are_not_missing() -> None:
+    before = View(running=frozenset("12"), jobs=frozenset("12"))
+    assert not much_lacks(before, View(jobs=frozenset("12345678")), SAFETY)
+
+
+def test_a_job_that_is_held_is_not_missing() -> None:
+    state = large_jobs()
+    gate = PlanGate(SAFETY, state, None, now_s=0.0)
+    held = WaitingJob(dataclasses.replace(state.jobs[0], phase=Phase.QUEUED, allocation=None), "held", "is held")
+    gate.saw(ClusterState(state.nodes, state.jobs[1:], waiting=(held,)), 1.0)
+    assert gate.incomplete == ""
+    gate.failed(2.0, "no answer")
+    gate.saw(ClusterState(state.nodes, state.jobs[2:], waiting=(held,)), 3.0)
+    assert "1 of 7 running jobs are missing (1)" in gate.incomplete
+
+
+def test_an_approved_stop_keeps_the_reason_that_it_has() -> None:
+    record = refused_round(1000.0)
+    gate = PlanGate(SAFETY, approval=Approval.of(record, "root", 1000.0))
+    plan = dataclasses.replace(record.plan, stops={"0": GAIN})
+    codes = {name: stop.code for name, stop in gate.approved(record.snapshot, plan).stops.items()}
+    assert codes == {"0": StopCode.GAIN, **dict.fromkeys("1234", StopCode.ASKED)}
+
+
+def test_of_many_names_the_others_are_counted() -> None:
+    assert lacks(View(frozenset("abcdefgh")), View()).endswith("(a, b, c, d, e and 3 others)")
