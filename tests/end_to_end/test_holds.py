@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock_scheduler.people.errors import BadJobSpec
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.gateway import CliGateway
@@ -75,3 +76,42 @@ def test_a_hold_of_penstocks_that_reaches_a_running_job_is_taken_back(
     (node,) = site.job(job).nodes
     site.slurm.command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=a fan")
     wait_for(lambda: len(site.starts(job)) == 2, 120, "its second run", details=site.tail)
+
+
+def test_an_admins_hold_of_a_running_job_is_an_admins_after_its_run(
+    loopback: LoopbackCluster, make_site: Callable[..., Site]
+) -> None:
+    """Slurm shows JobHeldAdmin while it runs, and then only that somebody holds it."""
+    site = make_site(loopback, round_s=1.0, tick_s=0.2)
+    job = site.submit(100_000)
+    site.start()
+    wait_for(lambda: site.starts(job), 120, "a first report", details=site.tail)
+    submitter = SlurmSubmitter(
+        CliGateway(conf=site.slurm.slurm_conf, timeout_s=20), Spool(site.spool), SlurmSettings(partitions=("all",))
+    )
+
+    def the_user_cannot_release() -> None:
+        submitter.hold(job, "ada", admin=False)
+        with pytest.raises(BadJobSpec, match="an admin holds"):
+            submitter.release(job, admin=False)
+
+    noted = site.spool / "holds" / f"{job}.by-admin"
+    site.slurm.command("scontrol", "hold", job)
+    assert (site.job(job).reason, site.job(job).priority) == ("JobHeldAdmin", 0)
+    wait_for(noted.exists, 120, "the round loop to see it", details=site.tail)
+    the_user_cannot_release()
+    site.slurm.command("scontrol", "release", job)
+    assert site.job(job).reason != "JobHeldAdmin"
+    wait_for(lambda: not noted.exists(), 120, "the round loop to see the release", details=site.tail)
+    submitter.release(job, admin=False)
+    site.slurm.command("scontrol", "hold", job)
+    wait_for(noted.exists, 120, "the round loop to see it", details=site.tail)
+    site.slurm.command("scontrol", "requeue", job)
+    site.wait_states("PENDING", job)
+    the_user_cannot_release()
+    pause(ROUNDS)
+    assert site.states(job) == {job: "PENDING"}
+    the_user_cannot_release()
+    submitter.release(job, admin=True)
+    site.wait_states("RUNNING", job)
+    wait_for(lambda: not noted.exists(), 120, "the note to be removed", details=site.tail)

@@ -14,6 +14,7 @@ from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import CliGateway, Refused, SlurmJob
+from penstock_slurm.gateway.base import Write
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
 
@@ -224,8 +225,6 @@ def test_an_asked_hold_keeps_a_job_until_it_is_released(
     told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter
 ) -> None:
     """Also one that Slurm might start now: then it is held there, too."""
-    held = list[str]()
-    told.hold = held.append  # type: ignore[attr-defined]
     told.listed = [pending("gpu", priority=9, required_nodes=("n0",))]
     submitter.hold("7", "ada", admin=False)
     jobs, waiting = look(cluster)
@@ -234,7 +233,7 @@ def test_an_asked_hold_keeps_a_job_until_it_is_released(
         [("7", "is held by ada (its user) with `penstock hold`; release it with `penstock release 7`")],
     )
     cluster.apply(())
-    assert held == ["7"]
+    assert told.written == [Write("7", "hold")]
     told.listed = [pending("gpu", reason="JobHeldUser")]
     assert look(cluster)[0] == []
     submitter.release("7", admin=False)
@@ -245,17 +244,17 @@ def test_an_asked_hold_keeps_a_job_until_it_is_released(
 def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
     told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter, tmp_path: Path
 ) -> None:
-    held, released = list[str](), list[str]()
-    told.hold, told.release = held.append, released.append  # type: ignore[attr-defined]
+    released = list[str]()
+    told.release = released.append  # type: ignore[attr-defined]
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9)]
     submitter.hold("7", "ada", admin=False)
     assert look(cluster) == (["7"], [])
     cluster.apply([])
-    assert held == ["7"], "Slurm may requeue it while no daemon runs"
+    assert told.written == [Write("7", "hold")], "Slurm may requeue it while no daemon runs"
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=0)]
     assert look(cluster) == (["7"], [])
     cluster.apply([Hold("7", 1)])
-    assert held == ["7"]
+    assert [write.kind for write in told.written] == ["hold", "requeue_hold"]
     told.listed = [pending("gpu", state="COMPLETING", nodes=("n0",), priority=0)]
     look(cluster)
     told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]

@@ -37,7 +37,7 @@ from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, Slu
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.gateway.commands import OVER, guarded
 from penstock_slurm.jobs.endings import exceeded_memory
-from penstock_slurm.jobs.holds import ADMIN, HoldFiles, foreign_hold
+from penstock_slurm.jobs.holds import ADMIN, HoldFiles, foreign_hold, held_by_admin
 from penstock_slurm.jobs.output_files import resolved
 from penstock_slurm.observe.view import job_spec
 from penstock_slurm.settings import SlurmSettings
@@ -234,10 +234,10 @@ class SlurmSubmitter:
         foreign = record is not None and foreign_hold(record, self._spool.control(job))
         if asked is None and not foreign:
             raise BadJobSpec(f"nobody holds job {job}; `penstock explain {job}` says what it waits for")
-        by_admin = (asked is not None and asked.admin) or (foreign and record is not None and record.reason == ADMIN)
+        by_admin = self._holds.by_admin(job) or (record is not None and record.reason == ADMIN)  # also while it runs
         if by_admin and not admin:
-            raise BadJobSpec(f"an admin holds job {job}; ask an admin to release it")
-        self._holds.release(job)
+            raise BadJobSpec(held_by_admin(job))
+        self._holds.release(job, admin=admin)
 
     def fates(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
         """See `ports.Submitter`."""

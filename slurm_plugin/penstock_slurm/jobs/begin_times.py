@@ -7,20 +7,25 @@ from collections.abc import Collection, Iterable
 
 from penstock_scheduler.model import JobId
 from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
-from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.gateway.base import WAITING, Write
+from penstock_slurm.jobs.in_turn import in_turn
 from penstock_slurm.jobs.notes import kept_by_begin, overdue, plain_shape
 
 log = logging.getLogger(__name__)
 
+MOST_RELEASES = 200
+"""Held jobs that are released to their deadlines at a time, through few processes."""
+
+MOST_LEFT = 50
+"""Jobs that are left to Slurm at a time: each takes processes of its own."""
+
 
 def let_deadlines_count(gateway: Gateway, jobs: Iterable[SlurmJob], now_s: float) -> None:
     """Release held jobs whose deadline is over, because Slurm ends them only then."""
-    for job in jobs:
-        if job.held and overdue(job, now_s):
-            try:
-                gateway.release(job.id)
-            except SlurmError as error:
-                log.info("cannot release the job to its deadline", extra={"job": job.id, "text": str(error)})
+    over = in_turn((job for job in jobs if job.held and overdue(job, now_s)), MOST_RELEASES)
+    for job, error in zip(over, gateway.write([Write(job.id, "release") for job in over]), strict=True):
+        if error is not None:
+            log.info("cannot release the job to its deadline", extra={"job": job.id, "text": str(error)})
 
 
 class BeginTimes:
@@ -45,20 +50,18 @@ class BeginTimes:
         """
         if self._after_s is None:
             return
-        after_s, due = self._after_s, []
+        after_s, due, left = self._after_s, [], list[SlurmJob]()
         for job in jobs:
             shape = plain_shape(job)
             if shape is None or job.state not in WAITING or job.id in acted or overdue(job, now_s):
                 continue
             begins_s = max(job.eligible_s or 0.0, self._renewed_s.get(job.id, -after_s) + after_s)
-            try:
-                if job.held or (job.required_nodes and kept_by_begin(job, now_s)):
-                    cpus = shape.nodes * job.cpus_for(shape.gpus_per_node, shape.tasks_per_node or 1)
-                    self._gateway.leave_to_slurm(job.id, shape, cpus, after_s)
-                elif not job.required_nodes and begins_s - now_s < after_s / 2:
-                    due.append(job.id)
-            except SlurmError as error:
-                log.warning("cannot leave the job to Slurm", extra={"job": job.id, "text": str(error)})
+            if job.held or (job.required_nodes and kept_by_begin(job, now_s)):
+                left.append(job)
+            elif not job.required_nodes and begins_s - now_s < after_s / 2:
+                due.append(job.id)
+        for job in in_turn(left, MOST_LEFT):
+            self._leave(job, after_s)
         if due:
             try:
                 self._gateway.begin_later(due, after_s)
@@ -68,3 +71,12 @@ class BeginTimes:
         waiting = {job.id for job in jobs}
         kept = {job: at_s for job, at_s in self._renewed_s.items() if job in waiting}
         self._renewed_s = kept | dict.fromkeys(due, now_s)
+
+    def _leave(self, job: SlurmJob, after_s: float) -> None:
+        shape = plain_shape(job)
+        assert shape is not None
+        cpus = shape.nodes * job.cpus_for(shape.gpus_per_node, shape.tasks_per_node or 1)
+        try:
+            self._gateway.leave_to_slurm(job.id, shape, cpus, after_s)
+        except SlurmError as error:
+            log.warning("cannot leave the job to Slurm", extra={"job": job.id, "text": str(error)})

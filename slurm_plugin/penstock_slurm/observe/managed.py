@@ -22,7 +22,7 @@ from penstock_slurm.gateway import Gateway, SlurmJob
 from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.jobs.arrays import Arrays
 from penstock_slurm.jobs.holds import Holds
-from penstock_slurm.jobs.messages import say
+from penstock_slurm.jobs.messages import say_all
 from penstock_slurm.jobs.notes import waits_for
 from penstock_slurm.jobs.remembered import Remembered, StateLog
 from penstock_slurm.jobs.reused_ids import ReusedIds
@@ -169,8 +169,7 @@ class ManagedJobs:
             gone: known jobs that are not listed any more, or end.
             scene: what the observation knows beside the single jobs.
         """
-        for refusal in found.refused:
-            say(self._gateway, found.records[refusal.job], refusal.text)
+        say_all(self._gateway, [(found.records[each.job], each.text) for each in found.refused])
         before, self.gone = self.jobs.keys(), dict(gone)
         if scene.silent or scene.without_gpus or scene.misplaced:
             for record in [record for record in self.steady.values() if scene.concerns(record)]:
