@@ -94,6 +94,9 @@ class SlurmCluster:
             gateway, spool, clock, settings, self._managed, self._lost_gpus, self._shrinking, sharing, self._scene
         )
         self._absences = Absences()
+        self._plain_attempts = plain_jobs.Attempts(
+            settings.start_patience_s + settings.checkpoint_wait_s + plain_jobs.ROUNDS_S
+        )
         self._slurm_nodes: dict[str, SlurmNode] = {}
         self._has_observed = False
 
@@ -202,6 +205,7 @@ class SlurmCluster:
             scene.managed,
             now_s=scene.now_s,
             patience_s=self._settings.plain_patience_s,
+            attempts=self._plain_attempts,
         )
 
     def _see_sharing(self, nodes: Iterable[Node], slurm_nodes: Iterable[SlurmNode], cleared: Collection[JobId]) -> None:

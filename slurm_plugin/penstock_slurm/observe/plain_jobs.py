@@ -4,19 +4,94 @@ Slurm starts plain jobs by itself wherever GPUs are free, but adaptive jobs grow
 GPUs would wait forever. Therefore GPUs are set aside for the plain job that has waited longest, if it has waited longer than
 every queued adaptive job: the next round allocates these GPUs to no job, the jobs on them leave, and Slurm finds them free.
 This happens for one plain job at a time, so plain jobs cannot push out all adaptive jobs.
+
+A job may wait for more than GPUs, such as CPUs or a whole node, and Slurm gives the same reason. So GPUs are set aside for the
+jobs of one user for a bounded time. If Slurm starts none of them, others have the GPUs for a time that doubles at each attempt.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from penstock_scheduler.model import Adaptivity, Job, Node, Phase
+from penstock_scheduler.model import Adaptivity, Job, JobId, Node, Phase
 from penstock_slurm.gateway import SlurmJob
+from penstock_slurm.jobs.states import HOLDING, LEAVING
+
+log = logging.getLogger(__name__)
 
 WAITS = frozenset({"Resources", "Priority", "None", ""})
 """Reasons of pending jobs that more free GPUs would start."""
+
+ROUNDS_S = 300.0
+"""What an attempt may last beside saving and starting, s: for rounds to take the GPUs away."""
+
+MOST_PAUSE_S = 6 * 3600.0
+"""Longest pause between two attempts, s. A user is forgotten after as long a time without an attempt."""
+
+
+@dataclasses.dataclass(slots=True)
+class _User:
+    """What was done for a user's plain jobs."""
+
+    spent_s: dict[JobId, float] = dataclasses.field(default_factory=dict)
+    """For how long GPUs have been set aside in this attempt, for each job that has not started since, s."""
+    in_vain: int = 0
+    """Attempts in vain."""
+    until_s: float = 0.0
+    """When the next attempt may begin, or the present one was last seen."""
+
+
+class Attempts:
+    """What the daemon remembers of the GPUs that it set aside. After a restart it tries again.
+
+    It counts by user: a job that is cancelled and submitted again, or held and released, is no new attempt.
+
+    Args:
+        most_s: how long GPUs are set aside for the jobs of one user of which Slurm starts none, s.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._users: dict[int, _User] = {}
+        self._now: tuple[SlurmJob, float] | None = None
+        """The job for which GPUs are set aside, and when that was last seen."""
+
+    def saw(self, jobs: Iterable[SlurmJob], now_s: float) -> None:
+        """Count the time since the last observation. `jobs`: all plain jobs."""
+        self._users = {
+            uid: user for uid, user in self._users.items() if now_s - user.until_s <= max(MOST_PAUSE_S, self._most_s)
+        }
+        started = {each.id for each in jobs if each.state in HOLDING | LEAVING}
+        for user in self._users.values():
+            for job_id in user.spent_s.keys() & started:
+                del user.spent_s[job_id]
+        if self._now is None:
+            return
+        (job, since_s), self._now = self._now, None
+        if job.id in started:
+            return
+        user = self._users.setdefault(job.uid, _User())
+        user.spent_s[job.id] = user.spent_s.get(job.id, 0.0) + max(now_s - since_s, 0.0)
+        user.until_s = now_s
+        if sum(user.spent_s.values()) >= self._most_s:
+            pause_s = max(min(self._most_s * 2.0 ** min(user.in_vain, 20), MOST_PAUSE_S), self._most_s)
+            user.in_vain, user.until_s, user.spent_s = user.in_vain + 1, now_s + pause_s, {}
+            log.info(
+                "Slurm did not start a plain job on the GPUs set aside for it",
+                extra={"job": job.id, "attempt": user.in_vain, "pause_s": pause_s},
+            )
+
+    def may(self, uid: int, now_s: float) -> bool:
+        """Whether GPUs may be set aside for this user's jobs."""
+        user = self._users.get(uid)
+        return user is None or user.until_s <= now_s
+
+    def made(self, job: SlurmJob, now_s: float) -> None:
+        """GPUs are set aside for this job from now on until the next observation."""
+        self._now = job, now_s
 
 
 def with_room(
@@ -27,12 +102,16 @@ def with_room(
     *,
     now_s: float,
     patience_s: float,
+    attempts: Attempts,
 ) -> tuple[Node, ...]:
     """The nodes without the GPUs that are set aside for a plain job.
 
-    It is the one that has waited longest, if that is longer than `patience_s` and than every queued managed job.
+    It is the one that has waited longest, if that is longer than `patience_s` and than every queued managed job. Jobs of users
+    for whom `attempts` has a pause do not count.
     """
-    job = longest_waiting(plain, partitions, now_s, patience_s)
+    plain = list(plain)
+    attempts.saw(plain, now_s)
+    job = longest_waiting((each for each in plain if attempts.may(each.uid, now_s)), partitions, now_s, patience_s)
     if job is None:
         return nodes
     first_s = min((each.submit_s for each in managed if each.phase is Phase.QUEUED), default=now_s)
@@ -46,6 +125,8 @@ def with_room(
             if not each.spec.preemptible or each.spec.adaptivity is Adaptivity.FIXED:
                 pinned[share.node] += share.gpus
     aside = set_aside(job, nodes, pinned, held)
+    if aside:
+        attempts.made(job, now_s)
     return tuple(
         dataclasses.replace(node, gpus_others=node.gpus_others + aside[node.name], set_aside_for=job.id)
         if node.name in aside
