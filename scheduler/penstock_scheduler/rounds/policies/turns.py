@@ -51,7 +51,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.people.units import duration
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.policies import common
-from penstock_scheduler.rounds.policies.pools import Pool, PoolKey, asks, fewest, place_of, pool_key, shrinks
+from penstock_scheduler.rounds.policies.pools import Pool, Pools, asks, fewest, place_of, shrinks
 from penstock_scheduler.rounds.policies.staying import without
 from penstock_scheduler.rounds.policies.stops import BY_REASON, stopped
 from penstock_scheduler.rounds.policies.wrapper import Wrapper
@@ -109,7 +109,8 @@ class _Turns:
         """User -> GPUs anywhere, before any turn."""
         for job, where in self._places:
             self._has[job.user] += where.gpus
-        self._pools: dict[PoolKey, Pool] = {}
+        self._pool: dict[JobId, Pool] = {}
+        """Due job -> its pool."""
         self.given: dict[JobId, Placement] = {}
         """What the due jobs get."""
         self.goodput: dict[JobId, float] = {}
@@ -138,14 +139,13 @@ class _Turns:
                 if job.id not in self._grouped:
                     self._running.append((job, held))
         self._running.sort(key=lambda run: (run[1].gpus, -(run[0].started_s or 0.0), run[0].id))
-        for job in map(self._jobs.__getitem__, self._waited_s):
-            if (key := pool_key(job)) not in self._pools:
-                self._pools[key] = Pool(self._snapshot, job, self._places)
+        self._pools = Pools(self._snapshot, self._places)
+        self._pool = {job_id: self._pools.of(self._jobs[job_id]) for job_id in self._waited_s}
         heap, in_vain = [self._rank(job_id) for job_id in self._waited_s], set[tuple[object, ...]]()
         heapq.heapify(heap)
         while heap:
             job = self._jobs[heap[0][-1]]
-            kind = (job.user, *pool_key(job), *asks(job))
+            kind = (job.user, *self._pools.words(job), *asks(job))
             if kind not in in_vain and (rank := self._rank(job.id)) != heap[0]:
                 heapq.heapreplace(heap, rank)  # its user has more by now
                 continue
@@ -155,18 +155,17 @@ class _Turns:
 
     def _rank(self, job_id: JobId) -> tuple[bool, int, float, JobId]:
         job = self._jobs[job_id]
-        pool = self._pools[pool_key(job)]
+        pool = self._pool[job_id]
         has = pool.held[job.user]
         return has + job.spec.min_gpus > pool.share, has, -self._waited_s[job_id], job_id
 
     def _count(self, job: Job, where: Placement, sign: int) -> None:
         self._everywhere[job.user] += sign * where.gpus
-        for pool in self._pools.values():
-            pool.held[job.user] += sign * pool.on(where)
+        self._pools.count(job.user, where, sign)
 
     def _serve(self, job: Job) -> bool:
         """Give a due job its minimum; False: it gets nothing, and neither would other jobs of its user like it."""
-        pool = self._pools[pool_key(job)]
+        pool = self._pool[job.id]
         has = pool.held[job.user]
         if len(pool.users) < 2 or (has and has + job.spec.min_gpus > pool.share):
             return False
@@ -290,7 +289,7 @@ class _Turns:
         planned = [(self._jobs[job_id], assignment.placement) for job_id, assignment in plan.assignments.items()]
         due = [each for each in planned if each[0].id in self._waited_s and each[0].id not in self.given]
         planned += [(job, place) for job in self._snapshot.unseen if (place := place_of(job))]
-        pools: dict[PoolKey, Pool] = {}
+        pools = Pools(self._snapshot, planned)
         kept: dict[JobId, Placement] = {}
         # If the policy stops other jobs instead of those that were kept, all that may be kept are kept at once.
         more = (
@@ -300,17 +299,14 @@ class _Turns:
             held = job.running_on
             if held is None or not book.may_have(job, held) or any(self._yields(job, held, *each) for each in due):
                 continue
-            if (key := pool_key(job)) not in pools:
-                pools[key] = Pool(self._snapshot, job, planned)
-            has = pools[key].held[job.user] + (held.gpus if job.id in lost else 0)
-            most = max((gpus for user, gpus in pools[key].held.items() if user != job.user), default=0)
-            if most >= has and not any(pools[key].nodes[name].leave for name in held.nodes):
+            pool = pools.of(job)
+            has = pool.held[job.user] + (held.gpus if job.id in lost else 0)
+            most = max((gpus for user, gpus in pool.held.items() if user != job.user), default=0)
+            if most >= has and not any(pool.nodes[name].leave for name in held.nodes):
                 kept[job.id] = held
                 book.take(job, held)
                 if job.id in lost:
-                    planned.append((job, held))
-                    for pool in pools.values():
-                        pool.held[job.user] += pool.on(held)
+                    pools.count(job.user, held, 1)
         return {} if lost.isdisjoint(kept) else kept
 
     def _may_keep(self, job_id: JobId) -> bool:
@@ -321,7 +317,7 @@ class _Turns:
         """Whether a running job is not kept by rule 4 where the policy gives its GPUs to this due job."""
         if self._has[due.user] or set(where.nodes).isdisjoint(held.nodes):
             return False
-        least_s = TURN_S if due.spec.min_gpus <= self._pools[pool_key(due)].share else LARGE_TURN_S
+        least_s = TURN_S if due.spec.min_gpus <= self._pool[due.id].share else LARGE_TURN_S
         return min(self._ran_s(job, held), self._waited_s[due.id]) >= least_s
 
     def stops(self, plan: Plan) -> dict[JobId, Stop]:
