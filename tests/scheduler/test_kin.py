@@ -291,6 +291,37 @@ def test_many_new_jobs_of_one_kind_ask_the_store_once(store: SqlStore, monkeypat
     assert asked == ["jobs", "observations"]
 
 
+def test_a_round_reads_the_reports_of_few_kinds_and_users_take_turns(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    """mallory submits a job of each of six kinds, and ada, bob and cleo one each. The measurements of 5 jobs take a second."""
+    monkeypatch.setattr("penstock_scheduler.jobs.kin.READ", 4)
+    users = {"a": "ada", "b": "bob", "c": "cleo"} | dict.fromkeys("mnopqr", "mallory")
+    for number, (letter, user) in enumerate(users.items()):
+        ended(store, number, seen(1), seen(4), name=f"{letter}-1", user=user)
+    jobs = [replace(new(f"{letter}-2"), id=letter, user=user) for letter, user in users.items()]
+    jobs.sort(key=lambda each: each.user != "mallory")
+    of, rounds = kinds(store), []
+    while jobs:
+        found = of.of(jobs)
+        assert all(kin is not None and kin.most_gpus == 4 for kin in found.values())
+        rounds.append("".join(sorted(found)))
+        jobs = [each for each in jobs if each.id not in found]
+    assert rounds == ["am", "bc", "no", "pq", "r"]
+
+
+def test_a_kind_that_was_read_is_recalled_also_where_a_round_reads_no_more(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("penstock_scheduler.jobs.kin.READ", 1)
+    ended(store, 1, seen(1), seen(4))
+    ended(store, 2, seen(1), name="evaluate-1")
+    jobs = [replace(new(f"{name}-9"), id=f"{name}{n}") for name in ("train", "evaluate") for n in range(3)]
+    there = models(store)
+    first = there.facts(jobs, TYPES)
+    assert [first[each.id].largest_run_gpus for each in jobs] == [4, 4, 4, 0, 0, 0]
+    assert first["evaluate0"].model.kind == "linear"
+    assert [each.largest_run_gpus for each in there.facts(jobs, TYPES).values()] == [4, 4, 4, 1, 1, 1]
+
+
 def test_belief_falls_with_errors_and_recovers_with_hits():
     belief = Belief()
     assert belief.probability == pytest.approx(CERTAINTY)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
@@ -36,6 +38,9 @@ JOBS = 5
 
 REPORTS = 200
 """Newest measurements of each of them."""
+
+READ = 3 * JOBS * REPORTS
+"""Reports of ended jobs that a round reads at most, about a millisecond each, and those of the kind at which it is reached."""
 
 KEPT = 1000
 """Kinds of which what they have shown is kept, because more jobs of them may come."""
@@ -89,18 +94,38 @@ class KinOfJobs:
         self._changing = threading.Lock()
         self._found: dict[str, tuple[tuple[str, ...], Kin | None]] = {}
         """Kind -> the jobs that taught it, and what they did. The kinds of the last `KEPT` jobs."""
+        self._calls, self._read_for = 0, dict[str, int]()
+        """Calls of `of`; user who has new jobs -> the last one that read reports for them."""
 
     def of(self, jobs: Sequence[Job]) -> dict[JobId, Kin | None]:
         """What earlier jobs of each one's kind have shown together; None: nothing.
 
-        Empty if the store does not answer: ask again.
+        Jobs are left out after `READ` reports, and all if the store does not answer: ask again.
         """
+        found: dict[JobId, Kin | None] = {}
         try:
             changed, views = self._changed(), _EndedViews(self._ended)
-            return {job.id: self._try(job, views, changed) for job in jobs}
+            for job in self._in_turn(jobs):
+                before = views.read
+                with suppress(_Later):
+                    found[job.id] = self._try(job, views, changed)
+                if views.read > before:
+                    self._read_for[job.user] = self._calls
         except StoreError as error:
             log.warning("earlier jobs of their kind not recalled", extra={"jobs": len(jobs), "text": str(error)[:200]})
             return {}
+        return found
+
+    def _in_turn(self, jobs: Sequence[Job]) -> list[Job]:
+        """The first job of each user, then the second of each, and so on; first of users for whom least lately was read."""
+        self._calls += 1
+        self._read_for = {job.user: self._read_for.get(job.user, 0) for job in jobs}
+        ranks, seen = dict[JobId, int](), Counter[str]()
+        for job in jobs:
+            ranks[job.id] = seen[job.user]
+            seen[job.user] += 1
+        last = self._read_for
+        return sorted(jobs, key=lambda job: (ranks[job.id], last[job.user]))
 
     def _try(self, job: Job, views: _EndedViews, changed: Mapping[str, Any]) -> Kin | None:
         """As `_of`; None also if it fails: what others have reported, or an import, must not end a round."""
@@ -113,33 +138,44 @@ class KinOfJobs:
 
     def _of(self, job: Job, views: _EndedViews, changed: Mapping[str, Any]) -> Kin | None:
         kind, forgotten = kind_of("", job.name, job.spec), changed["forgotten"]
-        own = self._shown_by(f"{job.user}{kind}", job, views.of_user(job.user, kind), forgotten)
+        own = self._shown_by(f"{job.user}{kind}", job, views.of_user(job.user, kind), forgotten, views)
         if own is not None:
             return own
         if job.account:
-            others = self._shown_by(f"{job.account}:{kind}", job, views.of_account(job.account, kind), forgotten)
+            alike = views.of_account(job.account, kind)
+            others = self._shown_by(f"{job.account}:{kind}", job, alike, forgotten, views)
             if others is not None:
                 return replace(others, work=(), certainty=STRANGERS_CERTAINTY)
         return _imported(changed["imported"], kind)
 
-    def _shown_by(self, key: str, job: Job, alike: Sequence[JobView], forgotten: Mapping[str, float]) -> Kin | None:
-        """What these jobs of its kind have shown. It is kept until they are others."""
+    def _shown_by(
+        self, key: str, job: Job, alike: Sequence[JobView], forgotten: Mapping[str, float], views: _EndedViews
+    ) -> Kin | None:
+        """What these jobs of its kind have shown. It is kept until they are others. Raises _Later if enough was read."""
         earlier = _counted([view for view in alike if view.id != job.id], forgotten)
         ids = tuple(view.id for view in earlier)
         if not ids:
             return None
-        known = self._found.pop(key, None)
-        self._found[key] = known if known is not None and known[0] == ids else (ids, self._together(earlier))
+        known = self._found.get(key)
+        if known is None or known[0] != ids:
+            if views.read >= READ:
+                raise _Later
+            known = ids, self._together(earlier, views.observations)
+        self._found.pop(key, None)
+        self._found[key] = known
         if len(self._found) > KEPT:
             del self._found[next(iter(self._found))]
         return self._found[key][1]
 
-    def _together(self, earlier: Sequence[JobView]) -> Kin | None:
+    def _together(
+        self, earlier: Sequence[JobView], observations: Callable[[str, int], list[Report]] | None = None
+    ) -> Kin | None:
         """The oldest comes first, so that the newest measurements count most."""
+        read = self._ended.observations if observations is None else observations
         model: JobModel | None = None
         most_gpus, work = 0, []
         for view in reversed(earlier):
-            seen = [report.body for report in self._ended.observations(view.id, REPORTS)]
+            seen = [report.body for report in read(view.id, REPORTS)]
             measured = [body for body in seen if isinstance(body, Observation)]
             if not measured:
                 continue
@@ -212,6 +248,10 @@ class KinOfJobs:
         return {"forgotten": {}, "imported": {}} | (self._ended.control(CONTROL) or {})
 
 
+class _Later(Exception):
+    """This round has read enough; a later one recalls the job's kin."""
+
+
 class _EndedViews:
     """The newest ended jobs by kind, each list read once: many new jobs may come in one round."""
 
@@ -219,6 +259,14 @@ class _EndedViews:
         self._ended = ended
         self._by_kind: dict[str | None, dict[str, list[JobView]]] = {}
         """User, or None for all users -> kind without its user -> jobs, newest first."""
+        self.read = 0
+        """Reports that were read."""
+
+    def observations(self, job: str, newest: int) -> list[Report]:
+        """As those of the store; they are counted."""
+        found = self._ended.observations(job, newest)
+        self.read += len(found)
+        return found
 
     def of_user(self, user: str | None, kind: str) -> list[JobView]:
         """Those of a user or, with None, of all users."""
