@@ -87,7 +87,7 @@ class SlurmCluster:
         self._shrinking = Shrinking(gateway, spool, settings.checkpoint_wait_s)
         self._begin_times = BeginTimes(gateway, settings.plain_after_s)
         self._endings = Endings(spool.control)
-        self._managed = ManagedJobs(gateway, spool, self._partitions, check)
+        self._managed = ManagedJobs(gateway, spool, self._partitions, check, settings.start_patience_s)
         self._reporting = Reporting(gateway, spool, clock, self._managed)
         self._scene = Scene(clock.now_s(), settings.partitions, (), {})
         self._acting = Acting(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock_scheduler.api.ports import Clock
-from penstock_scheduler.model import Action, Hold, Job, JobId, Outcome, Phase, Progress, Resize
+from penstock_scheduler.model import Action, Hold, Job, JobId, Migrate, Outcome, Phase, Progress, Resize, Start
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.shrinking import Shrinking
@@ -62,7 +62,18 @@ class Acting:
         outcomes = [
             each.outcome if each.job not in failed else _failed(each.outcome, failed[each.job]) for each in steps
         ]
+        for each in outcomes:
+            if each.progress is Progress.FAILED:
+                self._count(each)
         return outcomes, any(isinstance(error, ControllerAway) for error in failed.values())
+
+    def _count(self, failed: Outcome) -> None:
+        """Remember that a pending job could not be started. The cloud counts by itself what its nodes do."""
+        action, record = failed.action, self.managed.records.get(failed.action.job)
+        if record is None or record.state not in WAITING or not isinstance(action, Start | Migrate | Resize):
+            return
+        if action.placement.partition != self.settings.cloud_partition:
+            self.managed.unstarted.refused(record.id, failed.text, self.clock.now_s())
 
     def forget_moves(self, actions: Sequence[Action]) -> None:
         """Forget the moves of jobs that wait without a placement: waiting is no cost of moving."""

@@ -27,6 +27,7 @@ from penstock_slurm.jobs.notes import waits_for
 from penstock_slurm.jobs.remembered import Remembered, StateLog
 from penstock_slurm.jobs.reused_ids import ReusedIds
 from penstock_slurm.jobs.states import HOLDING
+from penstock_slurm.jobs.unstarted import Unstarted
 from penstock_slurm.observe.view import Scene, SortedJobs, Spooled, Views, left_behind, sort_jobs
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,12 @@ class ManagedJobs:
 
     Args:
         partitions: the managed partitions, that of the cloud included.
+        start_patience_s: see `[slurm] start_patience_s`.
     """
 
-    def __init__(self, gateway: Gateway, spool: Spool, partitions: Sequence[str], check: SpecCheck) -> None:
+    def __init__(
+        self, gateway: Gateway, spool: Spool, partitions: Sequence[str], check: SpecCheck, start_patience_s: float
+    ) -> None:
         self._gateway, self._spool, self._partitions, self._check = gateway, spool, partitions, check
         self._reused_ids = ReusedIds(spool)
         self._views = Views()
@@ -79,7 +83,8 @@ class ManagedJobs:
         """Jobs without a job spec -> whether they had one before."""
         self._arrays = Arrays(gateway)
         self._kept_back: dict[JobId, WaitingJob] = {}
-        """Jobs that wait for others of their array."""
+        """Jobs that a round does not see yet: they wait for others of their array, or Slurm did not start them."""
+        self.unstarted = Unstarted(start_patience_s)
         self.holds = Holds(gateway, spool)
         self.states = StateLog()
         self.remembered = Remembered()
@@ -213,7 +218,7 @@ class ManagedJobs:
         self._at_rest |= resting
         self.steady |= {job_id: record for job_id, record in resting.items() if record.state == "RUNNING"}
         self._resting_jobs |= {job_id: looked[job_id] for job_id in resting}
-        waiting += self._beyond_limits()
+        waiting += self._not_now(scene.now_s)
         self.looked = {job_id: record for job_id, record in seen.items() if job_id in self.jobs}
         self.busy = self.steady | self.looked
         self.behind = {job_id: record for job_id, record in self.looked.items() if job_id in behind}
@@ -232,14 +237,15 @@ class ManagedJobs:
         queued = dataclasses.replace(job, phase=Phase.QUEUED, allocation=None)
         return WaitingJob(queued, code, text or f"waits for {other}")
 
-    def _beyond_limits(self) -> Iterable[WaitingJob]:
-        """Take the jobs out of `records` and `jobs` that wait for others of their array."""
+    def _not_now(self, now_s: float) -> Iterable[WaitingJob]:
+        """Take the jobs out of `records` and `jobs` that a round is not to place yet."""
         beyond = self._arrays.beyond(self.records, self.jobs, self._listed)
+        beyond |= self.unstarted.paused(self.jobs, self.held.keys() | self.not_yet.keys(), now_s)
         self._kept_back = {job_id: self._keep_back(job_id, text) for job_id, text in beyond.items()}
         return self._kept_back.values()
 
     def _keep_back(self, job_id: JobId, text: str) -> WaitingJob:
-        """A job that waits for others of its array. Slurm must not start it by itself: the others have a placement."""
+        """A job that a round is not to place yet. Slurm must not start it by itself: others have a placement there."""
         self.not_yet[job_id], job = self.records.pop(job_id), self.jobs.pop(job_id)
         if job_id in self.told:
             del self.told[job_id]

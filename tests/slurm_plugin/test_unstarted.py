@@ -1,0 +1,88 @@
+"""Jobs that Slurm does not start where they are sent hold no GPUs in a plan while they wait to be sent again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock_scheduler.model import Hold, Phase, Placement, Progress, Share, Start
+from penstock_scheduler.simulator import SimulatedClock
+from penstock_scheduler.store.spool import Spool
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.jobs.unstarted import MOST_S, Unstarted
+from penstock_slurm.settings import SlurmSettings
+from tests.scheduler.builders import job, on
+from tests.slurm_plugin.test_cluster import Told, pending
+
+QUEUED = {"7": job("7")}
+RUNNING = {"7": job("7", phase=Phase.RUNNING, allocation=on("t4", n0=1))}
+
+
+def test_each_attempt_in_vain_doubles_the_wait_for_the_next() -> None:
+    """A first failure may be of the place. From the second on: 60 s, 120 s, and so on, half an hour at most."""
+    unstarted, now_s, waits = Unstarted(60.0), 1000.0, []
+    for _ in range(9):
+        unstarted.refused("7", "Slurm did not start it in 60 s: Resources", now_s)
+        begun_s = now_s
+        while unstarted.paused(QUEUED, (), now_s):
+            now_s += 1.0
+        waits.append(now_s - begun_s)
+        now_s += 60.0
+    assert waits == [0.0, 60.0, 120.0, 240.0, 480.0, 960.0, MOST_S, MOST_S, MOST_S]
+
+
+def test_what_fails_at_each_tick_is_one_attempt() -> None:
+    unstarted = Unstarted(60.0)
+    for tick in range(60):
+        unstarted.refused("7", "refused", 1000.0 + tick)
+    assert not unstarted.paused(QUEUED, (), 1060.0)
+    unstarted.refused("7", "refused", 1060.0)
+    assert unstarted.paused(QUEUED, (), 1119.9)
+    assert not unstarted.paused(QUEUED, (), 1120.0)
+
+
+def test_a_job_that_ran_begins_anew_and_one_that_was_held_does_not() -> None:
+    for jobs, others, again in ((RUNNING, (), True), ({}, (), True), ({}, ("7",), False)):
+        unstarted = Unstarted(60.0)
+        unstarted.refused("7", "refused", 1000.0)
+        unstarted.refused("7", "refused", 1060.0)
+        assert unstarted.paused(QUEUED, (), 1061.0)
+        assert not unstarted.paused(jobs, others, 1062.0)
+        assert bool(unstarted.paused(QUEUED, (), 1063.0)) is not again
+
+
+class Stubborn(Told):
+    """A Slurm that starts nothing, and a cluster on it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.clock = SimulatedClock(1000.0)
+        spool = Spool(folder / "spool", alone=True)
+        settings = SlurmSettings(partitions=("gpu",), spool_dir=spool.folder)
+        self.cluster = SlurmCluster(self, spool, self.clock, settings, lambda spec: None)  # type: ignore[arg-type]
+        self.listed = [pending("gpu", id="7", reason="JobHeldUser", restarts=0, uid=7)]
+
+    def ticks(self, seconds: int) -> list[bool]:
+        """In each second, whether a plan may give the job GPUs; while it may, the plan does, in rounds of a minute."""
+        seen = []
+        for _ in range(seconds):
+            self.clock.sleep(1.0)
+            state = self.cluster.observe()
+            planned = [each.id for each in state.jobs] == ["7"]
+            placement = Placement("t4", "gpu", (Share("n0", 1),))
+            starts = [Start("7", int(self.clock.now_s() // 60), placement)] if planned else []
+            self.outcomes = self.cluster.apply(starts)
+            self.waiting = state.waiting
+            seen.append(planned)
+        return seen
+
+
+def test_a_job_that_slurm_never_starts_leaves_its_gpus_to_others_ever_longer(tmp_path: Path) -> None:
+    slurm = Stubborn(tmp_path)
+    seen = slurm.ticks(7200)
+    assert all(seen[:60]), "once more at once"
+    assert sum(seen[3600:]) < 300, "a few minutes an hour"
+    slurm.ticks(60)
+    (waits,) = slurm.waiting
+    assert waits.code == "waiting-cluster"
+    assert "to be sent again, after" in waits.text
+    assert not [each for each in slurm.outcomes if isinstance(each.action, Hold) or each.progress is Progress.FAILED]
