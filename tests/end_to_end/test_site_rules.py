@@ -58,12 +58,14 @@ def test_a_limit_of_a_qos_keeps_adaptive_jobs_within_it(make_loopback, make_site
     site.start()
     jobs = [site.submit(2000, "--qos=short", rates={"t4": RATES["t4"]}, max_gpus=4) for _ in range(2)]
     site.wait_states("RUNNING", *jobs)
-    number = 0
-    for _ in range(3):
+    number, given = 0, list[int]()
+    while given[-3:] != [3, 3, 3]:  # a job that has reported nothing yet grows step by step
         number = site.wait_round(number)
         record = open_store(site.state).round(number)
         assert [limit.gpus for limit in record.snapshot.limits] == [3]
-        assert sum(each.placement.gpus for each in record.plan.assignments.values()) == 3
+        given.append(sum(each.placement.gpus for each in record.plan.assignments.values()))
+        assert 2 <= given[-1] <= 3
+        assert len(given) < 60, given
     free = site.submit(2000, rates={"t4": RATES["t4"]}, max_gpus=4)
     site.wait_states("RUNNING", free, *jobs)
-    assert sum(site.job(each).gpus_counted[""] for each in jobs) == 3
+    wait_for(lambda: sum(site.job(each).gpus_counted[""] for each in jobs) == 3, 60, "they have what they may have")

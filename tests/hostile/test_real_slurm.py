@@ -405,9 +405,9 @@ def test_names_of_nodes_partitions_and_types_that_are_words_of_the_format(
     assert in_partitions == {node.name: {"all", node.gpu_type} for node in (*nodes, *lost)}
     ours = (*OURS[:-1], SPEC.replace('"max_gpus": 1', '"min_gpus": 2, "max_gpus": 2'))
     jobs = [site.sbatch(*ours, "--wrap=sleep 3600") for _ in nodes]
-    waits = site.sbatch(*ours, "--wrap=sleep 3600")
     site.start()
     site.wait_states("RUNNING", *jobs)
+    waits = site.sbatch(*ours, "--wrap=sleep 3600")
     site.wait_round(after=site.wait_round() + 1)
     running = [job for job in site.gateway.jobs() if job.state == "RUNNING"]
     assert sorted(name for job in running for name in job.nodes) == sorted(NAMED)
