@@ -1,4 +1,4 @@
-"""Clouds behind the burst manager (`penstock_scheduler.burst_manager`): EC2, and what runs on it. Read in this order:
+"""Clouds behind the burst manager (`penstock_scheduler.burst.manager`): EC2, and what runs on it. Read in this order:
 
 1. `settings`: what may be launched, where, for how much. `catalogue`: instance types and prices.
 2. `ec2`, `templates`, `failures`: one region of EC2 as a provider, and what EC2's errors mean.
