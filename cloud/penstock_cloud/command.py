@@ -2,7 +2,7 @@
 
 The command is started for each question, with a verb as its argument and the question on standard input. It prints the answer
 and exits with 0. To refuse, it prints `{"kind": KIND, "message": TEXT}` and exits with another status; the kinds are those of
-`burst_manager.provider.Kind`, in words. docs/admin/bursting.md has the contract.
+`burst.manager.provider.Kind`, in words. docs/admin/bursting.md has the contract.
 """
 
 from __future__ import annotations
