@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from penstock_scheduler.model import Job, JobId, Phase
 from penstock_scheduler.people.units import clock
+from penstock_scheduler.safety.back_off import back_off_s
 
 MOST_S = 1800.0
 """Longest time between two attempts, s."""
@@ -44,7 +45,7 @@ class Unstarted:
         if before is not None and now_s - before.last_s < self._first_s:
             return
         count = 1 if before is None else before.count + 1
-        pause_s = 0.0 if count == 1 else min(self._first_s * 2.0 ** min(count - 2, 20), MOST_S)
+        pause_s = 0.0 if count == 1 else back_off_s(min(self._first_s, MOST_S), count - 1, MOST_S)
         self._jobs[job_id] = _Attempts(count, now_s, now_s + pause_s, why)
 
     def paused(self, jobs: Mapping[JobId, Job], others: Container[JobId], now_s: float) -> dict[JobId, str]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from penstock_scheduler.model import Adaptivity, Job, JobId, Node, Phase
+from penstock_scheduler.safety.back_off import back_off_s
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.jobs.states import HOLDING, LEAVING
 
@@ -77,7 +78,7 @@ class Attempts:
         user.spent_s[job.id] = user.spent_s.get(job.id, 0.0) + max(now_s - since_s, 0.0)
         user.until_s = now_s
         if sum(user.spent_s.values()) >= self._most_s:
-            pause_s = max(min(self._most_s * 2.0 ** min(user.in_vain, 20), MOST_PAUSE_S), self._most_s)
+            pause_s = back_off_s(self._most_s, user.in_vain + 1, MOST_PAUSE_S)
             user.in_vain, user.until_s, user.spent_s = user.in_vain + 1, now_s + pause_s, {}
             log.info(
                 "Slurm did not start a plain job on the GPUs set aside for it",

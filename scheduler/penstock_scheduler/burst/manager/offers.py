@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from penstock_scheduler.api.ports import CloudNode
 from penstock_scheduler.burst.manager.places import Places
-from penstock_scheduler.burst.manager.provider import LaunchFailed, Machine, Provider, back_off_s
+from penstock_scheduler.burst.manager.provider import LONGEST_BACK_OFF_S, LaunchFailed, Machine, Provider
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.model import Offer
+from penstock_scheduler.safety.back_off import back_off_s
 
 SIZES = (1, 2, 4, 8)
 """Numbers of nodes that are offered."""
@@ -30,7 +31,7 @@ class Pauses:
     def rest(self, what: str, now_s: float, first_s: float, words: str) -> None:
         """Pause this, for longer each time in a row."""
         self.times[what] = self.times.get(what, 0) + 1
-        self.until_s[what] = now_s + back_off_s(first_s, self.times[what])
+        self.until_s[what] = now_s + back_off_s(first_s, self.times[what], LONGEST_BACK_OFF_S)
         self.words[what] = words
 
     def over(self, what: str) -> None:

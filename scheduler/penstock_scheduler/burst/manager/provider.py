@@ -20,6 +20,7 @@ LONGEST_S = 30.0
 """Longest pause before a request is repeated."""
 
 LONGEST_BACK_OFF_S = 3600.0
+"""Longest time for which a type is avoided after refusals in a row, s."""
 
 
 class Kind(StrEnum):
@@ -289,8 +290,3 @@ def line(what: str, market: str) -> str:
 def pause_s(tries: int, rng: random.Random) -> float:
     """Pause before attempt number `tries + 1`: full jitter below an exponential bound (1, 2, 4, .. 30 s)."""
     return rng.uniform(0.0, min(2.0**tries, LONGEST_S))
-
-
-def back_off_s(first_s: float, times: int) -> float:
-    """How long a type is avoided after `times` (>= 1) refusals in a row."""
-    return min(first_s * 2.0 ** (times - 1), max(LONGEST_BACK_OFF_S, first_s))
