@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -240,7 +240,7 @@ class ManagedJobs:
     def _not_now(self, now_s: float) -> Iterable[WaitingJob]:
         """Take the jobs out of `records` and `jobs` that a round is not to place yet."""
         beyond = self._arrays.beyond(self.records, self.jobs, self._listed)
-        beyond |= self.unstarted.paused(self.jobs, self.held.keys() | self.not_yet.keys(), now_s)
+        beyond |= self.unstarted.paused(self.jobs, ChainMap(self.held, self.not_yet), now_s)
         self._kept_back = {job_id: self._keep_back(job_id, text) for job_id, text in beyond.items()}
         return self._kept_back.values()
 
