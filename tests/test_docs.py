@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,86 @@ def test_each_decision_has_a_number_of_its_own():
     assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
     for page in pages:
         assert page.read_text().startswith(f"# {int(page.name[:4])}. "), page.name
+
+
+HARD_TO_READ = {
+    "a clause as subject": r"(?:^|(?<=[.;:|-] ))(?:What|Whatever|Who)\b(?! if\b)(?![^.;|]*\?)",
+    "None: ...": r"\b(?:[Nn]one|[Ee]mpty): ",
+    "nobody": r"\b[Nn]obody\b",
+    "nothing as subject": r"\b[Nn]othing (?:is|was|can|may|must|will|would|[a-z]+s)\b",
+    "of which": r"\bof (?:which|whom|whose)\b(?! (?:type|user|job|node)\b)",
+    "also": r"(?:^|(?<=[.;:|-] ))Also\b|, also\b",
+    "so": r"\b(?:says?|said|took) so\b|\band so\b(?! (?:on|is|are|does|do)\b)|(?<!do )(?<!does )\bso[.;:]|\bso long\b",
+    "before": r"(?:^|(?<=[.;:|-] ))Before,|\bas before\b|, before[,.;]|\bbefore[.;)]",
+    "there": r"\b(?:is|are|was|were|be|stays?) there[.,;:)]",
+}
+"""The patterns of docs/developer/style.md."""
+
+
+def hard_to_read(text: str) -> dict[str, list[str]]:
+    """Each pattern of `HARD_TO_READ`, and where the text has it. Code does not count."""
+    text = re.sub(r"`[^`\n]*`", "`x`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    text = re.sub(r"(?<=[^\n]) *\n *(?![\n|#*-]|\d+\. )", " ", text)
+    return {
+        name: [
+            text[max(0, found.start() - 40) : found.end() + 40] for found in re.finditer(pattern, text, re.MULTILINE)
+        ]
+        for name, pattern in HARD_TO_READ.items()
+    }
+
+
+REWRITTEN = ("docs/user",)
+
+
+def test_the_pages_for_users_and_admins_read_well():
+    pages = [page for name in REWRITTEN for page in (sorted((ROOT / name).rglob("*.md")) or [ROOT / name])]
+    assert len(pages) > 20
+    found = [
+        f"{page.relative_to(ROOT)}: {name}: {place!r}"
+        for page in pages
+        for name, places in hard_to_read(page.read_text(encoding="utf-8")).items()
+        for place in places
+    ]
+    assert found == [], "docs/developer/style.md shows what to write instead"
+
+
+AT_MOST = {
+    "a clause as subject": 508,
+    "None: ...": 726,
+    "nobody": 51,
+    "nothing as subject": 162,
+    "of which": 36,
+    "also": 61,
+    "so": 61,
+    "before": 44,
+    "there": 142,
+}
+"""How often the messages and docstrings of the product have each pattern. These numbers may only fall."""
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """The docstrings of public names in a module, and its messages: other strings with a space."""
+    docstrings = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            public = not getattr(node, "name", "").startswith("_")
+            if node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+                docstrings[id(node.body[0].value)] = public
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and " " in node.value
+            and docstrings.get(id(node), True)
+        ):
+            yield node.value
+
+
+def test_messages_and_docstrings_get_no_harder_to_read():
+    counts = dict.fromkeys(HARD_TO_READ, 0)
+    for package in (*ROOT.glob("*/penstock_*"), ROOT / "airflow_provider/airflow_provider_penstock"):
+        for path in package.rglob("*.py"):
+            for name, places in hard_to_read("\n\n".join(texts(ast.parse(path.read_text(encoding="utf-8"))))).items():
+                counts[name] += len(places)
+    more = {name: f"{count}, at most {AT_MOST[name]}" for name, count in counts.items() if count > AT_MOST[name]}
+    assert more == {}, "docs/developer/style.md shows what to write instead"

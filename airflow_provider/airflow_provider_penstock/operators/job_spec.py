@@ -42,7 +42,7 @@ class JobSpecOperator(BaseOperator):
     For templates, numbers and booleans may be strings.
 
     Args:
-        adaptivity: What Penstock may change: GPU count, type and batch size (adaptive), count and type
+        adaptivity: How Penstock may change the job: GPU count, type and batch size (adaptive), count and type
             (strong-scaling), type (rigid), or nothing once the job has started (fixed).
         min_gpus: Fewest GPUs that the job can use.
         max_gpus: Most GPUs that the job can use.

@@ -92,8 +92,8 @@ class JobSpec(BaseModel):
         ),
     ] = Field(
         default=Adaptivity.ADAPTIVE,
-        description="What Penstock may change: GPU count, type and batch size (adaptive), count and type (strong-scaling), type "
-        "(rigid), or nothing once the job has started (fixed).",
+        description="How Penstock may change the job: GPU count, type and batch size (adaptive), count and type "
+        "(strong-scaling), type (rigid), or nothing once the job has started (fixed).",
     )
     min_gpus: Annotated[Count, Flag("min-gpus", Syntax.COUNT, example="2", notes="Absent: 1.")] = Field(
         default=1, description="Fewest GPUs that the job can use."
