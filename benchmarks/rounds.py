@@ -29,7 +29,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path)
     parser.add_argument("--solver", choices=sorted(SOLVERS), default="auto")
-    parser.add_argument("--backend", choices=("cbc", "highs"), default="cbc", help="what milp runs")
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--quotas", type=int, default=0)
     parser.add_argument("--trials", type=int, default=3)
@@ -55,7 +54,7 @@ def main() -> None:
         cpu_s = []
         for _ in range(options.trials):
             begun = time.process_time()
-            solution = solve(problem, options.solver, backend=options.backend)
+            solution = solve(problem, options.solver)
             cpu_s.append(time.process_time() - begun)
         report = solution.report
         assert math.isclose(report.objective, problem.objective(solution.choice_J), rel_tol=1e-12)

@@ -10,6 +10,7 @@ The version in `scheduler/penstock_scheduler/__init__.py` is also the SPANK plug
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import textwrap
@@ -25,6 +26,7 @@ from penstock_scheduler.burst.deciding.states import rows as cloud_rows
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.flags import Flag, Syntax
 from penstock_scheduler.rounds.policies import REGISTRY
+from penstock_scheduler.rounds.solver import Problem
 from penstock_slurm.gateway.node_states import NODE_STATES, PARTITION_STATES, Meaning
 from penstock_slurm.jobs.states import TRANSITIONS
 
@@ -50,6 +52,7 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
         "docs/admin/bursting.md": cloud_states_page,
         "docs/admin/node-states.md": node_states_page,
         "docs/developer/control.md": transitions_page,
+        "docs/developer/solver.md": integer_program,
     }
     texts = {root / path: make() for path, make in whole.items()}
     for path, make in parts.items():
@@ -102,6 +105,12 @@ def node_states_page() -> str:
     lines += ["", "| state of a partition | what it means | new work starts |", "| --- | --- | --- |"]
     lines += [row([word], each, "yes" if each.may_start else "no") for word, each in PARTITION_STATES.items()]
     return "\n".join(lines) + "\n"
+
+
+def integer_program() -> str:
+    """The integer program in docs/developer/solver.md, as it is in the code."""
+    source = textwrap.dedent(inspect.getsource(Problem.to_mip))
+    return f"\n```python\n{source}```\n\n"
 
 
 def transitions_page() -> str:

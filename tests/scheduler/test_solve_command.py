@@ -71,7 +71,7 @@ def test_a_saved_round_is_decided_again_with_that_solver(tmp_path, solver):
     path.write_bytes(dump_round(saved))
     result = json.loads(run(path, "--json", "--solver", solver).output)
     assert result["objective"] == pytest.approx(saved.plan.solve.objective)
-    assert result["solver"] == ("milp-cbc" if solver == "milp" else "dual")
+    assert result["solver"] == ("milp-highs" if solver == "milp" else "dual")
     assert set(result["prices"]) == (set() if solver == "milp" else {"a100", "t4"})
 
 
@@ -89,7 +89,7 @@ def test_a_round_of_a_policy_of_parts_is_solved_by_its_first(tmp_path, choice):
     result = json.loads(run(path, "--json", "--solver", "dual").output)
     assert result["solver"] == "dual"
     assert "t4" in result["prices"]
-    assert json.loads(run(path, "--json", "--solver", "milp").output)["solver"] == "milp-cbc"
+    assert json.loads(run(path, "--json", "--solver", "milp").output)["solver"] == "milp-highs"
 
 
 def test_files_that_hold_no_problem_are_said_to_hold_none(tmp_path, arrays):

@@ -52,10 +52,8 @@ def test_without_python_mip_trouble_fails_the_round_and_says_what_could_help(no_
 def test_a_policy_that_needs_python_mip_is_refused_with_the_settings(no_mip):
     remedy = r"python-mip is not installed; pip install mip highsbox"
     make_policy("sia")
-    make_policy("sia", {"backend": "highs"})
-    for settings in ({"solver": "milp"}, {"solver": "milp", "backend": "highs"}):
-        with pytest.raises(ConfigError, match=remedy):
-            make_policy("sia", settings)
+    with pytest.raises(ConfigError, match=remedy):
+        make_policy("sia", {"solver": "milp"})
     with pytest.raises(ConfigError, match=remedy):
         make_policy(PolicyChoice(name="sia", stages=("synergy-opt",)))
     make_policy(PolicyChoice(name="sia", stages=("synergy-tune",)))
@@ -63,14 +61,16 @@ def test_a_policy_that_needs_python_mip_is_refused_with_the_settings(no_mip):
         solve(crowd(), "milp")
 
 
-def test_a_policy_that_needs_cbc_is_refused_with_the_settings(no_cbc):
-    with pytest.raises(
-        ConfigError, match="cbcbox is not installed; pip install cbcbox, or choose the back end 'highs'"
-    ):
-        make_policy("sia", {"solver": "milp"})
-    make_policy("sia", {"solver": "milp", "backend": "highs"})
+def test_milp_runs_the_library_that_is_there(monkeypatch):
+    assert solve(crowd(), "milp").report.solver == "milp-highs"
+    monkeypatch.setitem(sys.modules, "highsbox", None)
+    assert solve(crowd(), "milp").report.solver == "milp-cbc"
+
+
+def test_without_cbc_python_mip_is_enough(no_cbc):
+    make_policy("sia", {"solver": "milp"})
     make_policy(PolicyChoice(name="sia", stages=("synergy-opt",)))
-    assert solve(crowd(), "milp", backend="highs").report.solver == "milp-highs"
+    assert solve(crowd(), "milp").report.solver == "milp-highs"
 
 
 def test_shares_are_chosen_by_the_library_that_is_there(no_cbc):
@@ -86,3 +86,18 @@ def test_penstockd_and_its_policies_load_without_python_mip():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == list(REGISTRY), done.stderr
+
+
+def test_penstockd_loads_its_modules_and_policies_without_the_slow_packages():
+    """Tables need pandas, and programs of solvers python-mip: whoever makes them loads them."""
+    code = (
+        "import importlib, pkgutil, sys\n"
+        "import penstock_scheduler.daemon as daemon\n"
+        "from penstock_scheduler.rounds.policies import REGISTRY, make_policy\n"
+        "for each in pkgutil.walk_packages(daemon.__path__, 'penstock_scheduler.daemon.'):\n"
+        "    if not each.name.endswith('__main__'): importlib.import_module(each.name)\n"
+        "for name in REGISTRY: make_policy(name)\n"
+        "print({'pandas', 'scipy', 'matplotlib', 'mip'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "set()\n", done.stderr

@@ -38,7 +38,7 @@ def test_milp_finds_no_better_choice_than_auto_on_small_rounds():
         problem, _ = load_problem(file)
         if len(problem.cost_JC) > 150:
             continue
-        ours, theirs = solve(problem), solve(problem, "milp", Limits(gap=0.0), backend="highs")
+        ours, theirs = solve(problem), solve(problem, "milp", Limits(gap=0.0))
         assert theirs.report.gap <= 1e-6, file.name
         assert ours.report.objective <= theirs.report.objective * 1.0001, file.name
         assert ours.report.bound <= theirs.report.objective + 1e-6, file.name

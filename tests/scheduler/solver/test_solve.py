@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import highspy
+import mip
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ from penstock_scheduler.rounds.solver import (
     SolveFailed,
     core,
     dual,
-    milp,
+    python_mip,
     solve,
 )
 from penstock_scheduler.rounds.solver.prices import relax
@@ -173,10 +174,11 @@ def test_every_status_has_its_line():
     assert set(STATUS_MEANING) == set(SolveStatus)
 
 
-@pytest.mark.parametrize(("solver", "backend"), [("dual", "cbc"), ("milp", "cbc"), ("milp", "highs")])
-def test_without_time_there_is_still_a_plan_and_a_bound(solver, backend):
+@pytest.mark.parametrize(("solver", "library"), [("dual", "cbc"), ("milp", "cbc"), ("milp", "highs")])
+def test_without_time_there_is_still_a_plan_and_a_bound(solver, library, monkeypatch):
     given = crowd()
-    solution = solve(given, solver, Limits(seconds=0.0), backend=backend)
+    monkeypatch.setattr(python_mip, "LIBRARIES", {library: python_mip.LIBRARIES[library]})
+    solution = solve(given, solver, Limits(seconds=0.0))
     assert solution.report.status is SolveStatus.TIME_LIMIT
     assert given.feasible(solution.choice_J)
     best = solve(given, limits=EXACT).report.objective
@@ -207,13 +209,13 @@ def test_a_core_that_may_not_grow_ends_the_search_and_says_so(monkeypatch):
     assert solution.report.bound <= best < solution.report.objective
 
 
-def test_trouble_in_highs_fails_the_dual_and_auto_asks_cbc(monkeypatch):
+def test_trouble_in_highs_fails_the_dual_and_auto_asks_python_mip(monkeypatch):
     monkeypatch.setattr(highspy.Highs, "run", lambda self: None)
     with pytest.raises(SolveFailed, match="HiGHS") as error:
         solve(crowd(), "dual")
     assert error.value.status is SolveStatus.NUMERICAL
     solution = solve(crowd(), "auto")
-    assert solution.report.solver == "milp-cbc"
+    assert solution.report.solver == "milp-highs"
     assert solution.report.gap <= 1e-4
 
 
@@ -228,9 +230,9 @@ def test_trouble_in_the_core_fails_the_dual(monkeypatch):
     assert error.value.status is SolveStatus.NUMERICAL
 
 
-def test_trouble_in_cbc_fails_milp(monkeypatch):
-    monkeypatch.setattr(milp.mip.Model, "optimize", lambda self, **_: milp.mip.OptimizationStatus.INFEASIBLE)
-    with pytest.raises(SolveFailed, match="cbc calls a problem that has a solution INFEASIBLE") as error:
+def test_trouble_in_the_library_fails_milp(monkeypatch):
+    monkeypatch.setattr(mip.Model, "optimize", lambda self, **_: mip.OptimizationStatus.INFEASIBLE)
+    with pytest.raises(SolveFailed, match="highs calls a problem that has a solution INFEASIBLE") as error:
         solve(crowd(), "milp")
     assert error.value.status is SolveStatus.NUMERICAL
 
@@ -239,7 +241,7 @@ def test_a_choice_that_breaks_a_limit_is_not_used(monkeypatch):
     def greedy(reduced, limits):
         return dual.Answer("careless", reduced.saving_JK.argmin(axis=1), 0.0, SolveStatus.OPTIMAL)
 
-    monkeypatch.setattr(dual, "solve", greedy)
+    monkeypatch.setitem(SOLVERS, "dual", greedy)
     with pytest.raises(SolveFailed, match="the choice of careless breaks a capacity or a quota"):
         solve(crowd(), "dual")
 

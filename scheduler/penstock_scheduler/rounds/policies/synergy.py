@@ -125,7 +125,7 @@ class SynergyOpt:
 
     def __init__(self, settings: OptSettings) -> None:
         """Raises ConfigError if python-mip is not installed."""
-        python_mip.backend()
+        python_mip.library()
         self._seconds = settings.max_seconds
 
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock_scheduler.model import SolveReport, SolveStatus
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.solver import dual, python_mip
 from penstock_scheduler.rounds.solver.problem import (
     STATUS_MEANING,
@@ -38,50 +39,32 @@ __all__ = [
 ]
 
 
-def _milp(reduced: Reduced, limits: Limits, backend: str) -> Answer:
-    chosen = python_mip.backend(backend)
-    from penstock_scheduler.rounds.solver import (
-        milp,  # loading CBC takes longer than most solves: only where it is asked for
-    )
-
-    return milp.solve(reduced, limits, backend=chosen)
-
-
-def _dual(reduced: Reduced, limits: Limits, backend: str) -> Answer:
-    return dual.solve(reduced, limits)
-
-
-def _auto(reduced: Reduced, limits: Limits, backend: str) -> Answer:
-    """The dual was the cheaper one at every size that was measured; python-mip, if it is installed, is asked when it has trouble.
-
-    Of its libraries, `backend` is asked if it is installed, and the other one if not.
-    """
+def _auto(reduced: Reduced, limits: Limits) -> Answer:
+    """The dual, which was the cheaper one at every size that was measured. If it has trouble, python-mip, where installed."""
     try:
         return dual.solve(reduced, limits)
     except SolveFailed as trouble:
-        here = python_mip.backends()
-        if not here:
-            absent = "python-mip, which could try in its place, is not installed (pip install mip highsbox)"
+        try:
+            return python_mip.solve(reduced, limits)
+        except ConfigError as absent:
             raise SolveFailed(trouble.status, f"{trouble.text}; {absent}") from trouble
-        return _milp(reduced, limits, backend if backend in here else here[0])
 
 
-SOLVERS: dict[str, Callable[[Reduced, Limits, str], Answer]] = {"auto": _auto, "milp": _milp, "dual": _dual}
-"""Name -> solver of a reduced problem; the last argument is the back end of `milp`."""
+SOLVERS: dict[str, Callable[[Reduced, Limits], Answer]] = {"auto": _auto, "milp": python_mip.solve, "dual": dual.solve}
+"""Name -> solver of a reduced problem."""
 
 
-def solve(problem: Problem, solver: str = "auto", limits: Limits | None = None, *, backend: str = "cbc") -> Solution:
+def solve(problem: Problem, solver: str = "auto", limits: Limits | None = None) -> Solution:
     """Solve with the solver of this name. The same problem gives the same choice, unless the time limit was met.
 
     Args:
         problem: what is to be chosen.
         solver: a name in SOLVERS.
         limits: when to stop; None: the defaults of `Limits`.
-        backend: what `milp` runs: "cbc" or "highs".
 
     Raises:
         SolveFailed: there is no usable answer; its `status` says why.
-        ConfigError: `milp` was asked for, and python-mip or its back end is not installed.
+        ConfigError: `milp` was asked for, and python-mip is not installed.
     """
     started = time.perf_counter()
     if problem.recorded_J is not None:
@@ -89,7 +72,7 @@ def solve(problem: Problem, solver: str = "auto", limits: Limits | None = None, 
         return Solution(problem.recorded_J, SolveReport("recorded", SolveStatus.INCUMBENT, value, value, 0.0))
     reduced = reduce(problem)
     if np.isfinite(reduced.saving_JK[:, :-1]).any():
-        answer = SOLVERS[solver](reduced, limits or Limits(), backend)
+        answer = SOLVERS[solver](reduced, limits or Limits())
     else:
         empty_J = np.full(len(reduced.job_J), reduced.nothing)
         prices = (0.0,) * reduced.types

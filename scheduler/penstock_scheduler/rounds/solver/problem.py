@@ -6,12 +6,16 @@ Axes: J jobs, C configurations, T GPU types, M members of a quota.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock_scheduler.model import SolveReport, SolveStatus
 from penstock_scheduler.people.errors import RoundFailed
+
+if TYPE_CHECKING:
+    import mip
 
 STATUS_MEANING: dict[SolveStatus, str] = {
     SolveStatus.OPTIMAL: "proven best within the gap that was asked for; use it",
@@ -126,6 +130,10 @@ class Problem:
         costs = self.cost_JC[jobs_J[taken], choice_J[taken]]
         return float(costs.sum() + self.leave_out * np.count_nonzero(~taken))
 
+    def forced(self) -> NDArray[np.int64]:
+        """A new array of the forced entries, -1 where a job is free."""
+        return np.full(len(self.cost_JC), -1, dtype=np.int64) if self.forced_J is None else self.forced_J.copy()
+
     def held(self, quota: Quota, choice_J: NDArray[np.int64]) -> int:
         """GPUs of a choice that count against a quota."""
         taken_C = choice_J[quota.job_M]
@@ -136,13 +144,57 @@ class Problem:
         """Whether a choice keeps within capacities and quotas, takes the forced entries, and takes no impossible one."""
         taken_C = choice_J[choice_J >= 0]
         used_T = np.bincount(self.type_C[taken_C], weights=self.gpus_C[taken_C], minlength=len(self.capacity_T))
-        kept = self.forced_J is None or np.all((self.forced_J < 0) | (choice_J == self.forced_J))
+        forced_J = self.forced()
+        kept = np.all((forced_J < 0) | (choice_J == forced_J))
         return bool(
             kept
             and np.all(used_T <= self.capacity_T)
             and all(self.held(quota, choice_J) <= quota.gpus for quota in self.quotas)
             and np.isfinite(self.objective(choice_J))
         )
+
+    def to_mip(self, library: str = "HIGHS") -> mip.Model:
+        """The integer program of this problem for python-mip. Both solvers answer this program.
+
+        Its variables are the possible entries, in the order of `numpy.nonzero(numpy.isfinite(cost_JC))`; 1: the job gets the
+        configuration. `milp` and the tests solve this form. `dual` never builds it.
+
+        Args:
+            library: "HIGHS" or "CBC".
+        """
+        import mip  # loading a library of solvers takes longer than most rounds
+
+        model = mip.Model(sense=mip.MINIMIZE, solver_name=library)
+        model.verbose = 0
+        cost, gpus, gpu_type = self.cost_JC.tolist(), self.gpus_C.tolist(), self.type_C.tolist()
+        x = [
+            {c: model.add_var(var_type=mip.BINARY) for c in np.flatnonzero(np.isfinite(cost_C)).tolist()}
+            for cost_C in self.cost_JC
+        ]
+        entries = [(j, c, variable) for j, x_j in enumerate(x) for c, variable in x_j.items()]
+
+        # Minimise the cost of the configurations, and of each job that gets none.
+        left_out = len(x) - mip.xsum(variable for _, _, variable in entries)
+        model.objective = mip.xsum(cost[j][c] * variable for j, c, variable in entries) + self.leave_out * left_out
+
+        # Each job gets at most one configuration, and a forced job gets the one that it must have.
+        for x_j in x:
+            model.add_constr(mip.xsum(x_j.values()) <= 1)
+        for x_j, must in zip(x, self.forced().tolist(), strict=True):
+            if must >= 0:
+                model.add_constr(mip.xsum(variable for c, variable in x_j.items() if c == must) == 1)
+
+        # The GPUs of each type suffice.
+        for t, capacity in enumerate(self.capacity_T.tolist()):
+            held = [gpus[c] * variable for _, c, variable in entries if gpu_type[c] == t]
+            model.add_constr(mip.xsum(held) <= capacity)
+
+        # The members of a quota together hold no more GPUs than it allows.
+        for quota in self.quotas:
+            counts_C = quota.counts_types(self.type_C).tolist()
+            held = [gpus[c] * variable for j in quota.job_M for c, variable in x[j].items() if counts_C[c]]
+            model.add_constr(mip.xsum(held) <= quota.gpus)
+        return model
 
 
 def _within(name: str, index: NDArray[np.int64], low: int, high: int) -> None:

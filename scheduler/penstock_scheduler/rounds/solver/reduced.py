@@ -6,6 +6,7 @@ B blocks of jobs that are in the same quotas.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,7 @@ class Reduced:
         counts_QT: whether a quota counts GPUs of a type.
         base: objective of the empty choice: the forced jobs, and all others left out.
         job_J: row of each undecided job in the problem.
-        forced_J: the problem's own forced choice, -1 elsewhere; all jobs of the problem.
+        problem: the whole problem.
     """
 
     saving_JK: Floats
@@ -45,7 +46,7 @@ class Reduced:
     counts_QT: Flags
     base: float
     job_J: Ints
-    forced_J: Ints
+    problem: Problem
 
     @property
     def types(self) -> int:
@@ -74,9 +75,15 @@ class Reduced:
 
     def expand(self, pick_J: Ints) -> Ints:
         """The choice for all jobs of the problem, -1 for nothing."""
-        choice = self.forced_J.copy()
+        choice = self.problem.forced()
         choice[self.job_J] = np.where(pick_J == self.nothing, -1, pick_J)
         return choice
+
+    def trimmed(self) -> Problem:
+        """The whole problem without the entries that no best choice has."""
+        cost_JC = self.problem.cost_JC.copy()
+        cost_JC[self.job_J] = np.where(np.isfinite(self.saving_JK[:, :-1]), cost_JC[self.job_J], np.inf)
+        return dataclasses.replace(self.problem, cost_JC=cost_JC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,7 @@ def reduce(problem: Problem) -> Reduced:
     Raises:
         SolveFailed: the forced entries are impossible.
     """
-    jobs = len(problem.cost_JC)
-    forced_J = np.full(jobs, -1, dtype=np.int64) if problem.forced_J is None else problem.forced_J
+    jobs, forced_J = len(problem.cost_JC), problem.forced()
     if not problem.feasible(forced_J):
         raise SolveFailed(SolveStatus.INFEASIBLE, "the forced entries alone break a capacity or a quota")
     free_J = forced_J < 0
@@ -151,7 +157,7 @@ def reduce(problem: Problem) -> Reduced:
         counts_QT=counts_QT,
         base=problem.objective(forced_J),
         job_J=job_J,
-        forced_J=forced_J,
+        problem=problem,
     )
 
 

@@ -58,7 +58,6 @@ def choose_shares(
     limits: Limits | None = None,
     *,
     incumbent: Sequence[int] | None = None,
-    backend: str | None = None,
 ) -> Shares:
     """Choose an option for each job that maximises the sum of values within the CPUs and the memory.
 
@@ -70,14 +69,13 @@ def choose_shares(
         memory_mb: their memory, MB.
         limits: when to stop; None: the defaults of `Limits`.
         incumbent: options of a known answer; None: the first options. The result is never worse.
-        backend: "cbc" or "highs"; None: the first that is installed.
 
     Raises:
         SolveFailed: the incumbent does not fit, or the solver has numerical trouble.
-        ConfigError: python-mip or the back end is not installed.
+        ConfigError: python-mip is not installed.
     """
-    backend = python_mip.backend(backend)
-    import mip  # loading CBC takes longer than most rounds: only where it is asked for
+    library = python_mip.library()
+    import mip  # loading a library of solvers takes longer than most rounds: only where it is asked for
 
     started, limits = time.perf_counter(), limits or Limits()
     known = tuple(incumbent) if incumbent is not None else (0,) * len(choices)
@@ -90,10 +88,8 @@ def choose_shares(
     best = sum(max(option.value for option in choice.options) for choice in choices)
     if not open_kinds:
         return _answer("none", SolveStatus.OPTIMAL, choices, known, best, started)
-    model = mip.Model(sense=mip.MAXIMIZE, solver_name={"cbc": mip.CBC, "highs": mip.HIGHS}[backend])
-    model.verbose, model.threads, model.seed = 0, 1, 1
+    model = python_mip.quiet(mip.Model(sense=mip.MAXIMIZE, solver_name=library.upper()), limits)
     model.max_mip_gap = limits.gap
-    model.max_nodes = limits.nodes
     number_KO = [
         [model.add_var(var_type=mip.INTEGER, ub=len(jobs), obj=option.value) for option in kind.options]
         for kind, jobs in kinds.items()
@@ -107,13 +103,7 @@ def choose_shares(
     ]
     model.add_constr(mip.xsum(option.cpus * number for number, option in flat) <= cpus)
     model.add_constr(mip.xsum(option.memory_mb * number for number, option in flat) <= memory_mb)
-    left_s = limits.seconds - (time.perf_counter() - started)
-    code = model.optimize(max_seconds=max(left_s, 0.0))
-    if code in (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE, mip.OptimizationStatus.ERROR):
-        raise SolveFailed(SolveStatus.NUMERICAL, f"{backend} calls a program that has a solution {code.name}")
-    status = SolveStatus.OPTIMAL if code is mip.OptimizationStatus.OPTIMAL else SolveStatus.NODE_LIMIT
-    if status is not SolveStatus.OPTIMAL and time.perf_counter() - started >= limits.seconds:
-        status = SolveStatus.TIME_LIMIT
+    status = python_mip.ended(model, started, limits, library)
     found = known
     if model.num_solutions:
         option_J = [0] * len(choices)
@@ -125,7 +115,7 @@ def choose_shares(
         if _fits(choices, option_J, cpus, memory_mb) and _value(choices, option_J) >= _value(choices, known):
             found = tuple(option_J)
         best = min(best, float(model.objective_bound)) if np.isfinite(model.objective_bound) else best
-    return _answer(f"shares-{backend}", status, choices, found, best, started)
+    return _answer(f"shares-{library}", status, choices, found, best, started)
 
 
 def choose_points(

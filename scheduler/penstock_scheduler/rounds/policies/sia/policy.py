@@ -31,7 +31,7 @@ class Sia:
     def __init__(self, settings: SiaSettings) -> None:
         """Raises ConfigError if the settings name the solver `milp` and it is not installed."""
         if settings.solver == "milp":
-            python_mip.backend(settings.backend)
+            python_mip.library()
         self._settings = settings
         self._goodputs = GoodputMatrix()
 

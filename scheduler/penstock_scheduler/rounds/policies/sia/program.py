@@ -35,4 +35,4 @@ def build(matrix: SiaMatrix, settings: SiaSettings) -> tuple[Problem, NDArray[np
 def solved(problem: Problem, settings: SiaSettings) -> Solution:
     """The best choice within the settings' limits. Raises RoundFailed if there is no usable one."""
     limits = Limits(settings.gap, settings.max_nodes, settings.max_seconds)
-    return solve(problem, settings.solver, limits, backend=settings.backend)
+    return solve(problem, settings.solver, limits)

@@ -56,7 +56,6 @@ class SiaSettings(BaseModel):
     solver: Literal["auto", "milp", "dual"] = Field(
         default="auto", description="Solver of the integer program; auto chooses by the size of the round."
     )
-    backend: Literal["cbc", "highs"] = Field(default="cbc", description="Library that the solver milp runs.")
     gap: NonNegativeFloat = Field(default=1e-4, description="Relative gap at which a plan counts as optimal.")
     max_nodes: PositiveInt = Field(
         default=10_000, description="Branch-and-bound nodes after which the solver returns its best plan so far."
