@@ -32,7 +32,7 @@ class Fact(StrEnum):
     RECALLED = "it was recalled"
     JOB_GONE = "its job has ended"
     ELSEWHERE = "its job runs elsewhere"
-    PROTECTED = "nothing may be launched: protected mode"
+    PROTECTED = "no instance may be launched: protected mode"
     UNANSWERED = "the provider has not answered for five minutes"
     REFUSED = "the order was refused"
     LAUNCHED = "all its instances were launched"
