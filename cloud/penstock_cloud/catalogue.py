@@ -178,7 +178,6 @@ def fetch(
     *,
     now: datetime,
     known: Catalogue | None = None,
-    endpoint: str | None = None,
 ) -> Fetched:
     """Fetch the types `names` from EC2, with a few calls to each of three APIs.
 
@@ -186,7 +185,6 @@ def fetch(
 
     Args:
         known: what was known before; None: nothing.
-        endpoint: EC2's; the price list has its own.
 
     Raises:
         ClientError, BotoCoreError: EC2 does not describe its instance types.
@@ -196,7 +194,7 @@ def fetch(
 
     # The thread that ends instances waits meanwhile.
     quick = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
-    ec2 = session.client("ec2", region_name=region, endpoint_url=endpoint, config=quick)
+    ec2 = session.client("ec2", region_name=region, config=quick)
     types: dict[str, InstanceType] = {}
     wanted = [{"Name": "instance-type", "Values": list(names)}]  # EC2 ignores unknown names
     for page in ec2.get_paginator("describe_instance_types").paginate(Filters=wanted):
@@ -246,7 +244,6 @@ class Fetcher:
                 load_gpus(),
                 now=datetime.fromtimestamp(now_s, UTC),
                 known=known,
-                endpoint=settings.endpoint,
             )
         except (BotoCoreError, ClientError) as error:
             raise understood(error) from error

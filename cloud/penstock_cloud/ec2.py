@@ -77,7 +77,7 @@ def connect(settings: CloudSettings) -> Any:
     config = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 1})
     try:
         session = boto3.session.Session(region_name=settings.region)
-        return session.client("ec2", endpoint_url=settings.endpoint, config=config)
+        return session.client("ec2", config=config)
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(f"[cloud] region={settings.region!r}: {error}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -25,7 +25,6 @@ class RegionSettings(BaseModel):
     subnets: tuple[str, ...] = Field(description="Subnets to launch in, preferred ones first.")
     security_groups: tuple[str, ...] = Field(description="Security groups of the instances.")
     image: str = Field(description="The AMI, which differs from region to region.")
-    endpoint: str | None = Field(default=None, description="URL of EC2's API; not set: the region's own.")
     instance_types: tuple[str, ...] | None = Field(default=None, description="Types that may be launched.")
     kms_key: str | None = Field(default=None, description="Key that encrypts volumes; keys belong to a region.")
     reservations: tuple[str, ...] = Field(default=(), description="Capacity reservations and capacity blocks there.")
@@ -37,9 +36,6 @@ class CloudSettings(BurstSettings):
     `[daemon] cloud = "ec2"`, or "command" for commands of your own without EC2."""
 
     region: str = Field(default="us-east-1", description="EC2's region.")
-    endpoint: str | None = Field(
-        default=None, description="URL of EC2's API, for a private endpoint; not set: the region's own."
-    )
     subnets: tuple[str, ...] = Field(
         default=(), description="Subnets to launch in, preferred ones first. Each is in one zone."
     )
@@ -72,16 +68,6 @@ class CloudSettings(BurstSettings):
         default=(),
         description="Capacity reservations and capacity blocks (cr-...) that on-demand orders use first.",
     )
-    price_days: PositiveFloat = Field(
-        default=31.0,
-        description="Age in days beyond which an on-demand price is not used, so that its type is not offered.",
-    )
-    spot_price_days: PositiveFloat = Field(default=1.0, description="The same for spot prices.")
-    refresh_h: NonNegativeFloat = Field(
-        default=6.0,
-        description="Hours after which penstockd fetches types and prices again; 0: it fetches none, and "
-        "`penstock cloud refresh` does.",
-    )
     tags: dict[str, str] = Field(
         default={}, description="Further tags of the instances, for example for the site's bills."
     )
@@ -90,21 +76,16 @@ class CloudSettings(BurstSettings):
         description="Folders that instances mount: folder -> 's3://BUCKET/PREFIX' (by mount-s3), 'efs://FILE-SYSTEM-ID' or "
         "'fsx://DNS-NAME/MOUNT-NAME' (Lustre). An instance that cannot mount one ends itself.",
     )
-    slurm_conf: str = Field(default="/etc/slurm/slurm.conf", description="Path of slurm.conf on the cloud nodes.")
     bucket: str | None = Field(
         default=None,
         description="S3 bucket for detached runs, if instances have no network connection to the site; not set: instances "
         "join Slurm as nodes.",
     )
-    s3_endpoint: str | None = Field(default=None, description="URL of S3's API; not set: the region's own.")
     detached_user: str = Field(
         default="ubuntu", description="User of the image that detached jobs run as; empty: root."
     )
     volume_usd_per_gb_month: NonNegativeFloat = Field(
         default=0.08, description="Price of a root volume, US dollars per GB and month of 730 h (gp3 in us-east-1)."
-    )
-    ipv4_usd_per_h: NonNegativeFloat = Field(
-        default=0.005, description="Price of an instance's public IPv4 address, US dollars per hour; 0: it has none."
     )
     regions: dict[str, RegionSettings] = Field(
         default={}, description="Further regions; an order goes to the cheapest offer that fits, wherever it is."
@@ -113,6 +94,20 @@ class CloudSettings(BurstSettings):
     commands: dict[str, CommandSettings] = Field(
         default={}, description="Places of other clouds, each behind a command of your own; beside EC2, or without it."
     )
+
+    price_days: ClassVar[float] = 31.0
+    """Age in days beyond which an on-demand price is not used, so that its type is not offered. AWS changes such a price about
+    once a year, and says so weeks before."""
+
+    spot_price_days: ClassVar[float] = 1.0
+    """The same for spot prices, which change several times a day."""
+
+    refresh_h: ClassVar[float] = 6.0
+    """Hours after which penstockd fetches types and prices again: four times within the life of a spot price."""
+
+    ipv4_usd_per_h: ClassVar[float] = 0.005
+    """Price of an instance's public IPv4 address, US dollars per hour: AWS's in every region. An instance without one counts
+    with it too, so a budget holds."""
 
     @model_validator(mode="after")
     def _places_have_different_names(self) -> CloudSettings:
@@ -141,7 +136,7 @@ class CloudSettings(BurstSettings):
         """The settings as they are in one of the regions. A region that is not set up any more can be listed and tidied."""
         if name == self.region:
             return self
-        other = {"region": name, "endpoint": None, "reservations": (), "subnets": (), "kms_key": None}
+        other = {"region": name, "reservations": (), "subnets": (), "kms_key": None}
         if (region := self.regions.get(name)) is not None:
             kept = {"instance_types": self.instance_types, "volume_usd_per_gb_month": self.volume_usd_per_gb_month}
             own = region.model_dump()

@@ -22,6 +22,7 @@ signed for one object, one verb and a limited time. The objects and their writer
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,8 +71,9 @@ def connect(settings: CloudSettings) -> Any:
     import boto3
     from botocore.config import Config
 
-    # A link must name the region, because uploads do not follow redirections.
-    style = {"addressing_style": "path" if settings.s3_endpoint else "virtual"}
+    # A link must name the region, because uploads do not follow redirections. Another endpoint than AWS's has no name for each
+    # bucket.
+    style = {"addressing_style": "path" if "AWS_ENDPOINT_URL_S3" in os.environ else "virtual"}
     config = Config(
         connect_timeout=3,
         read_timeout=20,
@@ -81,7 +83,7 @@ def connect(settings: CloudSettings) -> Any:
         request_checksum_calculation="when_required",  # clients of a link send none
     )
     session = boto3.session.Session(region_name=settings.region)
-    return session.client("s3", endpoint_url=settings.s3_endpoint, config=config)
+    return session.client("s3", config=config)
 
 
 class StagingBucket:

@@ -25,16 +25,8 @@ uploaded."""
 
 def user_data(settings: CloudSettings) -> str:
     """A shell script for cloud-init."""
-    slurm_conf = f"export SLURM_CONF={shlex.quote(settings.slurm_conf)}"
-    return _script(
-        "node.sh",
-        [
-            _set("share", str(settings.share)),
-            _set("silent_s", f"{settings.silent_s:.0f}"),
-            slurm_conf,
-            *mounts(settings),
-        ],
-    )
+    given = [_set("share", str(settings.share)), _set("silent_s", f"{settings.silent_s:.0f}")]
+    return _script("node.sh", [*given, *mounts(settings)])
 
 
 def detached(settings: CloudSettings, links: Mapping[str, str], nodes: Sequence[str] = ()) -> bytes:

@@ -31,6 +31,8 @@ def ec2(moto: Ec2, monkeypatch: pytest.MonkeyPatch) -> Ec2:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", moto.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto.s3_url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", moto.url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", moto.s3_url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", moto.url)
@@ -39,8 +41,11 @@ def ec2(moto: Ec2, monkeypatch: pytest.MonkeyPatch) -> Ec2:
 
 
 @pytest.fixture
-def cloud_settings(ec2: Ec2, tmp_path: Path) -> Callable[..., CloudSettings]:
-    """Settings for an account in which all that they name is there: an image, a group, two subnets."""
+def cloud_settings(ec2: Ec2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CloudSettings]:
+    """Settings for an account in which all that they name is there: an image, a group, two subnets. What is no setting is a
+    constant of `CloudSettings`."""
+    for constant, value in {"reconcile_s": 1.0, "price_days": 36500.0, "ipv4_usd_per_h": 0.0}.items():
+        monkeypatch.setattr(CloudSettings, constant, value)
     client = ec2.direct()
     image = client.register_image(Name="cloud-node", RootDeviceName="/dev/xvda", Architecture="x86_64")["ImageId"]
     subnets = [
@@ -53,7 +58,6 @@ def cloud_settings(ec2: Ec2, tmp_path: Path) -> Callable[..., CloudSettings]:
         fields = {
             "site": SITE,
             "name": "penstock",
-            "endpoint": ec2.url,
             "subnets": tuple(subnets),
             "security_groups": (group,),
             "image": image,
@@ -61,13 +65,11 @@ def cloud_settings(ec2: Ec2, tmp_path: Path) -> Callable[..., CloudSettings]:
             "share": tmp_path / "share",
             "by_default": True,
             "wait": "no-wait",
-            "reconcile_s": 1.0,
-            "price_days": 36500.0,
             "volume_usd_per_gb_month": 0.0,
-            "ipv4_usd_per_h": 0.0,
             "budget": {"site": {"usd_total": 1000.0}},
         }
-        return CloudSettings.model_validate(fields | other)
+        constants = {name: other.pop(name) for name in [*other] if name not in CloudSettings.model_fields}
+        return CloudSettings.model_validate(fields | other).model_copy(update=constants)
 
     return make
 

@@ -139,7 +139,6 @@ def detached_site(
     settings = cloud_settings(
         markets=("on-demand", "spot"),
         bucket=BUCKET,
-        s3_endpoint=ec2.s3_url,
         detached_user=DetachedSite.user,
         boot_timeout_s=300.0,
     )

@@ -118,7 +118,7 @@ class CloudSite:
 
     def _elsewhere(self, region: str) -> Region:
         """Another region: moto has them all behind one endpoint."""
-        here = self.settings.in_region(region).model_copy(update={"endpoint": self.settings.endpoint})
+        here = self.settings.in_region(region)
         return Region(connect(here), here, lambda: self.catalogue_of(region))
 
     def catalogue_of(self, region: str) -> Catalogue:

@@ -39,7 +39,7 @@ def test_what_ec2_says_replaces_the_table(ec2: Ec2, tmp_path: Path) -> None:
     ec2.on_demand = {"g5.xlarge": 1.1, "g4dn.xlarge": 0.5}
     ec2.spot = {("g5.xlarge", "us-east-1a"): 0.4, ("g5.xlarge", "us-east-1b"): 0.3}
     session = boto3.session.Session(**KEYS)
-    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, endpoint=ec2.url).catalogue
+    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW).catalogue
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.1
     assert found.usd_per_h("g5.xlarge", "spot", ("us-east-1a", "us-east-1b")) == 0.4, (
         "the order may be served in the more expensive zone"
@@ -58,7 +58,7 @@ def test_a_refused_refresh_changes_neither_prices_nor_the_time_at_which_they_wer
     session = boto3.session.Session(**KEYS)
 
     def refreshed(known: Catalogue | None, now: datetime, region: str = "us-east-1") -> Fetched:
-        return fetch(session, region, TYPES, load_gpus(), now=now, known=known, endpoint=ec2.url)
+        return fetch(session, region, TYPES, load_gpus(), now=now, known=known)
 
     first = refreshed(shipped(), NOW)
     assert first.catalogue.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006
@@ -138,7 +138,7 @@ def test_the_endpoint_of_ec2_is_no_price_list(ec2: Ec2, monkeypatch: pytest.Monk
     monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     session = boto3.session.Session(**KEYS)
-    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, known=shipped(), endpoint=ec2.url).catalogue
+    found = fetch(session, "us-east-1", TYPES, load_gpus(), now=NOW, known=shipped()).catalogue
     assert found.usd_per_h("g5.xlarge", "on-demand", ()) == 1.006, "the shipped table's"
 
 
@@ -166,7 +166,7 @@ def test_a_type_without_a_gpu_is_a_cpu_slot_and_runs_a_job_that_names_it(
     types = ("c5.xlarge", "inf1.xlarge", "f1.2xlarge", "g5.xlarge")
     ec2.on_demand = {"c5.xlarge": 0.17, "inf1.xlarge": 0.2, "f1.2xlarge": 1.6, "g5.xlarge": 1.0}
     session = boto3.session.Session(**KEYS)
-    found = fetch(session, "us-east-1", types, load_gpus(), now=datetime.now(UTC), endpoint=ec2.url).catalogue
+    found = fetch(session, "us-east-1", types, load_gpus(), now=datetime.now(UTC)).catalogue
     assert {name: (each.gpu_type, each.gpus) for name, each in found.types.items()} == {
         "c5.xlarge": ("cpu", 1),
         "g5.xlarge": ("a10g", 1),

@@ -42,7 +42,7 @@ def gateway_site(
     """One T4 on site, a gateway for an A10G or as many as the parameter says, penstockd, and a hypervisor that boots moto's
     instances."""
     gateways = getattr(request, "param", 1)
-    settings = cloud_settings(bucket=BUCKET, s3_endpoint=ec2.s3_url, detached_user="")
+    settings = cloud_settings(bucket=BUCKET, detached_user="")
     boto3.client("s3", region_name="us-east-1", endpoint_url=ec2.s3_url, **KEYS).create_bucket(Bucket=BUCKET)
     cloud_runner = tmp_path / "cloud_runner"
     cloud_runner.write_text(f'#!/bin/bash\nexec {sys.executable} -m penstock_cloud.cloud_runner "$@"\n')

@@ -95,7 +95,7 @@ def test_the_policy_allows_what_the_code_asks_for_and_no_more(
 
 
 def test_the_bucket_of_detached_runs_is_tried(cloud_settings: Callable[..., CloudSettings], ec2: Ec2) -> None:
-    settings = cloud_settings(bucket="penstock-runs", s3_endpoint=ec2.s3_url)
+    settings = cloud_settings(bucket="penstock-runs")
     s3 = staging.connect(settings)
 
     def told() -> dict[str, str]:

@@ -144,10 +144,9 @@ def plain(tmp_path: Path) -> CloudSettings:
             "share": tmp_path / "share",
             "by_default": True,
             "wait": "no-wait",
-            "reconcile_s": 1.0,
             "budget": {"site": {"usd_total": 1000.0}},
         }
-    )
+    ).model_copy(update={"reconcile_s": 1.0})
 
 
 def test_a_job_lives_on_a_simulated_cloud_and_two_places_compete(plain: CloudSettings, store: SqlStore) -> None:

@@ -196,7 +196,6 @@ def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             "share": tmp_path / site,
             "by_default": True,
             "wait": "no-wait",
-            "reconcile_s": 1.0,
             "budget": {"site": {"usd_total": 1e6}},
         }
         places = []
@@ -204,7 +203,8 @@ def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             machine = Machine("g5.xlarge", "on-demand", "a10g", 1, 4, 16000, usd_per_h)
             places.append(Flaky(site, [machine], lambda: StormSite.clock_s, name=name, world=world))
         store: Any = MemoryStore()
-        return StormSite(CloudSettings.model_validate(given), store, *places)
+        settings = CloudSettings.model_validate(given).model_copy(update={"reconcile_s": 1.0})
+        return StormSite(settings, store, *places)
 
     return make
 

@@ -77,14 +77,19 @@ def with_cloud_nodes(make_loopback: MakeLoopback, tmp_path: Path) -> LoopbackClu
 
 @pytest.fixture
 def cloud_site(
-    make_loopback: MakeLoopback, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+    make_loopback: MakeLoopback,
+    cloud_settings: Callable[..., CloudSettings],
+    ec2: Ec2,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Site, Hypervisor]]:
     """Such a Slurm, penstockd, and a hypervisor that boots moto's instances."""
     slurm = with_cloud_nodes(make_loopback, tmp_path)
     site = Site(slurm, tmp_path, cloud="ec2")
     site.partitions = ["t4"]
     site.slurm_settings |= {"cloud_partition": "burst"}
-    site.extra = toml(cloud_settings(slurm_conf=str(slurm.slurm_conf), boot_timeout_s=120.0))
+    site.extra = toml(cloud_settings(boot_timeout_s=120.0))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.slurm_conf))  # of the instances
     with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
         try:
             site.start()
@@ -202,7 +207,6 @@ site = "{SITE}"
 name = "lab"
 share = "{tmp_path / "share"}"
 wait = "no-wait"
-reconcile_s = 1.0
 boot_timeout_s = 120.0
 [cloud.budget.site]
 usd_total = 100.0

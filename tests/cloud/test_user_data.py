@@ -30,7 +30,7 @@ def test_instances_end_themselves_and_pass_on_a_notice(
     `short` has reached its longest life of 1 s; `long` may live for an hour, but the daemon is
     silent; `nameless` cannot read its name.
     """
-    settings = cloud_settings(silent_s=8.0, slurm_conf="/nonexistent")
+    settings = cloud_settings(silent_s=8.0)
     fleet = Region(connect(settings), settings)
 
     def launch(node: str, tags: dict[str, str]) -> str:

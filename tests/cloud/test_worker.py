@@ -170,7 +170,7 @@ def test_no_tick_takes_a_second_while_every_call_takes_five(
 ) -> None:
     """A job in each of two regions, one of them on two nodes, from their orders to a recall, an end and a crash."""
     ec2.on_demand = {"g5.xlarge": 1.0, "g4dn.xlarge": 0.5}
-    regions = {THERE: there(ec2, THERE) | {"endpoint": ec2.url}}
+    regions = {THERE: there(ec2, THERE)}
     site = Wired(settings(regions=regions), store, ec2, object())
     slowest_s, waited_s = 0.0, 0.0
 

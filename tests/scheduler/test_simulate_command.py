@@ -360,7 +360,8 @@ budget = { site = { usd_total = 20.0 } }
     [
         (["--cloud", "dollars=2"], "unknown 'dollars'"),
         (["--cloud", "wait=no-wait"], "needs the price"),
-        (["--cloud", "usd_per_gpu_h=-1"], "not a price above 0"),
+        (["--cloud", "usd_per_gpu_h=-1"], "not a number above 0"),
+        (["--cloud", "usd_per_gpu_h=1,boot_s=never"], "boot_s=never is not a number above 0"),
         (["--cloud", "usd_per_gpu_h=1,wait=forever"], "wait"),
         (["--cloud", "usd_per_gpu_h=2", "--cluster", "t4:1x4,a100:1x8"], "gpu_type=t4"),
         (["--frontier"], "add --cloud"),

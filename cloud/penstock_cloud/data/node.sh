@@ -2,6 +2,7 @@
 # A cloud node of a site with Penstock. Needs: bash, curl, slurmd; `share` is the site's, mounted by the image.
 set -u
 imds=${PENSTOCK_IMDS:-http://169.254.169.254}
+export SLURM_CONF=${SLURM_CONF:-/etc/slurm/slurm.conf} # the image may have it elsewhere
 
 say() { echo "penstock: $*"; }
 token() { curl -sf --max-time 5 --retry 3 -X PUT "$imds/latest/api/token" -H "X-aws-ec2-metadata-token-ttl-seconds: 300"; }

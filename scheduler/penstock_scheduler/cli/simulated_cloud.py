@@ -20,6 +20,9 @@ from penstock_scheduler.simulator.workloads import Workload
 OWN = ("usd_per_gpu_h", "gpu_type")
 """Keys of --cloud that are not of section [cloud]."""
 
+CONSTANTS = ("boot_s", "t_max_h", "patience")
+"""Constants of the burst manager that --cloud may set."""
+
 NOT_SIMULATED = ("site", "name", "share", "share_users")
 """Keys of section [cloud] without a meaning in a simulation."""
 
@@ -45,14 +48,10 @@ def cloud_of(text: str, config: Path | None, workload: Workload, nodes: Sequence
     gpu_type = given.pop("gpu_type", types[0] if len(types) == 1 else None)
     if gpu_type is None:
         raise ConfigError(f"--cloud: which GPUs are there? Add gpu_type=TYPE, such as gpu_type={types[0]}")
+    usd_per_gpu_h = _positive("usd_per_gpu_h", price)
+    constants = {name: _positive(name, given.pop(name)) for name in CONSTANTS if name in given}
     try:
-        usd_per_gpu_h = float(price)
-        if not 0 < usd_per_gpu_h < float("inf"):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"--cloud: usd_per_gpu_h={price} is not a price above 0") from None
-    try:
-        settings = cloud_settings(_of_file(config) | given, workload)
+        settings = cloud_settings(_of_file(config) | given, workload, **constants)
     except ValidationError as error:
         raise ConfigError(f"--cloud: {'; '.join(describe_errors(error, BurstSettings))}") from None
     largest = max(node.gpus for node in nodes)
@@ -61,8 +60,18 @@ def cloud_of(text: str, config: Path | None, workload: Workload, nodes: Sequence
     return CloudSpec(settings, gpu_type, usd_per_gpu_h, tuple(sorted(asked | {largest})), tick_s)
 
 
+def _positive(name: str, text: str) -> float:
+    try:
+        value = float(text)
+        if not 0 < value < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"--cloud: {name}={text} is not a number above 0") from None
+    return value
+
+
 def _given(text: str) -> dict[str, Any]:
-    known = [*OWN, *(name for name in BurstSettings.model_fields if name not in (*NOT_SIMULATED, "budget"))]
+    known = [*OWN, *CONSTANTS, *(name for name in BurstSettings.model_fields if name not in (*NOT_SIMULATED, "budget"))]
     found: dict[str, Any] = {}
     for part in split(text):
         name, given, value = part.partition("=")

@@ -82,24 +82,27 @@ def averages_of(workload: Workload) -> Averages:
     return Averages(max(len(jobs), 1), hours / max(len(jobs), 1), sum(job.gpus for job in jobs) / max(len(jobs), 1))
 
 
-def cloud_settings(given: Mapping[str, Any], workload: Workload) -> BurstSettings:
+def cloud_settings(given: Mapping[str, Any], workload: Workload, **constants: float) -> BurstSettings:
     """Section `[cloud]` of a simulation. What it does not name is the daemon's default, but for the following.
 
     Every job may leave, the budget has no cap, any number of jobs may be away, and the averages are the workload's.
     Raises ValidationError.
+
+    Args:
+        given: settings.
+        workload: the jobs.
+        constants: constants of the burst manager that are others in this simulation, such as `boot_s`.
     """
     mean = averages_of(workload)
     defaults = {
         "site": SITE,
         "name": "simulated",
         "by_default": True,
-        "mean_runtime_h": mean.runtime_h,
-        "mean_gpus": mean.gpus,
         "max_runs": 1_000_000,
-        "reconcile_s": 3600.0,
         "budget": BudgetSettings(site=Caps()),
     }
-    return BurstSettings.model_validate(defaults | dict(given))
+    others = {"mean_runtime_h": mean.runtime_h, "mean_gpus": mean.gpus, "reconcile_s": 3600.0}
+    return BurstSettings.model_validate(defaults | dict(given)).model_copy(update=others | constants)
 
 
 def spec_in_cloud(spec: JobSpec, wanted: JobSpec, duration_s: float | None) -> JobSpec:

@@ -62,7 +62,8 @@ def scenario(cluster: str, jobs: Sequence[RigidJob], **spec: Any) -> Scenario:
 
 def cloud(where: Scenario, **given: Any) -> CloudSpec:
     sizes = tuple(sorted({job.gpus for job in where.workload.jobs if job.gpus <= 8} | set(where.node_gpus.values())))
-    return CloudSpec(cloud_settings({"boot_s": 1.0} | given, where.workload), "v100", 2.0, sizes)
+    constants = {"boot_s": 1.0} | {name: given.pop(name) for name in ("boot_s", "t_max_h", "patience") if name in given}
+    return CloudSpec(cloud_settings(given, where.workload, **constants), "v100", 2.0, sizes)
 
 
 def fifo(backfill: str) -> PolicyChoice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from uuid import UUID, uuid4
 
 from pydantic import (
@@ -21,7 +21,8 @@ from penstock_scheduler.burst.deciding.ledger import BudgetSettings
 
 
 class BurstSettings(BaseModel):
-    """Which jobs may burst, and for how much."""
+    """Which jobs may burst, and for how much. Besides the settings, it has the constants of the burst manager, so that a
+    simulation and a test can have others (`model_copy`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -40,24 +41,12 @@ class BurstSettings(BaseModel):
         default=("slurm",),
         description="Users besides root and penstockd's own to whom that folder may belong: slurmctld's.",
     )
-    boot_s: PositiveFloat = Field(
-        default=180.0, description="Expected time from the order to the first step, seconds. It is paid for."
-    )
     boot_timeout_s: PositiveFloat = Field(
         default=600.0, description="Time after which an instance that has not joined Slurm is terminated."
     )
     silent_s: PositiveFloat = Field(
         default=3600.0,
         description="Time without a sign of life of the daemon after which an instance terminates itself.",
-    )
-    reconcile_s: PositiveFloat = Field(default=60.0, description="Seconds between two listings of all instances.")
-    capacity_back_off_s: PositiveFloat = Field(
-        default=600.0, description="Pause for a type and market without capacity. It doubles each time, up to an hour."
-    )
-    quota_back_off_s: PositiveFloat = Field(default=3600.0, description="Pause for a market whose quota is used up.")
-    protected_after: PositiveInt = Field(
-        default=5,
-        description="Failed boots in a row after which nothing is launched until `penstock cloud resume`.",
     )
     max_runs: PositiveInt = Field(default=32, description="Most jobs in the cloud at once.")
     by_default: bool = Field(default=False, description="Whether jobs without --burst may burst.")
@@ -67,12 +56,6 @@ class BurstSettings(BaseModel):
     waiting_budget_percent: NonNegativeFloat = Field(
         default=25.0, description="P: average waiting budget, in per cent of the mean running time."
     )
-    mean_runtime_h: PositiveFloat = Field(
-        default=1.0, description="Mean running time, until it is known from the site's own jobs."
-    )
-    mean_gpus: PositiveFloat = Field(
-        default=1.0, description="Mean GPUs of a job, until known from the site's own jobs."
-    )
     short_h: PositiveFloat | None = Field(
         default=None, description="Jobs that run for less burst at once; not set: no such rule."
     )
@@ -81,19 +64,9 @@ class BurstSettings(BaseModel):
         description="Most jobs that wait for GPUs on site and may burst; beyond it, the newest burst at once; not set: any "
         "number.",
     )
-    t_max_h: PositiveFloat = Field(default=0.25, description="Star-wait: longest first run in the cloud.")
-    patience: NonNegativeFloat = Field(
-        default=3.0, description="Star-wait: factor on the waiting budget of jobs that came back."
-    )
     at_cap: Literal["finish", "recall"] = Field(
         default="finish", description="What happens to present runs when a budget is used up."
     )
-    margin: NonNegativeFloat = Field(default=0.25, description="Share by which a commitment exceeds the expected cost.")
-    unknown_h: PositiveFloat = Field(default=24.0, description="Hours committed to a job of unknown running time.")
-    cost_per_usd: NonNegativeFloat = Field(
-        default=0.1, description="Weight of a dollar against the cost of a round without GPUs, which is about 1."
-    )
-    bytes_per_s: PositiveFloat = Field(default=125e6, description="Bandwidth to the cloud, bytes per second.")
     usd_per_gb: NonNegativeFloat = Field(
         default=0.09,
         description="Price of data transfer, US dollars per GB. The default is AWS's for data out of us-east-1.",
@@ -101,6 +74,50 @@ class BurstSettings(BaseModel):
     budget: BudgetSettings = Field(
         default=BudgetSettings(), description="Hard limits in US dollars. Without any, no job may burst."
     )
+
+    boot_s: ClassVar[float] = 180.0
+    """Expected time from the order to the first step, s. It is paid for. A commitment has the longest boot, so a wrong
+    estimate breaks no budget."""
+
+    reconcile_s: ClassVar[float] = 60.0
+    """Time between two listings of all instances, s. EC2 bills a minute at least, so a leftover costs no less if it is found
+    sooner."""
+
+    capacity_back_off_s: ClassVar[float] = 600.0
+    """First pause for a type and market without capacity, s. It doubles each time, up to an hour, so the first one matters
+    little."""
+
+    quota_back_off_s: ClassVar[float] = 3600.0
+    """First pause for a market whose quota is used up, s. Only people raise a quota, within hours or days."""
+
+    protected_after: ClassVar[int] = 5
+    """Failed boots in a row after which nothing is launched until `penstock cloud resume`. Each costs minutes of an instance,
+    and a spot market may end two or three young ones in a row."""
+
+    mean_runtime_h: ClassVar[float] = 1.0
+    """Mean running time, until the site's own jobs tell it: after its first jobs, no assumption is needed."""
+
+    mean_gpus: ClassVar[float] = 1.0
+    """Mean GPUs of a job, as above."""
+
+    t_max_h: ClassVar[float] = 0.25
+    """Star-wait: longest first run in the cloud. The paper's."""
+
+    patience: ClassVar[float] = 3.0
+    """Star-wait: factor on the waiting budget of jobs that came back. The paper's."""
+
+    margin: ClassVar[float] = 0.25
+    """Share by which a commitment exceeds the expected cost. What is not spent is free again after the run."""
+
+    unknown_h: ClassVar[float] = 24.0
+    """Hours committed to a job of unknown running time: a user who needs more can declare `--runtime`."""
+
+    cost_per_usd: ClassVar[float] = 0.1
+    """Weight of a dollar against the cost of a round without GPUs, which is about 1. Waiting budgets and caps are what a site
+    sets to spend more or less."""
+
+    bytes_per_s: ClassVar[float] = 125e6
+    """Bandwidth to the cloud: 1 Gbit/s. It only estimates how long a job's declared data takes."""
 
     @model_validator(mode="before")
     @classmethod
