@@ -7,7 +7,6 @@ tests/scheduler/store/test_compatibility.py.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,6 +22,7 @@ from penstock_scheduler.api.client import Client
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.backup import make_backup
+from penstock_scheduler.store.tables import COMPATIBLE_FROM
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.pair import pair as two_daemons
@@ -33,12 +33,8 @@ from tests.scheduler.databases import REASON, available, restartable
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
-PREVIOUS = "eee76ef"
-"""Tag or commit of the release before."""
-
-PREVIOUS_LEADER = "8a415a4f"
-"""An earlier commit whose penstockd leads or stands by. The release before knew no leader; from the next release on, it is
-`PREVIOUS`."""
+PREVIOUS = "3573f142"
+"""Tag or commit of the release before. Until the first release: a commit with the first schema that a release has."""
 
 PACKAGES = ("profiles", "scheduler", "slurm_plugin", "executor", "cloud")
 
@@ -48,22 +44,13 @@ DAEMON = "import sys; from penstock_scheduler.daemon.penstockd import main; sys.
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> str:
     """PYTHONPATH of the release before. The libraries are this one's."""
-    return _code_of(PREVIOUS, tmp_path_factory.mktemp("previous"))
-
-
-@pytest.fixture(scope="module")
-def previous_leader(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same of the newest release before whose penstockd leads or stands by."""
-    return _code_of(PREVIOUS_LEADER, tmp_path_factory.mktemp("previous-leader"))
-
-
-def _code_of(commit: str, folder: Path) -> str:
+    folder = tmp_path_factory.mktemp("previous")
     archive = folder / "previous.tar"
     done = subprocess.run(
-        ["git", "archive", "-o", archive, commit, *PACKAGES], cwd=ROOT, capture_output=True, check=False
+        ["git", "archive", "-o", archive, PREVIOUS, *PACKAGES], cwd=ROOT, capture_output=True, check=False
     )
     if done.returncode:
-        pytest.skip(f"needs the repository's history with {commit}")
+        pytest.skip(f"needs the repository's history with {PREVIOUS}")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     return os.pathsep.join(str(folder / package) for package in PACKAGES)
@@ -113,16 +100,24 @@ def test_an_upgrade_and_the_way_back_under_jobs_that_share_a_gpu(
         old.wait_started()
         pair = [site.submit(1e6, rates=FAST, options="--utilisation=0.9") for _ in range(2)]
         until(site, lambda: group_of(site, *pair) is not None, "a group of both")
-        _whole_upgrade(site, node, pair, old, monkeypatch)
+        before = _whole_upgrade(site, node, pair, old, monkeypatch)
         site.stop()
 
-        # The way back. The release before has no `penstock db restore`: its backup is a store of its own.
-        refused = OldDaemon(site, previous)
-        assert refused.process.wait(120) == 1
-        assert "newer than 0006; upgrade penstock" in site.log.read_text()
-        for suffix in ("", "-wal", "-shm"):
-            (site.state / f"{schema.FILE}{suffix}").unlink(missing_ok=True)
-        shutil.copy(site.folder / "before.db", site.state / schema.FILE)
+        # The way back. A release before that does not tolerate the schema needs the backup from before the upgrade.
+        if before < COMPATIBLE_FROM:
+            refused = OldDaemon(site, previous)
+            assert refused.process.wait(120) == 1
+            assert f"can use no schema newer than {before} of it" in site.log.read_text()
+            restore = [
+                "-m",
+                "penstock_scheduler.cli",
+                "db",
+                "restore",
+                site.folder / "before.db",
+                site.state,
+                "--replace",
+            ]
+            subprocess.run([sys.executable, *restore], env=dict(os.environ, PYTHONPATH=previous), check=True)
         old = OldDaemon(site, previous)
         old.wait_started()
         _undisturbed(site, pair)
@@ -132,13 +127,13 @@ def test_an_upgrade_and_the_way_back_under_jobs_that_share_a_gpu(
 
 @pytest.mark.skipif(not available(), reason=REASON)
 def test_two_releases_lead_in_turn_and_no_job_notices(
-    previous_leader: str, make_loopback: MakeLoopback, tmp_path: Path
+    previous: str, make_loopback: MakeLoopback, tmp_path: Path
 ) -> None:
     """docs/admin/maintenance.md, "Upgrade without a stop": the standby is upgraded and leads, and the way back."""
     slurm = make_loopback("t4:1x4")
     with restartable() as server, two_daemons(slurm, tmp_path, server, round_s=1.0) as two:
         for member in two.members.values():
-            member.environment["PYTHONPATH"] = previous_leader
+            member.environment["PYTHONPATH"] = previous
         two.start()
         runs = two.site.submit(4000)
         two.site.wait_states("RUNNING", runs)
@@ -163,14 +158,16 @@ def test_two_releases_lead_in_turn_and_no_job_notices(
         slurm.command("scancel", runs)
 
 
-def _whole_upgrade(site: Site, node: str, pair: list[str], old: OldDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def _whole_upgrade(site: Site, node: str, pair: list[str], old: OldDaemon, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Upgrade under the jobs. Returns the schema of the release before."""
     _undisturbed(site, pair)
     assert old.stop() == 0
     monkeypatch.delenv("PYTHONPATH")
-    site.start(wait=False)
-    assert site.ended() == 1
-    assert f"this version needs {schema.REVISION}; run penstock db upgrade" in site.log.read_text()
-    assert make_backup(site.state, site.folder / "before.db").revision == "0006"
+    before = make_backup(site.state, site.folder / "before.db").revision
+    if before < schema.REVISION:
+        site.start(wait=False)
+        assert site.ended() == 1
+        assert f"this version needs {schema.REVISION}; run penstock db upgrade" in site.log.read_text()
     told = CliRunner().invoke(make_app(), ["db", "upgrade", str(site.state)])
     assert told.exit_code == 0, told.exception
 
@@ -180,6 +177,7 @@ def _whole_upgrade(site: Site, node: str, pair: list[str], old: OldDaemon, monke
     site.slurm.kill_agent(node)
     site.slurm.start_agent(node)
     _undisturbed(site, pair)
+    return before
 
 
 def progress(site: Site, job: str) -> float:

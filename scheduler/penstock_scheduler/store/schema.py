@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
@@ -29,6 +30,8 @@ FILE = "penstock.db"
 
 BUSY_S = 10.0
 """How long to wait for a locked SQLite file."""
+
+MIGRATIONS = Path(__file__).parent / "migrations"
 
 LOCK_NUMBER = 7_361_672_001
 """Number of the server's advisory lock on using the database. It is arbitrary, and the same in all versions."""
@@ -153,10 +156,20 @@ def upgrade_beside_others(engine: Engine) -> None:
 
 
 def migrate(connection: Connection, to: str = "head") -> None:
-    """Run the missing migrations in the connection's transaction, and note which versions can use the store from now on."""
+    """Run the missing migrations in the connection's transaction, and note which versions can use the store from now on.
+
+    Raises:
+        StoreError: the schema, or the one to migrate to, is of a version before the first release.
+    """
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
+    known = {"head", None, *(each.revision for each in ScriptDirectory.from_config(config).walk_revisions())}
+    if strange := {revision(connection), to} - known:
+        raise StoreError(
+            f"the schema {strange.pop()} is of a development version from before the first release, and cannot be upgraded; "
+            "nothing was changed. Start penstockd with an empty store: jobs go on, and their history begins anew"
+        )
     alembic.command.upgrade(config, to)
     if revision(connection) == REVISION:
         connection.execute(compatibility.delete())

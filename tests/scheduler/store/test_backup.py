@@ -206,17 +206,18 @@ def test_a_file_that_exists_is_never_overwritten(tmp_path):
     assert (tmp_path / "kept").read_text() == "kept"
 
 
-def test_a_backup_of_an_older_schema_is_upgraded(where, tmp_path):
-    engine, _, lock = open_engine(where, lock=True)
-    schema.upgrade(engine, "0010")
-    with engine.connect().execution_options(penstock_write=True) as db, db.begin():
-        db.execute(sa.text("INSERT INTO controls VALUES ('paused', 'true')"))
-    lock.close()
-    engine.dispose()
+def test_a_backup_of_an_older_schema_is_upgraded(where, tmp_path, next_release):
+    old = open_store(where, writer=True)
+    old.set_control("paused", True)
+    old.close()
+    before, after = REVISION, next_release()
     about = make_backup(where, tmp_path / "backup.db")
-    assert about.revision == "0010"
+    assert about.revision == before
     restore_backup(tmp_path / "new", tmp_path / "backup.db")
-    assert open_store(tmp_path / "new").control("paused") is True
+    restored = open_store(tmp_path / "new")
+    assert restored.control("paused") is True
+    with restored.read() as db:
+        assert schema.revision(db) == after
 
 
 def test_a_backup_of_a_newer_schema_is_refused(tmp_path):

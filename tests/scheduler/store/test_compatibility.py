@@ -22,7 +22,7 @@ from tests.scheduler.store.test_store import numbered
 
 def revisions() -> list[str]:
     config = Config()
-    config.set_main_option("script_location", str(schema.Path(schema.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
     return sorted(script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
 
 
@@ -135,14 +135,15 @@ def test_a_newer_schema_that_does_not_is_refused_with_the_remedy(where, from_rev
 
 
 @pytest.fixture
-def leads(server):
+def leads(server, next_release):
     """A database with the schema before the newest, and the connection of a penstockd of that version that leads."""
     where = new_database(server)
     engine, _, lock = open_engine(where, lock=True)
-    schema.upgrade(engine, revisions()[-2])
+    schema.upgrade(engine)
     lock.close()
     engine.dispose()
     leader, _ = candidate_engine(where, 5.0)
+    next_release()
     with leader.connect() as connection:
         yield where, connection
     leader.dispose()
@@ -153,13 +154,13 @@ def test_a_running_penstockd_that_tolerates_the_upgrade_goes_on(leads, monkeypat
     monkeypatch.setattr(schema, "COMPATIBLE_FROM", revisions()[-2])
     told = CliRunner().invoke(make_app(), ["db", "upgrade", where])
     assert told.exit_code == 0, told.exception
-    assert f"upgraded from schema {revisions()[-2]} to {REVISION}" in told.output
+    assert f"upgraded from schema {revisions()[-2]} to {schema.REVISION}" in told.output
     assert connection.scalar(sa.text("SELECT count(*) FROM leadership")) == 1
 
 
 def test_a_running_penstockd_that_does_not_tolerate_it_stops_the_upgrade(leads, monkeypatch):
     where, _ = leads
-    monkeypatch.setattr(schema, "COMPATIBLE_FROM", REVISION)
+    monkeypatch.setattr(schema, "COMPATIBLE_FROM", schema.REVISION)
     error = CliRunner().invoke(make_app(), ["db", "upgrade", where]).exception
     assert "is in use by another penstockd; stop it" in str(error)
 

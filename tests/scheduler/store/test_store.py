@@ -6,7 +6,6 @@ import json
 import sqlite3
 import threading
 import time
-import zlib
 
 import pytest
 import sqlalchemy as sa
@@ -23,7 +22,6 @@ from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.messages import JobView, OwnerView
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.model import Hold, JobSpec, Outcome, Progress, Stop, StopCode
-from penstock_scheduler.model.records import dump_round
 from penstock_scheduler.people.errors import ConfigError, StoreError
 from penstock_scheduler.store import schema, tables
 from penstock_scheduler.store.opening import open_engine
@@ -272,34 +270,19 @@ def test_writers_in_threads_lose_nothing(store):
     assert len(list(store.reports())) == 80
 
 
-def test_from_the_first_schema_to_the_newest_with_data(where):
-    engine, _, lock = open_engine(where, lock=True)
-    schema.upgrade(engine, "0001")
-    packed = zlib.compress(dump_round(record()))
-    with engine.connect().execution_options(penstock_write=True) as db, db.begin():
-        db.execute(
-            sa.text("INSERT INTO rounds (round, time_s, policy, record) VALUES (1, 1000, 'sia', :record)"),
-            {"record": packed},
-        )
-        db.execute(
-            sa.text(
-                "INSERT INTO reports (job, epoch, sequence, kind, received_s, report) "
-                "VALUES ('1', 1, 0, 'checkpointed', 5, :report)"
-            ),
-            {"report": report(0).model_dump_json()},
-        )
+def test_a_store_of_the_release_before_is_upgraded_with_its_data(where, next_release):
+    old = open_store(where, writer=True)
+    old.save_round(record())
+    old.add_reports([report(0)])
+    old.close()
+    before, after = REVISION, next_release()
     with pytest.raises(
-        StoreError, match=f"has the schema 0001, this version needs {REVISION}; run penstock db upgrade"
+        StoreError, match=f"has the schema {before}, this version needs {after}; run penstock db upgrade"
     ):
         open_store(where)
-    lock.close()
-    engine.dispose()
     done = CliRunner().invoke(make_app(), ["db", "upgrade", where])
     assert done.exit_code == 0, done.output
-    assert f"from schema 0001 to {REVISION}" in done.output
-    done = CliRunner().invoke(make_app(), ["db", "check", where])
-    assert done.exit_code == 0, done.output
-    assert "1 rounds, 1 reports, 0 outcomes" in done.output
+    assert f"from schema {before} to {after}" in done.output
     opened = open_store(where)
     assert opened.last_round() == record()
     assert opened.summaries(None, 5) == [summarise(record())]
@@ -307,30 +290,26 @@ def test_from_the_first_schema_to_the_newest_with_data(where):
     opened.close()
 
 
+def test_a_store_from_before_the_first_release_is_refused_and_stays_as_it_is(where):
+    open_store(where, writer=True).close()
+    engine, _, lock = open_engine(where, lock=True)
+    with engine.connect().execution_options(penstock_write=True) as db, db.begin():
+        db.execute(sa.text("UPDATE alembic_version SET version_num = '0006'"))
+    lock.close()
+    engine.dispose()
+    with pytest.raises(StoreError, match="run penstock db upgrade"):
+        open_store(where, writer=True)
+    told = CliRunner().invoke(make_app(), ["db", "upgrade", where])
+    assert "the schema 0006 is of a development version from before the first release" in str(told.exception)
+    with pytest.raises(StoreError, match="has the schema 0006"):
+        open_store(where)
+
+
 def test_migrations_lead_to_the_tables_of_the_code(store):
     assert schema.differences(store.engine) == []
     config = Config()
-    config.set_main_option("script_location", str(schema.Path(schema.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
     assert ScriptDirectory.from_config(config).get_current_head() == REVISION
-
-
-def test_owners_of_an_older_store_have_their_jobs_and_an_age_after_the_upgrade(where):
-    engine, _, lock = open_engine(where, lock=True)
-    schema.upgrade(engine, "0006")
-    rows = {
-        "a": '{"name":"a","generation":"g","attempt":1,"job":"7"}',
-        "b": '{"name":"b","generation":"g","attempt":1}',
-    }
-    add = sa.text("INSERT INTO owners (user_name, name, view) VALUES ('ada', :name, :view)")
-    with engine.connect().execution_options(penstock_write=True) as db, db.begin():
-        db.execute(add, [{"name": name, "view": view} for name, view in rows.items()])
-    schema.upgrade(engine)
-    with engine.connect() as db:
-        found = db.execute(sa.text("SELECT name, job, noted_s FROM owners ORDER BY name")).all()
-    assert [(row.name, row.job) for row in found] == [("a", "7"), ("b", None)]
-    assert all(row.noted_s > time.time() - 60 for row in found)
-    lock.close()
-    engine.dispose()
 
 
 def test_an_export_has_every_row_and_no_secret(store, where):
