@@ -97,7 +97,7 @@ class CloudSettings(BurstSettings):
 
     price_days: ClassVar[float] = 31.0
     """Age in days beyond which an on-demand price is not used, so that its type is not offered. AWS changes such a price about
-    once a year, and says so weeks before."""
+    once a year, and announces it weeks ahead."""
 
     spot_price_days: ClassVar[float] = 1.0
     """The same for spot prices, which change several times a day."""

@@ -167,8 +167,8 @@ def migrate(connection: Connection, to: str = "head") -> None:
     known = {"head", None, *(each.revision for each in ScriptDirectory.from_config(config).walk_revisions())}
     if strange := {revision(connection), to} - known:
         raise StoreError(
-            f"the schema {strange.pop()} is of a development version from before the first release, and cannot be upgraded; "
-            "nothing was changed. Start penstockd with an empty store: jobs go on, and their history begins anew"
+            f"the schema {strange.pop()} is of a development version from before the first release, and cannot be upgraded. "
+            "The store stays as it is. Start penstockd with an empty one: jobs go on, and their history begins anew"
         )
     alembic.command.upgrade(config, to)
     if revision(connection) == REVISION:

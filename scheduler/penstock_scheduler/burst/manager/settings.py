@@ -91,7 +91,7 @@ class BurstSettings(BaseModel):
     """First pause for a market whose quota is used up, s. Only people raise a quota, within hours or days."""
 
     protected_after: ClassVar[int] = 5
-    """Failed boots in a row after which nothing is launched until `penstock cloud resume`. Each costs minutes of an instance,
+    """Failed boots in a row after which penstockd launches no instance until `penstock cloud resume`. Each costs minutes of an instance,
     and a spot market may end two or three young ones in a row."""
 
     mean_runtime_h: ClassVar[float] = 1.0
@@ -107,7 +107,7 @@ class BurstSettings(BaseModel):
     """Star-wait: factor on the waiting budget of jobs that came back. The paper's."""
 
     margin: ClassVar[float] = 0.25
-    """Share by which a commitment exceeds the expected cost. What is not spent is free again after the run."""
+    """Share by which a commitment exceeds the expected cost. The budget gets the rest back after the run."""
 
     unknown_h: ClassVar[float] = 24.0
     """Hours committed to a job of unknown running time: a user who needs more can declare `--runtime`."""
