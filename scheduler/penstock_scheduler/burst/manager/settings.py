@@ -91,8 +91,8 @@ class BurstSettings(BaseModel):
     """First pause for a market whose quota is used up, s. Only people raise a quota, within hours or days."""
 
     protected_after: ClassVar[int] = 5
-    """Failed boots in a row after which penstockd launches no instance until `penstock cloud resume`. Each costs minutes of an instance,
-    and a spot market may end two or three young ones in a row."""
+    """Failed boots in a row after which penstockd launches no instance until `penstock cloud resume`. Each costs minutes of an
+    instance, and a spot market may end two or three young ones in a row."""
 
     mean_runtime_h: ClassVar[float] = 1.0
     """Mean running time, until the site's own jobs tell it: after its first jobs, no assumption is needed."""
