@@ -209,15 +209,16 @@ def hard_to_read(text: str) -> dict[str, list[str]]:
     }
 
 
-REWRITTEN = ("docs/user",)
+REWRITTEN = ("README.md", "docs/user", "docs/admin")
 
 
 def test_the_pages_for_users_and_admins_read_well():
     pages = [page for name in REWRITTEN for page in (sorted((ROOT / name).rglob("*.md")) or [ROOT / name])]
-    assert len(pages) > 20
+    assert len(pages) > 40
     found = [
         f"{page.relative_to(ROOT)}: {name}: {place!r}"
         for page in pages
+        if page.name != "settings.md"  # generated from the settings' descriptions, which count as messages
         for name, places in hard_to_read(page.read_text(encoding="utf-8")).items()
         for place in places
     ]
@@ -225,15 +226,15 @@ def test_the_pages_for_users_and_admins_read_well():
 
 
 AT_MOST = {
-    "a clause as subject": 508,
-    "None: ...": 726,
+    "a clause as subject": 501,
+    "None: ...": 725,
     "nobody": 51,
-    "nothing as subject": 162,
+    "nothing as subject": 161,
     "of which": 36,
     "also": 61,
-    "so": 61,
+    "so": 45,
     "before": 44,
-    "there": 142,
+    "there": 20,
 }
 """How often the messages and docstrings of the product have each pattern. These numbers may only fall."""
 
