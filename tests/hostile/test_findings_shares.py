@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest import mock
+
 import pytest
 
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import ControlMessage, Report, Started
 from penstock_scheduler.jobs.models import MOST_COST_S, SpecModels
 from penstock_scheduler.model import NodeChoice
+from penstock_scheduler.rounds.policies import pollux
 from penstock_scheduler.rounds.policies.turns import LARGE_TURN_S, TURN_S
 from penstock_slurm.jobs.pauses import measured
 from tests.hostile.floods import ROUND_S, Flood, Lived
@@ -15,7 +19,13 @@ from tests.scheduler.builders import job
 
 NODES = ("t4-00", "t4-01", "t4-02", "t4-03")
 FOR_EVER = 1e9
-SETTINGS: dict[str, dict[str, object]] = {"pollux": {"generations": 10, "population": 20}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_search() -> Iterator[None]:
+    """A search that is stopped early has to keep the rules, too."""
+    with mock.patch.multiple(pollux, GENERATIONS=10, POPULATION=20):
+        yield
 
 
 def test_one_small_job_on_each_node_does_not_block_jobs_of_a_whole_node() -> None:
@@ -51,7 +61,7 @@ def test_no_gpu_is_idle_beside_two_elastic_jobs(policy: str) -> None:
         Lived(job(user, user=user, submit_s=submit_s, max_gpus=8), FOR_EVER)
         for user, submit_s in (("ada", 0.0), ("bob", 60.0))
     ]
-    cluster = Flood("t4:1x8", jobs, policy, SETTINGS.get(policy))
+    cluster = Flood("t4:1x8", jobs, policy)
     for hour in (1, 2, 3):
         cluster.run(hour * 3600.0)
         assert sum(each.job.allocation.gpus for each in jobs if each.job.allocation is not None) == 8
@@ -63,7 +73,7 @@ def test_a_job_of_all_gpus_keeps_no_small_job_waiting_for_ever(policy: str, most
     """The small job is within its share of four GPUs, but the other user has nothing left if it makes room."""
     gang = Lived(job("gang", user="mallory", min_gpus=8, max_gpus=8, adaptivity="rigid"), FOR_EVER)
     small = Lived(job("small", user="bob", submit_s=60.0, max_gpus=most), FOR_EVER)
-    cluster = Flood("t4:1x8", [gang, small], policy, SETTINGS.get(policy))
+    cluster = Flood("t4:1x8", [gang, small], policy)
     cluster.run(4 * 3600.0)
     assert small.longest_wait_s <= LARGE_TURN_S + TURN_S
     assert gang.stops <= 3

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_scheduler.rounds.policies import REGISTRY, takes_turns
+from penstock_scheduler.rounds.policies import REGISTRY, pollux, takes_turns
 from penstock_scheduler.rounds.policies.turns import LARGE_TURN_S, TURN_S
 from tests.hostile.floods import ROUND_S, Flood, Lived
 from tests.scheduler.builders import job, table
@@ -21,7 +22,13 @@ PROMISE = sorted(name for name in REGISTRY if takes_turns(name))
 LONG_EXAMPLES = 300
 """Of each long search, for each policy."""
 
-SETTINGS: dict[str, dict[str, object]] = {"pollux": {"generations": 10, "population": 20}}
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_search() -> Iterator[None]:
+    """A search that is stopped early has to keep the rules, too."""
+    with mock.patch.multiple(pollux, GENERATIONS=10, POPULATION=20):
+        yield
+
 
 SHORT_S = 120.0
 """How long a job of the flood takes on the GPUs that it asks for."""
@@ -102,7 +109,7 @@ def test_a_flood_keeps_no_job_without_gpus(policy: str, kind: str, fair_share: b
     attack, honest = FLOODS[kind](), long_jobs(3, weight=0.5 if fair_share else 1.0)
     for lived in attack:
         lived.job = dataclasses.replace(lived.job, weight=2.0 if fair_share else 1.0)
-    cluster = Flood("t4:2x4", [*honest, *attack], policy, SETTINGS.get(policy))
+    cluster = Flood("t4:2x4", [*honest, *attack], policy)
     cluster.run(1800.0)
     assert max(lived.longest_wait_s for lived in honest) <= BOUND_S
     if kind != "of all GPUs":
@@ -114,7 +121,7 @@ def test_a_job_of_several_gpus_gets_them_at_once(policy: str) -> None:
     """Four GPUs are the equal share of two users. Jobs of one GPU, which may not be stopped, leave them one by one."""
     gang = long_jobs(1, 4, submit_s=300.0)
     attack = flood(120, max_gpus=1, adaptivity="rigid", saves=False)
-    cluster = Flood("t4:2x4", [*gang, *attack], policy, SETTINGS.get(policy))
+    cluster = Flood("t4:2x4", [*gang, *attack], policy)
     cluster.run(1800.0)
     assert gang[0].longest_wait_s <= BOUND_S
 
@@ -174,7 +181,7 @@ def test_the_bound_holds_for_many_floods(policy: str, drawn: tuple[str, list[Liv
 
 
 def the_bound_holds(policy: str, nodes: str, honest: list[Lived], attack: list[Lived]) -> None:
-    cluster = Flood(nodes, [*honest, *attack], policy, SETTINGS.get(policy))
+    cluster = Flood(nodes, [*honest, *attack], policy)
     cluster.run(1800.0)
     for lived in honest:
         assert lived.longest_wait_s <= BOUND_S, lived.job.id
@@ -219,7 +226,7 @@ def turns_end(policy: str, nodes: str, jobs: list[Lived]) -> None:
     """Nothing changes after the first 12 minutes, but that jobs age and that large ones are due after an hour. From then on,
     turns stop no job more often than once in `LARGE_TURN_S`.
     """
-    cluster = Flood(nodes, jobs, policy, SETTINGS.get(policy))
+    cluster = Flood(nodes, jobs, policy)
     quiet_s = 700.0 + LARGE_TURN_S + TURN_S
     cluster.run(quiet_s)
     early = len(cluster.stop_texts)

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from penstock_scheduler.model import Configuration, GpuLimit, Job, Node, Placement, Share
-from penstock_scheduler.rounds.free_gpus import Fit, FreeGpus, Timeline
+from penstock_scheduler.rounds.free_gpus import FreeGpus, Timeline
 from tests.scheduler.builders import job, on
 
 
@@ -50,10 +50,9 @@ def test_a_job_gets_exactly_as_many_gpus_as_are_left():
     assert book.find(job("j"), [FOUR]) == on("t4", n=4)
 
 
-@pytest.mark.parametrize(("fit", "name"), [("first", "a"), ("best", "b")])
-def test_part_of_a_node_comes_from_the_first_or_from_the_fullest(fit: Fit, name: str):
-    book = FreeGpus([node("a"), node("b", gpus_others=2), node("c", gpus_others=1)], fit=fit)
-    assert book.find(job("j"), [ONE]) == Placement("t4", "all", (Share(name, 1),))
+def test_part_of_a_node_comes_from_the_fullest():
+    book = FreeGpus([node("a"), node("b", gpus_others=2), node("c", gpus_others=1)])
+    assert book.find(job("j"), [ONE]) == Placement("t4", "all", (Share("b", 1),))
 
 
 def test_of_equally_full_nodes_the_first_by_name_is_taken():

@@ -55,7 +55,7 @@ def test_policies_side_by_side(compared):
 
 
 def test_the_policy_of_the_settings_file_decides_without_policy(tmp_path):
-    (tmp_path / "site.toml").write_text('[policy]\nname = "fifo"\n[policy.las]\nstep_gpu_s = 60.0\n')
+    (tmp_path / "site.toml").write_text('[policy]\nname = "fifo"\n[policy.las]\nbackfill = "easy"\n')
 
     def policies(*argv: object) -> list[str]:
         said = penstock_simulate(tmp_path, "--json", *argv).stdout

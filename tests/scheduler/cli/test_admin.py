@@ -33,8 +33,8 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api, tmp_path):
     assert "* sia+synergy-tune" in " ".join(penstock(api, "policy", "list").output.split())
     file = tmp_path / "mine.toml"
     file.write_text('[policy]\nname = "sia"\n[policy.partitions.debug]\nname = "fifo"\n')
-    assert "sia (debug: fifo) decides" in penstock(api, "policy", "set", str(file), 'fifo.fit="best"').output
-    assert api.changes["policy"].settings["fifo"]["fit"] == "best"
+    assert "sia (debug: fifo) decides" in penstock(api, "policy", "set", str(file), 'fifo.backfill="easy"').output
+    assert api.changes["policy"].settings["fifo"]["backfill"] == "easy"
     assert "give each key once" in str(penstock(api, "policy", "set", "sia", "gap=0.1", "gap=0.2").exception)
     assert "unknown policy ''" in str(penstock(api, "policy", "set", "").exception)
 

@@ -169,8 +169,8 @@ def test_settings_of_a_policy_and_of_its_preset_are_apart():
     text = '[policy.sia]\ngap = 0.01\n[policy."sia:artifact"]\ngap = 0.02\n[policy.partitions.debug]\nname = "sia:artifact"\n'
     _, full = make_policy(parse_settings(text, "here").policy)
     assert (full.settings["sia"]["gap"], full.settings["sia:artifact"]["gap"]) == (0.01, 0.02)
-    assert full.settings["sia:artifact"]["max_job_gpus"] == 64
-    assert full.settings["sia"]["max_job_gpus"] != 64
+    assert full.settings["sia:artifact"]["variant"] == "artifact"
+    assert full.settings["sia"]["variant"] == "penstock"
     assert make_policy(full)[1] == full, "what is recorded decides the same again"
     twice = staged("sia", partitions={"debug": "sia"}, sia={"gap": 0.01})
     assert make_policy(twice)[1].settings == {"sia": full.settings["sia"]}
@@ -178,9 +178,9 @@ def test_settings_of_a_policy_and_of_its_preset_are_apart():
 
 def test_settings_are_laid_over_others_part_by_part():
     """[policy.sia] stays where an admin sets something else of it; a preset's may be called by the policy's name."""
-    below = {"sia": {"gap": 0.01}, "fifo": {"fit": "best"}, "las": {}}
+    below = {"sia": {"gap": 0.01}, "fifo": {"backfill": "easy"}, "las": {}}
     merged = staged("sia", partitions={"debug": "fifo"}, sia={"fairness_p": -1.0}).over(below)
-    assert merged.settings == {"sia": {"gap": 0.01, "fairness_p": -1.0}, "fifo": {"fit": "best"}}
+    assert merged.settings == {"sia": {"gap": 0.01, "fairness_p": -1.0}, "fifo": {"backfill": "easy"}}
     preset = staged("sia:artifact", partitions={"debug": "fifo"}, sia={"gap": 0.02}).over({})
     assert make_policy(preset)[1].settings["sia:artifact"]["gap"] == 0.02
     with pytest.raises(ConfigError, match="has no part 'las'; there are settings for each part: sia, fifo"):
@@ -195,7 +195,7 @@ def test_the_settings_file_says_policy_stages_and_partitions():
         [policy.sia]
         gap = 0.01
         [policy.las]
-        step_gpu_s = 60.0
+        backfill = "easy"
         [policy.partitions.debug]
         name = "fifo"
         """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock_scheduler.model import Configuration, GpuLimit, Job, Phase, Plan, ReasonCode, Snapshot
-from penstock_scheduler.rounds.policies import common, make_policy
+from penstock_scheduler.rounds.policies import common, make_policy, pollux
 from penstock_scheduler.rounds.policies.pollux import FLOOR, search
 from tests.scheduler.builders import job, on, rate, snapshot, table, with_facts
 
@@ -104,15 +104,18 @@ def test_a_repaired_allocation_fits_and_gives_the_best_that_is_left():
     assert sorted(choice_J.tolist()) == [0, 1, 2]
 
 
-def test_rounds_differ_and_one_round_does_not():
+def test_rounds_differ_and_one_round_does_not(monkeypatch):
     models = {
         str(n): table(t4={1: 1.0, 2: 1.5 + n / 40, 4: 2.0 + n / 20, 8: 3.0}, a100={1: 2.0 + n}) for n in range(20)
     }
     state = snapshot("t4:4x8,a100:2x8", [job(str(n), submit_s=n) for n in range(20)], models)
-    short = {"generations": 2, "population": 10}
-    assert decide(state, **short).chosen == decide(state, **short).chosen
-    assert decide(dataclasses.replace(state, round=2), **short).chosen != decide(state, **short).chosen
-    assert decide(state, **short, seed=1).chosen != decide(state, **short).chosen
+    monkeypatch.setattr(pollux, "GENERATIONS", 2)
+    monkeypatch.setattr(pollux, "POPULATION", 10)
+    assert decide(state).chosen == decide(state).chosen
+    assert decide(dataclasses.replace(state, round=2)).chosen != decide(state).chosen
+    first = decide(state).chosen
+    monkeypatch.setattr(pollux, "SEED", 1)
+    assert decide(state).chosen != first
 
 
 def test_a_job_that_keeps_its_configuration_keeps_its_nodes_and_limits_hold():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -29,16 +30,14 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.people.errors import ConfigError
-from penstock_scheduler.rounds.policies import REGISTRY, common, make_policy, registered
+from penstock_scheduler.rounds.policies import REGISTRY, common, make_policy, pollux, registered
 from penstock_scheduler.rounds.policies.sia import SiaSettings
+from penstock_scheduler.rounds.policies.staying import NO_SPEED
 from penstock_scheduler.rounds.policies.stops import stopped
 from tests.scheduler.builders import job, snapshot, staged, table, with_facts
 from tests.scheduler.policies.documented import NAME, documented
 
 TYPES = ("t4", "rtx", "a100")
-
-QUICK: dict[str, dict[str, object]] = {"pollux": {"generations": 10, "population": 20}}
-"""A search that is stopped early has to keep the rules, too."""
 
 STAGED: list[tuple[PolicyChoice, dict[str, object]]] = [
     (staged("sia", "synergy-tune"), {}),
@@ -48,14 +47,14 @@ STAGED: list[tuple[PolicyChoice, dict[str, object]]] = [
 """Plans that stages have refined."""
 
 VARIANTS = (
-    [(name, QUICK.get(name, {})) for name in sorted(REGISTRY)]
+    [(name, {}) for name in sorted(REGISTRY)]
     + [(NAME, {})]
     + STAGED
     + [
-        (name, {"backfill": backfill, "fit": fit})
+        (name, {"backfill": backfill})
         for name, (_, model) in sorted(REGISTRY.items())
         if "backfill" in model.model_fields
-        for backfill, fit in (("easy", "first"), ("easy", "best"), ("out-of-order", "best"))
+        for backfill in ("easy", "out-of-order")
     ]
 )
 """Every policy with its defaults, the one that CONTRIBUTING.md shows, and the queues with backfill."""
@@ -64,6 +63,13 @@ VARIANTS = (
 @pytest.fixture(autouse=True, scope="module")
 def documented_policy() -> Iterator[None]:
     with documented():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_search() -> Iterator[None]:
+    """A search that is stopped early has to keep the rules, too."""
+    with mock.patch.multiple(pollux, GENERATIONS=10, POPULATION=20):
         yield
 
 
@@ -191,7 +197,7 @@ def keeps_what_it_has(name: str, plan: Plan, jobs: dict[str, Job]) -> set[str]:
     found = {job for job, a in plan.assignments.items() if a.placement == jobs[job].allocation}
     if name != "sia":
         return found
-    said = ("there is no other place for the job now", "nothing is gained by stopping it")
+    said = ("there is no other place for the job now", "nothing is gained by stopping it", NO_SPEED)
     return {job for job in found if plan.assignments[job].reason.text.endswith(said)}
 
 

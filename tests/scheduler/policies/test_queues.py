@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from penstock_scheduler.model import Configuration, GpuLimit, Phase, Plan, ReasonCode, Snapshot
-from penstock_scheduler.rounds.policies import make_policy
-from penstock_scheduler.rounds.policies.queues import rho
+from penstock_scheduler.rounds.policies import make_policy, queues
+from penstock_scheduler.rounds.policies.queues import SlurmBackfill, rho
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 
@@ -128,14 +128,15 @@ def test_slurm_plans_a_day_ahead_and_a_year_where_there_is_no_limit():
     assert set(decide("slurm-backfill", state, default_time_limit_s=3600.0).chosen) == {"A"}
 
 
-def test_slurm_reserves_gpus_for_max_jobs_only():
+def test_slurm_reserves_gpus_for_the_first_jobs_only(monkeypatch):
     jobs = [
         runs("A", 4, submit_s=0, time_limit_s=100.0),
         wants("B", 4, submit_s=1, time_limit_s=100.0),
         wants("C", 6, submit_s=2, time_limit_s=100.0),
         wants("D", 2, submit_s=3, time_limit_s=250.0),
     ]
-    assert "D" in decide("slurm-backfill", snapshot("t4:6x1", jobs), max_jobs=1).chosen
+    monkeypatch.setattr(SlurmBackfill, "reservations", 1)
+    assert "D" in decide("slurm-backfill", snapshot("t4:6x1", jobs)).chosen
 
 
 def test_las_serves_the_job_with_least_service_and_stops_the_one_with_most():
@@ -147,11 +148,12 @@ def test_las_serves_the_job_with_least_service_and_stops_the_one_with_most():
     assert "makes room for job none" in plan.waiting["much"].text
 
 
-def test_las_does_not_swap_jobs_within_a_step():
+def test_las_does_not_swap_jobs_within_a_step(monkeypatch):
     jobs = [runs("runs", 4, submit_s=5), wants("waits", 4, submit_s=0)]
     state = snapshot("t4:4x1", jobs, attained={"runs": {"t4": 3000.0}, "waits": {"t4": 0.0}})
     assert set(decide("las", state).chosen) == {"runs"}
-    assert set(decide("las", state, step_gpu_s=0).chosen) == {"waits"}
+    monkeypatch.setattr(queues, "STEP_GPU_S", 1.0)
+    assert set(decide("las", state).chosen) == {"waits"}
 
 
 def test_no_job_is_stopped_for_a_job_that_would_still_not_fit():
@@ -199,21 +201,21 @@ def test_ftf_is_that_of_themis():
     assert rho(with_facts(unknown, attained_gpu_s={}), two, Configuration(2, 2, "t4"), 2.0) == float("inf")
 
 
-def test_ftf_serves_the_least_fairly_treated():
+def test_ftf_serves_the_least_fairly_treated(monkeypatch):
     """On one GPU: `old` has waited 1000 s for 100 s of work, rho 11.3 / 1.3; `young` waited 100 s for 100 s, rho 2.3 / 1.3."""
     jobs = [runs("young", 1, submit_s=900), wants("old", 1, submit_s=0)]
     state = snapshot("t4:1x1", jobs, remaining={"young": 100.0, "old": 100.0})
     assert set(decide("ftf", state).chosen) == {"old"}
     close = snapshot("t4:1x1", [jobs[0], wants("old", 1, submit_s=880)], remaining={"young": 100.0, "old": 100.0})
-    assert set(decide("ftf", close, step_rho=10.0).chosen) == {"young"}
+    monkeypatch.setattr(queues, "STEP_RHO", 10.0)
+    assert set(decide("ftf", close).chosen) == {"young"}
 
 
-def test_first_fit_and_best_fit():
-    """Of 4 and 2 free GPUs, best-fit takes the node with 2, first-fit the first."""
+def test_part_of_a_node_comes_from_the_fullest():
+    """Of 4 and 2 free GPUs, best-fit takes the node with 2."""
     jobs = [wants("a", 2, phase=Phase.RUNNING, allocation=on("t4", t4_01=2), submit_s=0), wants("b", 2, submit_s=1)]
     state = snapshot("t4:2x4", jobs)
-    assert decide("fifo", state, fit="best").assignments["b"].placement == on("t4", t4_01=2)
-    assert decide("fifo", state, fit="first").assignments["b"].placement == on("t4", t4_00=2)
+    assert decide("fifo", state).assignments["b"].placement == on("t4", t4_01=2)
 
 
 def test_a_job_over_its_limit_waits_and_delays_no_other_job():

@@ -44,7 +44,7 @@ def test_each_policy_and_seed_has_its_rows():
 
 
 def test_settings_of_a_policy_apply():
-    result = simulate("t4:1x4", JOBS, {"slurm-backfill": {"max_jobs": 1}})
+    result = simulate("t4:1x4", JOBS, {"slurm-backfill": {"default_time_limit_s": 60.0}})
     assert result.summary.policy.tolist() == ["slurm-backfill"]
     with pytest.raises(ConfigError, match="nonsense"):
         simulate("t4:1x4", JOBS, {"slurm-backfill": {"nonsense": 60.0}})

@@ -13,7 +13,7 @@ GPUs first. For a running job that the policy would keep, `may_stay` tells wheth
 policy stops, `give_back` returns them. `copy` is cheap: the copy shares all counts until one of the two changes, so a policy can
 try a sequence of steps and drop it.
 
-Which GPUs a job gets: part of a node comes from the first node with room or from the fullest (`fit`). Several nodes are taken
+Which GPUs a job gets: part of a node comes from the fullest node with room. Several nodes are taken
 whole, from the switch with just enough idle nodes, else from as few switches as possible. A job of a size that no whole nodes
 add up to (10 GPUs on nodes of 8) takes the same part of each of its nodes, because Slurm gives a job as many GPUs on each.
 
@@ -38,7 +38,7 @@ from penstock_scheduler.rounds.free_gpus.access import (
     opens,
 )
 from penstock_scheduler.rounds.free_gpus.allowance import Allowance
-from penstock_scheduler.rounds.free_gpus.book import Fit, FreeGpus, changed_nodes
+from penstock_scheduler.rounds.free_gpus.book import FreeGpus, changed_nodes
 from penstock_scheduler.rounds.free_gpus.index import NodeIndex
 from penstock_scheduler.rounds.free_gpus.timeline import Timeline
 
@@ -47,7 +47,6 @@ __all__ = [
     "Allowance",
     "Choices",
     "Door",
-    "Fit",
     "FreeGpus",
     "NodeIndex",
     "Timeline",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from penstock_scheduler.rounds.free_gpus.access import Choices, choices_of, door
 from penstock_scheduler.rounds.free_gpus.allowance import Allowance
 from penstock_scheduler.rounds.free_gpus.index import NodeIndex
 
-Fit = Literal["first", "best"]
 """The node that part of a node is taken from: the first with enough free GPUs, or the one that then has fewest left."""
 
 Counts = NDArray[np.int64]
@@ -54,16 +52,12 @@ class FreeGpus:
     Args:
         nodes: all nodes.
         limits: on users, accounts, QOS and partitions.
-        fit: where part of a node is taken from.
         like: the book of an earlier round. Counts of unchanged nodes are taken from it, which saves time.
     """
 
-    def __init__(
-        self, nodes: Sequence[Node], limits: Iterable[GpuLimit] = (), fit: Fit = "best", like: FreeGpus | None = None
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], limits: Iterable[GpuLimit] = (), like: FreeGpus | None = None) -> None:
         self.nodes = nodes
         self.allowance = Allowance(limits)
-        self._fit: Fit = fit
         self._shared = False
         """Whether another copy may have the same counts, so that they must not be changed in place."""
         self._frame: _Frame
@@ -81,9 +75,9 @@ class FreeGpus:
         """Free GPUs by node, in the order of `nodes`. Callers read it only."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot, fit: Fit = "best") -> FreeGpus:
+    def of(cls, snapshot: Snapshot) -> FreeGpus:
         """All GPUs that a round may allocate, under the limits of its snapshot."""
-        return cls(snapshot.nodes, snapshot.limits, fit)
+        return cls(snapshot.nodes, snapshot.limits)
 
     def copy(self) -> FreeGpus:
         """A copy that changes independently."""
@@ -197,14 +191,9 @@ class FreeGpus:
         return None
 
     def _on_one_node(self, job: Job, option: Configuration, candidates: Counts, free_N: Counts) -> Placement | None:
-        """A node by `fit`: the first node, or the fullest node of the job's first partition that has one."""
-        tried: Iterable[tuple[int, str]]
-        if self._fit == "first":
-            tried = itertools.product(candidates.tolist(), job.partitions)
-        else:
-            order = candidates[np.lexsort((self._frame.ranks()[candidates], free_N[candidates]))].tolist()
-            tried = ((index, partition) for partition in job.partitions for index in order)
-        for index, partition in tried:
+        """The fullest node of the job's first partition that has one."""
+        order = candidates[np.lexsort((self._frame.ranks()[candidates], free_N[candidates]))].tolist()
+        for partition, index in itertools.product(job.partitions, order):
             node = self.nodes[index]
             if partition in node.partitions and node.reservation == job.reservation:
                 return Placement(option.gpu_type, partition, (Share(node.name, option.gpus),))

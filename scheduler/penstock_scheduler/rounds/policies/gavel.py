@@ -32,12 +32,15 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_scheduler.model import Assignment, Configuration, Job, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.people.errors import RoundFailed
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.settling import settle
+
+HEAD_START_S = 180.0
+"""Time that each job is assumed to have had on each type: in the paper, half a round."""
 
 
 class GavelSettings(BaseModel):
@@ -47,9 +50,6 @@ class GavelSettings(BaseModel):
 
     throughput: Literal["normalised", "steps"] = Field(
         default="steps", description="Steps/s, as in the authors' code, or relative to the job's slowest type."
-    )
-    head_start_s: PositiveFloat = Field(
-        default=180.0, description="Time that each job is assumed to have had on each type; in the paper, half a round."
     )
 
 
@@ -109,7 +109,7 @@ class Gavel:
         for job in jobs:
             attained = snapshot.facts[job.id].attained_gpu_s
             for option in shares[job.id]:
-                time_s = attained.get(option.gpu_type, 0.0) / option.gpus + self._settings.head_start_s
+                time_s = attained.get(option.gpu_type, 0.0) / option.gpus + HEAD_START_S
                 if (job.id, option.gpu_type) not in received:
                     total[option.gpu_type] = total.get(option.gpu_type, 0.0) + time_s
                 received[job.id, option.gpu_type] = time_s

@@ -29,7 +29,7 @@ Departures from the paper:
 
 As in the paper, a job whose scaling is unknown at most doubles its number of GPUs.
 
-The random numbers are seeded with `seed` and the number of the round, so the same snapshot gives the same plan. The search
+The random numbers are seeded with the number of the round, so the same snapshot gives the same plan. The search
 gives no bound: on large clusters the plan may be far from the best.
 
 Axes: P allocations, J jobs, C configurations with "none" as the last one, T GPU types, G numbers of GPUs.
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.model import (
@@ -67,6 +67,12 @@ RETURN, LEAVE = 0.1, 0.01
 GROWTH = 2
 """A job whose scaling is unknown may get this many times its largest number of GPUs so far."""
 
+POPULATION, GENERATIONS = 100, 100
+"""Allocations in a population, and generations in a round. More give better plans and take proportionally longer."""
+
+SEED = 0
+"""Seed of the random numbers, with the round's number."""
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -77,9 +83,6 @@ class PolluxSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fairness_p: float = Field(default=-1.0, description="Exponent of the power mean; 0: the geometric mean.")
-    population: int = Field(default=100, ge=2, description="Number of allocations in a population.")
-    generations: PositiveInt = Field(default=100, description="Number of generations in a round.")
-    seed: NonNegativeInt = Field(default=0, description="Seed of the random numbers, with the round's number.")
 
 
 class Pollux:
@@ -113,9 +116,9 @@ class Pollux:
             np.array([*(types.index(option.gpu_type) for option in options), 0], dtype=np.int64),
             np.array(list(capacity.values()), dtype=np.int64),
             held_J,
-            np.random.default_rng([self._settings.seed, snapshot.round]),
-            population=self._settings.population,
-            generations=self._settings.generations,
+            np.random.default_rng([SEED, snapshot.round]),
+            population=POPULATION,
+            generations=GENERATIONS,
         )
         chosen = {job.id: options[c] for job, c in zip(jobs, choice_J, strict=True) if c < len(options)}
         instead = [

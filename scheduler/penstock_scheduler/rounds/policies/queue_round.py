@@ -19,7 +19,7 @@ from penstock_scheduler.model import (
     ReasonCode,
     Snapshot,
 )
-from penstock_scheduler.rounds.free_gpus import Fit, FreeGpus, Timeline
+from penstock_scheduler.rounds.free_gpus import FreeGpus, Timeline
 from penstock_scheduler.rounds.policies import common
 
 SOONEST_END_S = 60.0
@@ -39,8 +39,7 @@ class Queue(ABC):
     """With `easy`: the most jobs for which GPUs are reserved."""
     window_s = math.inf
 
-    def __init__(self, fit: Fit, backfill: Backfill) -> None:
-        self._fit: Fit = fit
+    def __init__(self, backfill: Backfill) -> None:
         self._backfill = backfill
         self._requests = common.Requests()
         self._kept: dict[JobId, tuple[AnyEstimator, Assignment]] = {}
@@ -48,7 +47,7 @@ class Queue(ABC):
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Keep running jobs, and start the next ones."""
-        self._free = FreeGpus(snapshot.nodes, snapshot.limits, self._fit, self._free)
+        self._free = FreeGpus(snapshot.nodes, snapshot.limits, self._free)
         requests = self._requests.of(snapshot)
         return QueueRound(self, snapshot, self._free, requests, self._backfill).plan(self._kept)
 

@@ -18,7 +18,7 @@ The orders:
 
 `srtf`, `las` and `ftf` preempt: in each round, a job that does not fit takes GPUs from the jobs furthest behind it that may be
 moved. A job is stopped only if another job gets its GPUs. The orders do not weigh the cost of a restart (`restart_cost_s`).
-So `las` and `ftf` compare jobs in steps (`step_gpu_s`, `step_rho`), and small differences stop no job.
+So `las` and `ftf` compare jobs in steps (`STEP_GPU_S`, `STEP_RHO`), and small differences stop no job.
 
 *EASY backfill* (Lifka, JSSPP '95) reserves GPUs for the first job that does not fit, at the earliest time at which enough GPUs
 will be free. Jobs behind it may start if those GPUs are still free at that time. A job of unknown length takes no GPU that is
@@ -29,19 +29,24 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from penstock_scheduler.model import Configuration, Job, Snapshot
-from penstock_scheduler.rounds.free_gpus import Fit
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.queue_round import SOONEST_END_S, Backfill, Queue
 
 SLURM_UNLIMITED_S = 365 * 86_400.0
 """Time limit that Slurm's backfill plugin assumes for a job that has none, seconds."""
 
+STEP_GPU_S = 3600.0
+"""Step in which `las` compares GPU-seconds. Exactly compared, two equal jobs would swap every round."""
+
+STEP_RHO = 0.1
+"""Step in which `ftf` compares rho."""
+
 
 class QueueSettings(BaseModel):
-    """Sections `[policy.fifo]` and `[policy.srtf]` of the settings file. Other sections extend it."""
+    """Sections `[policy.fifo]`, `[policy.srtf]`, `[policy.las]` and `[policy.ftf]` of the settings file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -50,31 +55,13 @@ class QueueSettings(BaseModel):
         description="Which jobs behind the first one that does not fit may start. easy: those that do not delay it; "
         "out-of-order: all that fit.",
     )
-    fit: Fit = Field(default="best", description="Node for part of a node: the first with room, or the fullest.")
-
-
-class LasSettings(QueueSettings):
-    """Section `[policy.las]`."""
-
-    step_gpu_s: NonNegativeFloat = Field(
-        default=3600.0, description="Step in which GPU-seconds are compared; 0: exactly."
-    )
-
-
-class FtfSettings(QueueSettings):
-    """Section `[policy.ftf]`."""
-
-    step_rho: NonNegativeFloat = Field(default=0.1, description="Step in which rho is compared; 0: exactly.")
 
 
 class SlurmBackfillSettings(BaseModel):
-    """Section `[policy.slurm-backfill]`; the defaults are those of Slurm's SchedulerParameters."""
+    """Section `[policy.slurm-backfill]`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    fit: Fit = Field(default="best", description="Node for part of a node: the first with room, or the fullest.")
-    max_jobs: PositiveInt = Field(default=500, description="Most waiting jobs with reserved GPUs: bf_max_job_test.")
-    window_s: PositiveFloat = Field(default=86_400.0, description="How far ahead to plan, seconds: bf_window.")
     default_time_limit_s: PositiveFloat | None = Field(
         default=None,
         description="Time limit of jobs that have none: the partition's DefaultTime. null: a year, as in Slurm.",
@@ -87,7 +74,7 @@ class Fifo(Queue):
     name = "fifo"
 
     def __init__(self, settings: QueueSettings) -> None:
-        super().__init__(settings.fit, settings.backfill)
+        super().__init__(settings.backfill)
         self.front_only = settings.backfill == "none"
         """Whether only the free GPUs and the front of the queue, by (submission, id), matter. Running jobs stay, and all
         jobs behind the first one that does not fit wait, so a snapshot may leave both out."""
@@ -104,7 +91,7 @@ class Srtf(Queue):
     preempts = True
 
     def __init__(self, settings: QueueSettings) -> None:
-        super().__init__(settings.fit, settings.backfill)
+        super().__init__(settings.backfill)
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """Remaining seconds where the job runs, or, if it does not run, on its preferred configuration."""
@@ -118,13 +105,12 @@ class Las(Queue):
     name = "las"
     preempts = True
 
-    def __init__(self, settings: LasSettings) -> None:
-        super().__init__(settings.fit, settings.backfill)
-        self._step_gpu_s = settings.step_gpu_s
+    def __init__(self, settings: QueueSettings) -> None:
+        super().__init__(settings.backfill)
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """GPU-seconds so far."""
-        return _in_steps(sum(snapshot.facts[job.id].attained_gpu_s.values()), self._step_gpu_s)
+        return _in_steps(sum(snapshot.facts[job.id].attained_gpu_s.values()), STEP_GPU_S)
 
 
 class Ftf(Queue):
@@ -133,13 +119,12 @@ class Ftf(Queue):
     name = "ftf"
     preempts = True
 
-    def __init__(self, settings: FtfSettings) -> None:
-        super().__init__(settings.fit, settings.backfill)
-        self._step_rho = settings.step_rho
+    def __init__(self, settings: QueueSettings) -> None:
+        super().__init__(settings.backfill)
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
         """Minus rho, see `rho`."""
-        return _in_steps(-rho(snapshot, job, *_where(job, request)), self._step_rho)
+        return _in_steps(-rho(snapshot, job, *_where(job, request)), STEP_RHO)
 
 
 def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> float:
@@ -159,7 +144,7 @@ def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> 
 class SlurmBackfill(Queue):
     """FIFO with conservative backfill and fixed requests, as Slurm schedules with its defaults.
 
-    The oldest job has the highest priority. For each of the first `max_jobs` waiting jobs, GPUs are reserved at the earliest
+    The oldest job has the highest priority. For each of the first `reservations` waiting jobs, GPUs are reserved at the earliest
     time at which, by the time limits, the running jobs and the jobs before it leave enough free. A job for which that time is
     now starts. (EASY backfill reserves GPUs for one job only.) No GPUs are reserved for a job that would start after
     `window_s`. So, as in Slurm, a large job can wait for long among jobs without time limits. Slurm's other priority
@@ -167,11 +152,11 @@ class SlurmBackfill(Queue):
     """
 
     name = "slurm-backfill"
+    reservations = 500  # SchedulerParameters=bf_max_job_test
+    window_s = 86_400.0  # bf_window
 
     def __init__(self, settings: SlurmBackfillSettings) -> None:
-        super().__init__(settings.fit, "easy")
-        self.reservations = settings.max_jobs
-        self.window_s = settings.window_s
+        super().__init__("easy")
         self._unlimited_s = settings.default_time_limit_s or SLURM_UNLIMITED_S
 
     def rank(self, snapshot: Snapshot, job: Job, request: common.Request) -> float:
@@ -193,4 +178,4 @@ def _where(job: Job, request: common.Request) -> tuple[Configuration, float]:
 
 
 def _in_steps(value: float, step: float) -> float:
-    return math.floor(value / step) * step if step > 0 and math.isfinite(value) else value
+    return math.floor(value / step) * step if math.isfinite(value) else value

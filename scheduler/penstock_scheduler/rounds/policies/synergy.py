@@ -36,7 +36,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict
 
 from penstock_scheduler.model import (
     Assignment,
@@ -67,21 +67,14 @@ from penstock_scheduler.rounds.policies.tuning import (
 from penstock_scheduler.rounds.solver import python_mip
 
 
-class ProportionalSettings(BaseModel):
-    """Section `[policy.proportional]` of the settings file. The stage has no settings."""
+class NoSettings(BaseModel):
+    """Sections `[policy.proportional]` and `[policy.synergy-opt]` of the settings file: these stages have no settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class OptSettings(BaseModel):
-    """Section `[policy.synergy-opt]` of the settings file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    max_seconds: PositiveFloat = Field(
-        default=10.0,
-        description="Time for all programs of a round. Nodes that are left then get synergy-tune's shares.",
-    )
+OPT_SECONDS = 10.0
+"""Time for all programs of a round of `synergy-opt`. Nodes that are left then get synergy-tune's shares."""
 
 
 class Proportional:
@@ -89,7 +82,7 @@ class Proportional:
 
     name = "proportional"
 
-    def __init__(self, settings: ProportionalSettings) -> None:
+    def __init__(self, settings: NoSettings) -> None:
         pass
 
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
@@ -123,17 +116,16 @@ class SynergyOpt:
 
     name = "synergy-opt"
 
-    def __init__(self, settings: OptSettings) -> None:
+    def __init__(self, settings: NoSettings) -> None:
         """Raises ConfigError if python-mip is not installed."""
         python_mip.library()
-        self._seconds = settings.max_seconds
 
     def refine(self, snapshot: Snapshot, plan: Plan) -> Plan:
         """TUNE's plan, with better shares on each node for which there is time."""
         stage = _Stage(snapshot, plan, TuneSettings())
         if stage.grants is None:
             return stage.plan()
-        left_s, grants = self._seconds, dict(stage.grants)
+        left_s, grants = OPT_SECONDS, dict(stage.grants)
         by_node: dict[int, list[Claim]] = {}
         for claim in stage.claims:
             by_node.setdefault(grants[claim.job].node, []).append(claim)

@@ -100,7 +100,7 @@ def test_a_young_job_is_not_stopped_for_one_that_gains_more():
     full = tuple(dataclasses.replace(n, gpus_others=1) if n.gpu_type == "k80" else n for n in state.nodes)
     state = dataclasses.replace(state, nodes=full)
     assert set(sia.decide(state).chosen) == {"young"}
-    assert set(Sia(SiaSettings(size_power=0, leaving_is_free=True)).decide(state).chosen) == {"other"}
+    assert set(Sia(SiaSettings(size_power=0, variant="paper")).decide(state).chosen) == {"other"}
     assert set(alike.decide(dataclasses.replace(state, time_s=1e6)).chosen) == {"other"}
 
 

@@ -29,6 +29,9 @@ from penstock_scheduler.rounds.policies.colocation.roles import joining_jobs
 from penstock_scheduler.rounds.policies.gandiva import colocation
 from penstock_scheduler.rounds.sharing.packing import Memory
 
+LEAST_TOTAL = 1.0
+"""A pack is undone if its jobs' relative throughputs add up to no more than this, which is what time slices give."""
+
 
 @dataclass(slots=True)
 class Resident:
@@ -67,17 +70,16 @@ class Residents:
         snapshot: the round's snapshot, joining jobs included.
         state: the snapshot's sharing state.
         plan: the plan of the policy in front.
-        least_total: a pack is kept only if its relative throughputs add up to more than this.
         slice_s: time slice, or control period, of the groups, s.
     """
 
-    def __init__(self, snapshot: Snapshot, state: SharingState, plan: Plan, least_total: float, slice_s: float) -> None:
+    def __init__(self, snapshot: Snapshot, state: SharingState, plan: Plan, slice_s: float) -> None:
         self.snapshot, self.state, self.assignments = snapshot, state, plan.assignments
         self.slice_s = slice_s
         self.jobs = {job.id: job for job in snapshot.jobs}
         self.placed: dict[JobId, Assignment] = {}
         """Assignments of the joining jobs."""
-        self._plan, self._least_total = plan, least_total
+        self._plan = plan
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._known = colocation(state, {node.gpu_type for node in snapshot.nodes})
         self._memory = Memory(state)
@@ -127,13 +129,13 @@ class Residents:
         """Sum of both jobs' expected throughputs, relative to running alone; None: unknown, or too little to pack
         them."""
         seen = self._total.get(frozenset((resident.job.id, job.id)))
-        if seen is not None and seen <= self._least_total:
+        if seen is not None and seen <= LEAST_TOTAL:
             return None
         mine, theirs = self.state.use(job.id), self.state.use(resident.job.id)
         if not (mine.profiled and theirs.profiled):
             return None
         total = self._known.total(resident.where.gpu_type, mine.kind, theirs.kind)
-        return total if total is not None and total > self._least_total else None
+        return total if total is not None and total > LEAST_TOTAL else None
 
     def gain(self, job: Job, resident: Resident) -> float:
         """Throughput that packing the job with a resident job is expected to add; 0: do not pack them.

@@ -21,15 +21,16 @@ PackInterval = Annotated[
 ]
 
 
+LEAST_MEMORY_MB = 1024
+"""Least GPU memory that a joining job needs, MB. It also keeps this much until its resident job's need is known."""
+
+
 class GandivaShareSettings(BaseModel):
     """Section `[policy.gandiva-share]` of the settings file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     slice_s: float = Field(default=60.0, gt=0, description="Length of a time slice, seconds.")
-    least_total: float = Field(
-        default=1.0, ge=1, description="A pack is undone if its jobs' relative throughputs add up to no more than this."
-    )
     first_slices: float = Field(
         default=0.25,
         ge=0,
@@ -48,17 +49,6 @@ class AntmanShareSettings(BaseModel):
     default_class: GpuClass = Field(
         default=GpuClass.GUARANTEED, description="Class of jobs whose job spec has no gpu_class."
     )
-    least_memory_mb: int = Field(
-        default=1024,
-        ge=0,
-        description="Least GPU memory that a joining job needs, MB. A joining job also keeps this much until its "
-        "resident job's need is known.",
-    )
-    least_total: float = Field(
-        default=1.0,
-        ge=1,
-        description="A pack of opportunistic jobs is undone if their relative throughputs add up to no more than this.",
-    )
     pack_interval_s: PackInterval = 120.0
 
 
@@ -76,7 +66,7 @@ class GandivaShare:
         if snapshot.sharing is None:
             return plan
         chosen = self._settings
-        residents = Residents(snapshot, snapshot.sharing, plan, chosen.least_total, chosen.slice_s)
+        residents = Residents(snapshot, snapshot.sharing, plan, chosen.slice_s)
         jobs = waiting(snapshot, plan)
         steps.keep_in_transit(residents)
         steps.keep_recent(residents, jobs, chosen.pack_interval_s)
@@ -106,9 +96,9 @@ def with_opportunistic_jobs(snapshot: Snapshot, state: SharingState, plan: Plan,
     classes = {job.id: gpu_class(job, settings.default_class) for job in snapshot.jobs}
     jobs = [job for job in waiting(snapshot, plan) if classes[job.id] is GpuClass.OPPORTUNISTIC]
     guaranteed = {job for job, its in classes.items() if its is GpuClass.GUARANTEED}
-    residents = Residents(snapshot, state, plan, settings.least_total, settings.control_s)
-    steps.keep_in_transit(residents, settings.least_memory_mb)
-    steps.keep_recent(residents, jobs, settings.pack_interval_s, settings.least_memory_mb)
-    steps.use_leftovers(residents, jobs, guaranteed, settings.least_memory_mb)
+    residents = Residents(snapshot, state, plan, settings.control_s)
+    steps.keep_in_transit(residents, LEAST_MEMORY_MB)
+    steps.keep_recent(residents, jobs, settings.pack_interval_s, LEAST_MEMORY_MB)
+    steps.use_leftovers(residents, jobs, guaranteed, LEAST_MEMORY_MB)
     steps.pack(residents, jobs, guaranteed)
     return residents.plan()

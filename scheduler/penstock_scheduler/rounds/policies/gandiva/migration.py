@@ -8,11 +8,14 @@ from penstock_scheduler.model import Pack
 from penstock_scheduler.rounds.policies.gandiva.node import SharedNode
 from penstock_scheduler.rounds.policies.gandiva.state import RoundState
 
+MOST_MIGRATIONS = 4
+"""Most migrations in one round: each stops a job for a restart, and the next round sees how it went."""
+
 
 def migrate(state: RoundState) -> None:
     """Move packs off nodes with time slices; then, while no job waits, move jobs out of packs to free GPUs."""
     for source in sorted(state.nodes.values(), key=lambda shared: (-shared.height, shared.node.name)):
-        while source.packs and source.sliced and state.migrations < state.settings.migrations:
+        while source.packs and source.sliced and state.migrations < MOST_MIGRATIONS:
             if not _relieve(state, source):
                 break
     if not state.job_waits():
@@ -52,7 +55,7 @@ def _unpack(state: RoundState, source: SharedNode) -> None:
         job = pack.jobs[-1]
         alone = Pack((job,), state.gpus[job], pack.priority)
         targets = [s for s in state.nodes.values() if s.free >= alone.gpus and state.may_move(alone, s)]
-        if targets and state.migrations < state.settings.migrations:
+        if targets and state.migrations < MOST_MIGRATIONS:
             state.split(source, set(pack.jobs))
             state.busy.discard(job)
             single = next(each for each in source.packs if each.jobs == (job,))
@@ -85,7 +88,7 @@ def defragment(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> Sha
             free[target.node.name] -= pack.gpus
             missing -= pack.gpus
             moves.append((pack, target))
-    if missing > 0 or state.migrations + len(moves) > state.settings.migrations:
+    if missing > 0 or state.migrations + len(moves) > MOST_MIGRATIONS:
         return None
     for pack, target in moves:
         state.move(pack, source, target, "makes room for a job that needs its GPUs on one node")

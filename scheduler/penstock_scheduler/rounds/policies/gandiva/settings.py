@@ -41,7 +41,6 @@ class GandivaSettings(BaseModel):
         default=1.0, ge=1, description="A pack is undone if its jobs' relative throughputs add up to no more than this."
     )
     groups: GroupSettings = Field(default=GroupSettings(), description="How trials of one search are judged.")
-    migrations: int = Field(default=4, ge=0, description="Most migrations in one round.")
 
     @property
     def packing(self) -> PackingSettings:

@@ -1,19 +1,21 @@
 """The presets `sia:artifact`, Sia as its authors' artifact runs it, and `sia:paper`, for comparison.
 
-The artifact differs from the paper, and from Penstock, in these ways. Each is a setting of its own.
+The artifact differs from the paper, and from Penstock, in these ways.
 
 - `allocation_lambda` is 1.1, as in the paper. A job's first GPU is then worth less than another job's second: a new job, which
   starts on one GPU, waits as long as one old job has 4.
-- `round_costs`: costs are rounded to two decimals and end at 3000. So 48 and 52 GPUs weigh the same, and jobs move without
+- Costs are rounded to two decimals and end at 3000. So 48 and 52 GPUs weigh the same, and jobs move without
   any gain where costs are equal.
-- `max_job_gpus`: no job gets more than 64 GPUs.
-- `restart_free_when_young`: a job younger than its restart cost moves freely, though it loses most by moving.
-- `leaving_is_free`: the restart factor makes all entries but the held one worse, but not stopping. So a young job is stopped
+- No job gets more than 64 GPUs.
+- A job younger than its restart cost moves freely, though it loses most by moving.
+- The restart factor makes all entries but the held one worse, but not stopping. So a young job is stopped
   rather than moved, and comes back at no cost. By default the factor applies to stopping, too: with p < 0, leaving out a
   running job costs lambda * r ** p.
-- `blind_start`: a job that never ran gets one unit of some type, and no type is preferred, whatever is known about the job.
-  Among equals, the artifact's solver takes the first type in the order of the artifact's own names (`start_order`). In the
+- A job that never ran gets one unit of some type, and no type is preferred, whatever is known about the job.
+  Among equals, the artifact's solver takes the first type in the order of the artifact's own names (`costs.START_ORDER`). In the
   rounds recorded from its simulator, all 40 such jobs got a T4.
+The setting `variant` has all of these but the first; `paper` has that of the restart factor alone. These are settings:
+
 - `aging_s` is null: a wait weighs the same however long it is.
 - `growth` is 2 and `unproven_power` 1: a job doubles at most, and its model is believed beyond what it has run on.
 - `size_power` is 0 and `amortise_s` null: the work that jobs have left does not count.
@@ -32,12 +34,7 @@ ARTIFACT: dict[str, Any] = {
     "aging_s": None,
     "size_power": 0.0,
     "amortise_s": None,
-    "round_costs": True,
-    "max_job_gpus": 64,
-    "restart_free_when_young": True,
-    "leaving_is_free": True,
-    "blind_start": True,
-    "start_order": ("t4", "v100", "a100", "rtx6000", "rtx"),
+    "variant": "artifact",
 }
 """Settings of the preset `sia:artifact`."""
 
@@ -49,6 +46,6 @@ PAPER: dict[str, Any] = {
     "aging_s": None,
     "size_power": 0.0,
     "amortise_s": None,
-    "leaving_is_free": True,
+    "variant": "paper",
 }
 """Settings of the preset `sia:paper`: the policy as the paper describes it, without the artifact's habits."""

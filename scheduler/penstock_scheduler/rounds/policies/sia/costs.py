@@ -17,10 +17,16 @@ AGE_BONUS = 1e-4
 """Cost by which the youngest job is less preferred than the oldest."""
 
 START_BONUS = 1e-3
-"""Cost by which a job that never ran prefers one type of `start_order` to the next; rounded costs differ by 0.01."""
+"""Cost by which a job that never ran prefers one type of `START_ORDER` to the next; rounded costs differ by 0.01."""
 
 MEASURE_BONUS = 0.01
 """Share of its cost by which a new job prefers being measured on one more type to staying where it is."""
+
+START_ORDER = ("t4", "v100", "a100", "rtx6000", "rtx")
+"""The artifact's own order of GPU types. Types that it does not name come last."""
+
+AGING_MOST = 4.0
+"""Most that a wait weighs: that of a job which has waited `aging_s` this many times more."""
 
 LEAST_FACTOR = 1e-3
 """Lower bound of the restart factor in costs: with p < 0, a factor of 0 would make every move infinitely expensive."""
@@ -39,7 +45,7 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
     factor_J = np.where(held, np.maximum(restart_factors(matrix, left_JP, settings), LEAST_FACTOR), 1.0)
     gain_JC = np.where(matrix.gain_JC > 0, np.where(moved_JC, factor_J[:, None], 1.0) * matrix.gain_JC, 1.0)
     powered_JC = gain_JC**p
-    if settings.round_costs:
+    if settings.variant == "artifact":
         powered_JC = np.minimum(np.round(powered_JC, 2), 3000.0)
     cost_JC = powered_JC if p < 0 else -powered_JC
     for row, measuring in matrix.measuring.items():
@@ -49,14 +55,14 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
         cost_JC[row, measuring.columns] = best - MEASURE_BONUS * abs(best)
     cost_JC -= KEEP_BONUS * np.abs(cost_JC) * ~moved_JC
     cost_JC += AGE_BONUS * (np.arange(len(matrix.jobs)) / max(len(matrix.jobs), 1))[:, None]
-    if settings.blind_start and settings.start_order:
-        order = settings.start_order
+    if settings.variant == "artifact":
+        order = START_ORDER
         rank_T = np.array([order.index(name) if name in order else len(order) for name in matrix.types])
         cost_JC += START_BONUS * np.outer(matrix.never_ran_J, rank_T[matrix.type_C])
     cost_JC[~matrix.possible_JC] = np.inf
     size_J = size_weights(left_JP, settings.size_power)
     leave_J = _leaving(size_J, held, settings)
-    if not settings.leaving_is_free and p < 0:
+    if settings.variant == "penstock" and p < 0:
         leave_J *= factor_J**p
     # Waits weigh the same for all sizes: else a long job could wait for ever.
     return leave_J + abs(settings.allocation_lambda) * _aging(matrix, settings), size_J[:, None] * cost_JC
@@ -80,7 +86,7 @@ def _aging(matrix: SiaMatrix, settings: SiaSettings) -> NDArray[np.float64]:
     if settings.aging_s is None:
         return np.zeros(len(matrix.jobs))
     wait_s_J = matrix.age_s_J - matrix.attained_J / matrix.min_J
-    return matrix.min_J * aging(wait_s_J, settings.aging_s, settings.aging_most)
+    return matrix.min_J * aging(wait_s_J, settings.aging_s, AGING_MOST)
 
 
 def aging(wait_s_J: NDArray[np.float64], aging_s: float, most: float) -> NDArray[np.float64]:
@@ -96,7 +102,7 @@ def restart_factors(matrix: SiaMatrix, left_JP: NDArray[np.float64], settings: S
     """Share of each job's goodput that counts after a move: `restart_factor`, and `kept_shares` unless that is switched off."""
     age_s_J, cost_s_J = np.maximum(matrix.age_s_J, 0.0), matrix.restart_cost_s_J
     factor_J = restart_factor(age_s_J, np.array([job.restarts for job in matrix.jobs]), cost_s_J)
-    if settings.restart_free_when_young:
+    if settings.variant == "artifact":
         factor_J = np.where(age_s_J < cost_s_J, 1.0, factor_J)
     if settings.amortise_s is not None:
         factor_J = factor_J * kept_shares(matrix, left_JP, settings.amortise_s)

@@ -25,6 +25,9 @@ Pool = tuple[str, Access]
 """Nodes that the same jobs may use: their GPU type, and what else decides which jobs may use them."""
 
 
+ARTIFACT_MOST_GPUS = 64
+"""Most GPUs of one job in the authors' artifact."""
+
 UNBOUNDED = np.iinfo(np.int64).max
 """More GPUs than any job can have."""
 
@@ -79,8 +82,8 @@ class SiaMatrix:
                 self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.spec.unit(name) for name in self.types])
         units = {int(unit) * 2**power for unit in np.unique(self.unit_JT) for power in range(8)}
         most = int(self.max_J.max(initial=1))
-        if settings.max_job_gpus is not None:
-            most = min(most, settings.max_job_gpus)
+        if settings.variant == "artifact":
+            most = min(most, ARTIFACT_MOST_GPUS)
         shared = common.configurations(self.snapshot.nodes, exact | units, most)
         odd = sorted(set(held.values()) - set(shared), key=lambda c: (c.gpu_type, c.gpus, c.nodes))
         offered = [c for c in shared if c.gpu_type in self.types]
@@ -161,7 +164,7 @@ class SiaMatrix:
         self.possible_JC = self.ever_JC & (self.gpus_C <= self._most_now(proven_J, settings)[:, None])
         never_ran = np.array([job.restarts == 0 and job.phase is Phase.QUEUED for job in jobs], dtype=np.bool_)
         self.never_ran_J = never_ran
-        if settings.blind_start:
+        if settings.variant == "artifact":
             fewest_JC = self.gpus_C <= np.maximum(self.min_J[:, None], unit_JC)
             self.possible_JC &= ~never_ran[:, None] | fewest_JC
             self.sane_JC = np.where(never_ran[:, None] & fewest_JC, 1.0, self.sane_JC)

@@ -34,5 +34,5 @@ def build(matrix: SiaMatrix, settings: SiaSettings) -> tuple[Problem, NDArray[np
 
 def solved(problem: Problem, settings: SiaSettings) -> Solution:
     """The best choice within the settings' limits. Raises RoundFailed if there is no usable one."""
-    limits = Limits(settings.gap, settings.max_nodes, settings.max_seconds)
+    limits = Limits(gap=settings.gap, seconds=settings.max_seconds)
     return solve(problem, settings.solver, limits)

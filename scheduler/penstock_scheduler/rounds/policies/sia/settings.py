@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 
 class SiaSettings(BaseModel):
@@ -50,33 +50,17 @@ class SiaSettings(BaseModel):
         default=3600.0,
         description="Once a job has waited this long for its min_gpus, its wait weighs more and more. null: it never does.",
     )
-    aging_most: NonNegativeFloat = Field(
-        default=4.0, description="Most that a wait weighs: that of a job which has waited aging_s this many times more."
-    )
     solver: Literal["auto", "milp", "dual"] = Field(
         default="auto", description="Solver of the integer program; auto chooses by the size of the round."
     )
     gap: NonNegativeFloat = Field(default=1e-4, description="Relative gap at which a plan counts as optimal.")
-    max_nodes: PositiveInt = Field(
-        default=10_000, description="Branch-and-bound nodes after which the solver returns its best plan so far."
-    )
     max_seconds: PositiveFloat = Field(
         default=20.0, description="Time limit of the solver. A plan that reaches it is marked as cut short."
     )
-    round_costs: bool = Field(default=False, description="As the artifact: costs have two decimals and end at 3000.")
-    max_job_gpus: PositiveInt | None = Field(default=None, description="Most GPUs of one job; 64 in the artifact.")
-    restart_free_when_young: bool = Field(
-        default=False, description="As the artifact: a job younger than its restart cost moves freely."
-    )
-    leaving_is_free: bool = Field(
-        default=False, description="As the artifact: the restart factor does not apply to stopping a job."
-    )
-    blind_start: bool = Field(
-        default=False, description="As the artifact: a job that never ran gets one unit, of whichever type."
-    )
-    start_order: tuple[str, ...] = Field(
-        default=(),
-        description="With blind_start: the GPU types in the order in which such a job tries them.",
+    variant: Literal["penstock", "paper", "artifact"] = Field(
+        default="penstock",
+        description="Whose details count. artifact: the habits of the authors' code; paper: stopping a job costs no restart. "
+        "The presets sia:artifact and sia:paper set it.",
     )
 
     @model_validator(mode="after")
