@@ -82,7 +82,7 @@ class CloudSettings(BurstSettings):
         "join Slurm as nodes.",
     )
     detached_user: str = Field(
-        default="ubuntu", description="User of the image that detached jobs run as; empty: root."
+        default="ubuntu", description="User of the image that detached jobs run as. An empty text means root."
     )
     volume_usd_per_gb_month: NonNegativeFloat = Field(
         default=0.08, description="Price of a root volume, US dollars per GB and month of 730 h (gp3 in us-east-1)."

@@ -64,7 +64,7 @@ class BudgetSettings(BaseModel):
     )
     at_hard: Literal["finish", "stop"] = Field(
         default="finish",
-        description="What happens to running jobs over a hard limit: they finish, or they save and stop after grace_s.",
+        description="Effect on running jobs over a hard limit: they finish, or they save and stop after grace_s.",
     )
     grace_s: NonNegativeFloat = Field(
         default=86_400.0, description="With at_hard = 'stop': how long jobs run on over a hard limit, seconds."

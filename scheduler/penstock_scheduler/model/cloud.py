@@ -95,7 +95,7 @@ class CloudState:
     by_default: bool = False
     """Whether a job may leave for the cloud if its job spec does not say."""
     at_cap: Literal["finish", "recall"] = "finish"
-    """What happens to running jobs when a budget is used up."""
+    """Effect on running jobs when a budget is used up."""
     margin: float = 0.25
     """Share by which a commitment exceeds the expected cost, since an estimate may be too low."""
     leave_s: float = 0.0

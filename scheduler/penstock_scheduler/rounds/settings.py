@@ -70,7 +70,7 @@ class DaemonSettings(BaseModel):
     keep_rounds: PositiveInt = Field(
         default=50_000,
         description="Newest rounds to keep; older ones are deleted, and `penstock whatif` cannot replay them. A month of 60 s "
-        "rounds is 44,640 rounds. A round takes what has changed: 2 to 10 kB with 20,000 jobs of which few change.",
+        "rounds is 44,640 rounds. A round takes 2 to 10 kB with 20,000 jobs, if few of them change.",
     )
     keep_days: PositiveFloat = Field(
         default=365.0,
@@ -94,7 +94,7 @@ class DaemonSettings(BaseModel):
         ge=0,
         le=1,
         description="Share of one core that a process of its own may take, at the lowest priority, to estimate when jobs start "
-        "and end. 0: nothing is estimated.",
+        "and end. 0: no estimates.",
     )
     restart_cost_s: PositiveFloat = Field(
         default=30.0, description="Seconds of training that a restart costs a job whose job spec has no restart_cost_s."
@@ -134,7 +134,7 @@ class Settings:
         self.policy = policy
         """Which policy decides, with the settings of its parts as written."""
         self.policies = policies
-        """The sections `[policy.NAME]` as written, also of policies that do not decide."""
+        """The sections `[policy.NAME]` as written, including those of policies that do not decide."""
         self.source = source
 
     def section(self, model: type[Section]) -> Section:
@@ -158,7 +158,7 @@ class Settings:
         return shown | {"policy": self._policy_table()}
 
     def in_full(self) -> dict[str, dict[str, Any]]:
-        """Every section with all its values, also sections that the file leaves out. Sections of policies are as written."""
+        """Every section with all its values, including sections that the file leaves out. Sections of policies are as written."""
         shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
         for name, model in _models().items():
             if name not in shown and not any(field.is_required() for field in model.model_fields.values()):

@@ -80,7 +80,7 @@ class AgentSettings(BaseModel):
     )
     no_answer: Literal["freeze", "kill"] = Field(
         default="freeze",
-        description="What happens to a job that answers but does not move off its GPUs in time: `freeze` freezes it "
+        description="Action on a job that answers but does not move off its GPUs in time: `freeze` freezes it "
         "in place, `kill` cancels it.",
     )
     cuda_checkpoint: Literal["auto", "off"] = Field(
@@ -91,7 +91,7 @@ class AgentSettings(BaseModel):
     )
     misuse: Literal["tell", "kill"] = Field(
         default="kill",
-        description="What happens to a job that exceeds its memory limit, runs while it is suspended, or reports "
+        description="Action on a job that exceeds its memory limit, runs while it is suspended, or reports "
         "what is not true: `tell` informs its user, `kill` also cancels the job.",
     )
     misuse_s: PositiveFloat = Field(

@@ -65,7 +65,7 @@ class BurstSettings(BaseModel):
         "number.",
     )
     at_cap: Literal["finish", "recall"] = Field(
-        default="finish", description="What happens to present runs when a budget is used up."
+        default="finish", description="Effect on present runs when a budget is used up."
     )
     usd_per_gb: NonNegativeFloat = Field(
         default=0.09,

@@ -70,7 +70,7 @@ class ApiSettings(BaseModel):
     trusted_proxies: tuple[IPvAnyNetwork, ...] = Field(
         default=(),
         description="Addresses and networks of the site's own reverse proxies: of their requests, the address in the header "
-        "X-Forwarded-For counts. Nobody else's header is believed.",
+        "X-Forwarded-For counts. The header of any other client is ignored.",
     )
     behind_tls: bool = Field(
         default=False,
@@ -91,7 +91,7 @@ class ApiSettings(BaseModel):
     )
     private_data: tuple[PrivateData, ...] = Field(
         default=("usage",),
-        description="What users do not see of other users' jobs: `jobs` (who holds which GPUs, and who waits) and `usage`. "
+        description="The data that users do not see of other users: `jobs` (who holds which GPUs, and who waits) and `usage`. "
         "Operators see everything.",
     )
     requests_per_s: PositiveFloat = Field(default=100.0, description="Requests per second that one user may send.")

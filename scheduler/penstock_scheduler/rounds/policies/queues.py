@@ -64,7 +64,7 @@ class SlurmBackfillSettings(BaseModel):
 
     default_time_limit_s: PositiveFloat | None = Field(
         default=None,
-        description="Time limit of jobs that have none: the partition's DefaultTime. null: a year, as in Slurm.",
+        description="Time limit of jobs without one: the partition's DefaultTime. null: a year, as in Slurm.",
     )
 
 
