@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from ..spool import bodies, tell, wait_for
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
 from .test_callbacks import monitor_at
 from .test_callbacks_alone import integration as integration
 
