@@ -234,8 +234,243 @@ local function check_types(flag, names, known)
   end
 end
 
+-- The request of an ordinary header: GPUs, nodes, tasks, CPUs and memory. It is the most that the job gets. With fewer GPUs,
+-- the job keeps its tasks, CPUs and memory for each GPU.
+
+local function given_number(value)
+  return value ~= nil and value ~= slurm.NO_VAL and value ~= slurm.NO_VAL16 and value ~= slurm.NO_VAL8
+    and value ~= slurm.NO_VAL64
+end
+
+local function number(value) return given_number(value) and value or nil end
+
+local function common_divisor(a, b)
+  while b > 0 do a, b = b, a % b end
+  return a
+end
+
+local function multiple_of(a, b) return a / common_divisor(a, b) * b end
+
+-- The GPUs in gres:gpu:a100:4, gres/gpu=8 or cpu:4,gres/gpu:2: how many, and of which type. nil if there are none.
+local function gpus_in(text, option)
+  local found, found_type
+  local typed = shown((text:gsub("gres[:/]", "")))
+  for item in (text .. ","):gmatch("([^,]*),") do
+    local gres = item:match("^gres[:/](.*)$")
+    local parts = {}
+    for part in (gres or item):gmatch("[^:=]+") do parts[#parts + 1] = part end
+    if parts[1] == "gpu" then
+      local count = #parts > 1 and parts[#parts]:match("^[0-9]+$")
+      local gpu_type = parts[2] ~= count and parts[2] or #parts > 2 and parts[2] or nil
+      if found or #parts > 3 or (count and #count > MOST_DIGITS) or count == "0" or (gpu_type and not name(gpu_type)) then
+        refuse("%s=%s: give one number of GPUs, of one type at most, such as %s=gpu:a100:4; for several types use --gpu-types",
+          option, typed, option)
+      end
+      found, found_type = tonumber(count or 1), gpu_type
+    elseif gres or #parts > 2 then
+      refuse("%s=%s: Penstock plans with GPUs alone: leave %s out, or submit the job without --adaptive", option, typed, shown(gres or item))
+    end
+  end
+  return found, found_type
+end
+
+local function at_least_one(gpus, option)
+  if gpus < 1 or gpus % 1 ~= 0 or gpus > 10 ^ MOST_DIGITS then
+    refuse("%s does not go with the number of tasks: it makes %s GPUs", option, tostring(gpus))
+  end
+  return gpus
+end
+
+-- What the header asks for, or nil if it names no GPUs: `gpus` in all, `gpu_type`; the most `nodes`; `on_node`, GPUs on each
+-- node, where that is known; `each`, the GPUs of a task where the header says so itself.
+local function gpus_asked(job, nodes, tasks)
+  local on_node, gpu_type = nil, nil
+  if job.tres_per_node ~= nil then
+    on_node, gpu_type = gpus_in(job.tres_per_node, "--gres")
+    if on_node then return {gpus = on_node * (nodes or 1), gpu_type = gpu_type, nodes = nodes or 1} end
+  end
+  if job.tres_per_job ~= nil then
+    local gpus, of = gpus_in(job.tres_per_job, "--gpus")
+    if gpus then return {gpus = gpus, gpu_type = of, nodes = nodes or tasks or 1} end
+  end
+  local each, of = gpus_in(job.tres_per_task or "", "--gpus-per-task")
+  if each then
+    tasks = tasks or nodes or 1
+    return {gpus = at_least_one(each * tasks, "--gpus-per-task"), gpu_type = of, nodes = nodes or tasks, each = each}
+  end
+  if number(job.ntasks_per_tres) then
+    local gpus = at_least_one((tasks or 1) / job.ntasks_per_tres, "--ntasks-per-gpu")
+    return {gpus = gpus, nodes = nodes or gpus}
+  end
+end
+
+-- Reads the request. Beside the fields of gpus_asked: `tasks` for every `task_gpus` GPUs, nil if each node has one; `whole`
+-- nodes; and the `cpus` and `memory_mb` of a node with `node_gpus` GPUs, nil where they follow by themselves.
+local function request_of(job)
+  local nodes, tasks, on_each = number(job.max_nodes) or number(job.min_nodes), number(job.num_tasks), number(job.ntasks_per_node)
+  if not nodes and tasks and on_each then nodes = math.ceil(tasks / on_each) end
+  tasks = tasks or (on_each and on_each * (nodes or 1))
+  local request = gpus_asked(job, nodes, tasks) or {nodes = nodes}
+  request.own_nodes = number(job.max_nodes) or number(job.min_nodes)
+  local gpus = request.gpus
+  if request.each then
+    request.tasks, request.task_gpus = 1, request.each
+  elseif gpus and tasks and tasks > (nodes or 1) then
+    local both = common_divisor(tasks, gpus)
+    request.tasks, request.task_gpus = tasks / both, gpus / both
+  elseif not gpus and (on_each or 1) > 1 then
+    request.tasks, request.task_gpus = 1, 1
+  elseif not gpus and tasks and tasks > (nodes or 1) then
+    refuse("--ntasks=%d without a number of GPUs: give that, such as --gpus-per-task=1, or --ntasks-per-node instead", tasks)
+  end
+  if gpus == 1 and request.tasks == 1 then request.tasks, request.task_gpus = nil, nil end
+  request.whole = job.shared == 0
+  local memory = number(job.min_mem_per_node)
+  if memory == 0 then request.whole = true end
+  if not request.whole and gpus and (nodes or gpus == 1) and gpus % request.nodes == 0 then
+    request.node_gpus = gpus / request.nodes
+    request.memory_mb = memory
+    if not request.tasks then request.cpus = number(job.cpus_per_task) end
+  end
+  return request
+end
+
+-- GPU type -> most GPUs of one of its nodes.
+local function largest_nodes(site)
+  local most = {}
+  for _, partition in ipairs(site.partitions) do
+    for gpu_type, sizes in pairs(partition.types) do
+      for _, size in pairs(sizes) do most[gpu_type] = math.max(most[gpu_type] or 0, size) end
+    end
+  end
+  return most
+end
+
+-- Adds what the header asks for to the flags. A flag wins over the header. A job with whole nodes has all of their GPUs, even
+-- if its header asks for fewer: no other job could use them.
+local function add_request(given, request, site)
+  local largest, gpus = 0, request.gpus
+  if request.whole then
+    if given["scale-unit"] then refuse("--scale-unit cannot be used with whole nodes (--exclusive or --mem=0): leave one of them out") end
+    local most, units = largest_nodes(site), {}
+    for _, gpu_type in ipairs(sorted(most)) do
+      units[#units + 1] = string.format("%s=%d", gpu_type, most[gpu_type])
+      if request.gpu_type == nil or request.gpu_type == gpu_type then largest = math.max(largest, most[gpu_type]) end
+    end
+    given["scale-unit"] = table.concat(units, ",")
+  end
+  request.most_nodes = request.own_nodes
+  if gpus and not given["max-gpus"] then
+    given["max-gpus"] = string.format("%d", math.max(gpus, largest * request.nodes))
+    request.most_nodes = request.nodes
+  end
+  if request.gpu_type and not given["gpu-types"] then given["gpu-types"] = request.gpu_type end
+end
+
+local REFUSED_TEXTS = {
+  {"tres_per_socket", "--gpus-per-socket", "give --gpus-per-node"},
+  {"licenses", "--licenses", "Penstock does not know which licences are free: submit it without --adaptive"},
+}
+local REFUSED_NUMBERS = {
+  {"ntasks_per_socket", "--ntasks-per-socket", "give --ntasks-per-node"},
+  {"ntasks_per_core", "--ntasks-per-core", "give --ntasks-per-node"},
+  {"het_job_offset", "a heterogeneous job", "its parts cannot be moved: submit one job"},
+}
+
+-- All that cannot be used with --adaptive.
+local function check_request(job, complain)
+  for _, each in ipairs(REFUSED_TEXTS) do
+    if job[each[1]] ~= nil then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
+  end
+  for _, each in ipairs(REFUSED_NUMBERS) do
+    if given_number(job[each[1]]) then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
+  end
+  if job.requeue == 0 then
+    complain("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them: leave it out, or give "
+      .. "--non-preemptible instead")
+  end
+  if job.priority == 0 then complain("--hold cannot be used with --adaptive: submit the job, and then use penstock hold") end
+  if (job.reservation or ""):find(",") then complain("--reservation with --adaptive: name one reservation, not several") end
+  if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
+    complain("--comment has a job spec, but with --adaptive the flags make the job spec: remove it from the comment")
+  end
+end
+
+-- What follows from the number of GPUs on a node: tasks, CPUs of a task, memory.
+
+-- sbatch has written numbers of the request into the job's environment, where srun and scripts find them. They are wrong
+-- once the job has another number of GPUs, so penstock.so on the node replaces this mark by the numbers of the run. Where
+-- it is missing, srun refuses the mark, which then tells why.
+local UNCOUNTED = "one-a-GPU-but-this-node-lacks-penstock.so"
+local TASK_COUNTS = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}
+local GPU_COUNTS = {"SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"}
+
+local function check_tasks(job, spec, request, complain)
+  local tasks = number(job.ntasks_per_node)
+  if not request.tasks then return end
+  if not request.gpus and tasks > spec.high then
+    complain("--ntasks-per-node=%d with --adaptive means one task for each GPU, but --max-gpus=%d: give at most that, and "
+      .. "let the script start further processes", tasks, spec.high)
+  end
+  if not job.script then
+    complain("--ntasks-per-node above 1 with --adaptive is for sbatch: in salloc, start one task a GPU with srun, as "
+      .. "docs/user/executor.md shows")
+  end
+end
+
+local function mark(job, variables)
+  for _, variable in ipairs(variables) do
+    if job.environment[variable] then job.environment[variable] = UNCOUNTED end
+  end
+end
+
+-- Gives the job this shape, and returns the note from which the daemon does the same for other shapes; "" if the job's
+-- tasks, CPUs and memory stay as they are.
+local function reshape(job, request, nodes, gpus)
+  job.min_nodes, job.max_nodes = nodes, nodes
+  job.gres = string.format("gpu:%d", gpus)
+  if request.gpus then
+    job.tres_per_job = ""
+    local rest = {}
+    for item in ((job.tres_per_task or "") .. ","):gmatch("([^,]*),") do
+      if item ~= "" and not item:find("gpu", 1, true) then rest[#rest + 1] = item end
+    end
+    job.tres_per_task = table.concat(rest, ",")
+    mark(job, GPU_COUNTS)
+  end
+  local fields = {}
+  local function note(field, value) fields[#fields + 1] = string.format('"%s":%s', field, value) end
+  local each = request.tasks and math.floor(gpus * request.tasks / request.task_gpus) or 1
+  local cpus = number(job.cpus_per_task) or 1
+  if request.tasks then
+    note("tasks", string.format("%d", request.tasks))
+    note("gpus", string.format("%d", request.task_gpus))
+  end
+  if request.node_gpus and (request.cpus or request.memory_mb) then
+    note("node_gpus", string.format("%d", request.node_gpus))
+    if request.cpus then
+      note("cpus", string.format("%d", request.cpus))
+      cpus = math.ceil(request.cpus * gpus / request.node_gpus)
+      job.cpus_per_task = cpus
+      mark(job, {"SLURM_CPUS_PER_TASK"})
+    end
+    if request.memory_mb then
+      note("memory_mb", string.format("%.0f", request.memory_mb))
+      job.min_mem_per_node = math.ceil(request.memory_mb * gpus / request.node_gpus)
+    end
+  end
+  if request.whole then note("whole_nodes", "true") end
+  if request.tasks or request.gpus or number(job.num_tasks) then
+    if request.tasks or number(job.ntasks_per_node) then job.ntasks_per_node = each end
+    job.num_tasks = nodes * each
+    job.pn_min_cpus, job.min_cpus = each * cpus, nodes * each * cpus
+    if request.tasks or request.most_nodes ~= 1 then mark(job, TASK_COUNTS) end
+  end
+  return #fields > 0 and ',"penstock_request":{' .. table.concat(fields, ",") .. "}" or ""
+end
+
 -- Sets spec.low and spec.high, the bounds of the GPU count.
-local function check_counts(spec)
+local function check_counts(spec, unit)
   local low, high = spec["min-gpus"], spec["max-gpus"]
   if spec.adaptive == "rigid" then
     low, high = low or high, high or low
@@ -245,34 +480,41 @@ local function check_counts(spec)
         .. "--adaptive=strong-scaling", low, high)
     end
   elseif not high then
-    refuse("--adaptive needs the most GPUs that the job can use, such as --max-gpus=8")
+    refuse("--adaptive needs the most GPUs that the job can use, such as --max-gpus=8 or --gpus-per-node=8")
   end
-  low = low or 1
+  low = low or math.min(unit, high)
   if low > high then refuse("--min-gpus=%d is more than --max-gpus=%d: lower it, or raise --max-gpus", low, high) end
   spec.low, spec.high = low, high
 end
 
 -- As JobSpec checks it: at least one type that the job can use has a multiple of its unit within the bounds.
-local function check_units(spec)
-  local unit, chosen = spec["scale-unit"], spec["gpu-types"]
-  if not unit or not (unit.all or (chosen and not chosen.excluded)) then return end
+local function check_units(spec, task_gpus)
+  local unit, chosen = spec["scale-unit"] or {all = 1}, spec["gpu-types"]
+  if not (unit.all or (chosen and not chosen.excluded)) then return end
   for _, gpu_type in ipairs(unit.all and {"any"} or chosen.names) do
-    local step = unit.all or unit.of[gpu_type] or 1
+    local step = multiple_of(unit.all or unit.of[gpu_type] or 1, task_gpus)
     if math.floor(spec.high / step) * step >= spec.low then return end
+  end
+  if task_gpus > 1 then
+    refuse("no GPU count from %d to %d is a multiple of the %d GPUs of a task: make --max-gpus a multiple of it", spec.low,
+      spec.high, task_gpus)
   end
   refuse("no GPU count from %d to %d is a multiple of --scale-unit: make --max-gpus a multiple of it", spec.low, spec.high)
 end
 
--- The job spec of the flags `given` (name -> text) at `site`: the values by flag, and the spec as JSON. Raises a
--- refusal.
-function penstock.spec(given, site)
+-- The job spec of the flags `given` (name -> text) and of the header's request at `site`: the values by flag, and the spec
+-- as JSON. Raises a refusal.
+function penstock.spec(given, site, request)
   local spec, fields = {}, {}
+  request = request or {}
   for flag in pairs(given) do
     if not VARIABLES[flag:upper():gsub("-", "_")] then
       refuse("slurmctld does not know the flag %s: its penstock.lua is older than the plugin on this host", shown(flag))
     end
   end
   if not given.adaptive then refuse("--%s needs --adaptive", sorted(given)[1]) end
+  add_request(given, request, site)
+  local task_gpus = request.task_gpus or 1
   for _, flag in ipairs(FLAGS) do
     local text = given[flag.name]
     if text then
@@ -288,14 +530,16 @@ function penstock.spec(given, site)
       end
     end
   end
-  check_counts(spec)
+  check_counts(spec, task_gpus)
   fields[#fields + 1] = string.format('"min_gpus":%d,"max_gpus":%d', spec.low, spec.high)
+  if request.most_nodes then fields[#fields + 1] = string.format('"max_nodes":%d', request.most_nodes) end
+  if task_gpus > 1 then fields[#fields + 1] = string.format('"gpus_per_task":%d', task_gpus) end
 
   local known = site_types(site)
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   if chosen then check_types("gpu-types", chosen.names, known) end
   if unit then check_types("scale-unit", unit.names, known) end
-  check_units(spec)
+  check_units(spec, task_gpus)
   local family = spec["model-family"]
   if family and not site.families[family] then
     refuse("--model-family=%s is not in the catalogue; the families are %s", family, table.concat(sorted(site.families), ", "))
@@ -309,80 +553,6 @@ function penstock.spec(given, site)
     refuse("--burst=only: this site has no cloud: leave it out, or ask an admin to set [daemon] cloud")
   end
   return spec, '{"penstock":{' .. table.concat(fields, ",") .. "}}"
-end
-
--- Options of sbatch that Penstock chooses itself, or that a job which moves cannot keep.
-
-local function given_number(value)
-  return value ~= nil and value ~= slurm.NO_VAL and value ~= slurm.NO_VAL16 and value ~= slurm.NO_VAL8
-    and value ~= slurm.NO_VAL64
-end
-
-local GPUS = "use --min-gpus, --max-gpus and --gpu-types"
-local TASKS = "a job that moves has one task on each node or, with --ntasks-per-node=N for any N from 2 to --max-gpus, one for "
-  .. "each GPU: give that, or leave it out"
-local TEXTS = {
-  {"tres_per_node", "--gres or --gpus-per-node", GPUS},
-  {"tres_per_job", "--gpus", GPUS},
-  {"tres_per_socket", "--gpus-per-socket", GPUS},
-  {"licenses", "--licenses", "Penstock does not know which licences are free: submit it without --adaptive"},
-}
-local NUMBERS = {
-  {"min_nodes", "--nodes", "Penstock chooses the nodes: " .. GPUS},
-  {"ntasks_per_tres", "--ntasks-per-gpu", TASKS},
-  {"ntasks_per_socket", "--ntasks-per-socket", TASKS},
-  {"ntasks_per_core", "--ntasks-per-core", TASKS},
-  {"het_job_offset", "a heterogeneous job", "its parts cannot be moved: submit one job"},
-}
-
-local function check_request(job)
-  for _, each in ipairs(TEXTS) do
-    if job[each[1]] ~= nil then refuse("%s cannot be used with --adaptive; %s", each[2], each[3]) end
-  end
-  for _, each in ipairs(NUMBERS) do
-    if given_number(job[each[1]]) then refuse("%s cannot be used with --adaptive; %s", each[2], each[3]) end
-  end
-  if (job.tres_per_task or ""):find("gres") then refuse("--gpus-per-task cannot be used with --adaptive; %s", GPUS) end
-  -- sbatch sets it from --ntasks-per-node, too.
-  if given_number(job.num_tasks) and not given_number(job.ntasks_per_node) then
-    refuse("--ntasks cannot be used with --adaptive; %s", TASKS)
-  end
-  if job.requeue == 0 then refuse("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them") end
-  if job.priority == 0 then refuse("--hold cannot be used with --adaptive: Penstock holds and releases the job itself") end
-  if (job.reservation or ""):find(",") then refuse("--reservation with --adaptive: name one reservation, not several") end
-  if job.shared == 0 then refuse("--exclusive cannot be used with --adaptive; %s", GPUS) end
-  if (job.comment or ""):find("penstock['\"]?%s*[:=]") then
-    refuse("--comment has a job spec, but with --adaptive the flags make the job spec: remove it from the comment")
-  end
-end
-
--- Tasks: one on each node or, with --ntasks-per-node above 1, one for each GPU.
-
--- sbatch has written the numbers of --ntasks-per-node into the job's environment, where srun finds them. They are wrong
--- once the job has another number of GPUs, so penstock.so on the node replaces this mark by the numbers of the run. Where
--- it is missing, srun refuses the mark, which then tells why.
-local UNCOUNTED = "one-a-GPU-but-this-node-lacks-penstock.so"
-local COUNTS = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"}
-
-local function wants_task_a_gpu(job, spec)
-  local tasks = given_number(job.ntasks_per_node) and job.ntasks_per_node or 1
-  if tasks == 1 then return false end
-  if tasks > spec.high then
-    refuse("--ntasks-per-node=%d with --adaptive means one task for each GPU, but --max-gpus=%d: give at most that, and "
-      .. "let the script start further processes", tasks, spec.high)
-  end
-  if not job.script then
-    refuse("--ntasks-per-node above 1 with --adaptive is for sbatch: in salloc, start one task a GPU with srun, as "
-      .. "docs/user/executor.md shows")
-  end
-  return true
-end
-
-local function count_tasks(job, nodes, gpus)
-  local each = gpus * (given_number(job.cpus_per_task) and job.cpus_per_task or 1)
-  job.ntasks_per_node, job.num_tasks = gpus, nodes * gpus
-  job.pn_min_cpus, job.min_cpus = each, nodes * each
-  for _, variable in ipairs(COUNTS) do job.environment[variable] = UNCOUNTED end
 end
 
 -- The nodes that the user allows, by --nodelist, --exclude and --constraint.
@@ -448,10 +618,10 @@ local function having(text, site)
 end
 
 -- Returns whether a node is allowed, as a function, and the note about it for the daemon; "" if all nodes are.
-local function allowed_nodes(job, spec, site)
+local function allowed_nodes(job, given, site)
   local named, count
   if job.req_nodes then named, count = hosts("--nodelist", job.req_nodes) end
-  if named and job.min_nodes == count then job.min_nodes = slurm.NO_VAL end -- set by sbatch, which counts the list
+  if named and job.min_nodes == count then job.min_nodes, job.max_nodes = slurm.NO_VAL, slurm.NO_VAL end -- sbatch counts the list
   local excluded = job.exc_nodes and hosts("--exclude", job.exc_nodes) or {}
   local has = job.features and having(job.features, site)
   local unknown, fields = set_of(sorted(named or {})), {}
@@ -461,7 +631,7 @@ local function allowed_nodes(job, spec, site)
     end
   end
   if next(unknown) then refuse("--nodelist: Penstock manages no GPUs of a node %s", sorted(unknown)[1]) end
-  if (named or has) and spec.burst == "only" then
+  if (named or has) and given.burst == "only" then
     refuse("--burst=only cannot be used with --nodelist and --constraint, which name nodes of this site: leave them out")
   end
   for _, each in ipairs({{"nodelist", job.req_nodes}, {"exclude", job.exc_nodes}, {"constraint", job.features}}) do
@@ -473,7 +643,8 @@ end
 
 -- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes that the job must not get, by their
 -- GPU type or because its user does not allow them. nil if no shape suits it.
-local function shape_in(partition, spec, allows)
+local function shape_in(partition, spec, allows, request)
+  local task_gpus = request.task_gpus or 1
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   local named = chosen and set_of(chosen.names)
   local order, others = sorted(partition.types), {}
@@ -487,7 +658,7 @@ local function shape_in(partition, spec, allows)
   table.sort(others)
   for _, gpu_type in ipairs(order) do
     local sizes = partition.types[gpu_type]
-    local step = unit and (unit.all or unit.of[gpu_type]) or 1
+    local step = multiple_of(unit and (unit.all or unit.of[gpu_type]) or 1, task_gpus)
     local gpus = math.ceil(spec.low / step) * step
     if sizes and not (named and chosen.excluded and named[gpu_type]) then
       local have = {}
@@ -495,9 +666,9 @@ local function shape_in(partition, spec, allows)
         if allows(node) then have[#have + 1] = size end
       end
       table.sort(have, function(a, b) return a > b end)
-      for nodes = 1, math.min(#have, gpus) do
+      for nodes = 1, math.min(#have, gpus, request.most_nodes or gpus) do
         local each = math.ceil(gpus / nodes)
-        if have[nodes] >= each and nodes * each <= spec.high and nodes * each % step == 0 then
+        if have[nodes] >= each and nodes * each <= spec.high and nodes * each % step == 0 and each % task_gpus == 0 then
           return nodes, each, others
         end
       end
@@ -532,11 +703,18 @@ local function partitions_for(job, visible, site)
     if own and long_enough(own, job) then found[#found + 1] = partition end
     shorter = shorter or (own and not long_enough(own, job))
   end
+  local unmanaged
   for each in (job.partition or ""):gmatch("[^,]+") do
-    if managed[each] == nil then
-      refuse("Penstock does not manage partition %s; it manages %s", shown(each), table.concat(names, ", "))
-    end
+    if managed[each] == nil then unmanaged = unmanaged or each end
     found[#found + 1], managed[each] = managed[each] or nil, false -- each once
+  end
+  if unmanaged and #found == 0 then
+    refuse("Penstock does not manage partition %s; it manages %s", shown(unmanaged), table.concat(names, ", "))
+  elseif unmanaged then
+    local kept = {}
+    for i, partition in ipairs(found) do kept[i] = partition.name end
+    job.partition = table.concat(kept, ",")
+    slurm.log_user("penstock: the job runs in %s: Penstock does not manage partition %s", job.partition, shown(unmanaged))
   end
   if #found == 0 and shorter then
     refuse("--time is more than the MaxTime of every partition that Penstock manages and you may use: give a shorter one")
@@ -563,29 +741,61 @@ local function is_usual(job, spec)
     and job.begin_time == 0
 end
 
+-- What the user is told about how the header was read.
+local function say_request(spec, request)
+  local parts = {string.format("%d to %d GPUs", spec.low, spec.high)}
+  if request.most_nodes then parts[#parts + 1] = string.format("on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
+  if request.tasks then
+    local tasks = request.tasks == 1 and "one task" or string.format("%d tasks", request.tasks)
+    parts[#parts + 1] = tasks .. (request.task_gpus == 1 and " for each GPU" or string.format(" for every %d GPUs", request.task_gpus))
+  end
+  if request.whole then parts[#parts + 1] = "whole nodes" end
+  if request.cpus and request.cpus > 1 then parts[#parts + 1] = string.format("%g CPUs for each GPU", request.cpus / request.node_gpus) end
+  if request.memory_mb then parts[#parts + 1] = string.format("%.0f MB for each GPU", request.memory_mb / request.node_gpus) end
+  slurm.log_user("%s", "penstock: the job can have " .. table.concat(parts, ", ") .. ". To change that, give --min-gpus, "
+    .. "--max-gpus or --gpu-types")
+end
+
+-- Returns a function that runs a part and keeps its refusal, one that notes a refusal, and the refusals so far.
+local function gathering()
+  local found = {}
+  local function complain(...) found[#found + 1] = string.format(...) end
+  local function try(part, ...)
+    local fine, first, second = pcall(part, ...)
+    if fine then return first, second end
+    if type(first) ~= "table" or not first.refusal then error(first, 0) end
+    found[#found + 1] = first.refusal
+  end
+  return try, complain, found
+end
+
 local function adapt(job, visible, given)
   local read, site = pcall(dofile, SITE)
   if not read or type(site) ~= "table" then
     error("the list of the site's partitions cannot be read (" .. tostring(site) .. "): run `penstock slurm sync`", 0)
   end
-  local spec, json = penstock.spec(given, site)
-  local allows, node_note = allowed_nodes(job, spec, site)
-  check_request(job)
-  if not job.script and spec["non-preemptible"] ~= "yes" then
-    refuse("a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch")
+  local try, complain, problems = gathering()
+  local allows, node_note = try(allowed_nodes, job, given, site)
+  local request = try(request_of, job)
+  check_request(job, complain)
+  local spec, json
+  if request then spec, json = try(penstock.spec, given, site, request) end
+  if spec then check_tasks(job, spec, request, complain) end
+  if not job.script and given["non-preemptible"] ~= "yes" then
+    complain("a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch")
   end
-  local task_a_gpu, usual = wants_task_a_gpu(job, spec), is_usual(job, spec)
-  for _, partition in ipairs(partitions_for(job, visible, site)) do
-    local nodes, gpus, others = shape_in(partition, spec, allows)
+  local partitions = try(partitions_for, job, visible, site)
+  if #problems > 0 then error({refusals = problems}, 0) end
+  local usual = is_usual(job, spec)
+  for _, partition in ipairs(partitions) do
+    local nodes, gpus, others = shape_in(partition, spec, allows, request)
     if nodes then
       job.partition = job.partition or partition.name
-      job.min_nodes, job.max_nodes = nodes, nodes
-      job.gres = string.format("gpu:%d", gpus)
       job.requeue = 1
-      local begin, notes = job.begin_time, node_note
-      if task_a_gpu then
-        count_tasks(job, nodes, gpus)
-        notes = notes .. ',"penstock_tasks":"gpu"'
+      local begin, notes = job.begin_time, node_note .. reshape(job, request, nodes, gpus)
+      if request.gpus then
+        say_request(spec, request)
+      elseif request.tasks then
         slurm.log_user("%s", TASK_A_GPU)
       end
       if job.req_nodes then job.req_nodes = "" end -- Slurm would give the job all of them, and the daemon overwrites it
@@ -607,6 +817,7 @@ local function adapt(job, visible, given)
     end
   end
   local on = node_note ~= "" and " on the nodes that --nodelist, --exclude and --constraint allow" or ""
+  if request.most_nodes then on = on .. string.format(" on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
   refuse("no partition has %d to %d GPUs of the kind that the flags ask for%s; there are %s", spec.low, spec.high, on, describe(site))
 end
 
@@ -616,8 +827,9 @@ function penstock.job_submit(job, visible, uid)
   if not given then return slurm.SUCCESS end
   local fine, problem = pcall(adapt, job, visible, given)
   if fine then return slurm.SUCCESS end
-  if type(problem) == "table" and problem.refusal then
-    slurm.log_user("%s", "penstock: " .. problem.refusal)
+  local refusals = type(problem) == "table" and (problem.refusals or {problem.refusal})
+  if refusals then
+    for _, text in ipairs(refusals) do slurm.log_user("%s", "penstock: " .. text) end
   else
     slurm.log_error("%s", "penstock: user " .. tostring(uid) .. "'s adaptive job was refused: " .. tostring(problem))
     slurm.log_user("%s", "penstock: adaptive jobs cannot be submitted until the site's admin has fixed this: "

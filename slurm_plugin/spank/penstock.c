@@ -201,41 +201,50 @@ __attribute__((visibility("default"))) int slurm_spank_init_post_opt(spank_t spa
 	return ESPANK_SUCCESS;
 }
 
-/* What job_submit.lua writes in place of the numbers of tasks of a job that has one for each GPU. */
+/* What job_submit.lua writes in place of numbers that follow from the run: of tasks, of GPUs, and of a task's CPUs. */
 static const char uncounted[] = "one-a-GPU-but-this-node-lacks-penstock.so";
 
-static const char *const counts[] = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"};
-
-static int is_uncounted(spank_t spank)
+/* The number at the beginning of a variable such as SLURM_TASKS_PER_NODE, 4 or 2(x3); 0: there is none. */
+static unsigned long number_of(spank_t spank, const char *name)
 {
 	char value[64];
 
-	for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
-		if (spank_getenv(spank, counts[i], value, sizeof(value)) == ESPANK_SUCCESS && !strcmp(value, uncounted))
-			return 1;
-	return 0;
+	return spank_getenv(spank, name, value, sizeof(value)) == ESPANK_SUCCESS ? strtoul(value, NULL, 10) : 0;
 }
 
-/* Gives the batch script of a job with one task for each GPU the numbers of tasks of this run. Slurm keeps one of them up
- * to date, SLURM_TASKS_PER_NODE, such as 4 or 2(x3); since 24.11, SLURM_NTASKS and SLURM_NPROCS, too. Without the
- * numbers, srun refuses what stands in their place. */
-static void count_tasks(spank_t spank)
+/* Replaces the mark in a variable, or removes the variable where the run has no such number. */
+static void count_one(spank_t spank, const char *name, unsigned long number)
 {
-	char value[64], nodes[16];
+	char value[64];
 
-	if (!is_uncounted(spank))
+	if (spank_getenv(spank, name, value, sizeof(value)) != ESPANK_SUCCESS || strcmp(value, uncounted))
 		return;
-	if (spank_getenv(spank, "SLURM_TASKS_PER_NODE", value, sizeof(value)) == ESPANK_SUCCESS &&
-	    spank_getenv(spank, "SLURM_JOB_NUM_NODES", nodes, sizeof(nodes)) == ESPANK_SUCCESS) {
-		const unsigned long each = strtoul(value, NULL, 10);
-		char all[32], here[32];
+	snprintf(value, sizeof(value), "%lu", number);
+	if (number)
+		spank_setenv(spank, name, value, 1);
+	else
+		spank_unsetenv(spank, name);
+}
 
-		snprintf(all, sizeof(all), "%lu", each * strtoul(nodes, NULL, 10));
-		snprintf(here, sizeof(here), "%lu", each);
-		if (each)
-			for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
-				spank_setenv(spank, counts[i], i < 2 ? all : here, 1);
-	}
+/* Gives the batch script the numbers of this run. Slurm keeps SLURM_TASKS_PER_NODE, SLURM_JOB_NUM_NODES,
+ * SLURM_CPUS_ON_NODE and, for a job with GPUs, SLURM_GPUS_ON_NODE up to date; since 24.11, SLURM_NTASKS and SLURM_NPROCS,
+ * too. All nodes of a run are alike. Without the numbers, srun refuses what stands in their place. */
+static void count(spank_t spank)
+{
+	const unsigned long nodes = number_of(spank, "SLURM_JOB_NUM_NODES"), tasks = number_of(spank, "SLURM_TASKS_PER_NODE");
+	const unsigned long gpus = number_of(spank, "SLURM_GPUS_ON_NODE"), cpus = number_of(spank, "SLURM_CPUS_ON_NODE");
+
+	if (!nodes || !tasks)
+		return;
+	count_one(spank, "SLURM_NTASKS", nodes * tasks);
+	count_one(spank, "SLURM_NPROCS", nodes * tasks);
+	count_one(spank, "SLURM_NTASKS_PER_NODE", tasks);
+	count_one(spank, "SLURM_CPUS_PER_TASK", cpus / tasks);
+	count_one(spank, "SLURM_GPUS", nodes * gpus);
+	count_one(spank, "SLURM_GPUS_PER_NODE", gpus);
+	count_one(spank, "SLURM_GPUS_PER_TASK", gpus % tasks ? 0 : gpus / tasks);
+	count_one(spank, "SLURM_NTASKS_PER_GPU", gpus && !(tasks % gpus) ? tasks / gpus : 0);
+	count_one(spank, "SLURM_TRES_PER_TASK", 0);
 }
 
 /* Whether Slurm has allocated GPUs to the task. Slurm removes these variables from the environment of other jobs. */
@@ -278,29 +287,28 @@ static void set_limits(spank_t spank, char *lines)
 	}
 }
 
-/* Runs as the job's user, in the process that becomes the task. */
-__attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int count, char **arguments)
+/* Binds the task of a job that shares GPUs to these. */
+static void bind_gpus(spank_t spank, int argument_count, char **arguments)
 {
 	const char *pattern = default_run_dir;
 	char node[256], folder[PATH_SIZE], devices[PENSTOCK_DEVICES_SIZE], mps[PENSTOCK_FOLDER_SIZE];
 	char limits[PENSTOCK_LIMITS_SIZE];
 	uint32_t number = 0;
 
-	count_tasks(spank);
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < argument_count; i++)
 		if (!strncmp(arguments[i], RUN_DIR, sizeof(RUN_DIR) - 1))
 			pattern = arguments[i] + sizeof(RUN_DIR) - 1;
 	if (spank_getenv(spank, "SLURMD_NODENAME", node, sizeof(node)) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_ID, &number) != ESPANK_SUCCESS ||
 	    !penstock_run_dir(pattern, node, folder, sizeof(folder)))
-		return ESPANK_SUCCESS;
+		return;
 	if (pattern != default_run_dir) /* how the job finds its agent */
 		spank_setenv(spank, "PENSTOCK_RUN_DIR", folder, 0);
 	if (has_gpus(spank))
-		return ESPANK_SUCCESS;
+		return;
 	switch (penstock_devices(folder, number, daemon_uid, WAIT_DS, devices, mps, limits)) {
 	case PENSTOCK_NO_SHARER:
-		return ESPANK_SUCCESS;
+		return;
 	case PENSTOCK_BOUND:
 		break;
 	case PENSTOCK_TOO_LATE:
@@ -328,6 +336,13 @@ __attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, 
 		snprintf(count_text, sizeof(count_text), "%u", gpus);
 		spank_setenv(spank, "SLURM_GPUS_ON_NODE", count_text, 1);
 	}
+}
+
+/* Runs as the job's user, in the process that becomes the task. */
+__attribute__((visibility("default"))) int slurm_spank_task_init(spank_t spank, int argument_count, char **arguments)
+{
+	bind_gpus(spank, argument_count, arguments);
+	count(spank);
 	return ESPANK_SUCCESS;
 }
 

@@ -110,3 +110,36 @@ def test_a_plain_srun_starts_one_task_for_each_gpu_at_every_size(sizes_site: Sit
             f"{task} of {nodes * gpus} {nodes * gpus} {gpus} on {gpu_type}-{task // gpus:02}"
             for task in range(nodes * gpus)
         ]
+
+
+def test_a_header_keeps_its_cpus_and_memory_for_each_gpu_at_every_size(sizes_site: Site) -> None:
+    """And a script finds the numbers of its run where sbatch wrote those of the header."""
+    names = ("NTASKS", "GPUS_PER_NODE", "CPUS_PER_TASK", "MEM_PER_NODE")
+    script = f"echo batch {' '.join(f'$SLURM_{name}' for name in names)}; srun sh -c 'echo task $SLURM_PROCID'; "
+    header = ("--nodes=2", "--gpus-per-node=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--mem=400")
+    jobs = list(walk(sizes_site, *header, script=script))
+    assert [job.cpus for job in jobs] == [4, 8, 8, 2]
+    lines = (sizes_site.folder / f"{jobs[0].id}.out").read_text().splitlines()
+    assert [line for line in lines if line.startswith("batch")] == [
+        "batch 1 2 4 400",
+        "batch 1 4 8 800",
+        "batch 2 2 4 400",
+        "batch 1 1 2 200",
+    ]
+    assert sum(line.startswith("task") for line in lines) == 5
+
+
+def test_a_task_of_two_gpus_keeps_them_and_a_job_never_gets_more_nodes_than_its_header_names(flag_site: Site) -> None:
+    """One job after the other, each on whatever the policy gives it."""
+    said = "--wrap=srun sh -c 'echo $SLURM_NNODES $SLURM_NTASKS $SLURM_GPUS_PER_TASK; sleep 1'"
+    for header in (
+        ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-task=2"),
+        ("--nodes=1", "--gpus-per-node=2", "--exclusive"),
+    ):
+        job = flag_site.sbatch("--adaptive", *header, f"--output={flag_site.folder}/%j.out", said)
+        flag_site.wait_states("COMPLETED", job)
+        text = (flag_site.folder / f"{job}.out").read_text().split("\n")
+        nodes, tasks, *each = text[0].split()
+        assert int(nodes) <= int(header[0].removeprefix("--nodes="))
+        assert int(tasks) >= 1
+        assert each in ([], ["2"])

@@ -19,6 +19,8 @@ JOB_SPEC_FIELDS = (
     "batch_size",
     "max_batch_size",
     "scale_unit",
+    "max_nodes",
+    "gpus_per_task",
     "model_family",
     "sensitivity",
     "goodput_table",
@@ -52,6 +54,8 @@ class JobSpecOperator(BaseOperator):
         max_batch_size: Largest total batch size that still trains well. Absent: the model family's.
         scale_unit: GPUs of one replica of the model, for all types or by type, such as {'a100': 2, 'rtx': 8}. The
             job's GPU count is a multiple of it. A type that is not named has 1.
+        max_nodes: Most nodes that the job can run on. Absent: as many as its GPUs need.
+        gpus_per_task: GPUs of each of the job's tasks. The job has a multiple of it on each of its nodes.
         model_family: Model family of the catalogue that is about as fast as the job's model.
         sensitivity: The site's profile of what CPU and memory are worth to the job. Absent: that of its model
             family.
@@ -87,6 +91,8 @@ class JobSpecOperator(BaseOperator):
         batch_size: int | str | None = None,
         max_batch_size: int | str | None = None,
         scale_unit: int | dict[str, Any] | str | None = None,
+        max_nodes: int | str | None = None,
+        gpus_per_task: int | str | None = None,
         model_family: str | None = None,
         sensitivity: str | None = None,
         goodput_table: dict[str, Any] | None = None,
@@ -112,6 +118,8 @@ class JobSpecOperator(BaseOperator):
         self.batch_size = batch_size
         self.max_batch_size = max_batch_size
         self.scale_unit = scale_unit
+        self.max_nodes = max_nodes
+        self.gpus_per_task = gpus_per_task
         self.model_family = model_family
         self.sensitivity = sensitivity
         self.goodput_table = goodput_table

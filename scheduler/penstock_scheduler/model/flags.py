@@ -114,3 +114,9 @@ class Flag:
         if self.choices:
             return ", ".join(self.choices[:-1]) + f" or {self.choices[-1]}"
         return _FORMS[self.syntax]
+
+
+def summary(description: str) -> str:
+    """The first sentence of a description, as command-line help writes it: without a capital and a full stop."""
+    sentence = description.split(". ")[0].removesuffix(".")
+    return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]

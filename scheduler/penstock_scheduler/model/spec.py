@@ -10,6 +10,7 @@ comment::
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from enum import StrEnum
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from penstock_scheduler.model.flags import CPU_SLOT, Flag, Syntax
+from penstock_scheduler.model.flags import CPU_SLOT, Flag, Syntax, summary
 from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.people.errors import BadJobSpec
 
@@ -104,7 +105,7 @@ class JobSpec(BaseModel):
             "max-gpus",
             Syntax.COUNT,
             example="8",
-            notes="Required. A rigid job has one GPU count and takes it from `--min-gpus` or `--max-gpus`.",
+            notes="Absent: as many as the header requests. A rigid job takes its one GPU count from this or from `--min-gpus`.",
         ),
     ] = Field(default=1, description="Most GPUs that the job can use.")
     gpu_types: Annotated[
@@ -143,6 +144,12 @@ class JobSpec(BaseModel):
         default=1,
         description="GPUs of one replica of the model, for all types or by type, such as {'a100': 2, 'rtx': 8}. The job's GPU "
         "count is a multiple of it. A type that is not named has 1.",
+    )
+    max_nodes: Count | None = Field(
+        default=None, description="Most nodes that the job can run on. Absent: as many as its GPUs need."
+    )
+    gpus_per_task: Count = Field(
+        default=1, description="GPUs of each of the job's tasks. The job has a multiple of it on each of its nodes."
     )
     model_family: Annotated[
         str | None,
@@ -310,7 +317,7 @@ class JobSpec(BaseModel):
             if all(self.max_gpus // unit * unit < self.min_gpus for unit in units):
                 raise ValueError(
                     f"no count from min_gpus={self.min_gpus} to max_gpus={self.max_gpus} is a multiple of "
-                    f"scale_unit={self.scale_unit}; make max_gpus a multiple of it"
+                    f"scale_unit={self.scale_unit} and of gpus_per_task={self.gpus_per_task}; make max_gpus a multiple of it"
                 )
         return self
 
@@ -320,8 +327,9 @@ class JobSpec(BaseModel):
         return self.checkpointable or self.checkpoint_every_s is not None
 
     def unit(self, gpu_type: str) -> int:
-        """GPUs of one replica of the model on `gpu_type`."""
-        return self.scale_unit if isinstance(self.scale_unit, int) else self.scale_unit.get(gpu_type, 1)
+        """The job's GPU count on `gpu_type` is a multiple of this: GPUs of one replica of the model, and of one task."""
+        replica = self.scale_unit if isinstance(self.scale_unit, int) else self.scale_unit.get(gpu_type, 1)
+        return math.lcm(replica, self.gpus_per_task)
 
     def allows_type(self, gpu_type: str) -> bool:
         """Whether the job can use GPUs of `gpu_type`. CPU slots have no GPU, so only a job that names them can use them."""
@@ -329,10 +337,16 @@ class JobSpec(BaseModel):
             return gpu_type in self.gpu_types
         return gpu_type not in (CPU_SLOT, *(self.excluded_gpu_types or ()))
 
-    def allows(self, gpu_type: str, gpus: int) -> bool:
-        """Whether the job can use `gpus` GPUs of `gpu_type`."""
+    def allows(self, gpu_type: str, gpus: int, nodes: int = 1) -> bool:
+        """Whether the job can use `gpus` GPUs of `gpu_type` on `nodes` nodes that have equally many of them."""
         within = self.min_gpus <= gpus <= self.max_gpus
-        return self.allows_type(gpu_type) and within and gpus % self.unit(gpu_type) == 0
+        return (
+            self.allows_type(gpu_type) and within and gpus % self.unit(gpu_type) == 0 and self.allows_nodes(gpus, nodes)
+        )
+
+    def allows_nodes(self, gpus: int, nodes: int) -> bool:
+        """Whether the job can run with `gpus` GPUs on `nodes` nodes that have equally many of them."""
+        return (self.max_nodes is None or nodes <= self.max_nodes) and gpus // nodes % self.gpus_per_task == 0
 
     @property
     def fixed_batch(self) -> bool:
@@ -345,14 +359,8 @@ class JobSpec(BaseModel):
         found = {}
         for name, field in cls.model_fields.items():
             for flag in (each for each in field.metadata if isinstance(each, Flag)):
-                found[name] = replace(flag, help=flag.help or _summary(field.description or ""))
+                found[name] = replace(flag, help=flag.help or summary(field.description or ""))
         return found
-
-
-def _summary(description: str) -> str:
-    """The first sentence of a description, as command-line help writes it: without a capital and a full stop."""
-    sentence = description.split(". ")[0].removesuffix(".")
-    return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]
 
 
 def parse_spec(text: str) -> JobSpec | None:

@@ -35,7 +35,7 @@ from penstock_scheduler.model import (
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
 from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.jobs.holds import came_too_late, held_meanwhile
-from penstock_slurm.jobs.notes import has_task_a_gpu, kept_by_begin
+from penstock_slurm.jobs.notes import kept_by_begin, request
 from penstock_slurm.jobs.states import LEAVING
 from penstock_slurm.observe.view import Spooled
 from penstock_slurm.settings import SlurmSettings
@@ -235,8 +235,10 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
 def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
     """The commands that send a pending job to a placement."""
     slurm, shape, share = scope.slurm, wanted.configuration, wanted.shares[0]
-    task_a_gpu = has_task_a_gpu(slurm)
-    tasks = share.gpus if task_a_gpu else 1
+    asked = request(slurm)
+    on_node = asked.tasks_on(share.gpus)
+    tasks, each = on_node or 1, asked.cpus_per_task(share.gpus)
+    cpus = share.cpus or (tasks * each if each else slurm.cpus_for(share.gpus, tasks))
     place = Write(
         slurm.id,
         "place",
@@ -246,10 +248,10 @@ def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
             gpus_per_node=0 if scope.shares else share.gpus,
             stand_in=scope.shares and scope.stand_in,
             tasks=shape.nodes * tasks,
-            cpus=shape.nodes * max(share.cpus or slurm.cpus_for(share.gpus, tasks), tasks),
-            cpus_per_task=max(share.cpus // tasks, 1) if share.cpus else None,
-            tasks_per_node=tasks if task_a_gpu else None,
-            memory_mb_per_node=share.memory_mb or None,
+            cpus=shape.nodes * max(cpus, tasks),
+            cpus_per_task=max(share.cpus // tasks, 1) if share.cpus else each,
+            tasks_per_node=on_node,
+            memory_mb_per_node=share.memory_mb or asked.memory_mb_on(share.gpus),
             time_limit_s=scope.limit_s,
             ends_begin=slurm.begins_later(scope.now_s),
         ),

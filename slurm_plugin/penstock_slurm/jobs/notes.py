@@ -1,11 +1,12 @@
 """Notes about a job in its AdminComment, which only the site can write: JSON with some of these keys.
 
 job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain``, ``penstock_begin_s``, ``penstock_nodes`` and
-``penstock_tasks``. The daemon writes ``penstock_says``, a message to the job's user, and ``penstock_shares``.
+``penstock_request``. The daemon writes ``penstock_says``, a message to the job's user, and ``penstock_shares``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -33,8 +34,8 @@ BEGIN = "penstock_begin_s"
 NODES = "penstock_nodes"
 """The user's --nodelist, --exclude and --constraint, by these names. Placing a job overwrites Slurm's own record of its nodes."""
 
-TASKS = "penstock_tasks"
-"""`gpu` if the job has one task for each GPU (--ntasks-per-node above 1); else it has one on each node."""
+REQUEST = "penstock_request"
+"""How the job's tasks, CPUs and memory follow its GPUs, by the names of `Request`'s fields."""
 
 TEXTS = 32_768
 """Comments whose meaning is remembered: each is looked at several times in every tick, and seldom changes."""
@@ -83,14 +84,52 @@ def plain_shape(job: SlurmJob) -> PlainShape | None:
     shape: Any = (notes(job) or {}).get(PLAIN)
     try:
         gpus = int(shape["gpus_per_node"])
-        return PlainShape(str(shape["partition"]), int(shape["nodes"]), gpus, gpus if has_task_a_gpu(job) else None)
-    except (TypeError, KeyError, ValueError):
+        return PlainShape(str(shape["partition"]), int(shape["nodes"]), gpus, request(job).tasks_on(gpus))
+    except (TypeError, KeyError, ValueError, BadJobSpec):
         return None
 
 
-def has_task_a_gpu(job: SlurmJob) -> bool:
-    """Whether the job has one task for each GPU; otherwise it has one on each node."""
-    return (notes(job) or {}).get(TASKS) == "gpu"
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """How tasks, CPUs and memory follow the number of GPUs that a job has on a node. From the header of its script."""
+
+    tasks: int = 0
+    """Tasks for every `gpus` GPUs; 0: one task on each node."""
+    gpus: int = 1
+    node_gpus: int = 1
+    """A node with so many GPUs has `cpus` and `memory_mb`."""
+    cpus: int = 0
+    """CPUs of a task; 0: a task always has as many as the job itself asked for."""
+    memory_mb: int = 0
+    """MB; 0: as much as the job itself asked for."""
+    whole_nodes: bool = False
+    """Whether no other job runs on the job's nodes (--exclusive)."""
+
+    def tasks_on(self, gpus: int) -> int | None:
+        """Tasks on a node with so many GPUs, or None if the job has one on each node."""
+        return max(gpus * self.tasks // self.gpus, 1) if self.tasks else None
+
+    def cpus_per_task(self, gpus: int) -> int | None:
+        """CPUs of a task on a node with so many GPUs, or None if the job keeps its own number."""
+        return -(-gpus * self.cpus // self.node_gpus) if self.cpus else None
+
+    def memory_mb_on(self, gpus: int) -> int | None:
+        """Memory on a node with so many GPUs in MB, or None if the job keeps its own amount."""
+        return -(-gpus * self.memory_mb // self.node_gpus) if self.memory_mb else None
+
+
+def request(job: SlurmJob) -> Request:
+    """Read the request of the script's header. Raises BadJobSpec if the note cannot be read."""
+    found: Any = (notes(job) or {}).get(REQUEST, {})
+    try:
+        given = Request(**found)
+        if given.gpus < 1 or given.node_gpus < 1 or min(given.tasks, given.cpus, given.memory_mb) < 0:
+            raise ValueError("a number is out of bounds")
+        return given
+    except (TypeError, ValueError) as error:
+        raise BadJobSpec(
+            f"its AdminComment has a note {REQUEST} that cannot be read ({error}); ask an admin to correct it, or submit it again"
+        ) from None
 
 
 def node_choice(job: SlurmJob) -> NodeChoice | None:

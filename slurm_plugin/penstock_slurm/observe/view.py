@@ -36,7 +36,7 @@ from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.gateway.node_states import UNLISTED, node_facts, partition_facts
 from penstock_slurm.jobs import time_limits
-from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, node_choice, notes
+from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, node_choice, notes, request
 from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
 from penstock_slurm.observe.site import SlurmRules
 
@@ -184,7 +184,7 @@ def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
         raise BadJobSpec(
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
         )
-    if job.exclusive:
+    if job.exclusive and not request(job).whole_nodes:
         raise BadJobSpec(
             "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
         )

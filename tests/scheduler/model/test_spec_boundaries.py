@@ -120,7 +120,16 @@ def test_a_job_that_says_nothing_gets_one_gpu_of_any_type_and_may_be_moved_but_n
     assert spec.allows("t4", 1)
     assert not spec.allows("t4", 2)
     assert not spec.says_it_saves
-    own = {"adaptivity", "min_gpus", "max_gpus", "scale_unit", "preemptible", "grow_shrink", "checkpointable"}
+    own = {
+        "adaptivity",
+        "min_gpus",
+        "max_gpus",
+        "gpus_per_task",
+        "scale_unit",
+        "preemptible",
+        "grow_shrink",
+        "checkpointable",
+    }
     others = spec.model_dump(exclude=own)
     assert set(others.values()) == {None}
 

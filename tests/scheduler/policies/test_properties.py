@@ -105,6 +105,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             key = draw(st.sampled_from(["gpu_types", "excluded_gpu_types"]))
             spec[key] = draw(st.lists(st.sampled_from([*TYPES, "h100"]), min_size=1, max_size=3, unique=True))
         spec["scale_unit"] = draw(st.sampled_from([1, 1, low, {"t4": low, "h100": low}]))
+        spec["gpus_per_task"] = draw(st.sampled_from([1, 1, low]))
+        spec["max_nodes"] = draw(st.sampled_from([None, None, 1, 2]))
         state: dict[str, object] = {
             "partitions": draw(st.sampled_from([("all",), ("fast",), ("fast", "all")])),
             "reservation": draw(st.sampled_from(["", "", "", "exam"])),
@@ -280,6 +282,8 @@ def test_every_plan_keeps_the_rules(name: str, chosen: dict[str, object], state:
             assert each.spec.gpu_types is None or placement.gpu_type in each.spec.gpu_types
             assert placement.gpu_type not in (each.spec.excluded_gpu_types or ())
             assert placement.gpus % each.spec.unit(placement.gpu_type) == 0
+            assert all(share.gpus % each.spec.gpus_per_task == 0 for share in placement.shares)
+            assert len(placement.shares) <= (each.spec.max_nodes or len(nodes))
         assert assignment.goodput >= 0
         facts = state.facts[job_id]
         model = facts.model

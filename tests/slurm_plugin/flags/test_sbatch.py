@@ -132,23 +132,23 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
             "--model-family=gpt is not in the catalogue; the families are bert-squad",
         ),
         ((*ADAPTIVE, "--partition=rtx"), "Penstock does not manage partition rtx; it manages all, t4"),
-        ((*ADAPTIVE, "--partition=t4,a100"), "does not manage partition a100"),
+        ((*ADAPTIVE, "--partition=rtx,a100"), "does not manage partition rtx"),
         (
             ("--adaptive", "--min-gpus=17", "--max-gpus=20"),
             "no partition has 17 to 20 GPUs of the kind that the flags ask for",
         ),
         ((*ADAPTIVE, "--gpu-types=a100", "--partition=t4"), "there are all: 2 nodes with up to 8 a100; all: 2 nodes"),
+        ((*ADAPTIVE, "--gres=gpu:a100:1,gpu:t4:1"), "give one number of GPUs, of one type at most"),
+        ((*ADAPTIVE, "--gres=gpu:h100:1"), "--gpu-types: there are no GPUs of type h100 here"),
+        (("--adaptive", "--nodes=1", "--gres=gpu:8", "--min-gpus=9"), "--min-gpus=9 is more than --max-gpus=8"),
         (
-            (*ADAPTIVE, "--gres=gpu:1"),
-            "--gres or --gpus-per-node cannot be used with --adaptive; use --min-gpus",
+            ("--adaptive", "--nodes=1", "--min-gpus=9", "--max-gpus=16"),
+            "no partition has 9 to 16 GPUs of the kind that the flags ask for on at most 1 node; there are",
         ),
-        ((*ADAPTIVE, "--gpus-per-node=2"), "--gres or --gpus-per-node cannot be used"),
         (
-            (*ADAPTIVE, "--gpus=a100:2"),
-            "--gpus cannot be used with --adaptive; use --min-gpus, --max-gpus and --gpu-types",
+            ("--adaptive", "--ntasks=1", "--gpus-per-task=3", "--max-gpus=2"),
+            "no GPU count from 2 to 2 is a multiple of the 3 GPUs of a task: make --max-gpus a multiple of it",
         ),
-        ((*ADAPTIVE, "--gpus-per-task=1", "--ntasks=2"), "cannot be used with --adaptive"),
-        ((*ADAPTIVE, "--nodes=2"), "--nodes cannot be used with --adaptive; Penstock chooses the nodes"),
         ((*ADAPTIVE, "--nodelist=t4-07"), "--nodelist: Penstock manages no GPUs of a node t4-07"),
         (
             (*ADAPTIVE, "--gpu-types=a100", "--exclude=a100-[00-01]"),
@@ -161,22 +161,22 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
         ((*ADAPTIVE, "--constraint=t4&x|rtx"), "join features by & or by |, such as --constraint='a&b'"),
         (
             (*ADAPTIVE, "--ntasks=4"),
-            "--ntasks cannot be used with --adaptive; a job that moves has one task on each node or, with --ntasks-per-node=N",
+            "--ntasks=4 without a number of GPUs: give that, such as --gpus-per-task=1, or --ntasks-per-node instead",
         ),
         (
             (*ADAPTIVE, "--ntasks-per-node=9"),
             "--ntasks-per-node=9 with --adaptive means one task for each GPU, but --max-gpus=8: give at most that",
         ),
-        ((*ADAPTIVE, "--ntasks-per-socket=2"), "--ntasks-per-socket cannot be used with --adaptive; a job that moves"),
+        ((*ADAPTIVE, "--ntasks-per-socket=2"), "--ntasks-per-socket cannot be used with --adaptive; give --ntasks"),
         ((*ADAPTIVE, "--burst=only"), "--burst=only: this site has no cloud: leave it out, or ask an admin"),
-        ((*ADAPTIVE, "--exclusive"), "--exclusive cannot be used with --adaptive"),
+        ((*ADAPTIVE, "--exclusive", "--scale-unit=2"), "--scale-unit cannot be used with whole nodes (--exclusive or"),
         (
             (*ADAPTIVE, "--no-requeue"),
             "--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing",
         ),
         (
             (*ADAPTIVE, "--hold"),
-            "--hold cannot be used with --adaptive: Penstock holds and releases the job itself",
+            "--hold cannot be used with --adaptive: submit the job, and then use penstock hold",
         ),
         ((*ADAPTIVE, "--reservation=a,b"), "--reservation with --adaptive: name one reservation, not several"),
         (
@@ -311,7 +311,7 @@ def test_several_tasks_on_a_node_are_one_for_each_gpu(flags: FlagSite) -> None:
     assert "the job has one task for each of its GPUs, however many it has" in done.stderr
     job = flags.job(done.stdout.strip())
     assert (job.gpus_per_node, job.tasks, job.cpus) == (2, 2, 6)
-    assert json.loads(job.admin_comment)["penstock_tasks"] == "gpu"
+    assert json.loads(job.admin_comment)["penstock_request"] == {"tasks": 1, "gpus": 1}
     said = flags.run("salloc", *ADAPTIVE, "--non-preemptible", "--ntasks-per-node=2", "true").stderr
     assert "in salloc, start one task a GPU with srun" in said
 

@@ -203,7 +203,7 @@ def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
     found = []
     for offer in cloud.offers:
         goodput = _goodput(snapshot, job, Configuration(offer.nodes, offer.gpus, offer.gpu_type))
-        if offer.count < 1 or goodput <= 0 or not job.spec.allows(offer.gpu_type, offer.gpus):
+        if offer.count < 1 or goodput <= 0 or not job.spec.allows(offer.gpu_type, offer.gpus, offer.nodes):
             continue
         if work is not None and job.spec.runtime_s is None:
             runs_s: float | None = work / goodput

@@ -81,7 +81,7 @@ def is_regular(configuration: Configuration, sizes: Iterable[int]) -> bool:
 
 def allowed(job: Job, configuration: Configuration) -> bool:
     """Whether the job spec allows this configuration."""
-    return job.spec.allows(configuration.gpu_type, configuration.gpus)
+    return job.spec.allows(configuration.gpu_type, configuration.gpus, configuration.nodes)
 
 
 def on_one_node(job: Job, node: Node, gpus: int) -> Placement:
@@ -334,10 +334,20 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
         )
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     if not any(spec.allows(option.gpu_type, option.gpus) for option in shapes):
-        text = (
-            f"no count that jobs can have {here} is a multiple of scale_unit={spec.scale_unit}: change it or max_gpus"
+        name, unit = (
+            ("gpus_per_task", spec.gpus_per_task) if spec.gpus_per_task > 1 else ("scale_unit", spec.scale_unit)
         )
+        text = f"no count that jobs can have {here} is a multiple of {name}={unit}: change it or max_gpus"
         return Reason(ReasonCode.NEVER_FITS, text, needs)
+    if not any(spec.allows(option.gpu_type, option.gpus, option.nodes) for option in shapes):
+        on = (
+            f"on at most {spec.max_nodes} node{'s' if spec.max_nodes != 1 else ''} "
+            if spec.max_nodes is not None
+            else ""
+        )
+        each = f"with a multiple of {spec.gpus_per_task} on each node " if spec.gpus_per_task > 1 else ""
+        text = f"no nodes {here} have its GPUs {on}{each}: lower min_gpus, or allow more nodes"
+        return Reason(ReasonCode.NEVER_FITS, text.replace(" :", ":"), needs)
     return Reason(
         ReasonCode.NEVER_FITS, "its model gives no progress on any configuration: check its goodput_table", needs
     )

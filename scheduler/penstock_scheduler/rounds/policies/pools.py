@@ -125,7 +125,9 @@ def place_of(job: Job) -> Placement | None:
 
 def asks(job: Job) -> tuple[object, ...]:
     """Jobs of a user with the same pool and these are alike: if there is no room for one, there is none for the others."""
-    return job.account, job.qos, job.spec.min_gpus, job.spec.max_gpus, str(job.spec.scale_unit), job.spec.adaptivity
+    spec = job.spec
+    counts = spec.min_gpus, spec.max_gpus, str(spec.scale_unit), spec.max_nodes, spec.gpus_per_task
+    return job.account, job.qos, *counts, spec.adaptivity
 
 
 def fewest(snapshot: Snapshot, job: Job, pool: Pool) -> dict[Configuration, float]:

@@ -78,7 +78,7 @@ class SiaMatrix:
         for row, (job, model) in enumerate(zip(self.jobs, self.models, strict=True)):
             if isinstance(model, PipelineEstimator):
                 self.unit_JT[row] = [model.models[t].gpus_per_replica if t in model.models else 1 for t in self.types]
-            if job.spec.scale_unit != 1:
+            if job.spec.scale_unit != 1 or job.spec.gpus_per_task != 1:
                 self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.spec.unit(name) for name in self.types])
         units = {int(unit) * 2**power for unit in np.unique(self.unit_JT) for power in range(8)}
         most = int(self.max_J.max(initial=1))
@@ -153,6 +153,11 @@ class SiaMatrix:
         holds_JC = self.held_J[:, None] == np.arange(len(self.options))
         in_spec_JC = (self.gpus_C >= self.min_J[:, None]) & (self.gpus_C <= self.max_J[:, None])
         in_spec_JC &= wanted_JT[:, self.type_C] & self.open_AC[self.access_J] & (self.gpus_C % unit_JC == 0)
+        for row, job in enumerate(jobs):
+            if job.spec.max_nodes is not None:
+                in_spec_JC[row] &= self.nodes_C <= job.spec.max_nodes
+            if job.spec.gpus_per_task > 1:
+                in_spec_JC[row] &= self.gpus_C // self.nodes_C % job.spec.gpus_per_task == 0
         self.single_JC = in_spec_JC & self.offered_C & (self.gpus_C == 1)
         """Single GPUs that are open to each job."""
         bad_J = ~np.all(np.isfinite(self.goodput_JC) & (self.goodput_JC >= 0), axis=1)

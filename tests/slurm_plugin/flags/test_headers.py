@@ -1,0 +1,126 @@
+"""Ordinary headers of training scripts, with --adaptive added: how they are read, and that they are not refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.model import JobSpec, parse_spec
+from tests.slurm_plugin.flags.site import FlagSite
+
+pytestmark = pytest.mark.slurm
+
+DATA = os.environ.get("PENSTOCK_TEST_DATA")
+
+WHOLE = {"a100": 8, "rtx": 8, "t4": 4}
+
+CASES = [
+    ("--gres=gpu:2", {"max_gpus": 2, "max_nodes": 1}, {}),
+    ("--gres=gpu:a100:1 -N 1 -n 8", {"max_gpus": 1, "max_nodes": 1, "gpu_types": ["a100"]}, {"tasks": 8, "gpus": 1}),
+    (
+        "--nodes=1 --ntasks-per-node=8 --gres=gpu:8 --cpus-per-task=2 --mem=8000",
+        {"max_gpus": 8, "max_nodes": 1},
+        {"tasks": 1, "gpus": 1, "node_gpus": 8, "memory_mb": 8000},
+    ),
+    ("--nodes=2 --ntasks=2 --gpus-per-task=1", {"max_gpus": 2, "max_nodes": 2}, {"tasks": 1, "gpus": 1}),
+    (
+        "--nodes=2 --ntasks-per-node=1 --gpus-per-task=rtx:4",
+        {"min_gpus": 4, "max_gpus": 8, "max_nodes": 2, "gpus_per_task": 4, "gpu_types": ["rtx"]},
+        {"tasks": 1, "gpus": 4},
+    ),
+    (
+        "--nodes=2 --gpus-per-node=8 --ntasks-per-node=1 --cpus-per-task=16",
+        {"max_gpus": 16, "max_nodes": 2},
+        {"node_gpus": 8, "cpus": 16},
+    ),
+    (
+        "--nodes=2 --gpus-per-node=8 --ntasks-per-node=1 --exclusive",
+        {"max_gpus": 16, "max_nodes": 2, "scale_unit": WHOLE},
+        {"whole_nodes": True},
+    ),
+    ("--nodes=1 --gres=gpu:4 --mem=0", {"max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE}, {"whole_nodes": True}),
+    ("--gpus=8", {"max_gpus": 8, "max_nodes": 1}, {}),
+    ("--ntasks=8 --ntasks-per-gpu=2", {"max_gpus": 4, "max_nodes": 4}, {"tasks": 2, "gpus": 1}),
+    (
+        "--nodes=1 --ntasks-per-node=2 --gres=gpu:8",
+        {"min_gpus": 4, "max_gpus": 8, "max_nodes": 1, "gpus_per_task": 4},
+        {"tasks": 1, "gpus": 4},
+    ),
+    ("--gres=gpu:4 --min-gpus=2 --max-gpus=8 --gpu-types=rtx", {"min_gpus": 2, "max_gpus": 8, "gpu_types": ["rtx"]}, {}),
+    ("--nodes=1 --gres=gpu:4 --max-gpus=8", {"max_gpus": 8, "max_nodes": 1}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("header", "spec", "note"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_request_is_the_most_that_the_job_gets(
+    flags: FlagSite, header: str, spec: dict[str, object], note: dict[str, object]
+) -> None:
+    done = flags.sbatch("--adaptive", *header.split())
+    assert done.returncode == 0, done.stderr
+    job = flags.job(done.stdout.strip())
+    assert parse_spec(job.admin_comment) == JobSpec.model_validate(spec)
+    assert json.loads(job.admin_comment).get("penstock_request", {}) == note
+    assert job.held
+    assert job.gpu_type is None
+
+
+def test_the_user_is_told_how_the_header_was_read(flags: FlagSite) -> None:
+    header = "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --mem=16000"
+    said = flags.sbatch("--adaptive", *header.split()).stderr
+    assert "the job can have 1 to 16 GPUs, on at most 2 nodes, one task for each GPU, 2000 MB for each GPU." in said
+    assert "To change that, give --min-gpus, --max-gpus or --gpu-types" in said
+
+
+def test_a_partition_that_penstock_does_not_manage_is_left_out(flags: FlagSite) -> None:
+    done = flags.sbatch("--adaptive", "--gres=gpu:1", "--partition=rtx,t4")
+    assert "the job runs in t4: Penstock does not manage partition rtx" in done.stderr
+    assert flags.job(done.stdout.strip()).partition == ("t4",)
+
+
+def test_all_reasons_against_a_header_are_told_at_once(flags: FlagSite) -> None:
+    said = flags.refusal(
+        *(
+            "--adaptive",
+            "--gres=gpu:a100:1,gpu:t4:2",
+            "--no-requeue",
+            "--hold",
+            "--partition=rtx",
+            "--ntasks-per-core=1",
+        )
+    )
+    for words in (
+        "--gres=gpu:a100:1,gpu:t4:2: give one number of GPUs, of one type at most, such as --gres=gpu:a100:4",
+        "--ntasks-per-core cannot be used with --adaptive; give --ntasks-per-node",
+        "--no-requeue cannot be used with --adaptive",
+        "--hold cannot be used with --adaptive",
+        "Penstock does not manage partition rtx",
+    ):
+        assert words in said, said
+
+
+@pytest.mark.skipif(DATA is None, reason="no published headers: PENSTOCK_TEST_DATA is not set")
+def test_published_headers_are_accepted(flags: FlagSite) -> None:
+    """Where the site has such GPUs, nodes and partitions. Slurm itself knows neither --nvmps nor these accounts and features."""
+    refused = {}
+    for line in (Path(str(DATA)) / "headers" / "headers.tsv").read_text().splitlines():
+        number, header = line.split("\t")
+        if "hetjob" not in header:
+            done = flags.sbatch("--adaptive", *here(shlex.split(header)))
+            if done.returncode:
+                refused[number] = done.stderr
+    assert refused == {}
+
+
+def here(words: list[str]) -> list[str]:
+    """A header without accounts, partitions, features and plugins of other sites, and with the memory of small nodes."""
+    kept: list[str] = []
+    for before, word in itertools.pairwise(["", *words]):
+        foreign = ("-A", "-p", "--account", "--partition", "--constraint", "--nvmps", "--tmp", "--mem-per-gpu")
+        if before not in ("-A", "-p") and not word.startswith(foreign):
+            kept.append("--mem=1000" if word.startswith("--mem=") else word)
+    return kept
