@@ -69,13 +69,6 @@ def test_the_policy_of_the_settings_file_decides_without_policy(tmp_path):
         penstock_simulate(tmp_path, *config, "--stage", "synergy-tune")
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """Those of a run take seconds to draw."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_cpus_and_memory_are_given_out_by_sensitivity(tmp_path):
     """8 CPUs on 4 GPUs: a part of 2. The image model is twice as fast with 5: an hour's work and 30 s of starting are 1830 s."""
     table = Sensitivity(1, (2, 5), (1000,), ((1.0,), (2.0,)))
@@ -100,7 +93,6 @@ def test_cpus_and_memory_are_given_out_by_sensitivity(tmp_path):
     assert max(held) == (5 + 2, 1000 + 2000)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_tables_as_parquet_say_the_same_as_csv(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "c")
@@ -183,7 +175,6 @@ def pair_table(folder, share: float = 0.8) -> str:
     return str(folder / "pairs.json.gz")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_jobs_share_under_a_policy_that_lets_them(tmp_path):
     """One GPU, 6000 s each. Under fifo b waits; gandiva profiles each, and then both run at 0.8: 60 + 60 + 11940 / 1.6 s."""
     staged = tmp_path / "staged.toml"
@@ -256,7 +247,6 @@ def test_a_line_of_a_cluster_file_is_named(tmp_path):
         penstock_simulate(tmp_path, cluster=str(tmp_path / "cluster.txt"))
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_ctrl_c_leaves_what_was_computed(tmp_path, monkeypatch):
     """It comes while the second policy runs: the first is whole, the second as far as it got, and the third never began."""
     whole, ran = results.simulate_policy, []
@@ -288,25 +278,6 @@ def test_the_page_opens_offline(compared):
     assert page.count("<svg") == page.count("</svg>") == 7
     for words in ("sia: a job takes", "than with fifo", "sia: the job on each GPU", "over 2 seeds"):
         assert words in page
-
-
-def test_pictures_lie_beside_the_page(compared):
-    said, out = compared
-    assert "7 pictures (PNG)" in said
-    names = {path.name for path in out.glob("*.png")}
-    over_time = {"queue.png", "utilisation.png", "goodput.png"}
-    assert names == {"policies.png", "completion-times.png", *over_time, "gpus-sia.png", "gpus-fifo.png"}
-    for name in names:
-        assert (out / name).read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_without_matplotlib_the_page_is_written_and_it_is_said_what_is_missing(tmp_path):
-    result = penstock_simulate(tmp_path, "--policy", "fifo", "--out", tmp_path / "out")
-    assert result.exit_code == 0
-    assert "pip install matplotlib" in result.output
-    assert (tmp_path / "out" / "report.html").exists()
-    assert not list((tmp_path / "out").glob("*.png"))
 
 
 TRACE = "id,submit_s,gpus,duration_s\n" + "".join(

@@ -38,7 +38,6 @@ from penstock_scheduler.simulator.frontier import (
 )
 from penstock_scheduler.simulator.frontier import frontier as points_of
 from penstock_scheduler.simulator.page import render
-from penstock_scheduler.simulator.pictures import NoMatplotlib, write_pictures
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.results import SeedResult, over_seeds, parquet_is_there, simulate_each, to_result
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, prepare
@@ -269,16 +268,12 @@ def make_folder(out: Path) -> None:
 
 
 def write(out: Path, results: list[SeedResult], document: Mapping[str, Any], tables_as: str) -> str:
-    """Write report, pictures, tables and summary into a folder, and describe them. Raises ConfigError."""
-    drawn = figures(results, document)
-    files = f"report.html, summary.json, jobs.{tables_as} and rounds.{tables_as}"
+    """Write report, tables and summary into a folder, and describe them. Raises ConfigError."""
     try:
         (out / "summary.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (out / "report.html").write_text(render(drawn, document), encoding="utf-8")
+        (out / "report.html").write_text(render(figures(results, document), document), encoding="utf-8")
         to_result(results).write(out, tables_as)
-        return f"{out}: {files}, and {len(write_pictures(drawn, out))} pictures (PNG)"
-    except NoMatplotlib as missing:
-        return f"{out}: {files}; {missing}"
+        return f"{out}: report.html, summary.json, jobs.{tables_as} and rounds.{tables_as}"
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror}; name another folder with --out") from None
 

@@ -1,4 +1,4 @@
-"""What the pictures of a report show, as numbers. The page and the PNGs draw the same numbers.
+"""The pictures of a report as numbers, which `page` draws.
 
 Over seeds each line is a mean, and its band is the 95 % confidence interval of that mean by Student's t, point by
 point. With one seed there is no band. Time axes are cut into equal bins; a point is the mean over its bin.
@@ -43,8 +43,6 @@ class Line:
 class Lines:
     """A picture of lines."""
 
-    name: str
-    """Name of its file."""
     title: str
     about: str
     x_label: str
@@ -149,27 +147,26 @@ def _over_time(histories: Mapping[str, Sequence[History]], end_s: float, unit: t
     middles = (edges[:-1] + edges[1:]) / 2 / unit[1]
 
     def over_time(
-        name: str, title: str, about: str, y_label: str, series: Callable[[History], list[tuple[float, float]]]
+        title: str,
+        about: str,
+        y_label: str,
+        series: Callable[[History], list[tuple[float, float]]],
+        most: float | None = None,
     ) -> Lines:
         lines = tuple(
-            _line(policy, [binned(series(each), edges) for each in of], 100.0 if name == "utilisation" else None)
-            for policy, of in histories.items()
+            _line(policy, [binned(series(each), edges) for each in of], most) for policy, of in histories.items()
         )
-        return Lines(name, title, about, f"{unit[0]} since the start", y_label, middles, lines)
+        return Lines(title, about, f"{unit[0]} since the start", y_label, middles, lines)
 
     return (
         over_time(
-            "queue",
             "Jobs that wait for GPUs",
             "Jobs that were submitted, have not ended and hold no GPUs.",
             "jobs",
             History.queue,
         ),
+        over_time("GPUs in use", "Share of all GPUs that jobs hold.", "% of all GPUs", History.utilisation, most=100.0),
         over_time(
-            "utilisation", "GPUs in use", "Share of all GPUs that jobs hold.", "% of all GPUs", History.utilisation
-        ),
-        over_time(
-            "goodput",
             "Goodput: work that gets done",
             "Summed over all jobs, in whole jobs.",
             "jobs' worth of work a minute",
@@ -197,7 +194,6 @@ def _done_within(results: Sequence[SeedResult]) -> Lines:
     )
     ticks = tuple((seconds, label) for seconds, label in TIMES if low <= math.log10(seconds) <= high)
     return Lines(
-        "completion-times",
         "How soon jobs are done",
         "Share of the jobs that took at most this long from submission to end.",
         "from submission to end",

@@ -59,7 +59,7 @@ def render(drawn: Figures, document: Mapping[str, Any]) -> str:
         about = f"One row for each GPU, one colour for each job. {each.note}"
         parts.append(f"<h2>{escape(each.title)}: the job on each GPU</h2><p class=soft>{escape(about)}</p>")
         runs = sum(len(job.spans) for job in each.jobs)
-        too_many = f"<p>{runs} runs are too many for this page; the PNG beside it shows them.</p>"
+        too_many = f"<p>{runs} runs are too many for this page; simulate fewer jobs to see them.</p>"
         parts.append(wide(gantt(each, drawn.end_s)) if runs <= MOST_RUNS else too_many)
     parts.append(
         "<h2>What this is, and is not</h2><p>Every policy got the same jobs. Jobs progress as measured tables or "

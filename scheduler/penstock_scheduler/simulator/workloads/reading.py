@@ -12,8 +12,7 @@ from pathlib import Path
 
 from penstock_profiles.gpus import UnknownGpuError, load_gpus
 from penstock_scheduler.people.errors import ConfigError
-from penstock_scheduler.simulator.workloads import cache, own, public, sacct
-from penstock_scheduler.simulator.workloads.cache import Part
+from penstock_scheduler.simulator.workloads import own, public, sacct
 from penstock_scheduler.simulator.workloads.frames import OPTIONAL, REQUIRED, build_jobs
 from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
 from penstock_scheduler.simulator.workloads.table import (
@@ -40,8 +39,6 @@ class TraceFormat:
     separator: str = ","
     dated: bool = False
     """Whether its times are dates. The first submission becomes time 0."""
-    beside: tuple[str, ...] = ()
-    """Names of files in the same folder on which the conversion depends."""
     optional: tuple[str, ...] | None = None
     """Other columns that it may have; None: any, which are ignored."""
 
@@ -64,7 +61,6 @@ FORMATS = {
         ("job_id", "model", "arrival_s", "iterations", "gpus"),
         public.synergy,
         header=False,
-        beside=(public.SYNERGY_PROFILES,),
     ),
     "openb": TraceFormat(
         "Alibaba's openb pods",
@@ -125,31 +121,17 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _parts(file: Path, format_name: str) -> Iterator[Part]:
-    """The converted rows of a table, from the cache or else from the file, in chunks."""
-    trace, parts = FORMATS[format_name], []
-    key = cache.key_of([file, *(file.parent / name for name in trace.beside)], format_name)
-    if key is not None and (cached := cache.load(key)) is not None:
-        yield cached
-        return
-    for rows in read_chunks(file, trace.columns, trace.header, trace.separator, trace.optional):
-        columns = trace.convert(rows)
-        parts.append(Part(rows.lines, columns, rows.valid.tolist(), rows.wrong, rows.left_out))
-        yield parts[-1]
-    if key is not None and not any(part.wrong for part in parts):
-        cache.save(key, parts)
-
-
 def _read_table(file: Path, format_name: str, gpu_types: Collection[str], most_jobs: int) -> Workload:
     trace = FORMATS[format_name]
     jobs: list[WorkloadJob] = []
     left_out: Counter[str] = Counter()
     lines: dict[str, int] = {}
     problems = Problems(file)
-    for part in _parts(file, format_name):
-        left_out += part.left_out
-        for line, job in zip(part.lines, build_jobs(part.columns, part.valid), strict=True):
-            wrong = job if isinstance(job, Wrong) else part.wrong.get(line)
+    for rows in read_chunks(file, trace.columns, trace.header, trace.separator, trace.optional):
+        columns = trace.convert(rows)
+        left_out += rows.left_out
+        for line, job in zip(rows.lines, build_jobs(columns, rows.valid.tolist()), strict=True):
+            wrong = job if isinstance(job, Wrong) else rows.wrong.get(line)
             if isinstance(job, WorkloadJob):
                 before = lines.setdefault(job.id, line)
                 wrong = _wrong_job(job, gpu_types) if before == line else _twice(job, before)

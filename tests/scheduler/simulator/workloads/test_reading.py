@@ -16,11 +16,6 @@ OWN = "id,submit_s,gpus,duration_s\n"
 SACCT = "JobIDRaw|User|Account|State|Submit|ElapsedRaw|TimelimitRaw|ReqTRES|AllocTRES|JobName\n"
 
 
-@pytest.fixture(autouse=True)
-def cache_of_its_own(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def read(folder: Path, text: str, name: str = "trace.csv", **options: object):  # type: ignore[no-untyped-def]
     (folder / name).write_text(text)
     return read_workload(folder / name, **options)  # type: ignore[arg-type]
