@@ -24,10 +24,9 @@ from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, Phase
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.simulator.cluster import nodes_from_spec
-from penstock_scheduler.simulator.estimates.estimating import Estimate, Widths, estimate
+from penstock_scheduler.simulator.estimates.estimating import Estimate, Range, Widths, estimate
 from penstock_scheduler.simulator.estimates.held import Held
 from penstock_scheduler.simulator.estimates.past import Past, PastJob
-from penstock_scheduler.simulator.estimates.ranges import Range
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import RESTART_COST_S, prepare, simulate_policy

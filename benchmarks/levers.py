@@ -36,7 +36,7 @@ from penstock_scheduler.model import JobFacts, Snapshot
 from penstock_scheduler.rounds.policies.sia import Sia
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
-from penstock_scheduler.simulator.memory import SimulatedMemory
+from penstock_scheduler.simulator.learning import SimulatedMemory
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import Driving, Scenario, prepare, simulate_policy

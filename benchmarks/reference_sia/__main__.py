@@ -32,7 +32,7 @@ from benchmarks.reference_sia.artifact import COMMIT, load
 from benchmarks.reference_sia.driving import Ours, Truth, run_window
 
 from penstock_scheduler.rounds.policies import make_policy
-from penstock_scheduler.simulator.memory import SimulatedMemory
+from penstock_scheduler.simulator.learning import SimulatedMemory
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 
 RUNS = ("theirs", "known", "unprofiled", "memory", "both", "perfect")

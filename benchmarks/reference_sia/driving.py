@@ -27,8 +27,7 @@ from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.sharing.rules import broken
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
-from penstock_scheduler.simulator.learning import LearnedModels
-from penstock_scheduler.simulator.memory import SimulatedMemory
+from penstock_scheduler.simulator.learning import LearnedModels, SimulatedMemory
 from penstock_scheduler.simulator.run import RESTART_COST_S, Driving, Scenario, Simulation, simulated_job
 from penstock_scheduler.simulator.truth import Measurement, ModelledJob
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, read_workload

@@ -28,7 +28,7 @@ from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.plan_check import DIFFERS, PATIENCE_S, PlanCheck
 from penstock_scheduler.rounds.policies import REGISTRY
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.simulator.latencies import Latencies
+from penstock_scheduler.simulator.disturbances import Latencies
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.loops import TABLE, simulated
 

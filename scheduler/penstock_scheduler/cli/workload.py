@@ -26,7 +26,7 @@ from penstock_scheduler.simulator.workloads import (
     read_workload,
     write,
 )
-from penstock_scheduler.simulator.workloads.summary import Summary, summarise
+from penstock_scheduler.simulator.workloads.workload import Summary, summarise
 
 workload = typer.Typer(no_args_is_help=True, help="Workloads for the simulator: import, generate, check, show.")
 

@@ -17,8 +17,7 @@ from penstock_scheduler.rounds.settings import DaemonSettings
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.leadership.leader_table import LeaderTable
 from penstock_scheduler.store.leadership.lease import Lease, boot_s
-from penstock_scheduler.store.leadership.sight import Leader, Standby
-from penstock_scheduler.store.leadership.terms import Sighting
+from penstock_scheduler.store.leadership.terms import Leader, Sighting, Standby
 from penstock_scheduler.store.opening import candidate_engine
 from penstock_scheduler.store.sql import SqlStore, open_store
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from penstock_scheduler.api.estimate_messages import JobEstimate, estimate_lines
 from penstock_scheduler.api.ports import Policy
-from penstock_scheduler.burst.deciding.forecast import Forecast, forecast
+from penstock_scheduler.burst.deciding.choices import Forecast, forecast
 from penstock_scheduler.model import (
     Adaptivity,
     Assignment,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock_scheduler.api.ports import Policy
-from penstock_scheduler.burst.deciding.forecast import Forecast, forecast
+from penstock_scheduler.burst.deciding.choices import Forecast, forecast
 from penstock_scheduler.model import Assignment, GpuLimit, Job, JobFacts, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.people.units import duration
 from penstock_scheduler.rounds.free_gpus import FreeGpus, Timeline, open_nodes

@@ -27,13 +27,12 @@ from penstock_scheduler.rounds.policies import make_policy, sharing_parts
 from penstock_scheduler.rounds.policies.wrapper import front_only
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator.agents import SimulatedAgents
-from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, SimulatedCloud, WithWaits, spec_in_cloud
 from penstock_scheduler.simulator.cluster import SimulatedCluster
 from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.events import SimulatedClock
 from penstock_scheduler.simulator.jobs import Learner, SimulatedJob
-from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, LearnedModels
-from penstock_scheduler.simulator.memory import SimulatedMemory
+from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, LearnedModels, SimulatedMemory
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, Truth, TruthSettings
 from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, WorkloadJob, jittered

@@ -22,8 +22,7 @@ from penstock_scheduler.store.opening import open_engine
 from penstock_scheduler.store.published import PublishedStore
 from penstock_scheduler.store.rounds import RoundStore
 from penstock_scheduler.store.series import SeriesStore
-from penstock_scheduler.store.spans import SpanStore
-from penstock_scheduler.store.waits import WaitStore
+from penstock_scheduler.store.spans import SpanStore, WaitStore
 
 DAY_S = 86_400.0
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from penstock_scheduler.burst.deciding.history import averages, by_script, histories
+from penstock_scheduler.burst.manager.history import averages, by_script, histories
 from penstock_scheduler.model.waiting import Averages
 from tests.scheduler.builders import job
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from penstock_scheduler.burst.deciding.choices import leaves_s
-from penstock_scheduler.burst.deciding.queue_times import QueueTime, counted, returned
+from penstock_scheduler.burst.manager.book import QueueTime, counted, returned
 from penstock_scheduler.model import CloudState, Job, Phase
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
 from tests.scheduler.builders import job, snapshot, table

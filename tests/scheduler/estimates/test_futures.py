@@ -13,10 +13,9 @@ from penstock_scheduler.model import JobFacts, Phase
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator.estimates import futures
-from penstock_scheduler.simulator.estimates.estimating import estimate
+from penstock_scheduler.simulator.estimates.estimating import estimate, range_of
 from penstock_scheduler.simulator.estimates.futures import play
 from penstock_scheduler.simulator.estimates.past import FEWEST, Past, PastJob
-from penstock_scheduler.simulator.estimates.ranges import range_of
 from tests.scheduler.builders import job, on, snapshot
 
 NOBODY = Past([], 1000.0)

@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from penstock_scheduler.simulator.estimates.estimating import Estimate
+from penstock_scheduler.simulator.estimates.estimating import Estimate, Range
 from penstock_scheduler.simulator.estimates.held import AT_ONCE, FIRST, KEPT_S, MOST, Held, Noted, Notes
 from penstock_scheduler.simulator.estimates.past import Past, PastJob
-from penstock_scheduler.simulator.estimates.ranges import Range
 from tests.scheduler.builders import job
 
 DRAWN = Range(540.0, 1140.0, 2340.0)

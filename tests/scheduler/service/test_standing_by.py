@@ -10,8 +10,7 @@ import pytest
 
 from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.daemon.standing_by import standby_app
-from penstock_scheduler.store.leadership.sight import Leader, Standby
-from penstock_scheduler.store.leadership.terms import Term
+from penstock_scheduler.store.leadership.terms import Leader, Standby, Term
 
 BROWSER = {"Accept": "text/html"}
 

@@ -19,9 +19,9 @@ from penstock_scheduler.model.waiting import Averages, Wait, by_budget
 from penstock_scheduler.rounds.loop import RoundLoop
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
-from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, MemoryStore, SimulatedCloud, cloud_settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
+from penstock_scheduler.simulator.events import SimulatedClock
 from penstock_scheduler.simulator.learning import LearnedModels
 from penstock_scheduler.simulator.run import (
     RESTART_COST_S,

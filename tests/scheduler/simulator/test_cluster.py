@@ -8,11 +8,10 @@ import math
 import pytest
 
 from penstock_scheduler.model import Hold, JobSpec, Migrate, Phase, Progress, Resize, Start
-from penstock_scheduler.simulator.clock import SimulatedClock
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
-from penstock_scheduler.simulator.disturbances import Disturbances
+from penstock_scheduler.simulator.disturbances import Disturbances, Latencies
+from penstock_scheduler.simulator.events import SimulatedClock
 from penstock_scheduler.simulator.jobs import SimulatedJob
-from penstock_scheduler.simulator.latencies import Latencies
 from penstock_scheduler.simulator.truth import RecordedJob
 from tests.scheduler.builders import on
 

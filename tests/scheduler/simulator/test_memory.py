@@ -6,7 +6,7 @@ from statistics import mean
 
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator.cluster import nodes_from_spec
-from penstock_scheduler.simulator.memory import SimulatedMemory
+from penstock_scheduler.simulator.learning import SimulatedMemory
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob
 

@@ -8,7 +8,7 @@ import json
 import hypothesis.strategies as st
 from hypothesis import given
 
-from penstock_scheduler.store.deltas import difference, patched
+from penstock_scheduler.store.packing import difference, patched
 
 
 def test_a_counter_is_stored_as_what_it_has_grown_by():

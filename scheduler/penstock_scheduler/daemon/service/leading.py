@@ -9,7 +9,7 @@ from penstock_scheduler import __version__
 from penstock_scheduler.api.health_messages import STANDBY, LeaderHealth, StandbyHealth
 from penstock_scheduler.api.ports import Leadership
 from penstock_scheduler.store.leadership.lease import Lease
-from penstock_scheduler.store.leadership.sight import Leader, Standby
+from penstock_scheduler.store.leadership.terms import Leader, Standby
 
 LATE_S = 10.0
 """A standby that has not been heard of for this long is away."""

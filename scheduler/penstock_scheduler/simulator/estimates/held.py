@@ -16,9 +16,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from penstock_scheduler.model import Job, JobId
-from penstock_scheduler.simulator.estimates.estimating import Estimate, Widths
+from penstock_scheduler.simulator.estimates.estimating import CHANCE, SOON_S, Estimate, Range, Widths
 from penstock_scheduler.simulator.estimates.past import Past
-from penstock_scheduler.simulator.estimates.ranges import CHANCE, SOON_S, Range
 
 NEWEST = 200
 """Ranges that count; see docs/measurements/estimates.md."""

@@ -28,10 +28,9 @@ from penstock_scheduler.people.errors import BadJobSpec, PenstockError
 from penstock_scheduler.people.safe_text import guard
 from penstock_scheduler.rounds.one_thread import one_blas_thread
 from penstock_scheduler.simulator.estimates import NOTES, Found, Order
-from penstock_scheduler.simulator.estimates.estimating import Estimate, Estimated, estimate
+from penstock_scheduler.simulator.estimates.estimating import CHANCE, Estimate, Estimated, Range, estimate
 from penstock_scheduler.simulator.estimates.held import Held, Notes
 from penstock_scheduler.simulator.estimates.past import NEWEST, Past, PastJob
-from penstock_scheduler.simulator.estimates.ranges import CHANCE, Range
 from penstock_scheduler.store.sql import SqlStore, open_store
 
 LOOK_S = 1.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock_profiles.gpus import UnknownGpuError, load_gpus
 from penstock_scheduler.people.errors import ConfigError
-from penstock_scheduler.simulator.workloads import own, public, sacct
+from penstock_scheduler.simulator.workloads import own, public
 from penstock_scheduler.simulator.workloads.frames import OPTIONAL, REQUIRED, build_jobs
 from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
 from penstock_scheduler.simulator.workloads.table import (
@@ -45,7 +45,9 @@ class TraceFormat:
 
 FORMATS = {
     "penstock": TraceFormat("Penstock's own CSV", REQUIRED, own.read_rows, optional=OPTIONAL),
-    "sacct": TraceFormat("`sacct --parsable2`", sacct.COLUMNS, sacct.sacct, separator=sacct.SEPARATOR, dated=True),
+    "sacct": TraceFormat(
+        "`sacct --parsable2`", public.SACCT_COLUMNS, public.sacct, separator=public.SACCT_SEPARATOR, dated=True
+    ),
     "sia": TraceFormat(
         "windows of Pollux and Sia", ("name", "time", "application", "num_replicas", "batch_size"), public.sia
     ),
@@ -159,7 +161,7 @@ def _twice(job: WorkloadJob, before: int) -> Wrong:
 def detect(file: Path, first_line: str) -> str:
     """Name of the format that has the columns of the first line. Raises BadInput, which names the closest format and
     the missing columns."""
-    separator = sacct.SEPARATOR if sacct.SEPARATOR in first_line else ","
+    separator = public.SACCT_SEPARATOR if public.SACCT_SEPARATOR in first_line else ","
     found = [name.strip().strip('"') for name in first_line.strip().split(separator)]
     of_separator = {name: trace for name, trace in FORMATS.items() if trace.separator == separator and trace.header}
     for name, trace in of_separator.items():

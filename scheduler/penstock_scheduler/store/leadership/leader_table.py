@@ -19,8 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.store import tables as t
-from penstock_scheduler.store.leadership.sight import Leader, Standby
-from penstock_scheduler.store.leadership.terms import Term
+from penstock_scheduler.store.leadership.terms import Leader, Standby, Term
 
 FORGET_S = 86_400.0
 """A standby that has not been heard of for this long is forgotten."""

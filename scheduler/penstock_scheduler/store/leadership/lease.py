@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock_scheduler.people.errors import NotLeading, StoreError
-from penstock_scheduler.store.leadership.sight import Leader, Standby
-from penstock_scheduler.store.leadership.terms import ends_s
+from penstock_scheduler.store.leadership.terms import Leader, Standby, ends_s
 
 if TYPE_CHECKING:
     from penstock_scheduler.store.leadership.leader_table import LeaderTable

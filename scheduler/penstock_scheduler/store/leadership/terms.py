@@ -2,7 +2,7 @@
 
 No two machines compare their clocks. The leader counts from before it sent the confirmation that succeeded. A standby counts from
 when it first read that confirmation, which is later. So a standby never takes over before the leader's own count has ended, and
-a clock that is set to another time changes nothing.
+a clock that is set to another time changes nothing. `Leader` and `Standby` are for people.
 """
 
 from __future__ import annotations
@@ -69,3 +69,29 @@ class Sighting:
         if self._term.released and self._term.successor in ("", self._name):
             return True
         return now_s - self._since_s >= self._patience_s
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A penstockd that stands by, as the database has it."""
+
+    name: str
+    version: str
+    seen_age_s: float
+    """Seconds since it was last heard of."""
+    since_age_s: float
+    """Seconds since it began to stand by."""
+    round: int | None
+    """The round that it has loaded; None: none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The present term, for people. Ages are by the database's clock."""
+
+    term: Term
+    version: str
+    address: str
+    """URL of its API, for programs on other hosts; empty: it has none."""
+    since_age_s: float
+    beat_age_s: float
