@@ -24,7 +24,7 @@ from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, Phase
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.simulator.cluster import nodes_from_spec
-from penstock_scheduler.simulator.estimates.estimating import Estimate, Range, Widths, estimate
+from penstock_scheduler.simulator.estimates.estimating import JobRanges, Range, Widths, estimate
 from penstock_scheduler.simulator.estimates.held import Held
 from penstock_scheduler.simulator.estimates.past import Past, PastJob
 from penstock_scheduler.simulator.jobs import SimulatedJob
@@ -144,7 +144,7 @@ def run(workload: Workload, policy: str, options: argparse.Namespace) -> dict[st
     return result
 
 
-def score(found: Estimate, job: Job, record: RoundRecord, lived: SimulatedJob, scores: dict[str, Score]) -> None:
+def score(found: JobRanges, job: Job, record: RoundRecord, lived: SimulatedJob, scores: dict[str, Score]) -> None:
     now_s = record.snapshot.time_s
     assert lived.finish_s is not None
     scores["end"].add(found.end, lived.finish_s - now_s)

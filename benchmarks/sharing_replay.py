@@ -27,7 +27,7 @@ from typing import Any
 from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
-from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def measure(
-    name: str, jobs: list[WorkloadJob], kinds: dict[str, Kind], truth: Colocation, options: argparse.Namespace
+    name: str, jobs: list[WorkloadJob], kinds: dict[str, SharingKind], truth: Colocation, options: argparse.Namespace
 ) -> dict[str, float]:
     """Average JCT, makespan, time to the first slice's end, and utilisation of the GPUs."""
     policy, settings = POLICIES[name]
@@ -125,7 +125,7 @@ def measure(
 
 def workload(
     source: random.Random, options: argparse.Namespace, used: dict[int, dict[str, float]]
-) -> tuple[list[WorkloadJob], dict[str, Kind]]:
+) -> tuple[list[WorkloadJob], dict[str, SharingKind]]:
     """A list of jobs, and the kind of each, for the table of pairs."""
     jobs, kinds = [], {}
     for number in range(options.jobs):
@@ -137,7 +137,7 @@ def workload(
         limit_s = math.ceil(seconds / 3600 + 0.1) * 3600.0
         spec = rigid_spec(gpus)
         jobs.append(WorkloadJob(f"j{number:04d}", arrival_s, gpus, spec, duration_s=seconds, time_limit_s=limit_s))
-        kinds[jobs[-1].id] = Kind(kind, used[gpus][kind])
+        kinds[jobs[-1].id] = SharingKind(kind, used[gpus][kind])
     return sorted(jobs, key=lambda job: job.submit_s), kinds
 
 

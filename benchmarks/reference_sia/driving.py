@@ -27,7 +27,7 @@ from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.sharing.rules import broken
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
-from penstock_scheduler.simulator.learning import LearnedModels, SimulatedMemory
+from penstock_scheduler.simulator.learning import SimulatedMemory, SimulatedModels
 from penstock_scheduler.simulator.run import RESTART_COST_S, Driving, Scenario, Simulation, simulated_job
 from penstock_scheduler.simulator.truth import Measurement, ModelledJob
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, read_workload
@@ -167,7 +167,7 @@ class OurPolicy:
         self._policy, _ = make_policy("sia", ours.settings)
         costs_s = {job.id: job.truth.model.restart_cost_s for job in mirror.jobs.values()}  # type: ignore[attr-defined]
         specs = SpecModels(scenario.families, RESTART_COST_S, scenario.gpus)
-        self._models = LearnedModels(mirror.jobs, costs_s, specs, ours.memory)
+        self._models = SimulatedModels(mirror.jobs, costs_s, specs, ours.memory)
         self._round = 0
         self._cluster: Any = None
         self._chosen: dict[str, tuple[Any, Batch]] = {}

@@ -18,7 +18,7 @@ from functools import partial
 from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId
 from penstock_scheduler.rounds.sharing.groups import GroupSettings, TrialSeen, judge
-from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import SharingKind, SimulatedAgents
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.run import RESTART_COST_S, Simulation, prepare, simulate_policy
@@ -161,7 +161,9 @@ def by_policy(
         return known[name].metric(trained_s, int(trained_s / slice_s))
 
     agents = SimulatedAgents(
-        dict.fromkeys(known, Kind("trial")), Colocation(), metrics={name: partial(metric, name) for name in known}
+        dict.fromkeys(known, SharingKind("trial")),
+        Colocation(),
+        metrics={name: partial(metric, name) for name in known},
     )
 
     def observe(simulation: Simulation) -> None:

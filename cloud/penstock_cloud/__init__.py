@@ -40,15 +40,15 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
     import threading
 
     from penstock_cloud import staging
-    from penstock_cloud.catalogue import Fetcher, Kept, file_of
-    from penstock_cloud.command import Client, Command
+    from penstock_cloud.catalogue import Fetcher, KeptCatalogue, file_of
+    from penstock_cloud.command import Command, CommandClient
     from penstock_cloud.detached_runs import DetachedRuns
     from penstock_cloud.ec2 import Ec2, connect, connect_ssm
     from penstock_cloud.settings import CloudSettings
     from penstock_scheduler.burst.manager.manager import BurstManager
     from penstock_scheduler.burst.manager.places import Places, no_longer_set_up
     from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed, Provider
-    from penstock_scheduler.burst.manager.share import Share
+    from penstock_scheduler.burst.manager.share import SharedFolder
     from penstock_scheduler.burst.manager.worker import Yielding
     from penstock_scheduler.people.errors import ConfigError
     from penstock_scheduler.rounds.settings import DaemonSettings
@@ -60,7 +60,7 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
         own = section.in_region(name)
         fetcher = Yielding(Fetcher(own), lock, store.leadership)
         file = file_of(state_dir, own.region, home=section.region)
-        kept = Kept(file, own.region, fetcher, section.refresh_h * 3600)
+        kept = KeptCatalogue(file, own.region, fetcher, section.refresh_h * 3600)
         ssm = connect_ssm(own)
         return Ec2(
             Yielding(connect(own), lock, store.leadership),
@@ -81,10 +81,10 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
         bucket = staging.StagingBucket(
             Yielding(staging.connect(section), lock, store.leadership), section.bucket, str(section.site)
         )
-        guests = DetachedRuns(section, Share(section.share), bucket)
+        guests = DetachedRuns(section, SharedFolder(section.share), bucket)
     providers: list[Provider] = [region(name) for name in (section.region, *section.regions)] if ec2 else []
     for name, command in section.commands.items():
-        client = Yielding(Client(name, command), lock, store.leadership)
+        client = Yielding(CommandClient(name, command), lock, store.leadership)
         providers.append(Command(name, str(section.site), client, section.price_days))
     places = Places(providers, earlier_region if ec2 else no_longer_set_up)
     return BurstManager(places, section, store, clock, nodes, random.Random(), guests, lock)  # noqa: S311

@@ -329,7 +329,7 @@ def _spot(ec2: Any, types: Iterable[str], now: datetime) -> dict[str, dict[str, 
     return prices
 
 
-class Kept:
+class KeptCatalogue:
     """The catalogue of a region, read again whenever its file has changed.
 
     Args:

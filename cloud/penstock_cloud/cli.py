@@ -12,8 +12,8 @@ from uuid import UUID
 
 import typer
 
-from penstock_cloud.command import Client, Command
-from penstock_cloud.doctor import Finding
+from penstock_cloud.command import Command, CommandClient
+from penstock_cloud.doctor import CloudFinding
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.manager.provider import LaunchFailed, Provider
 from penstock_scheduler.cli.ask import ask
@@ -38,14 +38,14 @@ def _commands(settings: Settings) -> list[Command]:
     """The places behind commands of the admin's. Raises ConfigError."""
     section = settings.section(CloudSettings)
     return [
-        Command(name, str(section.site), Client(name, command), section.price_days)
+        Command(name, str(section.site), CommandClient(name, command), section.price_days)
         for name, command in section.commands.items()
     ]
 
 
 @app.command()
 def refresh(config: Path = CONFIG) -> None:
-    """Fetch instance types and prices now. penstockd does the same every `refresh_h` hours of the section cloud."""
+    """Fetch instance types and prices now. penstockd does the same every 6 hours."""
     from penstock_cloud.catalogue import Fetcher, file_of, load, save
 
     settings = load_settings(config)
@@ -158,7 +158,7 @@ def _live(settings: Settings, *, yes: bool) -> int:
     return wrong
 
 
-def _tell(finding: Finding, where: str = "") -> bool:
+def _tell(finding: CloudFinding, where: str = "") -> bool:
     """Print a finding. Returns whether it is a failure."""
     typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {where}{finding.check}: {finding.text}")
     if finding.remedy:
@@ -168,18 +168,18 @@ def _tell(finding: Finding, where: str = "") -> bool:
 
 def _with_prices(settings: Settings) -> list[Ec2]:
     """The regions of EC2, with what is known of their prices."""
-    from penstock_cloud.catalogue import Kept, file_of
+    from penstock_cloud.catalogue import KeptCatalogue, file_of
     from penstock_cloud.ec2 import Ec2, connect, connect_ssm
 
     home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
     found = []
     for section in _regions(settings):
-        kept = Kept(file_of(state_dir, section.region, home=home.region), section.region)
+        kept = KeptCatalogue(file_of(state_dir, section.region, home=home.region), section.region)
         found.append(Ec2(connect(section), section, kept.now, ssm=connect_ssm(section)))
     return found
 
 
-def _examined(settings: Settings, home: CloudSettings, section: CloudSettings) -> Iterator[Finding]:
+def _examined(settings: Settings, home: CloudSettings, section: CloudSettings) -> Iterator[CloudFinding]:
     """The findings in one region. The staging bucket is checked with the region of `[cloud] region`."""
     import boto3
     from botocore.config import Config

@@ -35,7 +35,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from penstock_cloud.unpacking import Damaged, Unpacking
+from penstock_cloud.unpacking import DamagedArchive, Unpacking
 
 LOOK_S = 2.0
 """Seconds between two polls of the run's objects."""
@@ -158,7 +158,7 @@ def unpack(content: IO[bytes], directory: Path, outputs: Sequence[str]) -> None:
     unpacking = Unpacking(directory, outputs)
     try:
         unpacking.unpack(content)
-    except Damaged as error:
+    except DamagedArchive as error:
         raise Trouble(f"the job's output files cannot be unpacked: {error}") from error
     if unpacking.amiss:
         raise Trouble(f"{unpacking.amiss} of the job's output files cannot be put in their places: {unpacking.first}")

@@ -96,7 +96,7 @@ class _Refusal(BaseModel):
     message: str = ""
 
 
-class Client:
+class CommandClient:
     """Starts the command. Raises ConfigError if the command is not safe to start."""
 
     def __init__(self, name: str, settings: CommandSettings) -> None:
@@ -140,7 +140,7 @@ class Command:
     Args:
         name: the place's name.
         site: the site's identity.
-        client: `Client`, or one that releases a lock during its calls.
+        client: `CommandClient`, or one that releases a lock during its calls.
         price_days: age in days beyond which prices are not used.
     """
 

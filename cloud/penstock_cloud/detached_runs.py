@@ -11,7 +11,7 @@ from penstock_cloud.staging import LONGEST_S, StagingBucket, of_cloud_runner, of
 from penstock_cloud.user_data import detached
 from penstock_scheduler.burst.manager.facts import FETCH_S
 from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
-from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.share import SharedFolder
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class DetachedRuns:
 
     on = True
 
-    def __init__(self, settings: CloudSettings, share: Share, staging: StagingBucket) -> None:
+    def __init__(self, settings: CloudSettings, share: SharedFolder, staging: StagingBucket) -> None:
         self._settings, self._share, self._staging = settings, share, staging
         self.trouble = ""
         """Why S3 has refused something since `begin`; empty: it has not."""

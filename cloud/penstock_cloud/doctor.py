@@ -16,7 +16,7 @@ from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
 from penstock_cloud.templates import LOOK_UP
 from penstock_scheduler.burst.manager.provider import LaunchFailed
-from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.share import SharedFolder
 
 QUOTAS = {
     ("g", "on-demand"): "L-DB2E81BA",
@@ -30,7 +30,7 @@ QUOTAS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CloudFinding:
     """The result of one check. `remedy` is empty if the check passed."""
 
     check: str
@@ -147,7 +147,7 @@ def examine(
     catalogue: Catalogue | None,
     share_writable: Callable[[], bool],
     s3: Any = None,
-) -> Iterator[Finding]:
+) -> Iterator[CloudFinding]:
     """All checks, ordered so that each check relies only on earlier ones.
 
     Args:
@@ -169,20 +169,20 @@ def examine(
     budget = settings.budget
     caps = (budget.site.usd_total, budget.site.usd_per_month)
     if all(cap == 0 for cap in caps if cap is not None):
-        yield Finding(
+        yield CloudFinding(
             "budget", "the site's cap is $0, so no job may burst", "set [cloud.budget.site] usd_per_month or usd_total"
         )
     else:
-        yield Finding("budget", "a cap is set")
-    if share_writable() and (why := Share(settings.share, settings.share_users).trouble()):
-        yield Finding("share", *why.split("; ", 1))
+        yield CloudFinding("budget", "a cap is set")
+    if share_writable() and (why := SharedFolder(settings.share, settings.share_users).trouble()):
+        yield CloudFinding("share", *why.split("; ", 1))
     elif share_writable():
-        yield Finding("share", f"{settings.share} can be written")
+        yield CloudFinding("share", f"{settings.share} can be written")
     else:
         remedy = (
             "make the folder, on a file system that the cloud nodes mount, and let penstockd and slurmctld write it"
         )
-        yield Finding("share", f"{settings.share} cannot be written", remedy)
+        yield CloudFinding("share", f"{settings.share} cannot be written", remedy)
 
 
 def _ask(ask: Callable[..., Any], **asked: Any) -> Any:
@@ -194,7 +194,7 @@ def _ask(ask: Callable[..., Any], **asked: Any) -> Any:
         raise understood(error) from error
 
 
-def _refused(check: str, error: LaunchFailed, remedy: str) -> Finding:
+def _refused(check: str, error: LaunchFailed, remedy: str) -> CloudFinding:
     """The remedy for an error code that means the same in every check, or else the check's own remedy."""
     known = {
         "UnauthorizedOperation": "give penstockd's role the policy that `penstock cloud policy` prints",
@@ -206,51 +206,53 @@ def _refused(check: str, error: LaunchFailed, remedy: str) -> Finding:
         remedy = known["AuthFailure"]
     if error.code == "" and "endpoint" in error.words.lower():
         remedy = "[cloud] region is misspelt, or this machine cannot reach it: see `aws ec2 describe-regions`"
-    return Finding(check, str(error), known.get(error.code, remedy))
+    return CloudFinding(check, str(error), known.get(error.code, remedy))
 
 
-def _subnets(settings: CloudSettings, ec2: Any) -> Finding:
+def _subnets(settings: CloudSettings, ec2: Any) -> CloudFinding:
     remedy = f"name subnets of {settings.region} in [cloud] subnets; EC2 does not find ids of other regions"
     if not settings.subnets:
-        return Finding("subnets", "none is set", remedy)
+        return CloudFinding("subnets", "none is set", remedy)
     try:
         found = _ask(ec2.describe_subnets, SubnetIds=list(settings.subnets))["Subnets"]
     except LaunchFailed as error:
         return _refused("subnets", error, remedy)
     full = [each["SubnetId"] for each in found if each.get("AvailableIpAddressCount", 1) < 1]
     if full:
-        return Finding("subnets", f"no free address in {', '.join(full)}", "name larger subnets in [cloud] subnets")
-    return Finding("subnets", ", ".join(f"{each['SubnetId']} in {each['AvailabilityZone']}" for each in found))
+        return CloudFinding(
+            "subnets", f"no free address in {', '.join(full)}", "name larger subnets in [cloud] subnets"
+        )
+    return CloudFinding("subnets", ", ".join(f"{each['SubnetId']} in {each['AvailabilityZone']}" for each in found))
 
 
-def _image(settings: CloudSettings, ec2: Any) -> Finding:
+def _image(settings: CloudSettings, ec2: Any) -> CloudFinding:
     remedy = f"name an AMI of {settings.region} in [cloud] image: AMIs differ from region to region"
     if not settings.image:
-        return Finding("image", "none is set", remedy)
+        return CloudFinding("image", "none is set", remedy)
     try:
         image = Ec2(ec2, settings, ssm=connect_ssm(settings)).templates.image()
         found = _ask(ec2.describe_images, ImageIds=[image])["Images"]
     except LaunchFailed as error:
         return _refused("image", error, remedy)
     if not found:
-        return Finding("image", f"{image} does not exist", remedy)
-    return Finding("image", f"{image} ({found[0].get('Name', 'without a name')})")
+        return CloudFinding("image", f"{image} does not exist", remedy)
+    return CloudFinding("image", f"{image} ({found[0].get('Name', 'without a name')})")
 
 
-def _groups(settings: CloudSettings, ec2: Any) -> Finding:
+def _groups(settings: CloudSettings, ec2: Any) -> CloudFinding:
     remedy = "name groups of the subnets' VPC in [cloud] security_groups, which let slurmctld and the nodes talk"
     if not settings.security_groups:
-        return Finding("security groups", "none is set", remedy)
+        return CloudFinding("security groups", "none is set", remedy)
     try:
         found = _ask(ec2.describe_security_groups, GroupIds=list(settings.security_groups))["SecurityGroups"]
     except LaunchFailed as error:
         return _refused("security groups", error, remedy)
     if settings.efa and not any(_open_among_members(each) for each in found):
         text = "[cloud] efa needs a group that allows all traffic to and from its own members, and none does"
-        return Finding(
+        return CloudFinding(
             "security groups", text, "add such a rule for inbound and one for outbound traffic to one of them"
         )
-    return Finding("security groups", ", ".join(settings.security_groups))
+    return CloudFinding("security groups", ", ".join(settings.security_groups))
 
 
 def _open_among_members(group: Mapping[str, Any]) -> bool:
@@ -266,21 +268,21 @@ def _open_among_members(group: Mapping[str, Any]) -> bool:
     return allows(group.get("IpPermissions", ())) and allows(group.get("IpPermissionsEgress", ()))
 
 
-def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> Iterator[Finding]:
+def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> Iterator[CloudFinding]:
     if catalogue is None:
         text = f"no instance types are known in {settings.region}"
-        yield Finding("prices", text, "run `penstock cloud refresh`")
+        yield CloudFinding("prices", text, "run `penstock cloud refresh`")
         return
     unpriced = [name for name in settings.instance_types if catalogue.usd_per_h(name, "on-demand", ()) is None]
     if unpriced:
         remedy = "take them out of [cloud] instance_types, or run `penstock cloud refresh`"
-        yield Finding("prices", f"no price is known for {', '.join(unpriced)}", remedy)
+        yield CloudFinding("prices", f"no price is known for {', '.join(unpriced)}", remedy)
     elif old := catalogue.expired(datetime.now(UTC).timestamp(), settings):
         remedy = "run `penstock cloud refresh` with permission to read prices (pricing:GetProducts)"
-        yield Finding("prices", old, remedy)
+        yield CloudFinding("prices", old, remedy)
     else:
         oldest = min(catalogue.as_of(name, "on-demand") for name in settings.instance_types)
-        yield Finding("prices", f"as of {oldest:%Y-%m-%d} or later")
+        yield CloudFinding("prices", f"as of {oldest:%Y-%m-%d} or later")
     try:
         pages = _ask(ec2.describe_instance_type_offerings, LocationType="region")["InstanceTypeOfferings"]
     except LaunchFailed as error:
@@ -290,12 +292,12 @@ def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> It
     missing = [name for name in settings.instance_types if name not in offered]
     if missing and offered:
         remedy = "take them out of [cloud] instance_types, or choose another region"
-        yield Finding("instance types", f"{settings.region} does not offer {', '.join(missing)}", remedy)
+        yield CloudFinding("instance types", f"{settings.region} does not offer {', '.join(missing)}", remedy)
     else:
-        yield Finding("instance types", ", ".join(settings.instance_types))
+        yield CloudFinding("instance types", ", ".join(settings.instance_types))
 
 
-def _permission(settings: CloudSettings, ec2: Any) -> Finding:
+def _permission(settings: CloudSettings, ec2: Any) -> CloudFinding:
     """A launch with DryRun. EC2 says whether it would be allowed."""
     remedy = "read EC2's message, and change [cloud]"
     try:
@@ -315,12 +317,12 @@ def _permission(settings: CloudSettings, ec2: Any) -> Finding:
         )
     except LaunchFailed as error:
         if error.code == "DryRunOperation":
-            return Finding("permission", "penstockd may launch instances")
+            return CloudFinding("permission", "penstockd may launch instances")
         return _refused("permission", error, remedy)
-    return Finding("permission", "penstockd may launch instances")
+    return CloudFinding("permission", "penstockd may launch instances")
 
 
-def _reservations(settings: CloudSettings, ec2: Any) -> Finding:
+def _reservations(settings: CloudSettings, ec2: Any) -> CloudFinding:
     remedy = "name reservations of this region that are active, of types in instance_types and in the zones of subnets"
     try:
         fleet = Ec2(ec2, settings)
@@ -330,11 +332,11 @@ def _reservations(settings: CloudSettings, ec2: Any) -> Finding:
     usable = {each.id for each in found if each.zone in zones and each.instance_type in settings.instance_types}
     unusable = [name for name in settings.reservations if name not in usable]
     if unusable:
-        return Finding("reservations", f"no orders can use {', '.join(unusable)}", remedy)
-    return Finding("reservations", ", ".join(f"{each.id}: {each.instance_type} in {each.zone}" for each in found))
+        return CloudFinding("reservations", f"no orders can use {', '.join(unusable)}", remedy)
+    return CloudFinding("reservations", ", ".join(f"{each.id}: {each.instance_type} in {each.zone}" for each in found))
 
 
-def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
+def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> CloudFinding:
     policy_remedy = "give penstockd's role the policy that `penstock cloud policy` prints"
     remedy = f"create the bucket {bucket} in {settings.region}, and {policy_remedy}"
     staging = StagingBucket(s3, bucket, str(settings.site))
@@ -343,16 +345,16 @@ def _bucket(settings: CloudSettings, bucket: str, s3: Any) -> Finding:
         seen = staging.has("doctor", "stop")
         staging.clear("doctor")
     except LaunchFailed as error:
-        return Finding("bucket", str(error), remedy)
+        return CloudFinding("bucket", str(error), remedy)
     if not seen:
-        return Finding("bucket", f"an object written to {bucket} cannot be found", remedy)
+        return CloudFinding("bucket", f"an object written to {bucket} cannot be found", remedy)
     if "X-Amz-Security-Token" in staging.alive_link(60):
         text = "penstockd's credentials belong to a session, and links for runs that outlast the session stop working"
-        return Finding("bucket", text, "give penstockd the keys of an IAM user that has only that policy")
-    return Finding("bucket", f"{bucket} can be written and read")
+        return CloudFinding("bucket", text, "give penstockd the keys of an IAM user that has only that policy")
+    return CloudFinding("bucket", f"{bucket} can be written and read")
 
 
-def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -> Iterator[Finding]:
+def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -> Iterator[CloudFinding]:
     need: dict[tuple[str, str], int] = {}
     for name in settings.instance_types:
         known = catalogue.types.get(name) if catalogue is not None else None
@@ -370,6 +372,6 @@ def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -
             continue
         if value < vcpus:
             remedy = f"ask AWS to raise {code} to at least {vcpus} vCPUs: Service Quotas, Amazon EC2"
-            yield Finding(check, f"{value:.0f} vCPUs, but the largest type needs {vcpus}", remedy)
+            yield CloudFinding(check, f"{value:.0f} vCPUs, but the largest type needs {vcpus}", remedy)
         else:
-            yield Finding(check, f"{value:.0f} vCPUs")
+            yield CloudFinding(check, f"{value:.0f} vCPUs")

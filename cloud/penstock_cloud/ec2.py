@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock_cloud.catalogue import Catalogue, Kept
+from penstock_cloud.catalogue import Catalogue, KeptCatalogue
 from penstock_cloud.failures import refusal, understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.templates import LOOK_UP, TAG, Templates, ec2_tags, mine
@@ -113,7 +113,7 @@ class Ec2:
         ec2: Any,
         settings: CloudSettings,
         catalogue: Callable[[], Catalogue | None] = lambda: None,
-        kept: Kept | None = None,
+        kept: KeptCatalogue | None = None,
         ssm: Any = None,
     ) -> None:
         self._ec2 = ec2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from penstock_cloud.doctor import Finding
+from penstock_cloud.doctor import CloudFinding
 from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Machine, Order, Provider
 from penstock_scheduler.burst.manager.runs import LEAST_S, cost_usd
 
@@ -60,7 +60,7 @@ def check_live(
     machines: Sequence[Machine],
     now_s: Callable[[], float],
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Finding]:
+) -> Iterator[CloudFinding]:
     """Launch and end an instance and a gang of each kind. All that was launched is ended, whatever fails.
 
     Args:
@@ -76,7 +76,7 @@ def check_live(
 
 def _one_order(
     place: Provider, machine: Machine, nodes: int, now_s: Callable[[], float], sleep: Callable[[float], None]
-) -> Iterator[Finding]:
+) -> Iterator[CloudFinding]:
     run = f"doctor.{nodes}-{uuid4().hex}"
     what = f"{nodes} x {machine.line}"
     order = Order(
@@ -103,7 +103,7 @@ def _one_order(
     yield ended
 
 
-def _launched(place: Provider, order: Order, what: str, sleep: Callable[[float], None]) -> Iterator[Finding]:
+def _launched(place: Provider, order: Order, what: str, sleep: Callable[[float], None]) -> Iterator[CloudFinding]:
     try:
         launched = place.launch_gang(order)
     except LaunchFailed as error:
@@ -111,21 +111,21 @@ def _launched(place: Provider, order: Order, what: str, sleep: Callable[[float],
             remedy = "try again later" if error.kind is Kind.CAPACITY else "ask the provider to raise the quota"
         else:
             remedy = "give penstockd's role the policy that `penstock cloud policy` prints, or change [cloud]"
-        yield Finding(f"launch {what}", f"{error.kind}: {error}", remedy)
+        yield CloudFinding(f"launch {what}", f"{error.kind}: {error}", remedy)
         return
-    yield Finding(f"launch {what}", ", ".join(sorted(launched.values())))
+    yield CloudFinding(f"launch {what}", ", ".join(sorted(launched.values())))
     report = "please report this as a bug: penstockd relies on it"
     try:
         again = place.launch_gang(order)
         same = again == launched
         text = "the same instances" if same else f"other instances: {', '.join(sorted(again.values()))}"
-        yield Finding(f"the same order again, {what}", text, "" if same else report)
+        yield CloudFinding(f"the same order again, {what}", text, "" if same else report)
         tagged = _listed(place, order.run, sleep)
         missing = sorted(set(launched.values()) - {each.id for each in tagged})
         text = "all have the tags site and run" if not missing else f"{', '.join(missing)} are not found by their tags"
-        yield Finding(f"tags at launch, {what}", text, report if missing else "")
+        yield CloudFinding(f"tags at launch, {what}", text, report if missing else "")
     except LaunchFailed as error:
-        yield Finding(
+        yield CloudFinding(
             f"the launched {what}", str(error), "give penstockd's role the policy that `penstock cloud policy` prints"
         )
 
@@ -139,7 +139,9 @@ def _listed(place: Provider, run: str, sleep: Callable[[float], None]) -> list[D
     return []
 
 
-def _end(place: Provider, run: str, what: str, now_s: Callable[[], float], sleep: Callable[[float], None]) -> Finding:
+def _end(
+    place: Provider, run: str, what: str, now_s: Callable[[], float], sleep: Callable[[float], None]
+) -> CloudFinding:
     """End all that a run has launched, until the provider says that it is gone."""
     check, until_s, trouble = f"end {what}", now_s() + GONE_S, ""
     alive: list[str] = []
@@ -148,7 +150,7 @@ def _end(place: Provider, run: str, what: str, now_s: Callable[[], float], sleep
             alive = [each.id for each in place.list(run) if not each.gone]
             if not alive:
                 place.tidy(run)
-                return Finding(check, "all are gone")
+                return CloudFinding(check, "all are gone")
             place.terminate(alive)
             trouble = ""
         except LaunchFailed as error:
@@ -156,5 +158,7 @@ def _end(place: Provider, run: str, what: str, now_s: Callable[[], float], sleep
         if now_s() > until_s:
             names = ", ".join(alive) or f"what has the tag penstock:run={run}"
             text = f"{names} may still run and cost money{trouble}"
-            return Finding(check, text, "end them in the provider's console now; they end themselves within 15 minutes")
+            return CloudFinding(
+                check, text, "end them in the provider's console now; they end themselves within 15 minutes"
+            )
         sleep(3.0)

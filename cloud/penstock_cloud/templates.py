@@ -19,7 +19,7 @@ LOOK_UP = "ssm:"
 """How `[cloud] image` begins if a parameter of Systems Manager has the AMI's id."""
 
 
-class Ask(Protocol):
+class AskEc2(Protocol):
     """Calls a method of EC2's client, or of `client`. Raises LaunchFailed."""
 
     def __call__(self, method: str, client: Any = None, /, **asked: Any) -> Any:
@@ -36,7 +36,7 @@ class Templates:
         ssm: boto3's client of Systems Manager, if the image is looked up there.
     """
 
-    def __init__(self, ask: Ask, settings: CloudSettings, ssm: Any = None) -> None:
+    def __init__(self, ask: AskEc2, settings: CloudSettings, ssm: Any = None) -> None:
         self._ask, self._settings, self._ssm = ask, settings, ssm
         self._image = ""
         self._of_site: dict[int, str] = {}

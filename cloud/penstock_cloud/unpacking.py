@@ -48,7 +48,7 @@ FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS))
 """Errors that concern all members, not one."""
 
 
-class Damaged(Exception):
+class DamagedArchive(Exception):
     """The archive cannot be read. Nothing has changed."""
 
 
@@ -117,7 +117,7 @@ class Unpacking:
             try:
                 self._stage(packed, staged)
             except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
-                raise Damaged(str(error)) from error
+                raise DamagedArchive(str(error)) from error
             self._put(staged, there, ())
 
     def _leave_out(self, what: str, why: object) -> None:

@@ -11,7 +11,7 @@ from benchmarks.replays.gpu_pool import Introspection, Outcome, Pool, PoolJob, P
 
 from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.model import JobId
-from penstock_scheduler.simulator.agents import AgentSettings, Kind
+from penstock_scheduler.simulator.agents import AgentSettings, SharingKind
 from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 from tests.scheduler.simulator.test_agents import recorded, run
 
@@ -50,7 +50,7 @@ def test_six_jobs_on_four_gpus_get_four_sixths_each(truth: Colocation, gpu_type:
         if 0 < (truth.total(gpu_type, kind, kind) or 0) < 1
     )
     jobs = [recorded(f"j{n}", 36_000.0) for n in range(6)]
-    kinds = {job.id: Kind(kind, used) for job in jobs}
+    kinds = {job.id: SharingKind(kind, used) for job in jobs}
     simulation, agents = run("gandiva", f"{gpu_type}:1x4", jobs, kinds, truth, AgentSettings(switch_s=0.1))
     assert simulation.failed_rounds == 0
     assert {trial.slices for trial in agents.trials} == {1}
@@ -63,7 +63,7 @@ def test_the_policy_undoes_every_pack_that_does_not_pay_after_one_slice(truth: C
     """On two nodes of four GPUs."""
     listing, used = listed(truth, gpu_type, seed=0), kinds_of(truth, gpu_type)
     jobs = [recorded(job.id, job.work_s, 1, job.arrival_s) for job in listing]
-    kinds = {job.id: Kind(job.kind, used[job.kind]) for job in listing}
+    kinds = {job.id: SharingKind(job.kind, used[job.kind]) for job in listing}
     simulation, agents = run("gandiva", f"{gpu_type}:2x4", jobs, kinds, truth)
     assert simulation.failed_rounds == 0
     assert all(job.finish_s is not None for job in simulation.jobs)

@@ -10,7 +10,7 @@ from penstock_scheduler.model import JobSpec, Phase, Placement, Share
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.model_truth import FamilyModel
-from penstock_scheduler.simulator.truth import ModelledJob, RecordedJob
+from penstock_scheduler.simulator.truth import ModelledJob, TimedJob
 
 TYPES = {"aws": "t4", "dgx-ext": "a100"}
 NODES = Nodes(nodes_from_spec("t4:3x4,a100:2x8"), TYPES)
@@ -46,7 +46,7 @@ def test_restarting_job_is_bound_for_where_it_is_so_that_no_round_moves_it() -> 
     Their countdown of a restart goes on to exist in a job that lost its GPUs meanwhile: it waits.
     """
     held = NODES.placement(("aws", [0, 0]))
-    job = SimulatedJob("cifar10-0", "cifar10-0", JobSpec(max_gpus=8), RecordedJob("t4", 1.0, 30.0, {}), 5.0, starts=3)
+    job = SimulatedJob("cifar10-0", "cifar10-0", JobSpec(max_gpus=8), TimedJob("t4", 1.0, 30.0, {}), 5.0, starts=3)
     queued, restarting, running = (
         job_view(job, None, restarting=True),
         job_view(job, held, restarting=True),

@@ -23,7 +23,7 @@ from penstock_cloud.templates import TAG
 from penstock_scheduler.api.ports import CloudNode
 from penstock_scheduler.burst.manager.manager import BurstManager
 from penstock_scheduler.burst.manager.places import Places
-from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.burst.manager.worker import Yielding
 from penstock_scheduler.model import (
     BurstJob,
@@ -112,7 +112,7 @@ class CloudSite:
         rng = random.Random(1)
         guests = None
         if self.staging is not None:
-            guests = DetachedRuns(self.settings, Share(self.settings.share), self.staging)
+            guests = DetachedRuns(self.settings, SharedFolder(self.settings.share), self.staging)
         places = Places([home, *map(self._elsewhere, self.settings.regions)], self._elsewhere)
         return BurstManager(places, self.settings, store, self, nodes, rng, guests, lock)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from penstock_cloud.catalogue import Catalogue, Fetched, Fetcher, Kept, fetch, gpu_type_of, load, save, shipped
+from penstock_cloud.catalogue import Catalogue, Fetched, Fetcher, KeptCatalogue, fetch, gpu_type_of, load, save, shipped
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
@@ -48,7 +48,7 @@ def test_what_ec2_says_replaces_the_table(ec2: Ec2, tmp_path: Path) -> None:
     assert found.types["p3dn.24xlarge"].gpu_type == "v100_32gb"
     assert not any(name.startswith("g6f") for name in found.types), "a slice of a GPU is not a GPU"
     assert found.usd_per_h("g6.xlarge", "on-demand", ()) is None, "a price that EC2 does not report is unknown"
-    kept = Kept(tmp_path / "c.json", "us-east-1")
+    kept = KeptCatalogue(tmp_path / "c.json", "us-east-1")
     assert kept.now() == shipped()
     save(found, tmp_path / "c.json")
     assert kept.now() == found
@@ -81,7 +81,7 @@ def test_a_site_whose_prices_are_too_old_fetches_new_ones_by_itself(
 ) -> None:
     ec2.on_demand = {"g5.xlarge": 1.1}
     settings = cloud_settings(price_days=31.0)
-    kept = Kept(tmp_path / "c.json", "us-east-1", Fetcher(settings), 3600.0)
+    kept = KeptCatalogue(tmp_path / "c.json", "us-east-1", Fetcher(settings), 3600.0)
     client = ec2.through = ec2.through or connect(settings)
     state = OtherSite(settings, store, Region(client, settings, kept.now, kept)).tick()
     assert {(offer.id, offer.usd_per_h) for offer in state.offers if offer.nodes == 1} == {("g5.xlarge", 1.1)}
@@ -108,7 +108,7 @@ def test_prices_are_fetched_when_they_are_due_and_a_failure_is_told(
     ec2: Ec2, cloud_settings: Callable[..., CloudSettings], tmp_path: Path
 ) -> None:
     file, now_s = tmp_path / "c.json", time.time()
-    kept = Kept(file, "us-east-1", Fetcher(cloud_settings()), 6 * 3600.0)
+    kept = KeptCatalogue(file, "us-east-1", Fetcher(cloud_settings()), 6 * 3600.0)
 
     def asked() -> int:
         return sum(action == "DescribeInstanceTypes" for action, _ in ec2.calls)

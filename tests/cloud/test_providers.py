@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cloud.cli import app as cloud_cli
-from penstock_cloud.command import Client, Command, CommandSettings
+from penstock_cloud.command import Command, CommandClient, CommandSettings
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.manager.instances import PROTECTED
@@ -53,7 +53,7 @@ class FileCloud:
 
     def provider(self, site: str = SITE, timeout_s: float = 20.0, name: str = "files") -> Command:
         settings = CommandSettings(command=(str(self.script), str(self.file)), timeout_s=timeout_s)
-        return Command(name, site, Client(name, settings), 31.0)
+        return Command(name, site, CommandClient(name, settings), 31.0)
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_a_command_that_others_may_change_is_not_started(files: FileCloud) -> No
     with pytest.raises(ConfigError, match="chmod go-w"):
         files.provider()
     with pytest.raises(ConfigError, match="by its full path"):
-        Client("files", CommandSettings(command=("cloud.py",)))
+        CommandClient("files", CommandSettings(command=("cloud.py",)))
 
 
 def test_a_place_that_refuses_to_list_says_nothing_about_its_instances(

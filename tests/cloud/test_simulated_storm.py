@@ -21,7 +21,7 @@ from penstock_scheduler.burst.manager.places import Places
 from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, Listed, Machine
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.simulated import Fault, Simulated
-from penstock_scheduler.simulator.cloud import MemoryStore
+from penstock_scheduler.simulator.cloud import MemoryRunStore
 from tests.cloud.conftest import SITE
 from tests.cloud.other_cloud import OtherSite
 from tests.cloud.site import Watched
@@ -202,7 +202,7 @@ def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         for name, usd_per_h in PLACES.items():
             machine = Machine("g5.xlarge", "on-demand", "a10g", 1, 4, 16000, usd_per_h)
             places.append(Flaky(site, [machine], lambda: StormSite.clock_s, name=name, world=world))
-        store: Any = MemoryStore()
+        store: Any = MemoryRunStore()
         settings = CloudSettings.model_validate(given).model_copy(update={"reconcile_s": 1.0})
         return StormSite(settings, store, *places)
 

@@ -32,7 +32,7 @@ from penstock_scheduler.simulator import (
     SimulatedJob,
     nodes_from_spec,
 )
-from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
 from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback.fixtures import MakeLoopback
@@ -106,7 +106,7 @@ def simulated(unit_s: float) -> Scene:
     }
     jobs = [SimulatedJob(each.name, each.name, spec, truth[each.name], each.at * unit_s) for each in ARRIVALS]
     agents = SimulatedAgents(
-        {each.name: Kind(each.name, 1.0) for each in ARRIVALS}, Colocation({}), AgentSettings(switch_s=0.5)
+        {each.name: SharingKind(each.name, 1.0) for each in ARRIVALS}, Colocation({}), AgentSettings(switch_s=0.5)
     )
     latencies = Latencies(launch_s=1.0, leave_s=2.0, lost_s=0.5, pause_s=0.5, exit_s=0.2)
     cluster = SimulatedCluster(nodes_from_spec(NODES), jobs, clock, latencies=latencies, agents=agents)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_profiles.families import Families
 from penstock_scheduler.api.ports import ClusterParts
-from penstock_scheduler.burst.deciding.ledger import BudgetSettings, Caps, Entry, budget_lines
+from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, budget_lines
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
     Action,
@@ -34,7 +34,7 @@ from tests.scheduler.builders import table
 
 RATES = {"t4": {1: 1.0}, "a10g": {1: 2.0}}
 OFFER = Offer("g5.xlarge@b", "a10g", 1, 1, 1.0, count=8)
-CAPS = BudgetSettings(site=Caps(usd_total=70.0), per_account=Caps(usd_per_month=1000.0))
+CAPS = CloudBudgets(site=Caps(usd_total=70.0), per_account=Caps(usd_per_month=1000.0))
 
 
 class InMemoryCloud:

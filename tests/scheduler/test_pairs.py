@@ -20,7 +20,7 @@ from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import SharingKind, SimulatedAgents
 from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, snapshot
 
@@ -81,7 +81,7 @@ def test_the_daemon_begins_with_the_sites_table(tmp_path: Path) -> None:
         SimulatedJob(each, each, spec, EstimatedJob(TableEstimator({"t4": {1: 1.0}}), 1000.0, 1.0), 0.0)
         for each in "ab"
     ]
-    agents = SimulatedAgents(dict.fromkeys("ab", Kind("net", 0.9)), Colocation())
+    agents = SimulatedAgents(dict.fromkeys("ab", SharingKind("net", 0.9)), Colocation())
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock, agents=agents)
     parts = ClusterParts(cluster, agents=cluster)
     rounds: list[RoundRecord] = []

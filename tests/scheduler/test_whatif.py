@@ -29,7 +29,7 @@ from penstock_scheduler.rounds.loop import RoundLoop
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.simulator.agents import Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import SharingKind, SimulatedAgents
 from penstock_scheduler.simulator.recorded import recorded_history
 from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, on, snapshot, staged, table
@@ -40,7 +40,7 @@ FIRST_S = 1.7e9
 JOBS = 6
 
 
-NET = Kind("net", 0.5, 6000)
+NET = SharingKind("net", 0.5, 6000)
 TRUE_PAIRS = Colocation({("t4", "net", "net"): Pair(share=0.8), ("a100", "net", "net"): Pair(share=0.8)})
 
 

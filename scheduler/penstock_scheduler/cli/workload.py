@@ -26,7 +26,7 @@ from penstock_scheduler.simulator.workloads import (
     read_workload,
     write,
 )
-from penstock_scheduler.simulator.workloads.workload import Summary, summarise
+from penstock_scheduler.simulator.workloads.workload import WorkloadSummary, summarise
 
 workload = typer.Typer(no_args_is_help=True, help="Workloads for the simulator: import, generate, check, show.")
 
@@ -140,7 +140,7 @@ def _as_requested_s(job: WorkloadJob, truth: Truth, node_gpus: dict[str, int]) -
     return None
 
 
-def _table(found: Workload, summary: Summary, gpus: int | None) -> Table:
+def _table(found: Workload, summary: WorkloadSummary, gpus: int | None) -> Table:
     table = Table(title=found.name, box=None, show_header=False, title_justify="left", pad_edge=False)
     table.add_column(style="bold")
     table.add_column()

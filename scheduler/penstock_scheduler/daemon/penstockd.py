@@ -56,7 +56,7 @@ from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.settings import DaemonSettings, Settings, load_settings
 from penstock_scheduler.safety import open_files
 from penstock_scheduler.safety.health import HealthSettings
-from penstock_scheduler.simulator.estimates import Order
+from penstock_scheduler.simulator.estimates import EstimatesOrder
 from penstock_scheduler.store.backup import RESTORED
 from penstock_scheduler.store.disks import spool_check, store_check
 from penstock_scheduler.store.leadership.lease import ALONE
@@ -260,7 +260,7 @@ def _estimator(site: LiveScheduler) -> Estimator | None:
     daemon = site.settings.section(DaemonSettings)
     if daemon.estimate_cores == 0 or not site.settings.section(ApiSettings).enabled:
         return None
-    order = Order(
+    order = EstimatesOrder(
         store=_store_of(daemon),
         cores=daemon.estimate_cores,
         every_s=daemon.round_s,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from penstock_scheduler.api.estimate_messages import JobEstimate, estimate_lines
 from penstock_scheduler.api.ports import Policy
-from penstock_scheduler.burst.deciding.choices import Forecast, forecast
+from penstock_scheduler.burst.deciding.choices import CloudForecast, forecast
 from penstock_scheduler.model import (
     Adaptivity,
     Assignment,
@@ -130,7 +130,7 @@ class Explanation:
     """Why the round stops the job's present run; None: it does not."""
     share: ShareUse | None = None
     """CPU and memory; None: the policy does not allocate them, or the job waits."""
-    cloud: Forecast | None = None
+    cloud: CloudForecast | None = None
     """Only for a job that waits and may leave for the cloud."""
 
 

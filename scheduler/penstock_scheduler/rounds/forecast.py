@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock_scheduler.api.ports import Policy
-from penstock_scheduler.burst.deciding.choices import Forecast, forecast
+from penstock_scheduler.burst.deciding.choices import CloudForecast, forecast
 from penstock_scheduler.model import Assignment, GpuLimit, Job, JobFacts, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.people.units import duration
 from penstock_scheduler.rounds.free_gpus import FreeGpus, Timeline, open_nodes
@@ -30,7 +30,7 @@ class Answer:
     """Job whose allocation would change -> its assignment without and with the job; None: no GPUs."""
     start_s: float | None
     """When the job would start at the earliest estimate, s since 1970; None: not known."""
-    cloud: Forecast | None = None
+    cloud: CloudForecast | None = None
     """For a job that would wait: when it may leave for the cloud, and what that would cost."""
     leaves: bool = False
     """Whether the job would leave for the cloud in this round."""

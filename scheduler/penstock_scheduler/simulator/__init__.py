@@ -7,7 +7,7 @@ from penstock_scheduler.simulator.api import simulate
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Latencies
 from penstock_scheduler.simulator.events import SimulatedClock
-from penstock_scheduler.simulator.frames import Result
+from penstock_scheduler.simulator.frames import SimulationResult
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.settings import SimulatedSettings, open_cluster
 from penstock_scheduler.simulator.truth import EstimatedJob
@@ -15,12 +15,12 @@ from penstock_scheduler.simulator.truth import EstimatedJob
 __all__ = [
     "EstimatedJob",
     "Latencies",
-    "Result",
     "SimulatedClock",
     "SimulatedCluster",
     "SimulatedJob",
     "SimulatedRun",
     "SimulatedSettings",
+    "SimulationResult",
     "nodes_from_spec",
     "open_cluster",
     "simulate",

@@ -42,7 +42,7 @@ class AgentSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SharingKind:
     """How a job behaves beside other jobs."""
 
     name: str
@@ -81,7 +81,7 @@ class SimulatedAgents:
 
     def __init__(
         self,
-        kinds: Mapping[JobId, Kind],
+        kinds: Mapping[JobId, SharingKind],
         pairs: Colocation,
         settings: AgentSettings | None = None,
         gpu_memory_mb: Mapping[str, int] | None = None,
@@ -126,9 +126,9 @@ class SimulatedAgents:
         """How often each job was resumed."""
         return self._groups.resumes
 
-    def kind(self, job: JobId) -> Kind:
+    def kind(self, job: JobId) -> SharingKind:
         """Kind of the job. A job without one is a kind of its own with a utilisation of 1."""
-        return self.kinds.get(job, Kind(job))
+        return self.kinds.get(job, SharingKind(job))
 
     # Orders.
 
@@ -255,7 +255,7 @@ class SimulatedAgents:
             shares[job] = min(each, default=1.0) if job == pack.guaranteed else math.prod(each)
         return dict.fromkeys(shares, 0.0) if 0.0 in shares.values() else shares
 
-    def _share(self, gpu_type: str, mine: Kind, theirs: Kind) -> float:
+    def _share(self, gpu_type: str, mine: SharingKind, theirs: SharingKind) -> float:
         known = self._pairs.share(gpu_type, mine.name, theirs.name)
         return 1 / max(mine.utilisation + theirs.utilisation, 1.0) if known is None else known
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock_scheduler.model import Node
     from penstock_scheduler.simulator.disturbances import Disturbances
-    from penstock_scheduler.simulator.frames import Result
+    from penstock_scheduler.simulator.frames import SimulationResult
     from penstock_scheduler.simulator.workloads import Workload
 
 
@@ -28,7 +28,7 @@ def simulate(
     gpu_speeds: Mapping[str, float] | None = None,
     prices: Mapping[str, float] | None = None,
     disturbances: Disturbances | None = None,
-) -> Result:
+) -> SimulationResult:
     """Simulate a workload on a cluster under each policy and each seed. Ctrl-C returns what was computed so far.
 
     `penstock simulate` computes the same figures. Jobs do not share GPUs here.

@@ -21,14 +21,14 @@ from uuid import UUID
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.ports import Clock, CloudNode, Trigger
 from penstock_scheduler.burst.deciding.choices import leaves_at_once, leaves_s, may_leave
-from penstock_scheduler.burst.deciding.ledger import BudgetSettings, Caps
+from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets
 from penstock_scheduler.burst.manager.facts import LEAVE_S
 from penstock_scheduler.burst.manager.manager import BurstManager
 from penstock_scheduler.burst.manager.places import Places
 from penstock_scheduler.burst.manager.provider import Machine
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
-from penstock_scheduler.burst.manager.share import Request, Share
+from penstock_scheduler.burst.manager.share import NodeRequest, SharedFolder
 from penstock_scheduler.burst.manager.simulated import Simulated
 from penstock_scheduler.model import ClusterState, JobId, JobSpec, Outcome, Phase, Placement
 from penstock_scheduler.model.records import RoundRecord
@@ -99,7 +99,7 @@ def cloud_settings(given: Mapping[str, Any], workload: Workload, **constants: fl
         "name": "simulated",
         "by_default": True,
         "max_runs": 1_000_000,
-        "budget": BudgetSettings(site=Caps()),
+        "budget": CloudBudgets(site=Caps()),
     }
     others = {"mean_runtime_h": mean.runtime_h, "mean_gpus": mean.gpus, "reconcile_s": 3600.0}
     return BurstSettings.model_validate(defaults | dict(given)).model_copy(update=others | constants)
@@ -126,7 +126,7 @@ def spec_in_cloud(spec: JobSpec, wanted: JobSpec, duration_s: float | None) -> J
     )
 
 
-class MemoryStore:
+class MemoryRunStore:
     """A `RunStore` in memory."""
 
     def __init__(self) -> None:
@@ -194,25 +194,25 @@ class SimulatedEnd:
         return cls(job.user, job.name, job.runs[0].start_s if job.runs else None, job.finish_s, seconds)
 
 
-class NoShare(Share):
+class NoShare(SharedFolder):
     """A shared folder that nobody reads."""
 
     def __init__(self) -> None:
         super().__init__(Path("/nonexistent"))
 
     def say_alive(self) -> None:
-        """See `Share`."""
+        """See `SharedFolder`."""
 
-    def requests(self) -> Iterator[Request]:
-        """See `Share`."""
+    def requests(self) -> Iterator[NodeRequest]:
+        """See `SharedFolder`."""
         return iter(())
 
     def notices(self, nodes: Sequence[str]) -> list[str]:
-        """See `Share`."""
+        """See `SharedFolder`."""
         return []
 
     def forget_notices(self, nodes: Sequence[str]) -> None:
-        """See `Share`."""
+        """See `SharedFolder`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +260,9 @@ class SimulatedCloud:
 
     partition = PARTITION
 
-    def __init__(self, spec: CloudSpec, clock: Clock, seed: int = 0, store: MemoryStore | None = None) -> None:
+    def __init__(self, spec: CloudSpec, clock: Clock, seed: int = 0, store: MemoryRunStore | None = None) -> None:
         self.spec, self._clock = spec, clock
-        self.store = MemoryStore() if store is None else store
+        self.store = MemoryRunStore() if store is None else store
         self.provider = Simulated(str(SITE), spec.machines(), clock.now_s)
         self.lose: Callable[[Sequence[str]], None] = lambda nodes: None
         """What happens to jobs whose nodes have lost their instance. The cluster sets it."""

@@ -48,7 +48,7 @@ from penstock_scheduler.simulator.disturbances import Disturbances, Latencies
 from penstock_scheduler.simulator.events import Event, Events
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun, choose_batches
 from penstock_scheduler.simulator.node_book import NodeBook
-from penstock_scheduler.simulator.queue_front import Arrivals, Queue
+from penstock_scheduler.simulator.queue_front import Arrivals, SimulatedQueue
 
 
 class Totals(NamedTuple):
@@ -107,7 +107,7 @@ class SimulatedCluster:
         self._failures = {node.name: self._disturbances.failures(node.name, math.inf) for node in nodes}
         self.jobs = {job.id: job for job in jobs}
         self._arrivals = Arrivals(self.jobs.values())
-        self._queue = Queue(front)
+        self._queue = SimulatedQueue(front)
         self._active: dict[JobId, SimulatedJob] = {}
         """Jobs that have arrived and not ended."""
         self._held: dict[JobId, SimulatedJob] = {}

@@ -30,7 +30,7 @@ SHARED = "Where jobs share GPUs, one covers the other. The numbers of a node's G
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PolicyLine:
     """The line of one policy. `low` and `high` bound its band; None: there is none."""
 
     policy: str
@@ -49,7 +49,7 @@ class Lines:
     y_label: str
     x: FloatArray
     """The points of all lines."""
-    lines: tuple[Line, ...]
+    lines: tuple[PolicyLine, ...]
     most: float | None = None
     """Largest possible value; None: unbounded. The least is 0."""
     ticks: tuple[tuple[float, str], ...] | None = None
@@ -212,13 +212,15 @@ TIMES = (
 """(seconds, label) on the logarithmic axis of times."""
 
 
-def _line(policy: str, seeds: Sequence[FloatArray], most: float | None) -> Line:
+def _line(policy: str, seeds: Sequence[FloatArray], most: float | None) -> PolicyLine:
     values_SX = np.stack(seeds)
     mean = values_SX.mean(axis=0)
     if len(seeds) < 2:
-        return Line(policy, mean, None, None)
+        return PolicyLine(policy, mean, None, None)
     half = stdtrit(len(seeds) - 1, 0.975) * values_SX.std(axis=0, ddof=1) / math.sqrt(len(seeds))
-    return Line(policy, mean, np.maximum(mean - half, 0.0), np.minimum(mean + half, math.inf if most is None else most))
+    return PolicyLine(
+        policy, mean, np.maximum(mean - half, 0.0), np.minimum(mean + half, math.inf if most is None else most)
+    )
 
 
 def binned(series: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimulationResult:
     """Simulations of one workload, as DataFrames. Each frame has the columns `policy` and `seed`; missing numbers are
     NaN or NA.
 

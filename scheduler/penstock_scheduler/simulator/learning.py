@@ -76,7 +76,7 @@ ARTIFACT_NAMES = {"t4": "aws", "v100": "azure", "a100": "dgx-ext", "rtx6000": "q
 """GPU type -> its name in Sia's artifact, which tries types in the order of these names."""
 
 
-class LearnedModels:
+class SimulatedModels:
     """The `ModelSource` of a simulation: what each job's learner knows or, without a learner, what its job spec says."""
 
     def __init__(

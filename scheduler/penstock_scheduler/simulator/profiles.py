@@ -20,8 +20,8 @@ from penstock_profiles.observations import Measured
 from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
-from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Wrong
-from penstock_scheduler.simulator.workloads.table import Columns, Rows, read_frame
+from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Wrong
+from penstock_scheduler.simulator.workloads.table import Columns, TableRows, read_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -243,11 +243,11 @@ def canonical(shape: Sequence[int]) -> tuple[int, ...]:
 def _read_table(placements: Path, scalability: Path) -> TypeTable:
     exact = read_frame(placements, ("placement", "local_bsz", *TIMES), _placements)
     if exact.empty:
-        raise BadInput([Problem(str(placements), None, "no row", "at least one measured placement")])
+        raise BadInput([InputProblem(str(placements), None, "no row", "at least one measured placement")])
     if min(map(sum, exact["shape"])) > 1:
         found = "no placement of one GPU, as in the table of a pipeline"
         raise BadInput(
-            [Problem(str(placements), None, found, "data-parallel training: pipelines are not simulated yet")]
+            [InputProblem(str(placements), None, found, "data-parallel training: pipelines are not simulated yet")]
         )
     larger: dict[tuple[int, int, int], Times] = {}
     if scalability.is_file():
@@ -263,7 +263,7 @@ def _times_of(table: pd.DataFrame) -> Iterable[Times]:
     return zip(table["step_time"].tolist(), table["sync_time"].tolist(), strict=True)
 
 
-def _placements(rows: Rows) -> Columns:
+def _placements(rows: TableRows) -> Columns:
     """Columns `shape` (GPUs on each node, a tuple), `local_bsz` (samples per GPU), `step_time` and `sync_time` (s)."""
     return {
         "shape": rows.each(rows.text("placement"), _shape, ()),
@@ -278,7 +278,7 @@ def _shape(digits: str) -> tuple[int, ...]:
     return canonical([int(digit) for digit in digits])
 
 
-def _scalability(rows: Rows) -> Columns:
+def _scalability(rows: TableRows) -> Columns:
     """Columns `num_nodes`, `num_replicas` (GPUs), `local_bsz` (samples per GPU), `step_time` and `sync_time` (s)."""
     nodes, gpus = rows.whole("num_nodes", least=1), rows.whole("num_replicas")
     fewer = np.array(gpus) < np.array(nodes)
@@ -290,7 +290,7 @@ def _scalability(rows: Rows) -> Columns:
     return {"num_nodes": nodes, "num_replicas": gpus, "local_bsz": rows.whole("local_bsz", least=1), **_times(rows)}
 
 
-def _times(rows: Rows) -> Columns:
+def _times(rows: TableRows) -> Columns:
     step_s, sync_s = rows.number("step_time", above=0), rows.number("sync_time", least=0)
     rows.reject(
         sync_s >= step_s,
@@ -305,15 +305,17 @@ def _read_trainings(folder: Path) -> dict[int, FloatArray]:
     for file in sorted(folder.glob("validation-*.csv")):
         batch = file.stem.removeprefix("validation-")
         if not batch.isdigit() or int(batch) < 1:
-            raise BadInput([Problem(str(file), None, f"the batch size {batch!r} in its name", "validation-BATCH.csv")])
+            raise BadInput(
+                [InputProblem(str(file), None, f"the batch size {batch!r} in its name", "validation-BATCH.csv")]
+            )
         table = read_frame(file, ("progress", "grad_sqr", "grad_var"), _training)
         if table.empty:
-            raise BadInput([Problem(str(file), None, "no row", "one for each epoch")])
+            raise BadInput([InputProblem(str(file), None, "no row", "one for each epoch")])
         trainings[int(batch)] = table.to_numpy(dtype=np.float64)
     return trainings
 
 
-def _training(rows: Rows) -> Columns:
+def _training(rows: TableRows) -> Columns:
     """Columns `progress` (iterations at the smallest batch so far, ascending), `grad_sqr` and `grad_var`."""
     progress = rows.number("progress", above=0)
     before = np.maximum.accumulate(np.concatenate([[0.0], np.nan_to_num(progress)[:-1]]))
@@ -338,7 +340,7 @@ def _read_applications(file: Path) -> dict[str, ApplicationFacts]:
     }
 
 
-def _applications(rows: Rows) -> Columns:
+def _applications(rows: TableRows) -> Columns:
     """Columns `application` and the fields of `ApplicationFacts`."""
     return {
         "application": rows.text("application"),

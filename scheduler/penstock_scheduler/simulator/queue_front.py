@@ -42,7 +42,7 @@ class Arrivals:
         return jobs
 
 
-class Queue:
+class SimulatedQueue:
     """Waiting jobs in the order of their submission.
 
     Args:

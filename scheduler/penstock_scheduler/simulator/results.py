@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from penstock_scheduler.model.policy_choice import PolicyChoice
-from penstock_scheduler.simulator.frames import Result
+from penstock_scheduler.simulator.frames import SimulationResult
 from penstock_scheduler.simulator.metrics import JobRow, Summary, job_rows, summarise
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, Tick, driving_of, simulate_policy
 
@@ -75,11 +75,11 @@ def simulate_each(
     return results
 
 
-def to_result(results: Sequence[SeedResult]) -> Result:
+def to_result(results: Sequence[SeedResult]) -> SimulationResult:
     """The simulations as DataFrames."""
     about = [{"policy": each.policy, "seed": each.seed} for each in results]
     ends = [one | {"interrupted": each.simulation.interrupted} for one, each in zip(about, results, strict=True)]
-    return Result(
+    return SimulationResult(
         jobs=_frame(JobRow, about, [each.rows for each in results]),
         rounds=_frame(Tick, about, [each.simulation.ticks for each in results]),
         summary=_frame(Summary, ends, [[each.summary] for each in results]),
@@ -100,7 +100,7 @@ def _frame(kind: type[Any], about: Sequence[Mapping[str, Any]], records: Sequenc
 
 
 def parquet_is_there() -> bool:
-    """Whether `Result.write` can write Parquet."""
+    """Whether `SimulationResult.write` can write Parquet."""
     return importlib.util.find_spec("pyarrow") is not None
 
 

@@ -32,10 +32,10 @@ from penstock_scheduler.simulator.cluster import SimulatedCluster
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.events import SimulatedClock
 from penstock_scheduler.simulator.jobs import Learner, SimulatedJob
-from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, LearnedModels, SimulatedMemory
+from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, SimulatedMemory, SimulatedModels
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, Truth, TruthSettings
-from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, WorkloadJob, jittered
+from penstock_scheduler.simulator.workloads import BadInput, InputProblem, Workload, WorkloadJob, jittered
 
 RESTART_COST_S = 30.0
 """Assumed cost of a restart of a job without a model, s: the daemon's default."""
@@ -150,10 +150,14 @@ class Scenario:
             most = max((self.gpus_by_type.get(gpu_type, 0) for gpu_type in types), default=0)
             if fewest > most:
                 found = f"a need of {fewest} GPUs of {' or '.join(types)}"
-                problems.append(Problem(f"job {job.id!r}", None, found, f"at most the {most} that the cluster has"))
+                problems.append(
+                    InputProblem(f"job {job.id!r}", None, found, f"at most the {most} that the cluster has")
+                )
             if job.sensitivity is not None and job.sensitivity not in self.sensitivities:
                 known = ", ".join(sorted(self.sensitivities)) or "none: give their folder with --sensitivities"
-                problems.append(Problem(f"job {job.id!r}", None, f"sensitivity={job.sensitivity!r}", f"one of {known}"))
+                problems.append(
+                    InputProblem(f"job {job.id!r}", None, f"sensitivity={job.sensitivity!r}", f"one of {known}")
+                )
         if problems:
             raise BadInput(problems)
 
@@ -289,7 +293,7 @@ def simulate_policy(
     } | {job.id: job.spec.restart_cost_s for job in jobs if job.spec.restart_cost_s is not None}
     if models is None:
         specs = SpecModels(scenario.families, RESTART_COST_S, scenario.gpus)
-        models = LearnedModels(cluster.jobs, restart_costs_s, specs, memory)
+        models = SimulatedModels(cluster.jobs, restart_costs_s, specs, memory)
     pace = OnEvent() if driving.round_s is None else Period(driving.round_s)
     tick_s = math.inf if driving.round_s is None else driving.round_s
     if driving.round_s is None:

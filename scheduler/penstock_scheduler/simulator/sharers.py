@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from penstock_profiles.colocation import Colocation
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.model import JobId
-from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
 from penstock_scheduler.simulator.disturbances import draw
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob
 
@@ -45,7 +45,7 @@ class Sharers:
     """
 
     pairs: Colocation
-    kinds: Mapping[JobId, Kind]
+    kinds: Mapping[JobId, SharingKind]
     unknown: int
     assumed: tuple[JobId, ...]
     settings: AgentSettings
@@ -90,7 +90,9 @@ def sharers(
             name = fitting[draw(settings.seed, "kind", job.id).integers(len(fitting))]
         used = job.gpu_utilisation if job.gpu_utilisation is not None else utilisation(pairs, gpu_types, name)
         guessed += [job.id] if used is None else []
-        kinds[job.id] = Kind(name or next(names_of(job)), assumed if used is None else used, int(job.gpu_mem_mb or 0))
+        kinds[job.id] = SharingKind(
+            name or next(names_of(job)), assumed if used is None else used, int(job.gpu_mem_mb or 0)
+        )
     gpus = load_gpus()
     known_types = {name: gpus.canonical(name) for name in gpu_types}
     memory_mb = {name: int(gpus[of].memory_gb * MIB_OF_GB) for name, of in known_types.items() if of in gpus}

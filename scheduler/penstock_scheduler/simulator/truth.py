@@ -31,7 +31,7 @@ from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.noise import GradientNoise
 from penstock_scheduler.simulator.model_truth import FamilyModel, MeasuredModel, ModelTruth, Shape
 from penstock_scheduler.simulator.profiles import Profiles
-from penstock_scheduler.simulator.workloads import BadInput, Problem, Workload, WorkloadJob, application_of
+from penstock_scheduler.simulator.workloads import BadInput, InputProblem, Workload, WorkloadJob, application_of
 
 NODE_GPUS = 8
 """GPUs of a node of unknown size. Only the work of a job with a model and a duration depends on it."""
@@ -182,7 +182,7 @@ class ModelledJob:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedJob:
+class TimedJob:
     """A job with a known duration only. Its speed is its number of GPUs times the speed of their type."""
 
     gpu_type: str | None
@@ -284,7 +284,7 @@ class Truth:
         if job.model is None:
             assert job.duration_s is not None, "WorkloadJob has one of the two"
             speeds = self._settings.gpu_speeds or {}
-            return RecordedJob(job.gpu_type, job.duration_s * job.gpus, self._settings.restart_s, speeds)
+            return TimedJob(job.gpu_type, job.duration_s * job.gpus, self._settings.restart_s, speeds)
         modelled_job = self._modelled(job.model, job.gpu_type)
         if modelled_job is None:
             raise self._bad(
@@ -307,7 +307,7 @@ class Truth:
 
     def check(self, workload: Workload) -> None:
         """Raise BadInput if there are jobs without a truth; it names one job for each model."""
-        problems: dict[str | None, Problem] = {}
+        problems: dict[str | None, InputProblem] = {}
         for job in workload.jobs:
             if job.model not in problems:
                 try:
@@ -353,7 +353,7 @@ class Truth:
         raise self._bad(job, found, f"a request that runs on any of {', '.join(types)}")
 
     def _bad(self, job: WorkloadJob, found: str, expected: str) -> BadInput:
-        return BadInput([Problem(f"job {job.id!r}", None, found, expected)])
+        return BadInput([InputProblem(f"job {job.id!r}", None, found, expected)])
 
 
 def packed(gpus: int, node_gpus: int) -> Shape:

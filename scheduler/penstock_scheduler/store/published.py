@@ -17,8 +17,8 @@ _NUMBERED = "figures"
 """Under this name: the number of the newest change of any figures."""
 
 
-class Figures(BaseModel):
-    """A live job's progress and GPU-seconds at one time. Its GPU-seconds grow at a constant rate until the next `Figures`."""
+class LiveFigures(BaseModel):
+    """A live job's progress and GPU-seconds at one time. Its GPU-seconds grow at a constant rate until the next `LiveFigures`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,7 +40,7 @@ class PublishedStore(Database):
     """The store's tables `published` and `figures`."""
 
     def publish(
-        self, values: Mapping[str, Any], figures: Mapping[str, Figures] | None = None, ended: Collection[str] = ()
+        self, values: Mapping[str, Any], figures: Mapping[str, LiveFigures] | None = None, ended: Collection[str] = ()
     ) -> None:
         """Replace what is published under these names, and the figures of these jobs: all or nothing.
 
@@ -71,12 +71,12 @@ class PublishedStore(Database):
             value = db.scalar(sa.select(t.published.c.value).where(t.published.c.name == name))
         return None if value is None else json.loads(value)
 
-    def figures_changed(self, after: int) -> list[tuple[int, str, Figures]]:
+    def figures_changed(self, after: int) -> list[tuple[int, str, LiveFigures]]:
         """(number of the change, job, figures) of figures that have changed after this number."""
         c = t.figures.c
         chosen = sa.select(c.changed, c.job, c.figures).where(c.changed > after).order_by(c.changed)
         with self.read() as db:
-            return [(number, job, read(Figures, text)) for number, job, text in db.execute(chosen)]
+            return [(number, job, read(LiveFigures, text)) for number, job, text in db.execute(chosen)]
 
     def jobs_with_figures(self) -> list[str]:
         """The jobs that have figures."""

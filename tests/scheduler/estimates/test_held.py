@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock_scheduler.simulator.estimates.estimating import Estimate, Range
+from penstock_scheduler.simulator.estimates.estimating import JobRanges, Range
 from penstock_scheduler.simulator.estimates.held import AT_ONCE, FIRST, KEPT_S, MOST, Held, Noted, Notes
 from penstock_scheduler.simulator.estimates.past import Past, PastJob
 from tests.scheduler.builders import job
@@ -71,7 +71,7 @@ def test_a_range_without_an_end_holds_all_that_is_late():
 def test_a_few_jobs_of_a_round_are_noted_and_kept_for_days():
     held = Held()
     jobs = [job(str(n)) for n in range(100)]
-    found = {each.id: Estimate(start=DRAWN, end=Range(540.0, math.inf, math.inf)) for each in jobs}
+    found = {each.id: JobRanges(start=DRAWN, end=Range(540.0, math.inf, math.inf)) for each in jobs}
     for round_, at_s in enumerate((1000.0, 2000.0, 1500.0 + KEPT_S)):
         held.note(jobs, found, at_s, np.random.default_rng(round_))
     assert {each.at_s for each in held.notes.start} == {2000.0, 1500.0 + KEPT_S}

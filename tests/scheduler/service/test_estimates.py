@@ -13,7 +13,7 @@ from penstock_scheduler.daemon.service.waits import WaitLog
 from penstock_scheduler.model import Phase
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.policies import make_policy
-from penstock_scheduler.simulator.estimates import NOTES, Order
+from penstock_scheduler.simulator.estimates import NOTES, EstimatesOrder
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on, snapshot
@@ -72,7 +72,7 @@ def test_a_process_of_its_own_estimates_and_ends_with_penstockd(tmp_path):
     policy, choice = make_policy("fifo")
     store.save_round(RoundRecord(state, choice, policy.decide(state)))
     board = Board(store, None)
-    order = Order(store=str(tmp_path), cores=1.0, every_s=1.0, restart_cost_s=30.0, families=None)
+    order = EstimatesOrder(store=str(tmp_path), cores=1.0, every_s=1.0, restart_cost_s=30.0, families=None)
     estimator = Estimator(order, board, first_s=0.0)
     estimator.start()
     try:

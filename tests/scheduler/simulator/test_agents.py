@@ -13,7 +13,7 @@ from penstock_profiles.colocation import Colocation, Pair
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
-from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
@@ -37,7 +37,7 @@ def run(
     policy: str,
     spec: str,
     jobs: list[WorkloadJob],
-    kinds: dict[str, Kind],
+    kinds: dict[str, SharingKind],
     pairs: Colocation,
     agents: AgentSettings | None = None,
     **settings: object,
@@ -55,7 +55,7 @@ def recorded(name: str, seconds: float, gpus: int = 1, submit_s: float = 0.0, **
 def test_six_jobs_on_four_gpus_get_four_sixths_each() -> None:
     """36,000 s of work each: 54,000 s in time slices, less than a fiftieth lost; all six begin within two slices."""
     jobs = [recorded(f"j{n}", 36_000.0) for n in range(6)]
-    kinds = {job.id: Kind("a", 1.0) for job in jobs}
+    kinds = {job.id: SharingKind("a", 1.0) for job in jobs}
     simulation, agents = run("gandiva", "v100:1x4", jobs, kinds, table(a_a=0.8), AgentSettings(switch_s=0.1))
     assert simulation.failed_rounds == 0
     for job in simulation.jobs:
@@ -66,7 +66,10 @@ def test_six_jobs_on_four_gpus_get_four_sixths_each() -> None:
 
 def test_a_pack_that_pays_stays_and_both_end_sooner() -> None:
     """b waits out a's first slice, each is profiled in its turn, and then both run at 0.8: far sooner than one by one."""
-    jobs, kinds = [recorded("a", 6000.0), recorded("b", 6000.0)], {"a": Kind("a", 0.4), "b": Kind("b", 0.4)}
+    jobs, kinds = (
+        [recorded("a", 6000.0), recorded("b", 6000.0)],
+        {"a": SharingKind("a", 0.4), "b": SharingKind("b", 0.4)},
+    )
     simulation, agents = run("gandiva", "v100:1x1", jobs, kinds, table(a_b=1.6))
     assert [trial.total for trial in agents.trials] == [1.6]
     done_s = max(job.finish_s or math.inf for job in simulation.jobs)
@@ -79,7 +82,7 @@ def test_a_pack_that_pays_stays_and_both_end_sooner() -> None:
 def test_a_job_of_unknown_memory_fits_beside_others(memory_mb: tuple[int, int], packs: list[float]) -> None:
     """On 16,000 MB: 9,900 + 5,500 do, 9,900 + 6,600 do not; and 16,500 are more than there is for the one alone."""
     jobs = [recorded("a", 1500.0), recorded("b", 1500.0)]
-    kinds = {name: Kind(name, 0.4, mb) for name, mb in zip("ab", memory_mb, strict=True)}
+    kinds = {name: SharingKind(name, 0.4, mb) for name, mb in zip("ab", memory_mb, strict=True)}
     agents = SimulatedAgents(kinds, table(a_b=1.6), AgentSettings(switch_s=0.0), {"v100": 16_000})
     simulation = simulate_policy(
         prepare(nodes_from_spec("v100:1x1"), Workload("test", tuple(jobs))), "gandiva", None, DRIVING, agents=agents
@@ -89,14 +92,20 @@ def test_a_job_of_unknown_memory_fits_beside_others(memory_mb: tuple[int, int], 
 
 
 def test_a_pack_that_does_not_pay_is_undone_after_one_slice() -> None:
-    jobs, kinds = [recorded("a", 3000.0), recorded("b", 3000.0)], {"a": Kind("a", 0.4), "b": Kind("b", 0.4)}
+    jobs, kinds = (
+        [recorded("a", 3000.0), recorded("b", 3000.0)],
+        {"a": SharingKind("a", 0.4), "b": SharingKind("b", 0.4)},
+    )
     _, agents = run("gandiva", "v100:1x1", jobs, kinds, table(a_b=0.7))
     assert [(trial.slices, trial.ended) for trial in agents.trials] == [(1, False)], "and is never tried again"
 
 
 def test_a_suspended_job_makes_no_progress_and_a_resumed_job_pays_for_the_switch() -> None:
     """Among equals the running job stays for two slices: 120 s. The resume takes 6 s of them. 10,800 s / 0.95."""
-    jobs, kinds = [recorded("a", 5400.0), recorded("b", 5400.0)], {"a": Kind("a", 1.0), "b": Kind("b", 1.0)}
+    jobs, kinds = (
+        [recorded("a", 5400.0), recorded("b", 5400.0)],
+        {"a": SharingKind("a", 1.0), "b": SharingKind("b", 1.0)},
+    )
     simulation, agents = run(
         "gandiva", "v100:1x1", jobs, kinds, table(a_b=0.5), AgentSettings(switch_s=6.0), mode="reactive"
     )
@@ -113,7 +122,7 @@ def test_a_guaranteed_job_keeps_its_speed_and_its_opportunistic_job_gets_what_is
         recorded("low", 10_000.0, gpu_class="opportunistic"),
         recorded("high", 20_000.0, submit_s=600.0, gpu_class="guaranteed"),
     ]
-    kinds = {"low": Kind("low"), "high": Kind("high", 0.5, 0, 0.1)}
+    kinds = {"low": SharingKind("low"), "high": SharingKind("high", 0.5, 0, 0.1)}
     simulation, _ = run("antman", "v100:1x1", jobs, kinds, table(low_high=1.0))
     low, high = simulation.jobs
     assert high.finish_s is not None
@@ -128,7 +137,7 @@ def test_a_guaranteed_job_keeps_its_speed_and_its_opportunistic_job_gets_what_is
 
 def test_sia_with_a_stage_gives_a_first_slice_though_the_cluster_is_full() -> None:
     jobs = [recorded("a", 20_000.0), recorded("b", 1000.0, submit_s=3600.0)]
-    kinds = {"a": Kind("a"), "b": Kind("b")}
+    kinds = {"a": SharingKind("a"), "b": SharingKind("b")}
     with_stage, agents = run(staged("sia", "gandiva-share"), "v100:1x1", jobs, kinds, table(a_b=0.9))
     assert agents.first_slice_s["b"] - 3600 <= 180
     assert all(job.finish_s is not None for job in with_stage.jobs)
@@ -153,7 +162,7 @@ def test_at_every_moment_no_gpu_runs_more_than_the_plan_says(policy: PolicyChoic
         gpus = source.choice([1, 1, 1, 2, 4, 8])
         its = source.choice(["guaranteed", "opportunistic"])
         jobs.append(recorded(f"j{n:02d}", source.uniform(300, 5000), gpus, source.uniform(0, 5000), gpu_class=its))
-        kinds[jobs[-1].id] = Kind(source.choice("abc"), source.uniform(0.3, 1.0), source.choice([4000, 9000]))
+        kinds[jobs[-1].id] = SharingKind(source.choice("abc"), source.uniform(0.3, 1.0), source.choice([4000, 9000]))
     pairs = table(a_a=1.4, a_b=0.8, a_c=1.7, b_b=0.6, b_c=1.1, c_c=0.0)
     agents = SimulatedAgents(kinds, pairs, AgentSettings(noise=0.03, seed=seed), {"v100": 16_000})
     nodes = nodes_from_spec("v100:4x4")

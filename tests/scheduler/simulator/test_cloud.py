@@ -19,10 +19,10 @@ from penstock_scheduler.model.waiting import Averages, Wait, by_budget
 from penstock_scheduler.rounds.loop import RoundLoop
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
-from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, MemoryStore, SimulatedCloud, cloud_settings
+from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, MemoryRunStore, SimulatedCloud, cloud_settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
 from penstock_scheduler.simulator.events import SimulatedClock
-from penstock_scheduler.simulator.learning import LearnedModels
+from penstock_scheduler.simulator.learning import SimulatedModels
 from penstock_scheduler.simulator.run import (
     RESTART_COST_S,
     Scenario,
@@ -206,7 +206,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
     opened.close()
 
 
-class LiveStore(MemoryStore):
+class LiveStore(MemoryRunStore):
     """The daemon's store for runs, ledger and controls. The recorded history is the simulation's."""
 
     def __init__(self, store: SqlStore) -> None:
@@ -230,7 +230,7 @@ def live(where: Scenario, policy: PolicyChoice, spec: CloudSpec, store: SqlStore
         store,
         OnEvent(60.0) if driving.round_s is None else Period(driving.round_s),
         made,
-        LearnedModels(cluster.jobs, {}, SpecModels(where.families, RESTART_COST_S, where.gpus)),
+        SimulatedModels(cluster.jobs, {}, SpecModels(where.families, RESTART_COST_S, where.gpus)),
         tick_s=tick_s,
         choice=in_full,
         cloud=behind.manager,

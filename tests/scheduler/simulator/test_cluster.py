@@ -12,13 +12,13 @@ from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_sp
 from penstock_scheduler.simulator.disturbances import Disturbances, Latencies
 from penstock_scheduler.simulator.events import SimulatedClock
 from penstock_scheduler.simulator.jobs import SimulatedJob
-from penstock_scheduler.simulator.truth import RecordedJob
+from penstock_scheduler.simulator.truth import TimedJob
 from tests.scheduler.builders import on
 
 
 def job(name: str, gpu_seconds: float, submit_s: float = 0.0, restart_s: float = 10.0) -> SimulatedJob:
     spec = JobSpec(max_gpus=8)
-    return SimulatedJob(name, name, spec, RecordedJob(None, gpu_seconds, restart_s, {}), submit_s)
+    return SimulatedJob(name, name, spec, TimedJob(None, gpu_seconds, restart_s, {}), submit_s)
 
 
 def cluster(*jobs: SimulatedJob, **options: object) -> tuple[SimulatedCluster, SimulatedClock]:

@@ -9,13 +9,13 @@ from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.events import Event, Events
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.node_book import NodeBook
-from penstock_scheduler.simulator.queue_front import Arrivals, Queue
-from penstock_scheduler.simulator.truth import RecordedJob
+from penstock_scheduler.simulator.queue_front import Arrivals, SimulatedQueue
+from penstock_scheduler.simulator.truth import TimedJob
 from tests.scheduler.builders import on
 
 
 def job(name: str, submit_s: float) -> SimulatedJob:
-    return SimulatedJob(name, name, JobSpec(max_gpus=8), RecordedJob(None, 100.0, 10.0, {}), submit_s)
+    return SimulatedJob(name, name, JobSpec(max_gpus=8), TimedJob(None, 100.0, 10.0, {}), submit_s)
 
 
 def test_events_happen_in_order_and_stale_ones_never():
@@ -59,7 +59,7 @@ def test_arrivals_come_once_and_in_order():
 
 def test_the_front_of_the_queue_shows_as_many_more_as_fit_nowhere():
     first, second, third = jobs = [job("a", 1), job("b", 2), job("c", 3)]
-    queue = Queue(1)
+    queue = SimulatedQueue(1)
     for each in reversed(jobs):
         queue.add(each)
     assert (queue.first, queue.show(), queue.full) == ("a", ["a"], True)

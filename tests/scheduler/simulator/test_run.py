@@ -19,7 +19,7 @@ from penstock_scheduler.simulator import run as run_module
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
-from penstock_scheduler.simulator.learning import FittedLearner, LearnedModels
+from penstock_scheduler.simulator.learning import FittedLearner, SimulatedModels
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.results import interval
@@ -167,7 +167,7 @@ def test_the_scheduler_hears_what_is_left_of_a_training_once_it_runs(tmp_path):
     simulated = SimulatedJob(
         "0", "0", spec, truth, 0.0, learner=FittedLearner("0", truth, spec, ("t4",), Families(), Disturbances())
     )
-    models = LearnedModels({"0": simulated}, {"0": 30.0}, SpecModels(load_families(), 30.0))
+    models = SimulatedModels({"0": simulated}, {"0": 30.0}, SpecModels(load_families(), 30.0))
     seen = Job(id="0", name="0", user="u", account="", spec=spec, partitions=("all",), phase=Phase.QUEUED, submit_s=0.0)
     assert models.facts([seen], ("t4",))["0"].remaining_work is None
     simulated.runs.append(SimulatedRun(0.0, 0.0, Placement("t4", "all", (Share("t4-00", 1),)), 40.0, 0.0))

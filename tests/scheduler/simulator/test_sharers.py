@@ -7,7 +7,7 @@ import pytest
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator import nodes_from_spec
-from penstock_scheduler.simulator.agents import AgentSettings, Kind, SimulatedAgents
+from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.run import Driving, prepare, simulate_policy
 from penstock_scheduler.simulator.sharers import sharers
@@ -27,7 +27,7 @@ def job(job_id: str, gpus: int = 1, **more: object) -> WorkloadJob:
     return WorkloadJob(job_id, 0.0, gpus, rigid_spec(gpus), duration_s=600.0, **more)  # type: ignore[arg-type]
 
 
-def kinds(*jobs: WorkloadJob, drawn: bool = False, seed: int = 0) -> dict[str, Kind]:
+def kinds(*jobs: WorkloadJob, drawn: bool = False, seed: int = 0) -> dict[str, SharingKind]:
     settings = AgentSettings(seed=seed)
     return dict(sharers(Workload("w", jobs), ("t4", "a100"), TABLE, settings, drawn=drawn).kinds)
 

@@ -39,7 +39,7 @@ def check_cloud(spec: JobSpec, *, has_cloud: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CloudChoice:
     """One way for a job to run in the cloud."""
 
     offer: Offer
@@ -67,7 +67,7 @@ def may_leave(job: Job, cloud: CloudState) -> bool:
     return job.spec.burst is not Burst.NEVER
 
 
-def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, Reason]]:
+def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[CloudChoice]], dict[JobId, Reason]]:
     """For each queued job whose waiting budget is over: the ways to run in the cloud that budgets allow, the cheapest first.
 
     Also returns, for jobs that a budget keeps from leaving, the reason.
@@ -75,7 +75,7 @@ def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, 
     cloud = snapshot.cloud
     assert cloud is not None, "only a site with a cloud has choices"
     away = {run.job for run in cloud.runs}
-    found: dict[JobId, list[Choice]] = {}
+    found: dict[JobId, list[CloudChoice]] = {}
     closed: dict[JobId, Reason] = {}
     for job in snapshot.jobs:
         if job.id in away or job.phase is not Phase.QUEUED or not may_leave(job, cloud):
@@ -90,7 +90,7 @@ def choices(snapshot: Snapshot) -> tuple[dict[JobId, list[Choice]], dict[JobId, 
     return found, closed
 
 
-def choices_of(job: Job, snapshot: Snapshot) -> tuple[list[Choice], Reason | None]:
+def choices_of(job: Job, snapshot: Snapshot) -> tuple[list[CloudChoice], Reason | None]:
     """The ways for one job to run in the cloud that budgets allow, the cheapest first, whether or not its wait is over.
 
     If there are none because of a budget, also the reason.
@@ -109,14 +109,14 @@ def choices_of(job: Job, snapshot: Snapshot) -> tuple[list[Choice], Reason | Non
     return [], _closed(job, options[0], cloud.budgets) if options else None
 
 
-def _closed(job: Job, cheapest: Choice, budgets: Iterable[BudgetLine]) -> Reason:
+def _closed(job: Job, cheapest: CloudChoice, budgets: Iterable[BudgetLine]) -> Reason:
     line = _refuses(budgets, job.account, cheapest.usd)
     why = str(line) if line is not None else f"its own burst_budget_usd=${job.spec.burst_budget_usd:.2f}"
     text = f"would leave for {cheapest.offer}, but {why} does not allow the ${cheapest.usd:.2f} that it may cost"
     return Reason(ReasonCode.CLOUD_BUDGET, text)
 
 
-def _too_long(cheapest: Choice, longest_s: float) -> Reason:
+def _too_long(cheapest: CloudChoice, longest_s: float) -> Reason:
     hours = f"{cheapest.pays_s / 3600:.0f} h are to be committed, and runs there last {longest_s / 3600:.0f} h at most"
     return Reason(
         ReasonCode.CLOUD_BUDGET, f"would leave for {cheapest.offer}, but {hours}; declare a shorter --runtime"
@@ -194,7 +194,7 @@ def _goodput(snapshot: Snapshot, job: Job, configuration: Configuration) -> floa
     return value if math.isfinite(value) and value > 0 else 0.0
 
 
-def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
+def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[CloudChoice]:
     """The offers that the job can use, the cheapest for its whole work first: by $/goodput, not by $/hour."""
     known = runtime(job, snapshot)
     work = snapshot.facts[job.id].remaining_work
@@ -221,7 +221,7 @@ def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[Choice]:
             # The whole estimate and its margin are the job's own: a slow boot and the time to leave come on top.
             boot_s = max(offer.boot_s * (1 + cloud.margin), offer.latest_boot_s or 0.0)
             usd = (boot_s + (transfer_s + runs_s) * (1 + cloud.margin) + cloud.leave_s) * per_s + extra
-        found.append(Choice(offer, goodput, usd, expected))
+        found.append(CloudChoice(offer, goodput, usd, expected))
     return sorted(found, key=lambda choice: (choice.expected_usd, choice.offer.id))
 
 
@@ -310,7 +310,7 @@ def _type_on_site(job: Job, idle: Mapping[str, int], fits: Callable[[Job, str], 
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class CloudForecast:
     """A job's way to the cloud, as of a round.
 
     Attributes:
@@ -339,7 +339,7 @@ class Forecast:
         return f"It may leave for the cloud {when}: the cheapest there is {self.offer}, {cost}."
 
 
-def forecast(job: Job, snapshot: Snapshot) -> Forecast | None:
+def forecast(job: Job, snapshot: Snapshot) -> CloudForecast | None:
     """The forecast for a job that waits on site; None: it may not leave, or there is no cloud."""
     cloud = snapshot.cloud
     if cloud is None or not may_leave(job, cloud) or any(run.job == job.id for run in cloud.runs):
@@ -347,5 +347,5 @@ def forecast(job: Job, snapshot: Snapshot) -> Forecast | None:
     options, closed = choices_of(job, snapshot)
     when_s, at_once = leaves_s(job, snapshot), leaves_at_once(job, snapshot)
     if options:
-        return Forecast(when_s, at_once, options[0].offer, options[0].expected_usd, options[0].usd)
-    return Forecast(when_s, at_once, why="no offer there suits it now" if closed is None else closed.text)
+        return CloudForecast(when_s, at_once, options[0].offer, options[0].expected_usd, options[0].usd)
+    return CloudForecast(when_s, at_once, why="no offer there suits it now" if closed is None else closed.text)

@@ -45,7 +45,7 @@ class Caps(BaseModel):
     usd_total: NonNegativeFloat | None = None
 
 
-class BudgetSettings(BaseModel):
+class CloudBudgets(BaseModel):
     """What a site may spend in the cloud. By default, no job may leave: an admin must set a cap."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -56,7 +56,7 @@ class BudgetSettings(BaseModel):
 
 
 def budget_lines(
-    settings: BudgetSettings, entries: Iterable[Entry], now_s: float, accounts: Iterable[str]
+    settings: CloudBudgets, entries: Iterable[Entry], now_s: float, accounts: Iterable[str]
 ) -> tuple[BudgetLine, ...]:
     """The caps that apply to jobs of these accounts, with what is used of each."""
     return Used(entries).lines(settings, now_s, accounts)
@@ -90,7 +90,7 @@ class Used:
             for when in (month, None):
                 self._sums[when, account] = self._sums.get((when, account), 0.0) + usd
 
-    def lines(self, settings: BudgetSettings, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
+    def lines(self, settings: CloudBudgets, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
         """The caps that apply to jobs of these accounts, with what is used of each."""
         lines, month = [], _month(now_s)
         caps_of = {"": settings.site} | {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
-from penstock_scheduler.burst.deciding.ledger import BudgetSettings, Used
+from penstock_scheduler.burst.deciding.ledger import CloudBudgets, Used
 from penstock_scheduler.burst.manager.places import MISSED
 from penstock_scheduler.burst.manager.provider import DescribedInstance
 from penstock_scheduler.burst.manager.runs import BurstRun, Slot, cost_usd, entries
@@ -185,7 +185,7 @@ class Book:
         bad = {run.run for run in read if isinstance(run, Unreadable)}
         return OfJob(len(read), tuple(run for run in read if isinstance(run, BurstRun)), frozenset(bad & over))
 
-    def budgets(self, settings: BudgetSettings, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
+    def budgets(self, settings: CloudBudgets, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
         """The caps that apply to these accounts, with what is used of each."""
         return self._used.lines(settings, now_s, accounts)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from penstock_scheduler.api.ports import CloudNode, CloudNodes
 from penstock_scheduler.burst.manager.runs import BurstRun
-from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.model import JobId
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ UNASKED = "it requests cloud nodes itself; submit it to the site's partitions wi
 class ClusterSide:
     """See the module. `meet` is called once a tick."""
 
-    def __init__(self, nodes: CloudNodes, share: Share) -> None:
+    def __init__(self, nodes: CloudNodes, share: SharedFolder) -> None:
         self._nodes, self._share = nodes, share
         self.nodes: dict[str, CloudNode] = {}
         """The cloud nodes, as of the newest tick."""

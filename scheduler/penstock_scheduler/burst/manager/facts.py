@@ -11,7 +11,7 @@ from penstock_scheduler.burst.manager.instances import Instances
 from penstock_scheduler.burst.manager.provider import Guests, Kind
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
-from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.model import Job, Phase
 
 ORDER_PATIENCE_S = 300.0
@@ -35,7 +35,7 @@ class World:
     cluster: ClusterSide
     instances: Instances
     guests: Guests
-    share: Share
+    share: SharedFolder
     recalled: Collection[str]
     """Runs that are to be recalled."""
     leaving_s: Mapping[str, float]

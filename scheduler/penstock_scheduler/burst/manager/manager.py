@@ -33,7 +33,7 @@ from penstock_scheduler.burst.manager.places import Places
 from penstock_scheduler.burst.manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, line, pause_s
 from penstock_scheduler.burst.manager.runs import BurstRun, Slot
 from penstock_scheduler.burst.manager.settings import BurstSettings
-from penstock_scheduler.burst.manager.share import Share
+from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.burst.manager.unknown_runs import ended_by, of_unknown_runs, record_of
 from penstock_scheduler.burst.manager.worker import Worker
 from penstock_scheduler.model import (
@@ -50,10 +50,8 @@ from penstock_scheduler.model import (
     Placement,
     Progress,
     Recall,
+    Share,
     Start,
-)
-from penstock_scheduler.model import (
-    Share as NodeShare,
 )
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.cloud_runs import OLDER_STORE, RunStore
@@ -90,10 +88,10 @@ class BurstManager:
         rng: random.Random,
         guests: Guests | None = None,
         lock: threading.Lock | None = None,
-        share: Share | None = None,
+        share: SharedFolder | None = None,
     ) -> None:
         self._places, self._settings, self._store, self._clock, self._rng = places, settings, store, clock, rng
-        self._share = Share(settings.share, settings.share_users) if share is None else share
+        self._share = SharedFolder(settings.share, settings.share_users) if share is None else share
         self._share_trouble = ""
         self._cluster = ClusterSide(nodes, self._share)
         self._guests: Guests = JoinSlurm() if guests is None else guests
@@ -482,7 +480,7 @@ class BurstManager:
         if job.phase is Phase.RUNNING:
             return
         per_node = run.offer.gpus // run.offer.nodes
-        shares = tuple(NodeShare(name, per_node) for name in run.nodes)
+        shares = tuple(Share(name, per_node) for name in run.nodes)
         self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))
 
     def _boot_failed(self, run: BurstRun, why: str, now_s: float) -> None:

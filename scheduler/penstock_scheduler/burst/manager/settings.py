@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock_scheduler.burst.deciding.ledger import BudgetSettings
+from penstock_scheduler.burst.deciding.ledger import CloudBudgets
 
 
 class BurstSettings(BaseModel):
@@ -71,8 +71,8 @@ class BurstSettings(BaseModel):
         default=0.09,
         description="Price of data transfer, US dollars per GB. The default is AWS's for data out of us-east-1.",
     )
-    budget: BudgetSettings = Field(
-        default=BudgetSettings(), description="Hard limits in US dollars. Without any, no job may burst."
+    budget: CloudBudgets = Field(
+        default=CloudBudgets(), description="Hard limits in US dollars. Without any, no job may burst."
     )
 
     boot_s: ClassVar[float] = 180.0

@@ -26,7 +26,7 @@ DETACHED = "detached"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NodeRequest:
     """What Slurm wants of its cloud nodes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Request:
     nodes: Sequence[str]
 
 
-class Share:
+class SharedFolder:
     """The folder. Trouble with it is logged and stops nothing."""
 
     def __init__(self, folder: Path, users: Sequence[str] = ()) -> None:
@@ -82,7 +82,7 @@ class Share:
         except OSError as error:
             log.warning("the daemon's sign of life for cloud nodes cannot be written", extra={"text": str(error)})
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[NodeRequest]:
         """The requests of Slurm's resume and suspend programs. Each is deleted once it has been handled."""
         for kind in ("resume", "suspend"):
             try:
@@ -93,7 +93,7 @@ class Share:
             for file in files:
                 try:
                     asked = json.loads(file.read_text(encoding="utf-8"))
-                    request = Request(kind == "resume", dict(asked["jobs"]), [str(name) for name in asked["nodes"]])
+                    request = NodeRequest(kind == "resume", dict(asked["jobs"]), [str(name) for name in asked["nodes"]])
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     log.warning("unreadable request is dropped", extra={"file": str(file), "text": str(error)})
                 else:

@@ -10,7 +10,7 @@ from typing import IO
 
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.people.errors import StoreError
-from penstock_scheduler.simulator.estimates import NOTES, Found, Order
+from penstock_scheduler.simulator.estimates import NOTES, EstimatesOrder, Found
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Estimator:
         first_s: seconds until the process is started.
     """
 
-    def __init__(self, order: Order, board: Board, first_s: float = FIRST_S) -> None:
+    def __init__(self, order: EstimatesOrder, board: Board, first_s: float = FIRST_S) -> None:
         self._order, self._board, self._first_s = order, board, first_s
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None

@@ -23,7 +23,7 @@ from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.port import Chosen
 from penstock_scheduler.model import Node, Refusal, UnknownValue
 from penstock_scheduler.people.errors import StoreError
-from penstock_scheduler.store.published import Figures
+from penstock_scheduler.store.published import LiveFigures
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Cluster:
 
 
 _CLUSTER = TypeAdapter(Cluster)
-_NONE = Figures(at_s=0.0)
+_NONE = LiveFigures(at_s=0.0)
 
 
 class Publisher:
@@ -91,7 +91,7 @@ class Publisher:
         self._started_s = time.time()
         self._said: dict[str, Any] = {}
         self._versions: dict[str, int] = {}
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, LiveFigures] = {}
         self._estimates: Estimates | None = None
         self._counted: tuple[float, Mapping[str, Mapping[str, float]]] | None = None
         self._old = set(board.store.jobs_with_figures())
@@ -169,7 +169,7 @@ class Publisher:
 
     def _changed_figures(
         self, counted: tuple[float, Mapping[str, Mapping[str, float]]] | None
-    ) -> tuple[dict[str, Figures], set[str]]:
+    ) -> tuple[dict[str, LiveFigures], set[str]]:
         """The figures to publish, and the jobs whose figures are to be deleted."""
         if counted is None:
             return {}, set()
@@ -188,11 +188,11 @@ class Publisher:
                 for each, amount in amounts.items()
                 if span_s > 0 and each in earlier
             }
-            news[job] = Figures(at_s=now_s, progress=progress, total=total, gpu_seconds=dict(amounts), per_s=rates)
+            news[job] = LiveFigures(at_s=now_s, progress=progress, total=total, gpu_seconds=dict(amounts), per_s=rates)
         return news, (self._figures.keys() | self._old) - jobs
 
 
-def _close(last: Figures, now_s: float, amounts: Mapping[str, float]) -> bool:
+def _close(last: LiveFigures, now_s: float, amounts: Mapping[str, float]) -> bool:
     """Whether what readers work out from the last figures is near what was counted."""
     expected = last.gpu_seconds_at(now_s)
     types = expected.keys() | amounts.keys()

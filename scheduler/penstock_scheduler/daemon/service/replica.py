@@ -19,7 +19,7 @@ from penstock_scheduler.daemon.service.publisher import BEAT, CHOSEN, CLUSTER, E
 from penstock_scheduler.model import ClusterState
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import PenstockError, StoreError
-from penstock_scheduler.store.published import Figures
+from penstock_scheduler.store.published import LiveFigures
 from penstock_scheduler.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Replica(Known):
         """Called when tokens have been made or revoked."""
         self._round: Round | None = None
         self._record: tuple[int, RoundRecord | None] | None = None
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, LiveFigures] = {}
         self._read: dict[str, Any] = {}
         """Name -> what was read last under this name."""
         self._reading = threading.Lock()

@@ -22,7 +22,7 @@ from functools import cached_property
 
 from penstock_scheduler.burst.deciding.choices import (
     NO_CLOUD,
-    Choice,
+    CloudChoice,
     choices,
     choices_of,
     leaves_at_once,
@@ -146,7 +146,7 @@ class _Leaving:
         self._account = {job.id: job.account for job in snapshot.jobs}
         self.bursts: dict[JobId, CloudAssignment] = {}
 
-    def send(self, job: Job, options: Sequence[Choice]) -> None:
+    def send(self, job: Job, options: Sequence[CloudChoice]) -> None:
         """Send a job to the cheapest of these choices that the offers and budgets still allow, if there is one."""
         for option in options:
             gone = sum(other.offer.id == option.offer.id for other in self.bursts.values())
@@ -186,7 +186,7 @@ def in_cloud(offer: Offer) -> Configuration:
     return Configuration(offer.nodes, offer.gpus, f"cloud:{offer.id}")
 
 
-def sent(choice: Choice) -> CloudAssignment:
+def sent(choice: CloudChoice) -> CloudAssignment:
     """What a job that leaves for the cloud gets there."""
     text = f"runs in the cloud on {choice.offer} for about ${choice.expected_usd:.2f}, at most ${choice.usd:.2f}"
     return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text))

@@ -18,7 +18,7 @@ NOTES = "estimates"
 """Name under which penstockd keeps the notes of `held`, among what admins set: they must outlive a restart."""
 
 
-class Order(BaseModel):
+class EstimatesOrder(BaseModel):
     """What penstockd tells the process that estimates."""
 
     model_config = ConfigDict(frozen=True)

@@ -85,7 +85,7 @@ NEW_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class JobRanges:
     """When a job will start and end, as ranges in s from the round on."""
 
     start: Range | None = None
@@ -100,7 +100,7 @@ class Estimate:
 class Estimated:
     """What was estimated from a round."""
 
-    jobs: dict[JobId, Estimate]
+    jobs: dict[JobId, JobRanges]
     new: dict[int, Range]
     """Number of GPUs -> when a job starts that is submitted now and needs so many, of any type. Only the numbers that earlier
     jobs needed most often."""
@@ -218,19 +218,19 @@ class _Site:
         )
 
 
-def _estimate(record: RoundRecord, job: Job, past: Past, futures: list[Future]) -> Estimate:
+def _estimate(record: RoundRecord, job: Job, past: Past, futures: list[Future]) -> JobRanges:
     if why := _unknown(record, job, past):
-        return Estimate(unknown=why)
+        return JobRanges(unknown=why)
     now_s = record.snapshot.time_s
     waits = job.id not in record.plan.assignments and job.phase is Phase.QUEUED
     start = range_of([each.jobs[job.id].start_s - now_s for each in futures]) if waits else None
     end = range_of([each.jobs[job.id].end_s - now_s for each in futures])
     if end is not None and (start is not None or not waits):
-        return Estimate(start, end)
+        return JobRanges(start, end)
     reach_s = min(each.until_s for each in futures) - now_s
     what = "start" if waits and start is None else "end"
     far = f"its {what} is more than {duration(reach_s)} away, and no further is estimated"
-    return Estimate(start, end, far if reach_s > 0 else "this many jobs take too long to estimate")
+    return JobRanges(start, end, far if reach_s > 0 else "this many jobs take too long to estimate")
 
 
 def _unknown(record: RoundRecord, job: Job, past: Past) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from penstock_scheduler.model import Job, JobId
-from penstock_scheduler.simulator.estimates.estimating import CHANCE, SOON_S, Estimate, Range, Widths
+from penstock_scheduler.simulator.estimates.estimating import CHANCE, SOON_S, JobRanges, Range, Widths
 from penstock_scheduler.simulator.estimates.past import Past
 
 NEWEST = 200
@@ -83,7 +83,7 @@ class Held:
         return Widths(_width(self.notes.start, past, "start"), _width(self.notes.end, past, "end"))
 
     def note(
-        self, jobs: Iterable[Job], found: Mapping[JobId, Estimate], at_s: float, draw: np.random.Generator
+        self, jobs: Iterable[Job], found: Mapping[JobId, JobRanges], at_s: float, draw: np.random.Generator
     ) -> None:
         """Note the ranges of a round, as they were drawn."""
         starts, ends = list[Noted](), list[Noted]()

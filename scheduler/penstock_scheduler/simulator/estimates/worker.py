@@ -27,8 +27,8 @@ from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import BadJobSpec, PenstockError
 from penstock_scheduler.people.safe_text import guard
 from penstock_scheduler.rounds.one_thread import one_blas_thread
-from penstock_scheduler.simulator.estimates import NOTES, Found, Order
-from penstock_scheduler.simulator.estimates.estimating import CHANCE, Estimate, Estimated, Range, estimate
+from penstock_scheduler.simulator.estimates import NOTES, EstimatesOrder, Found
+from penstock_scheduler.simulator.estimates.estimating import CHANCE, Estimated, JobRanges, Range, estimate
 from penstock_scheduler.simulator.estimates.held import Held, Notes
 from penstock_scheduler.simulator.estimates.past import NEWEST, Past, PastJob
 from penstock_scheduler.store.sql import SqlStore, open_store
@@ -76,7 +76,7 @@ class PastJobs:
         return PastJob(job, sum(view.gpu_seconds.values()), ended_s, view.start_s)
 
 
-def messages_of(found: Mapping[str, Estimate], at_s: float) -> dict[str, JobEstimate]:
+def messages_of(found: Mapping[str, JobRanges], at_s: float) -> dict[str, JobEstimate]:
     """Estimates for clients."""
 
     def times(of: Range | None) -> TimeRange | None:
@@ -155,7 +155,7 @@ def main() -> int:
     guard(rich=False)
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    order = Order.model_validate_json(sys.stdin.readline())
+    order = EstimatesOrder.model_validate_json(sys.stdin.readline())
     try:
         with one_blas_thread():
             _run(order)
@@ -165,7 +165,7 @@ def main() -> int:
     return 0
 
 
-def _run(order: Order) -> None:
+def _run(order: EstimatesOrder) -> None:
     store = open_store(order.store)
     specs = SpecModels(load_families(order.families), order.restart_cost_s)
     jobs = PastJobs(store, specs)

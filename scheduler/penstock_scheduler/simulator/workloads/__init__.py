@@ -4,7 +4,7 @@ from penstock_scheduler.simulator.workloads.applications import APPLICATIONS, Ap
 from penstock_scheduler.simulator.workloads.frames import from_frame, to_frame
 from penstock_scheduler.simulator.workloads.generate import GeneratorSettings, generate
 from penstock_scheduler.simulator.workloads.own import write
-from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Wrong
+from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Wrong
 from penstock_scheduler.simulator.workloads.reading import FORMATS, read_workload
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, jittered, rigid_spec
 
@@ -14,7 +14,7 @@ __all__ = [
     "Application",
     "BadInput",
     "GeneratorSettings",
-    "Problem",
+    "InputProblem",
     "Workload",
     "WorkloadJob",
     "Wrong",

@@ -14,7 +14,7 @@ import numpy as np
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import validate_spec
 from penstock_scheduler.people.errors import BadJobSpec
-from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Wrong
+from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Wrong
 from penstock_scheduler.simulator.workloads.table import Column, Columns
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, in_order, rigid_spec
 
@@ -76,7 +76,7 @@ def from_frame(frame: pd.DataFrame, name: str = "workload") -> Workload:
     if missing or set(frame) - set(COLUMNS):
         unknown = sorted(map(str, set(frame) - set(COLUMNS)))
         found = f"no column {missing[0]!r}" if missing else f"the column {unknown[0]!r}"
-        raise BadInput([Problem(where, None, found, f"{', '.join(REQUIRED)}, and only {', '.join(COLUMNS)}")])
+        raise BadInput([InputProblem(where, None, found, f"{', '.join(REQUIRED)}, and only {', '.join(COLUMNS)}")])
     columns: Columns = {}
     for column in COLUMNS:
         if column in frame:
@@ -91,10 +91,10 @@ def from_frame(frame: pd.DataFrame, name: str = "workload") -> Workload:
             _spec_of(spec, gpus, batch) for spec, gpus, batch in zip(specs, columns["gpus"], batches, strict=True)
         ]
     except Wrong as wrong:
-        raise BadInput([Problem(where, None, wrong.found, wrong.expected)]) from None
+        raise BadInput([InputProblem(where, None, wrong.found, wrong.expected)]) from None
     for row, job in enumerate(build_jobs(columns, [True] * len(frame))):
         if isinstance(job, Wrong):
-            problems.append(Problem(f"{where}, row {row}", None, job.found, job.expected))
+            problems.append(InputProblem(f"{where}, row {row}", None, job.found, job.expected))
         elif job is not None:
             jobs.append(job)
     if problems:
@@ -102,7 +102,7 @@ def from_frame(frame: pd.DataFrame, name: str = "workload") -> Workload:
     try:
         return Workload(name, in_order(jobs), "a DataFrame")
     except Wrong as wrong:
-        raise BadInput([Problem(where, None, wrong.found, wrong.expected)]) from None
+        raise BadInput([InputProblem(where, None, wrong.found, wrong.expected)]) from None
 
 
 def _spec_of(value: object, gpus: int, batch_size: int | None) -> JobSpec:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock_scheduler.simulator.workloads.frames import COLUMNS, REQUIRED, TEXTS, WHOLE, read_spec
-from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
-from penstock_scheduler.simulator.workloads.table import MAX_JOBS, Columns, Rows, open_text, unreadable
+from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Problems, Wrong
+from penstock_scheduler.simulator.workloads.table import MAX_JOBS, Columns, TableRows, open_text, unreadable
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, in_order, rigid_spec
 
 FORMAT = "penstock-workload/1"
@@ -21,7 +21,7 @@ MAX_JSON = 256 * 1024 * 1024
 """Characters of a JSON document, which is held in memory as a whole."""
 
 
-def read_rows(rows: Rows) -> Columns:
+def read_rows(rows: TableRows) -> Columns:
     """Penstock's own CSV."""
     columns: Columns = {name: rows.text(name) for name in TEXTS}
     for name in COLUMNS:
@@ -53,13 +53,15 @@ def read_json(file: Path) -> Workload:
         raise unreadable(file, error) from None
     if len(text) > MAX_JSON:
         raise BadInput(
-            [Problem(str(file), None, f"more than {MAX_JSON >> 20} MiB of JSON", "CSV, which is read row by row")]
+            [InputProblem(str(file), None, f"more than {MAX_JSON >> 20} MiB of JSON", "CSV, which is read row by row")]
         )
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        raise BadInput([Problem(str(file), line, str(error), f'{{"format": "{FORMAT}", "jobs": [...]}}')]) from None
+        raise BadInput(
+            [InputProblem(str(file), line, str(error), f'{{"format": "{FORMAT}", "jobs": [...]}}')]
+        ) from None
     jobs: list[WorkloadJob] = []
     problems = Problems(file)
     try:
@@ -71,7 +73,7 @@ def read_json(file: Path) -> Workload:
         problems.raise_if_any()
         return Workload(str(document.get("name") or file.stem), in_order(jobs), str(document.get("source", "")))
     except Wrong as wrong:
-        raise BadInput([Problem(str(file), None, wrong.found, wrong.expected)]) from None
+        raise BadInput([InputProblem(str(file), None, wrong.found, wrong.expected)]) from None
 
 
 def write(workload: Workload, file: Path) -> None:

@@ -21,7 +21,7 @@ class Wrong(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class InputProblem:
     """What is wrong with an input file, and where."""
 
     file: str
@@ -38,7 +38,7 @@ class Problem:
 class BadInput(ConfigError):
     """A workload or a table of measurements cannot be used. Nothing runs."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[InputProblem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
@@ -48,11 +48,11 @@ class Problems:
 
     def __init__(self, file: Path) -> None:
         self._file = str(file)
-        self._found: list[Problem] = []
+        self._found: list[InputProblem] = []
 
     def add(self, line: int | None, wrong: Wrong) -> None:
         """Note a problem. Raises BadInput when `MAX_PROBLEMS` are noted."""
-        self._found.append(Problem(self._file, line, wrong.found, wrong.expected))
+        self._found.append(InputProblem(self._file, line, wrong.found, wrong.expected))
         if len(self._found) == MAX_PROBLEMS:
             self.raise_if_any()
 

@@ -19,7 +19,7 @@ from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
 from penstock_scheduler.simulator.workloads.problems import Wrong
-from penstock_scheduler.simulator.workloads.table import Columns, Rows
+from penstock_scheduler.simulator.workloads.table import Columns, TableRows
 from penstock_scheduler.simulator.workloads.workload import rigid_spec
 
 MOST_GPUS = 64
@@ -31,7 +31,7 @@ OPENB_TYPES = {"A10": "a10", "P100": "p100", "T4": "t4", "V100M16": "v100", "V10
 """GPU types of the openb trace. G1 to G3 are the trace's own names for types that it does not disclose."""
 
 
-def sia(rows: Rows) -> Columns:
+def sia(rows: TableRows) -> Columns:
     """Windows of Pollux and Sia: adaptive trainings, each of a whole application.
 
     `num_replicas` and `batch_size` are the tuned request that rigid policies get. The job spec has the range of batch
@@ -58,7 +58,7 @@ def _adaptive(name: str) -> JobSpec:
     return JobSpec(max_gpus=MOST_GPUS, batch_size=application.initial_batch, max_batch_size=application.max_batch)
 
 
-def philly(rows: Rows) -> Columns:
+def philly(rows: TableRows) -> Columns:
     """Microsoft's Philly, as Sia's artifact reduces it. `cluster`, a virtual cluster, becomes the account. Jobs have no
     names."""
     gpus = rows.whole("num_gpus", least=1)
@@ -72,7 +72,7 @@ def philly(rows: Rows) -> Columns:
     }
 
 
-def tiresias(rows: Rows) -> Columns:
+def tiresias(rows: TableRows) -> Columns:
     """Tiresias' 60 jobs. `duration` is the recorded run. The models are only names: their speed is unknown."""
     gpus = rows.whole("num_gpu", least=1)
     return {
@@ -85,7 +85,7 @@ def tiresias(rows: Rows) -> Columns:
     }
 
 
-def starburst(rows: Rows) -> Columns:
+def starburst(rows: TableRows) -> Columns:
     """Starburst's lists. Their times are in hours."""
     gpus = rows.whole("gpus", least=1)
     return {
@@ -101,7 +101,7 @@ SYNERGY_PROFILES = "sensitivity_profiles.json"
 """File beside a trace of Synergy: seconds per iteration of each model with a proportional share of CPUs and memory."""
 
 
-def synergy(rows: Rows) -> Columns:
+def synergy(rows: TableRows) -> Columns:
     """Synergy's replay traces. The work is a number of iterations; `SYNERGY_PROFILES` beside the file has their
     time."""
     gpus = rows.whole("gpus", least=1)
@@ -137,7 +137,7 @@ def _iterations_s(profiles: Path) -> dict[str, float]:
         ) from None
 
 
-def openb(rows: Rows) -> Columns:
+def openb(rows: TableRows) -> Columns:
     """Alibaba's openb pods. A pod that shares a GPU counts as one GPU; `qos` becomes the account."""
     gpus = rows.whole("num_gpu")
     rows.leave_out(np.array(gpus) == 0, "pods without GPU")
@@ -173,7 +173,7 @@ def _openb_types(text: str) -> tuple[str, ...] | None:
 
 
 def rigid_specs(
-    rows: Rows, gpus: Sequence[int], types: Sequence[tuple[str, ...] | None] | None = None
+    rows: TableRows, gpus: Sequence[int], types: Sequence[tuple[str, ...] | None] | None = None
 ) -> list[JobSpec | None]:
     """Job specs of jobs that take a fixed number of GPUs, perhaps of certain types; None for rows that are not
     valid."""
@@ -188,7 +188,7 @@ DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")
 """Forms of dates that are read a column at a time."""
 
 
-def instants(rows: Rows, column: str) -> FloatArray:
+def instants(rows: TableRows, column: str) -> FloatArray:
     """Dates and times, or seconds since 1970, as seconds. A time without a zone counts as UTC: only differences
     matter."""
     import pandas as pd  # takes a second to load, and reading settings loads this module
@@ -238,7 +238,7 @@ _MEM = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[KMGTP]?)")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
 
-def sacct(rows: Rows) -> Columns:
+def sacct(rows: TableRows) -> Columns:
     """Columns of jobs from rows of sacct.
 
     Jobs are rigid: history says what a job had and not what it could have used. Its duration was recorded on the type

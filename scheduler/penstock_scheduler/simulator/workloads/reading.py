@@ -14,11 +14,11 @@ from penstock_profiles.gpus import UnknownGpuError, load_gpus
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads import own, public
 from penstock_scheduler.simulator.workloads.frames import OPTIONAL, REQUIRED, build_jobs
-from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
+from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Problems, Wrong
 from penstock_scheduler.simulator.workloads.table import (
     MAX_JOBS,
     Columns,
-    Rows,
+    TableRows,
     bounded,
     open_text,
     read_chunks,
@@ -33,7 +33,7 @@ class TraceFormat:
 
     about: str
     columns: tuple[str, ...]
-    convert: Callable[[Rows], Columns]
+    convert: Callable[[TableRows], Columns]
     """Columns of jobs (`frames.WORKLOAD`) of a chunk of rows."""
     header: bool = True
     separator: str = ","
@@ -139,14 +139,14 @@ def _read_table(file: Path, format_name: str, gpu_types: Collection[str], most_j
                 wrong = _wrong_job(job, gpu_types) if before == line else _twice(job, before)
                 if wrong is None and len(jobs) == most_jobs:
                     expected = f"at most {most_jobs} jobs in one workload, so that they fit into memory; split the file"
-                    raise BadInput([Problem(str(file), line, "yet another job", expected)])
+                    raise BadInput([InputProblem(str(file), line, "yet another job", expected)])
                 jobs.append(job)
             if wrong is not None:
                 problems.add(line, wrong)
     problems.raise_if_any()
     if not jobs:
         found = ", ".join(["no job", *(f"{count} {why}" for why, count in left_out.items())])
-        raise BadInput([Problem(str(file), None, found, "at least one job that uses GPUs")])
+        raise BadInput([InputProblem(str(file), None, found, "at least one job that uses GPUs")])
     if trace.dated:
         start_s = min(job.submit_s for job in jobs)
         for job in jobs:  # nothing else refers to them yet, and copies would take as long as reading the file
@@ -173,10 +173,10 @@ def detect(file: Path, first_line: str) -> str:
     closest = max(shared, key=lambda name: (shared[name] / len(of_separator[name].columns), name))
     if shared[closest] == 0:
         known = "; ".join(f"{name}: {trace.separator.join(trace.columns)}" for name, trace in FORMATS.items())
-        raise BadInput([Problem(str(file), 1, repr(first_line[:80].strip()), f"the columns of one of {known}")])
+        raise BadInput([InputProblem(str(file), 1, repr(first_line[:80].strip()), f"the columns of one of {known}")])
     missing = [name for name in of_separator[closest].columns if name not in found]
     columns = f"{', '.join(missing)} too, as {of_separator[closest].about} has"
-    raise BadInput([Problem(str(file), 1, f"the columns {separator.join(found)[:200]}", columns)])
+    raise BadInput([InputProblem(str(file), 1, f"the columns {separator.join(found)[:200]}", columns)])
 
 
 def format_named(name: str) -> str:
@@ -193,7 +193,7 @@ def _first_line(file: Path) -> str:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise unreadable(file, error) from None
     if not first.strip():
-        raise BadInput([Problem(str(file), 1, "nothing", "a header line with the names of the columns")])
+        raise BadInput([InputProblem(str(file), 1, "nothing", "a header line with the names of the columns")])
     return first
 
 

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock_profiles.throughput import FloatArray
-from penstock_scheduler.simulator.workloads.problems import BadInput, Problem, Problems, Wrong
+from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Problems, Wrong
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 Other = TypeVar("Other")
 
 
-class Rows:
+class TableRows:
     """A chunk of a table while its columns are converted.
 
     The methods return one array entry per row. A row with a bad value is noted in `wrong` and is no longer `valid`;
@@ -157,7 +157,7 @@ def _float(text: str) -> float:
         return math.nan
 
 
-def read_frame(file: Path, columns: Sequence[str], convert: Callable[[Rows], Columns]) -> pd.DataFrame:
+def read_frame(file: Path, columns: Sequence[str], convert: Callable[[TableRows], Columns]) -> pd.DataFrame:
     """A whole table as a DataFrame of the columns that `convert` makes; the index is the line of each row.
 
     Raises:
@@ -180,7 +180,7 @@ def read_chunks(
     header: bool = True,
     separator: str = ",",
     optional: Sequence[str] | None = None,
-) -> Iterator[Rows]:
+) -> Iterator[TableRows]:
     """The rows of a CSV file, plain or gzip, in chunks.
 
     Args:
@@ -199,7 +199,7 @@ def read_chunks(
     for names, lines, fields in _chunks(file, columns, header, separator, optional):
         by_column = zip(names, zip(*fields, strict=True), strict=True)
         texts = {name: np.array(column, dtype=object) for name, column in by_column}
-        yield Rows(file, pd.DataFrame(texts, pd.Index(lines, name="line"), copy=False))
+        yield TableRows(file, pd.DataFrame(texts, pd.Index(lines, name="line"), copy=False))
 
 
 def _chunks(
@@ -238,7 +238,7 @@ def _joined(file: Path, line: int, fields: list[str], names: Sequence[str], sepa
     if separator != "," and len(fields) > len(names):
         return [*fields[: len(names) - 1], separator.join(fields[len(names) - 1 :])]
     found = f"{len(fields)} fields, {separator.join(fields)[:80]!r}"
-    raise BadInput([Problem(str(file), line, found, f"{len(names)}: {separator.join(names)}")])
+    raise BadInput([InputProblem(str(file), line, found, f"{len(names)}: {separator.join(names)}")])
 
 
 def _check_columns(file: Path, found: Sequence[str], columns: Sequence[str], optional: Sequence[str] | None) -> None:
@@ -248,12 +248,12 @@ def _check_columns(file: Path, found: Sequence[str], columns: Sequence[str], opt
     twice = [name for name in found if found.count(name) > 1]
     if missing:
         what = f"the columns {','.join(found)[:200] or '(none)'} without {', '.join(missing)}"
-        raise BadInput([Problem(str(file), 1, what, f"at least {','.join(columns)}")])
+        raise BadInput([InputProblem(str(file), 1, what, f"at least {','.join(columns)}")])
     if unknown:
         expected = f"only {','.join((*columns, *(optional or ())))}"
-        raise BadInput([Problem(str(file), 1, f"the column {unknown[0]!r}", expected)])
+        raise BadInput([InputProblem(str(file), 1, f"the column {unknown[0]!r}", expected)])
     if twice:
-        raise BadInput([Problem(str(file), 1, f"the column {twice[0]!r} twice", "each column once")])
+        raise BadInput([InputProblem(str(file), 1, f"the column {twice[0]!r} twice", "each column once")])
 
 
 def open_text(file: Path) -> IO[str]:
@@ -268,7 +268,7 @@ def open_text(file: Path) -> IO[str]:
 def unreadable(file: Path, error: Exception) -> BadInput:
     """The error for a file that cannot be opened, unpacked or decoded."""
     found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return BadInput([Problem(str(file), None, found, "a file in UTF-8, plain or gzip")])
+    return BadInput([InputProblem(str(file), None, found, "a file in UTF-8, plain or gzip")])
 
 
 def bounded(file: Path, lines: IO[str], characters: list[int]) -> Iterator[str]:
@@ -279,7 +279,7 @@ def bounded(file: Path, lines: IO[str], characters: list[int]) -> Iterator[str]:
         characters[0] += len(line)
         if len(line) == MAX_LINE and not line.endswith("\n"):
             found = f"a line of more than {MAX_LINE} characters"
-            raise BadInput([Problem(str(file), number, found, "a table with one job in each line")])
+            raise BadInput([InputProblem(str(file), number, found, "a table with one job in each line")])
         yield line
 
 
@@ -295,4 +295,4 @@ def _split(file: Path, lines: Iterable[str], separator: str) -> Iterator[tuple[i
             line = rows.line_num + 1
     except csv.Error as error:
         expected = 'a field with commas or line ends in double quotes, and "" for one of those'
-        raise BadInput([Problem(str(file), line, str(error), expected)]) from None
+        raise BadInput([InputProblem(str(file), line, str(error), expected)]) from None

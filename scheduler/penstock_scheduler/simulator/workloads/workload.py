@@ -157,7 +157,7 @@ PERCENTILES = (5, 25, 50, 75, 95, 99, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class WorkloadSummary:
     """A workload as its users asked for it: each job on its `gpus` GPUs."""
 
     jobs: int
@@ -184,13 +184,13 @@ class Summary:
         return self.gpu_hours * 3600 / self.span_s if self.span_s else float("nan")
 
 
-def summarise(workload: Workload, duration_s: Callable[[WorkloadJob], float | None] | None = None) -> Summary:
+def summarise(workload: Workload, duration_s: Callable[[WorkloadJob], float | None] | None = None) -> WorkloadSummary:
     """Summarise a workload. `duration_s` returns a job's duration as requested; without it only recorded durations
     count."""
     timed = [(job.gpus, duration_s(job) if duration_s else job.duration_s) for job in workload.jobs]
     known = [(gpus, seconds) for gpus, seconds in timed if seconds is not None]
     seconds = [duration for _, duration in known]
-    return Summary(
+    return WorkloadSummary(
         jobs=len(workload.jobs),
         users=len({job.user for job in workload.jobs}),
         span_s=workload.span_s,

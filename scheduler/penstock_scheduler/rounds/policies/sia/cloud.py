@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.burst.deciding.choices import Choice, choices, within
+from penstock_scheduler.burst.deciding.choices import CloudChoice, choices, within
 from penstock_scheduler.model import CloudState, JobId
 from penstock_scheduler.rounds.policies.cloud import in_cloud
 from penstock_scheduler.rounds.policies.sia.costs import LEAST_FACTOR
@@ -26,7 +26,7 @@ FIRST_PRICE = 1e-4
 
 def solve_with_cloud(
     matrix: SiaMatrix, problem: Problem, leave_J: NDArray[np.float64], cloud: CloudState, settings: SiaSettings
-) -> tuple[Solution, dict[JobId, Choice]]:
+) -> tuple[Solution, dict[JobId, CloudChoice]]:
     """Solve the program with a column for each of the cloud's offers. Also returns the jobs that leave, and their choices.
 
     An offer counts as a GPU type of its own, of which there are as many GPUs as the cloud offers. Its entry costs as much as a
@@ -90,7 +90,7 @@ class _Columns:
         column = {offer.id: o for o, offer in enumerate(offers)}
         shape = (len(matrix.jobs), len(offers))
         self.cost_JO, self.usd_JO = np.full(shape, np.inf), np.zeros(shape)
-        self.choice_of: dict[tuple[int, int], Choice] = {}
+        self.choice_of: dict[tuple[int, int], CloudChoice] = {}
         p = settings.fairness_p
         size_J = size_weights(remaining(matrix), settings.size_power)
         for row, job in enumerate(matrix.jobs):

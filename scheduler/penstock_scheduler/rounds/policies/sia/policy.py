@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock_profiles.matrix import GoodputMatrix
-from penstock_scheduler.burst.deciding.choices import Choice
+from penstock_scheduler.burst.deciding.choices import CloudChoice
 from penstock_scheduler.model import Configuration, Job, JobId, Plan, Snapshot, SolveStatus
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.placement import Placed
@@ -39,7 +39,7 @@ class Sia:
         """The best plan for this snapshot. Raises RoundFailed when the solver has no usable answer."""
         matrix = SiaMatrix(snapshot, self._settings, self._goodputs)
         problem, leave_J = program.build(matrix, self._settings)
-        away: dict[JobId, Choice] = {}
+        away: dict[JobId, CloudChoice] = {}
         if snapshot.cloud is None:
             solution = program.solved(problem, self._settings)
         else:
