@@ -19,13 +19,13 @@ from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.manager.instances import PROTECTED
 from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed, Machine, Order, Provider
-from penstock_scheduler.burst.manager.simulated import Fault, Simulated
 from penstock_scheduler.model import Phase
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.conftest import SITE
 from tests.cloud.faults import Ec2
 from tests.cloud.faults import Fault as Ec2Fault
+from tests.cloud.faulty import Faulty, SimulatedFault
 from tests.cloud.other_cloud import OtherSite
 
 OTHER = "5e1f0000-0000-4000-8000-000000000002"
@@ -69,9 +69,9 @@ def two(
     if request.param == "command":
         return files.provider(), files.provider(OTHER), lambda: files.set(capacity=1)
     if request.param == "simulated":
-        mine = Simulated(SITE, [A10G], time.time)
-        short = Fault("launch_gang", Kind.CAPACITY)
-        return mine, Simulated(OTHER, [A10G], time.time, world=mine.world), lambda: mine.faults.append(short)
+        mine = Faulty(SITE, [A10G], time.time)
+        short = SimulatedFault("launch_gang", Kind.CAPACITY)
+        return mine, Faulty(OTHER, [A10G], time.time, world=mine.world), lambda: mine.faults.append(short)
     from penstock_cloud.ec2 import connect
 
     settings = cloud_settings()
@@ -157,8 +157,8 @@ def test_a_job_lives_on_a_simulated_cloud_and_two_places_compete(plain: CloudSet
         return sites[0].now_s() if sites else time.time()
 
     dear_machine = Machine("g5.xlarge", "on-demand", "a10g", 1, 4, 16000, 3.0)
-    cheap = Simulated(SITE, [A10G], now_s, name="cheap", capacity={"g5.xlarge": 1})
-    dear = Simulated(SITE, [dear_machine], now_s, name="dear")
+    cheap = Faulty(SITE, [A10G], now_s, name="cheap", capacity={"g5.xlarge": 1})
+    dear = Faulty(SITE, [dear_machine], now_s, name="dear")
     site = OtherSite(plain, store, cheap, dear)
     sites.append(site)
     for job in "78":
@@ -186,8 +186,8 @@ def test_a_job_lives_on_a_simulated_cloud_and_two_places_compete(plain: CloudSet
 def test_a_lost_answer_of_a_simulated_cloud_launches_nothing_twice(
     plain: CloudSettings, store: SqlStore, done: bool
 ) -> None:
-    place = Simulated(SITE, [A10G], time.time)
-    place.faults.append(Fault("launch_gang", Kind.LOST, done=done))
+    place = Faulty(SITE, [A10G], time.time)
+    place.faults.append(SimulatedFault("launch_gang", Kind.LOST, done=done))
     site = OtherSite(plain, store, place)
     site.submit("7")
     site.send("7")
@@ -199,8 +199,8 @@ def test_an_order_with_a_lost_answer_is_found_by_its_tag_where_the_token_is_forg
     plain: CloudSettings, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EC2 forgets tokens after some time; what the first attempt has launched is looked for before the next one."""
-    place = Simulated(SITE, [A10G], time.time)
-    place.faults.append(Fault("launch_gang", Kind.LOST, done=True))
+    place = Faulty(SITE, [A10G], time.time)
+    place.faults.append(SimulatedFault("launch_gang", Kind.LOST, done=True))
     site = OtherSite(plain, store, place)
     site.submit("7")
     site.tick()
@@ -304,7 +304,7 @@ def test_a_place_that_refuses_to_list_says_nothing_about_its_instances(
     def now_s() -> float:
         return sites[0].now_s() if sites else time.time()
 
-    refuses, other = Simulated(SITE, [A10G], now_s, name="refuses"), Simulated(SITE, [A10G], now_s, name="other")
+    refuses, other = Faulty(SITE, [A10G], now_s, name="refuses"), Faulty(SITE, [A10G], now_s, name="other")
     site = OtherSite(plain, store, refuses, other)
     sites.append(site)
     site.submit("7")
@@ -312,7 +312,7 @@ def test_a_place_that_refuses_to_list_says_nothing_about_its_instances(
     site.send("7", "g5.xlarge@refuses")
     site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
     monkeypatch.setattr(site, "_alive", lambda: {each.tags["node"] for each in refuses.running()})
-    refuses.faults.append(Fault("list", Kind.CONFIG, times=20))
+    refuses.faults.append(SimulatedFault("list", Kind.CONFIG, times=20))
     for _ in range(6):
         site.sleep(70)
         site.tick()

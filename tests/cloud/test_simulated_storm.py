@@ -20,9 +20,9 @@ from penstock_scheduler.burst.manager.manager import BurstManager
 from penstock_scheduler.burst.manager.places import Places
 from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, Listed, Machine
 from penstock_scheduler.burst.manager.runs import BurstRun
-from penstock_scheduler.burst.manager.simulated import Fault, Simulated
 from penstock_scheduler.simulator.cloud import MemoryRunStore
 from tests.cloud.conftest import SITE
+from tests.cloud.faulty import Faulty, SimulatedFault
 from tests.cloud.other_cloud import OtherSite
 from tests.cloud.site import Watched
 from tests.cloud.test_ownership import OTHER
@@ -32,7 +32,7 @@ PLACES = {"near": 1.0, "far": 1.5}
 """Place -> price of an instance, US dollars an hour."""
 
 
-class Flaky(Simulated):
+class Flaky(Faulty):
     """A place that hides its instances now and then. `ended`: what it was asked to end."""
 
     hidden = 0
@@ -131,15 +131,15 @@ class SimulatedStorm:
 
     def refused(self, site: StormSite, place: Flaky) -> None:
         kind = self.rng.choice([Kind.CAPACITY, Kind.QUOTA, Kind.THROTTLED, Kind.CONFIG])
-        place.faults.append(Fault("launch_gang", kind))
+        place.faults.append(SimulatedFault("launch_gang", kind))
 
     def lost(self, site: StormSite, place: Flaky) -> None:
         method = self.rng.choice(["launch_gang", "launch_gang", "terminate", "list"])
         done, times = self.rng.random() < 0.5, self.rng.randint(1, 3)
-        place.faults.append(Fault(method, Kind.LOST, done=done, times=times))
+        place.faults.append(SimulatedFault(method, Kind.LOST, done=done, times=times))
 
     def denied(self, site: StormSite, place: Flaky) -> None:
-        place.faults.append(Fault("terminate", Kind.CONFIG, times=self.rng.randint(1, 3)))
+        place.faults.append(SimulatedFault("terminate", Kind.CONFIG, times=self.rng.randint(1, 3)))
 
     def hidden(self, site: StormSite, place: Flaky) -> None:
         place.hidden = self.rng.randint(1, 6)

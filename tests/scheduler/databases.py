@@ -14,6 +14,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from penstock_scheduler.store.sql import SqlStore
+from penstock_scheduler.store.tables import submissions
 from penstock_slurm.loopback.machine import free_ports
 
 REASON = "needs PostgreSQL's initdb and pg_ctl, on PATH or where Debian puts them"
@@ -83,3 +85,10 @@ def postgresql() -> Iterator[str]:
     """URL of a fresh server on loopback, up to the database's name."""
     with restartable() as server:
         yield server.url
+
+
+def open_submissions(store: SqlStore) -> list[tuple[str, str]]:
+    """(user, key) of submissions whose outcome is not known yet."""
+    c = submissions.c
+    with store.read() as db:
+        return [(row.user_name, row.key) for row in db.execute(sa.select(c.user_name, c.key).where(c.job.is_(None)))]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_profiles.families import Families
 from penstock_scheduler.api.ports import ClusterParts
-from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, budget_lines
+from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, Used
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
     Action,
@@ -48,7 +48,7 @@ class InMemoryCloud:
 
     def observe(self, jobs: Sequence[Job]) -> CloudState:
         now_s = self._clock.now_s()
-        lines = budget_lines(CAPS, self.ledger, now_s, {job.account for job in jobs})
+        lines = Used(self.ledger).lines(CAPS, now_s, {job.account for job in jobs})
         there = {job.id for job in jobs}
         runs = tuple(run for job, run in self.runs.items() if job in there)
         return CloudState((OFFER,), runs, lines, by_default=True, margin=0.0)

@@ -85,7 +85,7 @@ def averages_of(workload: Workload) -> Averages:
 def cloud_settings(given: Mapping[str, Any], workload: Workload, **constants: float) -> BurstSettings:
     """Section `[cloud]` of a simulation. What it does not name is the daemon's default, but for the following.
 
-    Every job may leave, the budget has no cap, any number of jobs may be away, and the averages are the workload's.
+    Every job may leave, the budget has no cap, and the averages are the workload's.
     Raises ValidationError.
 
     Args:
@@ -98,7 +98,6 @@ def cloud_settings(given: Mapping[str, Any], workload: Workload, **constants: fl
         "site": SITE,
         "name": "simulated",
         "by_default": True,
-        "max_runs": 1_000_000,
         "budget": CloudBudgets(site=Caps()),
     }
     others = {"mean_runtime_h": mean.runtime_h, "mean_gpus": mean.gpus, "reconcile_s": 3600.0}

@@ -206,12 +206,6 @@ class JobStore(LedgerStore):
         with self.read() as db:
             return db.scalar(sa.select(c.job).where(c.user_name == user, c.key == key))
 
-    def open_submissions(self) -> list[tuple[str, str]]:
-        """(user, key) of submissions whose outcome is not known yet."""
-        c = t.submissions.c
-        with self.read() as db:
-            return [tuple(row) for row in db.execute(sa.select(c.user_name, c.key).where(c.job.is_(None)))]
-
     def owner(self, user: str, name: str) -> OwnerView | None:
         """A user's owner of this name, with its newest job; None: it has submitted none."""
         c = t.owners.c

@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, budget_lines
+from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, Used
 
 NOV = datetime(2026, 11, 3, tzinfo=UTC).timestamp()
 DEC = datetime(2026, 12, 1, 0, 0, 1, tzinfo=UTC).timestamp()
 
 
 def used(entries, now_s, **settings):
-    lines = budget_lines(CloudBudgets(**settings), entries, now_s, {"vision", "text"})
+    lines = Used(entries).lines(CloudBudgets(**settings), now_s, {"vision", "text"})
     return {(line.account, line.period): (line.limit_usd, line.used_usd) for line in lines}
 
 
@@ -44,7 +44,7 @@ def test_a_run_counts_in_the_month_in_which_it_was_ordered():
 
 
 def test_without_a_cap_nothing_may_be_spent():
-    (line,) = budget_lines(CloudBudgets(), [], NOV, {"vision"})
+    (line,) = Used().lines(CloudBudgets(), NOV, {"vision"})
     assert (line.left_usd, line.account) == (0, "")
 
 
@@ -56,6 +56,6 @@ def test_the_site_uses_what_its_accounts_use(runs):
         if over:
             entries.append(Entry(str(number), "spent", usd / 2, account, NOV))
     settings = CloudBudgets(site=Caps(usd_total=1e6), per_account=Caps(usd_total=1e6))
-    lines = {line.account: line.used_usd for line in budget_lines(settings, entries, NOV, {"a", "b"})}
+    lines = {line.account: line.used_usd for line in Used(entries).lines(settings, NOV, {"a", "b"})}
     nobody = sum(usd / 2 if over else usd for account, usd, over in runs if not account)
     assert abs(lines[""] - lines["a"] - lines["b"] - nobody) < 1e-6

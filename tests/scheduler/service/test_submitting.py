@@ -12,6 +12,7 @@ import pytest
 from penstock_scheduler.api.client import ApiError
 from penstock_scheduler.api.messages import Owner, OwnerView, Submission
 from penstock_scheduler.store import tables
+from tests.scheduler.databases import open_submissions
 from tests.scheduler.service.api import ME, serving
 
 
@@ -44,7 +45,7 @@ def test_a_submission_is_found_after_the_daemon_died_in_between(api):
     with api.client("me") as me:
         assert me.submit(order).id == lost
     assert len(api.submitter.jobs) == 1
-    assert api.board.store.open_submissions() == []
+    assert open_submissions(api.board.store) == []
 
 
 def test_a_submission_is_answered_although_the_daemon_stops_meanwhile(api, monkeypatch):

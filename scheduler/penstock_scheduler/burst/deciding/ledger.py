@@ -55,13 +55,6 @@ class CloudBudgets(BaseModel):
     accounts: dict[str, Caps] = Field(default={}, description="Accounts with caps of their own.")
 
 
-def budget_lines(
-    settings: CloudBudgets, entries: Iterable[Entry], now_s: float, accounts: Iterable[str]
-) -> tuple[BudgetLine, ...]:
-    """The caps that apply to jobs of these accounts, with what is used of each."""
-    return Used(entries).lines(settings, now_s, accounts)
-
-
 class Used:
     """Sums over the entries so far. A run counts in the month (UTC) of its first entry, with its last one.
 

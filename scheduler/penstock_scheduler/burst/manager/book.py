@@ -153,11 +153,6 @@ class Book:
         del self.unreadable[run]
         return bad.job
 
-    @property
-    def open_count(self) -> int:
-        """Number of open runs, with those that cannot be read."""
-        return len(self.runs) + len(self.unreadable)
-
     def unreadable_of(self, job: JobId) -> Unreadable | None:
         """The job's open run that cannot be read; None: there is none."""
         return next((bad for bad in self.unreadable.values() if bad.job == job), None)

@@ -211,7 +211,7 @@ class BurstManager:
         usable = [
             place for place in self._instances.usable_places() if self._instances.protected_in(place.name) is None
         ]
-        return self._offers.make(room, self._settings.max_runs - self._book.open_count, usable, now_s)
+        return self._offers.make(room, usable, now_s)
 
     def _know_all_runs(self, now_s: float) -> bool:
         """Make the records of runs that the store does not know. Returns whether all places have said what they have."""
@@ -322,8 +322,6 @@ class BurstManager:
             return f"nothing is launched in protected mode: {protected}"
         if action.offer not in self._offers.by_id:
             return f"{action.offer} is not offered any more"
-        if self._book.open_count >= self._settings.max_runs:
-            return f"[cloud] max_runs={self._settings.max_runs} jobs are in the cloud already"
         if any(run.round == action.round for run in self._book.of_job(action.job).runs):
             return f"the run that round {action.round} ordered is over; the next round decides again"
         broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})

@@ -79,12 +79,11 @@ class Offers:
         """Offer nothing."""
         self.by_id = {}
 
-    def make(self, room: Sequence[CloudNode], left: int, usable: Iterable[Provider], now_s: float) -> None:
+    def make(self, room: Sequence[CloudNode], usable: Iterable[Provider], now_s: float) -> None:
         """Offer what fits. What was offered before stays until all places have answered, since the loop orders meanwhile.
 
         Args:
             room: the nodes that no run has.
-            left: how many more runs there may be.
             usable: the places in which something may be launched now.
             now_s: now, s since 1970.
         """
@@ -92,20 +91,16 @@ class Offers:
         refused: dict[str, str] = {}
         for place in usable:
             place.refresh(now_s)
-            if left < 1:
-                continue
             try:
                 machines = place.offers(now_s)
             except LaunchFailed as error:
                 refused[place.name] = f"{place.name} does not say what can be ordered: {error}"
                 continue
             for machine in machines:
-                found |= {each.offer.id: each for each in self._sizes_of(place.name, machine, room, left, now_s)}
+                found |= {each.offer.id: each for each in self._sizes_of(place.name, machine, room, now_s)}
         self.by_id, self._refused = found, refused
 
-    def _sizes_of(
-        self, place: str, machine: Machine, room: Sequence[CloudNode], left: int, now_s: float
-    ) -> Iterator[Offered]:
+    def _sizes_of(self, place: str, machine: Machine, room: Sequence[CloudNode], now_s: float) -> Iterator[Offered]:
         if any(self.pauses.rests(self.key(place, what), now_s) for what in (machine.line, machine.family)):
             return
         free = sum(machine.suits(node) for node in room)
@@ -113,7 +108,7 @@ class Offers:
         for size in self._sizes:
             if free >= size:
                 name = self.key(place, machine.line if size == 1 else f"{size}x {machine.line}")
-                count, gpus = min(free // size, left), size * machine.gpus
+                count, gpus = free // size, size * machine.gpus
                 usd_per_h = size * machine.usd_per_h
                 offer = Offer(
                     name, machine.gpu_type, size, gpus, usd_per_h, count, settings.boot_s, settings.boot_timeout_s

@@ -13,7 +13,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
@@ -48,7 +47,6 @@ class BurstSettings(BaseModel):
         default=3600.0,
         description="Time without a sign of life of the daemon after which an instance terminates itself.",
     )
-    max_runs: PositiveInt = Field(default=32, description="Most jobs in the cloud at once.")
     by_default: bool = Field(default=False, description="Whether jobs without --burst may burst.")
     wait: Literal["no-wait", "constant-wait", "runtime-wait", "resource-wait", "compute-wait", "star-wait"] = Field(
         default="compute-wait", description="Rule for the waiting budget of a job before it may burst."

@@ -1,4 +1,4 @@
-"""A provider in memory: instances with a clock, prices, capacity and faults, for simulations and tests.
+"""A provider in memory: instances with a clock and prices, for simulations. Tests add limits of capacity, faults and a bill.
 
 It keeps what a real provider promises and no more: the same order is served once, listings may be late or empty, and an
 instance is billed from its launch to its end.
@@ -11,27 +11,9 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Listed, Machine, Order
-from penstock_scheduler.burst.manager.runs import cost_usd
 
 LISTED_S = 3600.0
 """How long an instance is listed after its end, as on EC2."""
-
-
-@dataclasses.dataclass(slots=True)
-class Fault:
-    """A fault in the next `times` calls of a method.
-
-    Attributes:
-        method: name of the provider's method.
-        kind: the refusal.
-        done: whether the call is carried out before its answer is lost.
-    """
-
-    method: str
-    kind: Kind
-    done: bool = False
-    times: int = 1
-    words: str = "a simulated fault"
 
 
 class Simulated:
@@ -41,7 +23,6 @@ class Simulated:
         site: the site's identity; others' instances in the same `world` are never listed.
         machines: what can be ordered.
         now_s: the clock.
-        capacity: instance type -> instances that can run at once; types that are left out are never short.
         world: id -> instance, of all sites of the account. Several sites may share it.
     """
 
@@ -52,23 +33,18 @@ class Simulated:
         now_s: Callable[[], float],
         *,
         name: str = "simulated",
-        capacity: Mapping[str, int] | None = None,
         world: dict[str, DescribedInstance] | None = None,
     ) -> None:
         self.name = name
         self.machines = list(machines)
-        self.faults: list[Fault] = []
-        self.calls: list[str] = []
         self.world: dict[str, DescribedInstance] = {} if world is None else world
-        self._site, self._now_s, self._capacity = site, now_s, dict(capacity or {})
+        self._site, self._now_s = site, now_s
         self._usd_per_h: dict[str, float] = {}
-        self._forgotten_usd = 0.0
         self._numbers = itertools.count()
         self._served: dict[str, tuple[Order, dict[str, str]]] = {}
 
     def offers(self, now_s: float) -> Sequence[Machine]:
         """See `Provider`."""
-        self._called("offers")
         return tuple(self.machines)
 
     def prices(self, now_s: float) -> str:
@@ -84,15 +60,11 @@ class Simulated:
 
     def launch_gang(self, order: Order) -> Mapping[str, str]:
         """See `Provider`."""
-        lost = self._called("launch_gang")
         if order.token in self._served:
             before, launched = self._served[order.token]
             if before != order:
                 raise LaunchFailed(Kind.CONFIG, "TokenMismatch", "the same token with another order")
             return launched
-        running = sum(each.instance_type == order.instance_type and not each.gone for each in self.world.values())
-        if running + len(order.nodes) > self._capacity.get(order.instance_type, 1 << 30):
-            raise LaunchFailed(Kind.CAPACITY, "NoCapacity", f"no {order.instance_type} is left in {self.name}")
         machine = next(
             (m for m in self.machines if (m.instance_type, m.market) == (order.instance_type, order.market)), None
         )
@@ -109,12 +81,10 @@ class Simulated:
             launched[node] = id_
             self._usd_per_h[id_] = machine.usd_per_h
         self._served[order.token] = order, launched
-        self._lose(lost)
         return launched
 
     def list(self, run: str | None = None) -> Listed:
         """See `Provider`."""
-        self._called("list")
         return [
             each
             for each in self._here()
@@ -123,51 +93,31 @@ class Simulated:
 
     def known(self, ids: Collection[str]) -> Listed:
         """See `Provider`."""
-        self._called("known")
         return [each for each in self._here() if each.id in ids]
 
     def forgotten(self, id_: str) -> bool:
         """See `Provider`."""
-        self._called("forgotten")
         return id_ not in self.world
 
     def terminate(self, ids: Sequence[str]) -> None:
         """See `Provider`."""
-        lost = self._called("terminate")
         for id_ in ids:
             if id_ in self.world and not self.world[id_].gone:
                 self.end(id_)
-        self._lose(lost)
 
     def tidy(self, run: str) -> None:
-        """See `Provider`: nothing else was made."""
-        self._called("tidy")
-
-    # --- for simulations
+        """See `Provider`: an order makes nothing but instances."""
 
     def end(self, id_: str) -> None:
         """The instance ends, as when the provider takes it back."""
         seen = self.world[id_]
         self.world[id_] = dataclasses.replace(seen, state="terminated", gone=True, ended_s=self._now_s())
 
-    def running(self) -> Listed:
-        """Instances that are paid for now, of all sites."""
-        return [each for each in self._here() if not each.gone]
-
-    def bill_usd(self) -> float:
-        """What the instances that this site has launched here and that have ended come to, US dollars."""
-        return self._forgotten_usd + sum(self._usd(id_) for id_ in self._usd_per_h)
-
-    def _usd(self, id_: str) -> float:
-        seen = self.world[id_]
-        return 0.0 if seen.ended_s is None else cost_usd(seen.ended_s - seen.launched_s, self._usd_per_h[id_])
-
     def _forget(self) -> None:
         """Forget this site's instances that have ended some time ago, and what they were ordered by."""
         before_s = self._now_s() - LISTED_S
         old = [id_ for id_ in self._usd_per_h if (end_s := self.world[id_].ended_s) is not None and end_s < before_s]
         for id_ in old:
-            self._forgotten_usd += self._usd(id_)
             del self.world[id_], self._usd_per_h[id_]
         if old:
             self._served = {
@@ -180,21 +130,3 @@ class Simulated:
         return sorted(
             (each for each in self.world.values() if each.region == self.name), key=lambda each: each.launched_s
         )
-
-    def _called(self, method: str) -> Fault | None:
-        """Note a call. Returns the fault that loses its answer, if one does. Raises LaunchFailed."""
-        self.calls.append(method)
-        fault = next((each for each in self.faults if each.method == method), None)
-        if fault is None:
-            return None
-        fault.times -= 1
-        if fault.times <= 0:
-            self.faults.remove(fault)
-        if not fault.done:
-            self._lose(fault)
-        return fault
-
-    @staticmethod
-    def _lose(fault: Fault | None) -> None:
-        if fault is not None:
-            raise LaunchFailed(fault.kind, "", fault.words)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_profiles.gpus import UnknownGpuError, load_gpus
-from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads import own, public
 from penstock_scheduler.simulator.workloads.frames import OPTIONAL, REQUIRED, build_jobs
 from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Problems, Wrong
@@ -177,13 +176,6 @@ def detect(file: Path, first_line: str) -> str:
     missing = [name for name in of_separator[closest].columns if name not in found]
     columns = f"{', '.join(missing)} too, as {of_separator[closest].about} has"
     raise BadInput([InputProblem(str(file), 1, f"the columns {separator.join(found)[:200]}", columns)])
-
-
-def format_named(name: str) -> str:
-    """`name` if there is such a format. Raises ConfigError listing them."""
-    if name not in FORMATS:
-        raise ConfigError(f"unknown workload format {name!r}; the formats are {', '.join(FORMATS)}")
-    return name
 
 
 def _first_line(file: Path) -> str:
