@@ -199,7 +199,12 @@ def keeps_what_it_has(name: str, plan: Plan, jobs: dict[str, Job]) -> set[str]:
     found = {job for job, a in plan.assignments.items() if a.placement == jobs[job].allocation}
     if name != "sia":
         return found
-    said = ("there is no other place for the job now", "nothing is gained by stopping it", NO_SPEED)
+    said = (
+        "there is no other place for the job now",
+        "nothing is gained by stopping it",
+        NO_SPEED,
+        "other users hold more",
+    )
     return {job for job in found if plan.assignments[job].reason.text.endswith(said)}
 
 

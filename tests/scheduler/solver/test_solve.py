@@ -19,7 +19,6 @@ from penstock_scheduler.rounds.solver import (
     Problem,
     Quota,
     SolveFailed,
-    core,
     dual,
     python_mip,
     solve,
@@ -187,10 +186,10 @@ def test_without_time_there_is_still_a_plan_and_a_bound(solver, library, monkeyp
 
 
 def test_a_node_limit_ends_the_search_and_says_so(monkeypatch):
+    solve_core = dual.solve_core
+
     def never_done(*args, nodes, **keywords):
-        return dataclasses.replace(
-            core.solve_core(*args, nodes=nodes, **keywords), nodes=nodes, finished=False, bound=-INF
-        )
+        return dataclasses.replace(solve_core(*args, nodes=nodes, **keywords), nodes=nodes, finished=False, bound=-INF)
 
     monkeypatch.setattr(dual, "solve_core", never_done)
     given = crowd()
@@ -224,7 +223,7 @@ def test_trouble_in_the_core_fails_the_dual(monkeypatch):
         def getModelStatus(self):  # noqa: N802
             return highspy.HighsModelStatus.kSolveError
 
-    monkeypatch.setattr(core, "quiet_highs", lambda **options: Troubled())
+    monkeypatch.setattr(dual, "quiet_highs", lambda **options: Troubled())
     with pytest.raises(SolveFailed, match="kSolveError") as error:
         solve(crowd(), "dual")
     assert error.value.status is SolveStatus.NUMERICAL

@@ -14,10 +14,9 @@ from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.policies.budgets import WithBudgets
 from penstock_scheduler.rounds.policies.cloud import WithCloud
-from penstock_scheduler.rounds.policies.partitioned import Partitioned
+from penstock_scheduler.rounds.policies.combined import Partitioned, Staged
 from penstock_scheduler.rounds.policies.sia import ARTIFACT
 from penstock_scheduler.rounds.policies.sia import PAPER as SIA_PAPER
-from penstock_scheduler.rounds.policies.staged import Staged
 from penstock_scheduler.rounds.policies.staying import Staying
 from penstock_scheduler.rounds.policies.tuning import PAPER, REFERENCE
 from penstock_scheduler.rounds.policies.turns import WithTurns

@@ -7,8 +7,8 @@ from penstock_profiles.matrix import GoodputMatrix
 from penstock_scheduler.model import Phase, Snapshot
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.policies.sia import Sia, SiaSettings
+from penstock_scheduler.rounds.policies.sia.costs import remaining, size_weights
 from penstock_scheduler.rounds.policies.sia.matrix import SiaMatrix
-from penstock_scheduler.rounds.policies.sia.remaining import remaining, size_weights
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 from tests.scheduler.policies.sia.test_aging import PERFECT, starts, tried
 

@@ -26,7 +26,7 @@ Each stage performs these steps (`stages`), each on the `residents.Residents` th
 The policy `antman` places its opportunistic jobs with steps 1 to 4, too.
 """
 
-from penstock_scheduler.rounds.policies.colocation.roles import gpu_class, in_transit, joining_jobs, residents_only
+from penstock_scheduler.rounds.policies.colocation.residents import gpu_class, in_transit, joining_jobs, residents_only
 from penstock_scheduler.rounds.policies.colocation.stages import (
     AntmanShare,
     AntmanShareSettings,

@@ -3,18 +3,18 @@
 After *Gandiva: Introspective cluster scheduling for deep learning* (Xiao et al., OSDI '18).
 Each round goes through these steps.
 
-1. **Undo packs** (`packing`). A pack is taken apart when its jobs' throughputs, each relative to running alone,
+1. **Undo packs** (`moves`). A pack is taken apart when its jobs' throughputs, each relative to running alone,
    add up to no more than time slices would give (`sharing.packing`). While GPUs are idle, the worst of the other packs are taken
    apart, too.
-2. **Shrink** (`growth`). Jobs that have grown give back what they can on nodes where jobs have time slices.
+2. **Shrink** (`moves`). Jobs that have grown give back what they can on nodes where jobs have time slices.
 3. **Land** (`landing`; Algorithm 1 of the paper, in `sharing.gandiva`). A job between two runs goes on to where it was sent,
    if those GPUs are free. Each other job of the queue takes the first of these places that exists: free GPUs of one node; GPUs
    that grown jobs give back, on the node where they give back the fewest; a node that migration can empty; time slices on a
    node whose jobs want up to `max_height` times its GPUs.
-4. **Migrate** (`migration`). Packs leave nodes with time slices for free GPUs, or for nodes with less
+4. **Migrate** (`moves`). Packs leave nodes with time slices for free GPUs, or for nodes with less
    load. Jobs leave packs for free GPUs.
-5. **Pack** (`packing`). On nodes that still have time slices, the pairs of jobs with the largest expected gain share GPUs.
-6. **Grow** (`growth`). While no job waits, jobs that declared `grow_shrink` take GPUs of their node that have been
+5. **Pack** (`moves`). On nodes that still have time slices, the pairs of jobs with the largest expected gain share GPUs.
+6. **Grow** (`moves`). While no job waits, jobs that declared `grow_shrink` take GPUs of their node that have been
    idle for `idle_s`.
 
 The mode `reactive` has only steps 2, 3 and 6.
@@ -36,8 +36,8 @@ Departures from the paper:
 - Jobs that may not be moved get no time slices.
 """
 
-from penstock_scheduler.rounds.policies.gandiva.node import colocation
 from penstock_scheduler.rounds.policies.gandiva.policy import Gandiva
-from penstock_scheduler.rounds.policies.gandiva.settings import GandivaSettings
+from penstock_scheduler.rounds.policies.gandiva.state import colocation
+from penstock_scheduler.rounds.policies.gandiva.trials import GandivaSettings
 
 __all__ = ["Gandiva", "GandivaSettings", "colocation"]

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock_scheduler.model import Configuration, Job, Phase, Reason, ReasonCode
 from penstock_scheduler.rounds.free_gpus import FreeGpus, is_open, open_nodes
 from penstock_scheduler.rounds.policies import common
-from penstock_scheduler.rounds.policies.gandiva.growth import give_back, grown, shrink
-from penstock_scheduler.rounds.policies.gandiva.migration import defragment
-from penstock_scheduler.rounds.policies.gandiva.node import SharedNode
-from penstock_scheduler.rounds.policies.gandiva.state import RoundState
+from penstock_scheduler.rounds.policies.gandiva.moves import defragment, give_back, grown, shrink
+from penstock_scheduler.rounds.policies.gandiva.state import RoundState, SharedNode
 from penstock_scheduler.rounds.sharing.gandiva import land as landing
 
 Way = Callable[[RoundState, int, Sequence[SharedNode]], SharedNode | None]

@@ -1,10 +1,12 @@
-"""The state of one round: which job is where, and what each node has left. The steps of the round change it."""
+"""The state of one round: nodes as Gandiva sees them, and the jobs that use them. The steps of the round change it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from penstock_profiles.colocation import Colocation
+from penstock_profiles.colocation import Colocation, Pair
 from penstock_scheduler.model import (
     Configuration,
     Job,
@@ -15,16 +17,64 @@ from penstock_scheduler.model import (
     Placement,
     Reason,
     ReasonCode,
+    SharedGpus,
     SharingState,
     Snapshot,
     Stop,
 )
 from penstock_scheduler.rounds.free_gpus import FreeGpus, is_open
 from penstock_scheduler.rounds.policies import common
-from penstock_scheduler.rounds.policies.gandiva.node import SharedNode, colocation
-from penstock_scheduler.rounds.policies.gandiva.settings import GandivaSettings
-from penstock_scheduler.rounds.policies.gandiva.trials import Trials
-from penstock_scheduler.rounds.sharing.packing import Memory
+from penstock_scheduler.rounds.policies.gandiva.trials import GandivaSettings, Trials
+from penstock_scheduler.rounds.sharing.packing import Memory, Tenant
+
+
+@dataclass(slots=True)
+class SharedNode:
+    """A node and the packs that use its GPUs."""
+
+    node: Node
+    gpus: int
+    """GPUs for movable jobs. The GPUs of jobs that must stay do not count."""
+    packs: list[Pack] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> int:
+        """GPUs that the packs want together."""
+        return sum(pack.gpus for pack in self.packs)
+
+    @property
+    def free(self) -> int:
+        """GPUs that no pack wants."""
+        return max(self.gpus - self.wanted, 0)
+
+    @property
+    def sliced(self) -> bool:
+        """Whether the packs want more GPUs than there are, so that they get time slices."""
+        return self.wanted > self.gpus
+
+    @property
+    def height(self) -> float:
+        """Number of GPUs that the packs want, divided by the number of GPUs."""
+        return self.wanted / self.gpus if self.gpus > 0 else math.inf
+
+    def view(self) -> SharedGpus:
+        """The node as `sharing.gandiva` sees it."""
+        return SharedGpus(self.node.name, self.gpus, tuple(self.packs))
+
+
+def colocation(state: SharingState, gpu_types: Iterable[str]) -> Colocation:
+    """What the snapshot knows about pairs of jobs, with utilisations for pairs that have not been measured."""
+    pairs = {(pair.gpu_type, pair.mine, pair.theirs): Pair(share=pair.share) for pair in state.pairs}
+    used = {use.kind: use.utilisation for use in state.uses.values() if use.utilisation is not None}
+    return Colocation(pairs, {(gpu_type, kind): share for gpu_type in gpu_types for kind, share in used.items()})
+
+
+def tenant(job: Job, gpus: int, state: SharingState) -> Tenant:
+    """A job as `sharing.packing` sees it."""
+    use = state.use(job.id)
+    moved_s = -math.inf if use.moved_s is None else use.moved_s
+    return Tenant(job.id, use.kind, gpus, use.memory_mb, job.sharing_priority, moved_s)
+
 
 Held = tuple[Job, Placement]
 

@@ -7,15 +7,15 @@ much as possible and no job is left far behind. Each round goes through these st
 1. **Evaluate** (`matrix`). For each job, the model gives a goodput on each configuration that the
    job spec and the cluster allow. Dividing a job's row by its smallest entry makes jobs comparable. The result is the *gain*:
    1 on the job's slowest configuration, or the number of GPUs for a rigid job, or the unit for a job in units of several GPUs.
-2. **Bound growth, and measure** (`matrix`, `measuring`; section 3.1). A job whose scaling is unknown starts on its fewest GPUs
+2. **Bound growth, and measure** (`matrix`; section 3.1). A job whose scaling is unknown starts on its fewest GPUs
    and at most quadruples (`growth`; in the paper, it doubles) from one round to the next. What it would gain from more GPUs
    than it has had is not taken from its model alone (`unproven_power`). With `measure_gpu_s`, a job whose speed on some GPU
    types is unknown first trains on one GPU of each.
-3. **Price the restart** (`costs`, `remaining`; section 3.4 of the paper). Moving a job costs a restart. So every entry but the
+3. **Price the restart** (`costs`; section 3.4 of the paper). Moving a job costs a restart. So every entry but the
    one that the job holds is multiplied by the job's restart factor, the share of its goodput that survives a move. The paper's
    factor knows the job's age; ours also asks whether what the job has left is worth a restart.
-4. **Weigh** (`remaining`; not in the paper). A job weighs the less, the more work it has left.
-5. **Solve** (`program`, `quotas`; equations 1 and 2). An integer program picks at most one configuration for each job within
+4. **Weigh** (`costs`; not in the paper). A job weighs the less, the more work it has left.
+5. **Solve** (`program`; equations 1 and 2). An integer program picks at most one configuration for each job within
    the GPUs of each type, so that the sum of gain ** p is best. With p < 0, the default, that sum is minimised, which favours
    the jobs that have least. Partitions, reservations and the limits of users, accounts and QOS are further rows. Jobs that may
    not move, and jobs on their way from an earlier round, are taken out beforehand together with their GPUs.
@@ -32,12 +32,11 @@ Between two equally good choices, a job keeps what it has (`KEEP_BONUS`). After 
 So the same snapshot gives the same plan, whatever the order of its jobs.
 
 Other departures: the restart factor also applies to being stopped, costs are not rounded, and a job may have more than 64 GPUs.
-The presets `sia:artifact` and `sia:paper` set each of these as in the authors' artifact and in the paper: see `artifact`.
+The presets `sia:artifact` and `sia:paper` set each of these as in the authors' artifact and in the paper: see `settings`.
 """
 
-from penstock_scheduler.rounds.policies.sia.artifact import ARTIFACT, PAPER
 from penstock_scheduler.rounds.policies.sia.costs import restart_factor
 from penstock_scheduler.rounds.policies.sia.policy import Sia
-from penstock_scheduler.rounds.policies.sia.settings import SiaSettings
+from penstock_scheduler.rounds.policies.sia.settings import ARTIFACT, PAPER, SiaSettings
 
 __all__ = ["ARTIFACT", "PAPER", "Sia", "SiaSettings", "restart_factor"]

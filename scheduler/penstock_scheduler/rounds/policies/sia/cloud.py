@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from penstock_scheduler.burst.deciding.choices import CloudChoice, choices, within
 from penstock_scheduler.model import CloudState, JobId
 from penstock_scheduler.rounds.policies.cloud import in_cloud
-from penstock_scheduler.rounds.policies.sia.costs import LEAST_FACTOR
+from penstock_scheduler.rounds.policies.sia.costs import LEAST_FACTOR, remaining, size_weights
 from penstock_scheduler.rounds.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.rounds.policies.sia.program import solved
-from penstock_scheduler.rounds.policies.sia.remaining import remaining, size_weights
 from penstock_scheduler.rounds.policies.sia.settings import SiaSettings
 from penstock_scheduler.rounds.solver import Problem, Solution
 

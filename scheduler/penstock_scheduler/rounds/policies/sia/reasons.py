@@ -24,9 +24,8 @@ from penstock_scheduler.model import (
 from penstock_scheduler.people.units import duration, times
 from penstock_scheduler.rounds.placement import Placed
 from penstock_scheduler.rounds.policies import common
-from penstock_scheduler.rounds.policies.sia.costs import restart_factors
+from penstock_scheduler.rounds.policies.sia.costs import remaining, restart_factors, size_weights, source
 from penstock_scheduler.rounds.policies.sia.matrix import SiaMatrix
-from penstock_scheduler.rounds.policies.sia.remaining import remaining, size_weights, source
 from penstock_scheduler.rounds.policies.sia.settings import SiaSettings
 
 

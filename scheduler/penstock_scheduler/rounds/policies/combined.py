@@ -1,4 +1,6 @@
-"""Partitions with a policy of their own, such as `[policy.partitions.debug]` with `name = "fifo"`.
+"""Policies that are made of others: a policy for each partition, and a policy with stages.
+
+Partitions with a policy of their own, such as `[policy.partitions.debug]` with `name = "fifo"`.
 
 1. **Divide the cluster into parts.** Each partition with a policy of its own is a part; all other partitions are one more
    part. A job belongs to the part to which it was submitted. A node belongs to one part: if it is in several partitions with
@@ -9,6 +11,9 @@
    others. The job stays there until it ends: see `staying`.
 
 Jobs of a partition with a policy of its own do not leave for the cloud. Jobs that are already there come back as usual.
+
+`Staged` refines the plan of a policy. For example, with `[policy] name = "sia"` and `stages = ["synergy-tune"]`, `sia` allocates
+the GPUs, and `synergy-tune` the CPUs and the memory.
 """
 
 from __future__ import annotations
@@ -17,11 +22,43 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock_scheduler.api.ports import Policy
+from penstock_scheduler.api.ports import Policy, Stage
 from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
 from penstock_scheduler.rounds.free_gpus import Allowance
+from penstock_scheduler.rounds.policies.colocation import residents_only
 from penstock_scheduler.rounds.policies.staying import Staying
 from penstock_scheduler.rounds.policies.wrapper import remarks
+
+
+class Staged:
+    """A policy and its stages; see the module.
+
+    Args:
+        policy: the policy that decides.
+        stages: the stages that refine its plan, in this order.
+        name: the name that logs and stored rounds show.
+        own: partitions with a policy of their own. A stage moves no job to nodes of another part.
+    """
+
+    def __init__(self, policy: Policy, stages: Sequence[Stage], name: str, own: Sequence[str] = ()) -> None:
+        self._policy = policy
+        self._stages = tuple(stages)
+        self._own = tuple(own)
+        self._shares = any(getattr(stage, "shares", False) for stage in stages)
+        self.name = name
+
+    def decide(self, snapshot: Snapshot) -> Plan:
+        """The policy's plan, refined by each stage."""
+        plan = self._policy.decide(residents_only(snapshot) if self._shares else snapshot)
+        seen = dataclasses.replace(snapshot, nodes=tuple(apart(node, self._own) for node in snapshot.nodes))
+        for stage in self._stages:
+            plan = stage.refine(seen, plan)
+        return plan
+
+    def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
+        """The policy's remarks."""
+        return remarks(self._policy, snapshot, plan, job)
+
 
 OUTSIDE = "node {name} is in another part of the cluster, and what runs there stays"
 
