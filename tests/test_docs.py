@@ -209,7 +209,16 @@ def hard_to_read(text: str) -> dict[str, list[str]]:
     }
 
 
-REWRITTEN = ("README.md", "docs/user", "docs/admin")
+REWRITTEN = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "airflow_provider/CHANGELOG.md",
+    "docs/user",
+    "docs/admin",
+    "docs/developer",
+    "docs/glossary.md",
+)
 
 
 def test_the_pages_for_users_and_admins_read_well():
@@ -217,6 +226,7 @@ def test_the_pages_for_users_and_admins_read_well():
     assert len(pages) > 40
     texts = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages}
     texts["docs/admin/settings.md"] = reference()
+    del texts["docs/developer/style.md"]  # it shows the patterns
     found = [
         f"{page}: {name}: {place!r}"
         for page, text in texts.items()
