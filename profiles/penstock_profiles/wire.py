@@ -318,6 +318,8 @@ class ControlMessage(Message):
     """When the user submitted the job, s since 1970. Slurm's own record changes with each requeue."""
     submitted_to: str | None = None
     """Partition to which the user submitted the job. Slurm's own record has the partition to which it was sent."""
+    submitted_limit_s: PositiveFloat | None = None
+    """The job's time limit before its first move, s. Slurm's own record has what was left of it at the last move."""
     slurm_job: str | None = None
     """SLURM_JOB_ID of the run if the job has another id, as elements of arrays do (`12_3`)."""
     time_limit_s: NonNegativeFloat | None = None

@@ -47,7 +47,7 @@ class SlurmSettings(BaseModel):
     )
     time_limit: Literal["total", "run"] = Field(
         default="total",
-        description="'total': a job's time limit counts over all its runs; 'run': each run has the whole limit, as in Slurm.",
+        description="'total': a move does not lengthen a job's time limit; 'run': each run has the whole limit, as in Slurm.",
     )
     time_limit_grace_s: NonNegativeFloat = Field(
         default=60.0,

@@ -143,3 +143,17 @@ def test_a_task_of_two_gpus_keeps_them_and_a_job_never_gets_more_nodes_than_its_
         assert int(nodes) <= int(header[0].removeprefix("--nodes="))
         assert int(tasks) >= 1
         assert each in ([], ["2"])
+
+
+def test_a_job_that_requeues_itself_has_its_whole_limit_each_time(flag_site: Site) -> None:
+    """As submitit, Lightning and many sites' recipes do shortly before the limit."""
+    out = flag_site.folder / "limits.out"
+    script = (
+        f"squeue -h -j $SLURM_JOB_ID -o 'limit %l'; [ $(grep -c limit {out}) -ge 4 ] || "
+        "{ sleep 1; scontrol requeue $SLURM_JOB_ID; sleep 600; }"
+    )
+    job = flag_site.sbatch(
+        *("--adaptive", "--gres=gpu:1", "--time=3", "--open-mode=append", f"--output={out}", f"--wrap={script}")
+    )
+    flag_site.wait_states("COMPLETED", job, timeout_s=300)
+    assert [line for line in out.read_text().splitlines() if line.startswith("limit")] == ["limit 3:00"] * 4

@@ -37,22 +37,27 @@ def test_whole_minutes_of_slurm_do_not_add_up() -> None:
     assert left_s(second, control(time_limit_s=2710, time_limit_restarts=0), 0) == 2660
 
 
+MOVED = {"time_limit_s": 2710, "time_limit_restarts": 1, "submitted_limit_s": 3600}
+"""The second run has what was left after a move. Slurm shows it as 46 minutes."""
+
+
 @pytest.mark.parametrize(
     ("restarts", "told", "run", "limit_s"),
     [
-        (1, None, FIRST, 2760.0),
-        (1, control(time_limit_s=100, time_limit_restarts=1), FIRST, 100.0),
-        (1, control(time_limit_s=100, time_limit_restarts=0), None, None),
-        (2, None, FIRST, None),
+        (1, control(time_limit_s=100, time_limit_restarts=1, submitted_limit_s=3600), FIRST, 100.0),  # Penstock moves it
+        (2, control(**MOVED), LimitedRun(1, 3000, 5000, 2760), 3600.0),  # it requeues itself after a move
+        (2, control(**MOVED), LimitedRun(1, 3000, 5000, 7200), None),  # the same, but its user has changed the limit
+        (1, control(submitted_limit_s=3600), FIRST, None),  # it requeues itself, and has not been moved
+        (3, control(**MOVED), LimitedRun(2, 6000, 9000, 3600), None),  # it requeues itself again
         (1, None, None, None),
     ],
 )
 def test_the_limit_of_the_next_run(
     restarts: int, told: ControlMessage | None, run: LimitedRun | None, limit_s: float | None
 ) -> None:
-    """The limit written before the stop counts; else the last observed run; else nothing changes."""
+    """What is left after a move. A job that requeues itself has its whole limit, as in Slurm."""
     waiting = dataclasses.replace(JOB, state="PENDING", restarts=restarts)
-    assert next_limit_s(waiting, run, told, 60) == limit_s
+    assert next_limit_s(waiting, run, told) == limit_s
 
 
 def test_a_run_is_remembered_while_its_job_is_there() -> None:

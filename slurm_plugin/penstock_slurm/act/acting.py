@@ -160,7 +160,7 @@ class Acting:
         limit_s = None
         if waits and not isinstance(action, Hold):
             wanted = action.placement.partition
-            left_s = time_limits.next_limit_s(slurm_job, run, spooled.control, grace_s) if counts_total else None
+            left_s = time_limits.next_limit_s(slurm_job, run, spooled.control) if counts_total else None
             limit_s = time_limits.limit_there_s(slurm_job, left_s, wanted, self.scene.max_time_s.get(wanted), now_s)
         return Scope(
             slurm=slurm_job,

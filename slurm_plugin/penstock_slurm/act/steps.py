@@ -220,6 +220,7 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
         memory_mb=share.memory_mb or None,
         submitted_s=job.submit_s,
         submitted_to=(before and before.submitted_to) or next(iter(job.partitions), None),
+        submitted_limit_s=(before and before.submitted_limit_s) or (None if slurm.restarts else slurm.time_limit_s),
         slurm_job=None if slurm.array_job_id is None else str(slurm.number),
         time_limit_s=limit_s,
         time_limit_restarts=None if limit_s is None else slurm.restarts,

@@ -1,7 +1,8 @@
-"""A job's time limit over all its runs.
+"""A job's time limit over the runs into which Penstock divides it.
 
 Slurm counts each run of a job separately, so a job that is moved ten times could run ten times as long as its limit. Therefore
-each restart gets the time that is left. The time that a move itself costs is added (`grace_s`), so that no job exceeds its limit
+each run after a move gets the time that is left. A job that requeues itself before its limit, as submitit and Lightning do, or
+that Slurm requeues, begins a new limit, as without Penstock. The time that a move itself costs is added (`grace_s`), so that no job exceeds its limit
 because it was moved. Slurm rounds limits up to minutes; the spool's `ControlMessage` has the exact time.
 
 The limit that counts is the one that Slurm shows when the job is submitted: its own, or the DefaultTime or MaxTime of its
@@ -53,11 +54,15 @@ def left_s(run: LimitedRun, control: ControlMessage | None, grace_s: float) -> f
     The exact limit of `run` is that of `control`, unless it was changed in Slurm since.
     """
     limit_s = run.limit_s
-    if control is not None and control.time_limit_restarts == run.restarts and control.time_limit_s is not None:
-        exact_s = control.time_limit_s
-        if slurm_minutes(exact_s) * 60 == limit_s:
-            limit_s = exact_s
+    if control is not None and control.time_limit_restarts == run.restarts and is_ours(run, control):
+        assert control.time_limit_s is not None, "it is the run's"
+        limit_s = control.time_limit_s
     return max(limit_s - max(run.seen_s - run.start_s, 0.0) + grace_s, LEAST_S)
+
+
+def is_ours(run: LimitedRun, control: ControlMessage) -> bool:
+    """Whether Slurm's limit of the run is that of the control message, so that nobody has changed it since."""
+    return control.time_limit_s is not None and slurm_minutes(control.time_limit_s) * 60 == run.limit_s
 
 
 def admits(max_time_s: float | None, limit_s: float | None) -> bool:
@@ -93,17 +98,17 @@ def limit_there_s(
     return max(limit_s, LEAST_S)
 
 
-def next_limit_s(job: SlurmJob, run: LimitedRun | None, control: ControlMessage | None, grace_s: float) -> float | None:
-    """The limit for the next start of a pending job; None: it keeps its limit.
+def next_limit_s(job: SlurmJob, run: LimitedRun | None, control: ControlMessage | None) -> float | None:
+    """The limit for the next start of a pending job, or None if it keeps the limit that Slurm shows.
 
     Args:
         job: the pending job.
         run: its last observed run.
         control: its newest control message.
-        grace_s: the running time that a move costs.
     """
-    if control is not None and control.time_limit_restarts == job.restarts:
-        return control.time_limit_s
-    if run is None or run.restarts != job.restarts - 1:
+    if control is None or control.time_limit_restarts is None:
         return None
-    return left_s(run, control, grace_s)
+    if control.time_limit_restarts == job.restarts:  # Penstock stopped it
+        return control.time_limit_s
+    shortened = run is not None and run.restarts == control.time_limit_restarts and is_ours(run, control)
+    return control.submitted_limit_s if shortened else None
