@@ -44,7 +44,12 @@ MOVED = {"time_limit_s": 2710, "time_limit_restarts": 1, "submitted_limit_s": 36
 @pytest.mark.parametrize(
     ("restarts", "told", "run", "limit_s"),
     [
-        (1, control(time_limit_s=100, time_limit_restarts=1, submitted_limit_s=3600), FIRST, 100.0),  # Penstock moves it
+        (
+            1,
+            control(time_limit_s=100, time_limit_restarts=1, submitted_limit_s=3600),
+            FIRST,
+            100.0,
+        ),  # Penstock moves it
         (2, control(**MOVED), LimitedRun(1, 3000, 5000, 2760), 3600.0),  # it requeues itself after a move
         (2, control(**MOVED), LimitedRun(1, 3000, 5000, 7200), None),  # the same, but its user has changed the limit
         (1, control(submitted_limit_s=3600), FIRST, None),  # it requeues itself, and has not been moved

@@ -2,8 +2,8 @@
 
 Slurm counts each run of a job separately, so a job that is moved ten times could run ten times as long as its limit. Therefore
 each run after a move gets the time that is left. A job that requeues itself before its limit, as submitit and Lightning do, or
-that Slurm requeues, begins a new limit, as without Penstock. The time that a move itself costs is added (`grace_s`), so that no job exceeds its limit
-because it was moved. Slurm rounds limits up to minutes; the spool's `ControlMessage` has the exact time.
+that Slurm requeues, begins a new limit, as without Penstock. The time that a move itself costs is added (`grace_s`), so that no
+job exceeds its limit because it was moved. Slurm rounds limits up to minutes; the spool's `ControlMessage` has the exact time.
 
 The limit that counts is the one that Slurm shows when the job is submitted: its own, or the DefaultTime or MaxTime of its
 partition. It stays the same wherever the job runs, so the job runs only in partitions that allow it. A job without a limit is
