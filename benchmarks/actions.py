@@ -24,7 +24,7 @@ from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.model import Hold, Placement, Progress, Share, Start
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import Write, open_gateway
+from penstock_slurm.gateway import CliGateway, Write
 from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.settings import SlurmSettings
 
@@ -91,9 +91,9 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
         for _ in range(count):
             options_ = ("--hold", "--requeue", "--gres=gpu:1", "--output=/dev/null", f"--comment={comment}")
             cluster.command("sbatch", *options_, input=script)
-        gateway = open_gateway("cli", conf=cluster.slurm_conf, timeout_s=60)
+        gateway = CliGateway(conf=cluster.slurm_conf, timeout_s=60)
         settings = SlurmSettings(partitions=("all",), conf=cluster.slurm_conf, start_patience_s=600)
-        slurm = SlurmCluster(gateway, Spool(Path(folder) / "spool"), WallClock(), settings, lambda spec: None)
+        slurm = SlurmCluster(gateway, gateway, Spool(Path(folder) / "spool"), WallClock(), settings, lambda spec: None)
         cluster.command("sdiag", "--reset")
         before = sdiag(cluster)
         quiet = Asker(cluster)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock_slurm.gateway import open_gateway
+from penstock_slurm.gateway import CliGateway
 from penstock_slurm.loopback import LoopbackCluster
 
 TRIALS = 10
@@ -46,7 +46,7 @@ def main() -> None:
         comments = {f"{array}_{index}": comment(index) for index in range(options.jobs)}
         updates = (f"update JobId={job} JobName=train-{job} Comment={text}\n" for job, text in comments.items())
         cluster.command("scontrol", input="".join(updates), timeout_s=600)
-        gateway = open_gateway("cli", conf=cluster.slurm_conf, timeout_s=60)
+        gateway = CliGateway(conf=cluster.slurm_conf, timeout_s=60)
         jobs = gateway.jobs()
         assert {job.id: job.comment for job in jobs} == comments, "every job is read whole, and once"
         assert len({job.number for job in jobs}) == options.jobs, "every job has a record of its own"
@@ -58,7 +58,7 @@ def main() -> None:
             seconds.setdefault(name, []).append(time.perf_counter() - begun)
 
         for trial in range(TRIALS):
-            timed("all jobs", open_gateway("cli", conf=cluster.slurm_conf, timeout_s=60).jobs)
+            timed("all jobs", CliGateway(conf=cluster.slurm_conf, timeout_s=60).jobs)
             cluster.command("scontrol", "update", f"JobId={array}_{trial}", f"JobName=again-{trial}")
             timed("jobs again", gateway.jobs)
             timed("nodes", gateway.nodes)

@@ -35,7 +35,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.acting import Acting
 from penstock_slurm.act.shrinking import Shrinking
-from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob, SlurmNode
+from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmNode, SlurmReader, SlurmWriter
 from penstock_slurm.jobs.begin_times import BeginTimes, let_deadlines_count
 from penstock_slurm.jobs.endings import Endings
 from penstock_slurm.jobs.messages import note_shares
@@ -69,7 +69,8 @@ class SlurmCluster:
 
     def __init__(
         self,
-        gateway: Gateway,
+        reader: SlurmReader,
+        writer: SlurmWriter,
         spool: Spool,
         clock: Clock,
         settings: SlurmSettings,
@@ -78,20 +79,21 @@ class SlurmCluster:
         sharing: SlurmAgents | None = None,
     ) -> None:
         """`sharing` is also needed if the settings have no agents any more, for jobs that still share."""
-        self._gateway, self._spool, self._clock, self._settings = gateway, spool, clock, settings
+        self._reader, self._writer = reader, writer
+        self._spool, self._clock, self._settings = spool, clock, settings
         self._sharing, self._cloud_nodes = sharing, cloud_nodes
         cloud = settings.cloud_partition
         self._partitions = (*settings.partitions, *([cloud] if cloud else []))
-        self._site = SlurmSite(gateway, clock, settings)
-        self._lost_gpus = LostGpus(gateway, spool)
-        self._shrinking = Shrinking(gateway, spool, settings.checkpoint_wait_s)
-        self._begin_times = BeginTimes(gateway, settings.plain_after_s)
+        self._site = SlurmSite(reader, clock, settings)
+        self._lost_gpus = LostGpus(reader, writer, spool)
+        self._shrinking = Shrinking(reader, writer, spool, settings.checkpoint_wait_s)
+        self._begin_times = BeginTimes(writer, settings.plain_after_s)
         self._endings = Endings(spool.control)
-        self._managed = ManagedJobs(gateway, spool, self._partitions, check, settings.start_patience_s)
-        self._reporting = Reporting(gateway, spool, clock, self._managed)
+        self._managed = ManagedJobs(reader, writer, spool, self._partitions, check, settings.start_patience_s)
+        self._reporting = Reporting(writer, spool, clock, self._managed)
         self._scene = Scene(clock.now_s(), settings.partitions, (), {})
         self._acting = Acting(
-            gateway, spool, clock, settings, self._managed, self._lost_gpus, self._shrinking, sharing, self._scene
+            writer, spool, clock, settings, self._managed, self._lost_gpus, self._shrinking, sharing, self._scene
         )
         self._absences = Absences()
         self._plain_attempts = plain_jobs.Attempts(
@@ -110,7 +112,7 @@ class SlurmCluster:
         managed, first = self._managed, not self._has_observed
         look_back = bool(self._endings.awaited) or first
         records = read(
-            self._gateway,
+            self._reader,
             managed.records | managed.not_yet | managed.held,
             managed.states.jobs,
             self._absences,
@@ -235,11 +237,11 @@ class SlurmCluster:
         if self._sharing is not None:
             if not self._settings.agents:
                 self._sharing.share(())
-            note_shares(self._gateway, [job for job in busy if job.state in HOLDING], self._sharing.note)
+            note_shares(self._writer, [job for job in busy if job.state in HOLDING], self._sharing.note)
         self._acting.forget_moves(actions)
         stopped = self._lost_gpus.stop(busy, self._scene.silent)
         if self._sharing is not None:
-            stopped |= self._sharing.watch.relieve(self._gateway, self._spool, self._reporting.saved)
+            stopped |= self._sharing.watch.relieve(self._writer, self._spool, self._reporting.saved)
         if self._cloud_nodes is not None:
             stopped |= self._cloud_nodes.take_stops()
         silent, now_s = self._scene.silent, self._clock.now_s()
@@ -255,7 +257,7 @@ class SlurmCluster:
         managed.holds.carry_out()
         waiting = (*managed.records.values(), *managed.not_yet.values())
         self._begin_times.renew(waiting, {action.job for action in actions}, now_s)
-        let_deadlines_count(self._gateway, managed.not_yet.values(), now_s)
+        let_deadlines_count(self._writer, managed.not_yet.values(), now_s)
 
     def _own(self, stopped: Mapping[JobId, Stop], outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
         """Outcomes of stops that no round decided, for the jobs' history."""
@@ -276,7 +278,7 @@ class SlurmCluster:
         if not self._site.rules().features.counts_gpus:
             return ()
         try:
-            runs = self._gateway.runs(jobs, since_s)
+            runs = self._reader.runs(jobs, since_s)
         except SlurmError as error:
             log.info("cannot read Slurm's accounts", extra={"jobs": len(jobs), "text": str(error)})
             return ()

@@ -25,9 +25,10 @@ class SlurmSettings(BaseModel):
     conf: Path | None = Field(
         default=None, description="Path of slurm.conf; not set: SLURM_CONF or the site's default."
     )
-    backend: Literal["cli", "pyslurm"] = Field(
-        default="cli",
-        description="'cli': Slurm's commands. 'pyslurm' is refused: no release of it passes the contract tests.",
+    reader: Literal["commands", "pyslurm"] = Field(
+        default="commands",
+        description="Through which Penstock reads Slurm's jobs. 'commands': Slurm's commands. 'pyslurm': pyslurm in a process of "
+        "its own; Slurm's commands take over if it fails.",
     )
     spool_dir: Path = Field(
         default=Path("/var/spool/penstock"),

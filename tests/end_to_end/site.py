@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock_profiles.wire import Ended, Observation, Report, Started
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.gateway import Gateway, SlurmJob, open_gateway
+from penstock_slurm.gateway import CliGateway, SlurmJob
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.forking import FORKING
 
@@ -67,7 +67,7 @@ class Site:
         self.log = folder / "penstockd.log"
         self.config = folder / "penstock.toml"
         self.daemon: BaseProcess | None = None
-        self.gateway: Gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
+        self.gateway: CliGateway = CliGateway(conf=slurm.slurm_conf, timeout_s=60)
         self.partitions = ["all"]
         self.policy: dict[str, object] = {"name": policy, "stages": stages}
         self.settings: dict[str, object] = {

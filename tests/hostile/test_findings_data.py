@@ -15,7 +15,7 @@ from penstock_scheduler.api.messages import MAX_BODY_BYTES
 from penstock_scheduler.model import parse_spec
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_slurm.act.submitter import _FIELD, _key
-from penstock_slurm.gateway import open_gateway
+from penstock_slurm.gateway import CliGateway
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_gpu_ids
 from penstock_slurm.jobs.notes import _notes
@@ -223,7 +223,7 @@ def test_a_long_dependency_of_an_array_does_not_fill_the_answer_of_squeue(make_l
     before = sbatch("--array=1-900")
     one = sbatch(f"--dependency=afterany:{before}_1")
     many = sbatch("--array=1-100", "--dependency=afterany:" + ":".join(f"{before}_{at}" for at in range(1, 900)))
-    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
+    gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=60)
     jobs = {job.id: job for job in gateway.jobs()}
     assert len(jobs) == 1001
     assert not any(job.unknown for job in jobs.values())

@@ -74,7 +74,7 @@ def spool(tmp_path: Path) -> Spool:
 @pytest.fixture
 def cluster(slurm: Slurm, spool: Spool) -> SlurmCluster:
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool.folder)
-    return SlurmCluster(slurm, spool, SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+    return SlurmCluster(slurm, slurm, spool, SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
 
 
 @pytest.fixture

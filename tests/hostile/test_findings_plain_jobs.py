@@ -154,7 +154,7 @@ def test_what_an_observation_leaves_to_adaptive_jobs(tmp_path: Path) -> None:
     """With the default settings: set aside for 7 minutes after 5 minutes of patience, and then not for 7 minutes."""
     told, clock, folder = Told(), SimulatedClock(), tmp_path / "spool"
     settings = SlurmSettings(partitions=("gpu",), spool_dir=folder)
-    cluster = SlurmCluster(told, Spool(folder), clock, settings, lambda spec: None)  # type: ignore[arg-type]
+    cluster = SlurmCluster(told, told, Spool(folder), clock, settings, lambda spec: None)  # type: ignore[arg-type]
     begin_s = clock.now_s()
     wants = {"comment": "", "admin_comment": "", "priority": 9, "reason": "Resources", "gpus_per_node": 4}
     told.listed = [waiting("gpu", eligible_s=begin_s + 1.0, **wants)]

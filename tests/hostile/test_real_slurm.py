@@ -18,7 +18,7 @@ import pytest
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.model.nodespec import NodeSpec
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.gateway import CliGateway, SlurmJob, open_gateway
+from penstock_slurm.gateway import CliGateway, SlurmJob
 from penstock_slurm.gateway.base import SlurmLimit
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS
 from penstock_slurm.loopback import LoopbackCluster, wait_for
@@ -296,7 +296,7 @@ def test_a_restart_of_slurmctld_makes_no_job_disappear(make_loopback: MakeLoopba
     """No answer that it gives before, meanwhile or after lacks a job: what it cannot answer is an error."""
     slurm = make_loopback("t4:1x4")
     array = slurm.command("sbatch", "--parsable", "--hold", "--array=0-499", "--wrap=true").stdout.strip()
-    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
+    gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=60)
     wanted = {f"{array}_{at}" for at in range(500)}
     assert {job.id for job in gateway.jobs()} == wanted
     slurm.stop_slurmctld()
@@ -323,7 +323,7 @@ def test_names_in_the_accounting_confuse_no_limit(make_loopback: MakeLoopback) -
     slurm = make_loopback("t4:1x4", accounting=True, settings={"AccountingStorageEnforce": "limits"})
     slurm.command("sacctmgr", "-i", "add", "account", "victim")
     slurm.command("sacctmgr", "-i", "modify", "account", "victim", "set", "GrpTRES=gres/gpu=3")
-    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
+    gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=60)
     assert isinstance(gateway, CliGateway)
     limit = SlurmLimit(3, accounts=("victim",))
     assert limit in gateway.limits("loop")
@@ -424,7 +424,7 @@ def test_names_of_nodes_partitions_and_types_that_are_words_of_the_format(
 def test_names_of_qos_that_are_words_of_the_format_keep_their_limits(make_loopback: MakeLoopback) -> None:
     """Each with a limit of its own, read whole; a job of each is read with its QOS."""
     slurm = make_loopback("t4:1x4", accounting=True, settings={"AccountingStorageEnforce": "limits"})
-    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=60)
+    gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=60)
     names = [name.lower() for name in (*NAMED, *(name for name in NOT_SENDABLE if name[0] not in "'$"))]
     taken = {}
     for gpus, name in enumerate(names, start=1):

@@ -25,7 +25,7 @@ class World(Told):
         super().__init__()
         self.clock, self.spool = SimulatedClock(), Spool(folder / "spool", alone=True)
         settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=self.spool.folder)
-        self.cluster = SlurmCluster(self, self.spool, self.clock, settings, lambda spec: None)  # type: ignore[arg-type]
+        self.cluster = SlurmCluster(self, self, self.spool, self.clock, settings, lambda spec: None)  # type: ignore[arg-type]
         self.asked_about: list[str] = []
         self.fails: Callable[[str], SlurmError | None] = lambda job_id: None
 

@@ -129,7 +129,7 @@ def told() -> Told:
 @pytest.fixture
 def cluster(told: Told, tmp_path: Path) -> SlurmCluster:
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
-    return SlurmCluster(told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+    return SlurmCluster(told, told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("word", ["NOT_RESPONDING", "UNKNOWN", "DOWN"])
@@ -159,7 +159,7 @@ def test_the_next_run_begins_a_second_after_slurm_has_revoked_the_credential(
     """Slurm does so when it begins to end the run, and may do so again if that takes long."""
     settings = SlurmSettings(partitions=("gpu",), spool_dir=tmp_path / "spool", credential_pause_s=1.2)
     clock = SimulatedClock()
-    cluster = SlurmCluster(told, Spool(tmp_path / "spool"), clock, settings, lambda spec: None)  # type: ignore[arg-type]
+    cluster = SlurmCluster(told, told, Spool(tmp_path / "spool"), clock, settings, lambda spec: None)  # type: ignore[arg-type]
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9, start_s=10.0)]
     cluster.observe()
     cluster.apply([Hold("7", 1)])

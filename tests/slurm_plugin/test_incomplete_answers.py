@@ -42,7 +42,7 @@ def clock() -> SimulatedClock:
 @pytest.fixture
 def cluster(told: Told, tmp_path: Path, clock: SimulatedClock) -> SlurmCluster:
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
-    return SlurmCluster(told, Spool(tmp_path / "spool"), clock, settings, lambda spec: None)  # type: ignore[arg-type]
+    return SlurmCluster(told, told, Spool(tmp_path / "spool"), clock, settings, lambda spec: None)  # type: ignore[arg-type]
 
 
 def test_a_job_that_no_list_has_stays_as_long_as_slurm_has_it(told: Told, cluster: SlurmCluster) -> None:

@@ -50,7 +50,7 @@ class World(Told):
             spool = Spool(folder / name, alone=True)
             settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool.folder)
             self.spools.append(spool)
-            self.clusters.append(SlurmCluster(self, spool, self.clock, settings, lambda spec: None))  # type: ignore[arg-type]
+            self.clusters.append(SlurmCluster(self, self, spool, self.clock, settings, lambda spec: None))  # type: ignore[arg-type]
         for number in range(1, JOBS + 1):
             self.submit(number)
 

@@ -79,7 +79,7 @@ def make_rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         nodes = SlurmCloudNodes("cloud", cast(CliGateway, told), spool)
         agents = None if sharing is None else sharing(GpuReservations(Commands()), tmp_path / "spool", clock)  # type: ignore[arg-type]
         settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
-        cluster = SlurmCluster(told, spool, clock, settings, lambda spec: None, nodes, agents)  # type: ignore[arg-type]
+        cluster = SlurmCluster(told, told, spool, clock, settings, lambda spec: None, nodes, agents)  # type: ignore[arg-type]
         parts = ClusterParts(cluster)
         monkeypatch.setattr(daemon, "open_cluster", lambda *given: parts)
         text = f'[daemon]\ncluster = "slurm"\nstate_dir = "{tmp_path}/state"\nround_s = 0.001\n'

@@ -38,7 +38,7 @@ NEW = {"submit_s": 100.0, "user": "other", "uid": 4242, "restarts": 0}
 
 def again(told: Told, spool: Path) -> SlurmCluster:
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool)
-    return SlurmCluster(told, Spool(spool, alone=True), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+    return SlurmCluster(told, told, Spool(spool, alone=True), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ class Rig:
         """Another penstockd takes over."""
         self.spool = Spool(self.folder)
         settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=self.folder)
-        self.cluster = SlurmCluster(self.told, self.spool, self.clock, settings, lambda spec: None)  # type: ignore[arg-type]
+        self.cluster = SlurmCluster(self.told, self.told, self.spool, self.clock, settings, lambda spec: None)  # type: ignore[arg-type]
 
     def report(self, epoch: int, body: Started | Checkpointed) -> None:
         report = Report(job_id="7", epoch=epoch, sequence=self.reports, time_s=self.clock.now_s(), body=body)

@@ -58,7 +58,7 @@ class Stubborn(Told):
         self.clock = SimulatedClock(1000.0)
         spool = Spool(folder / "spool", alone=True)
         settings = SlurmSettings(partitions=("gpu",), spool_dir=spool.folder)
-        self.cluster = SlurmCluster(self, spool, self.clock, settings, lambda spec: None)  # type: ignore[arg-type]
+        self.cluster = SlurmCluster(self, self, spool, self.clock, settings, lambda spec: None)  # type: ignore[arg-type]
         self.listed = [pending("gpu", id="7", reason="JobHeldUser", restarts=0, uid=7)]
 
     def ticks(self, seconds: int) -> list[bool]:

@@ -18,8 +18,8 @@ class UnknownValue:
     """A value that the cluster reports and that this version of Penstock does not know, with all records that have it."""
 
     kind: str
-    """What the records are, in the singular: job, node, partition, reservation and others; or message, for a text that the
-    cluster answered with, as often as there are `names`."""
+    """What the records are, in the singular: job, node, partition, reservation and others; message, for a text that the
+    cluster answered with, as often as there are `names`; or reader, for a reason why another program reads the cluster."""
     field: str
     text: str
     """Field and value as the cluster wrote them, such as `State=RESTING`."""

@@ -13,7 +13,7 @@ from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.shrinking import Shrinking
 from penstock_slurm.act.steps import MISPLACED, STUCK, Scope, Step, stays, step
-from penstock_slurm.gateway import ControllerAway, Gateway, JobGone, SlurmError, SlurmJob, Transient
+from penstock_slurm.gateway import ControllerAway, JobGone, SlurmError, SlurmJob, SlurmWriter, Transient
 from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.jobs import time_limits
 from penstock_slurm.jobs.messages import say
@@ -34,7 +34,7 @@ class Acting:
         sharing: what lets jobs share GPUs, also if only jobs from before still do.
     """
 
-    gateway: Gateway
+    writer: SlurmWriter
     spool: Spool
     clock: Clock
     settings: SlurmSettings
@@ -100,7 +100,7 @@ class Acting:
             if not writes:
                 return failed
             before_s, away = self.clock.now_s(), None
-            for write, error in zip(writes, self.gateway.write(writes), strict=True):
+            for write, error in zip(writes, self.writer.write(writes), strict=True):
                 if isinstance(error, ControllerAway):
                     away = error
                 if error is not None:
@@ -130,7 +130,7 @@ class Acting:
             self.spool.tell(found.control.model_copy(update=epoch), slurm_job.uid)
         self._signal(found, scope)
         if found.message:
-            say(self.gateway, slurm_job, found.message)
+            say(self.writer, slurm_job, found.message)
         if found.new_run:
             self.managed.remembered.tries[job.id, action.round] = scope.tries + 1
         for node, gpus in found.freed.items():
@@ -207,7 +207,7 @@ class Acting:
             return
         self.managed.remembered.signalled[found.job] = control.request.id
         try:
-            self.gateway.signal(found.job, found.signal)
+            self.writer.signal(found.job, found.signal)
         except SlurmError as error:
             log.warning("cannot send SIGUSR2", extra={"job": found.job, "text": str(error)})
 

@@ -18,7 +18,7 @@ from penstock_scheduler.model import JobId, Outcome, Placement, Progress, Resize
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.steps import Scope
-from penstock_slurm.gateway import ControllerAway, Gateway, Refused, SlurmError, SlurmJob, Transient
+from penstock_slurm.gateway import ControllerAway, Refused, SlurmError, SlurmJob, SlurmReader, SlurmWriter, Transient
 from penstock_slurm.gateway.abilities import Abilities, Ability
 from penstock_slurm.jobs.messages import say
 from penstock_slurm.observe.view import Spooled, left_behind
@@ -47,9 +47,9 @@ class Shrinking:
         patience_s: how long a run may take to leave nodes.
     """
 
-    def __init__(self, gateway: Gateway, spool: Spool, patience_s: float) -> None:
-        self._gateway, self._spool, self._patience_s = gateway, spool, patience_s
-        self._abilities = Abilities(spool.folder, gateway.version, lambda: gateway.features().accounting)
+    def __init__(self, reader: SlurmReader, writer: SlurmWriter, spool: Spool, patience_s: float) -> None:
+        self._writer, self._spool, self._patience_s = writer, spool, patience_s
+        self._abilities = Abilities(spool.folder, reader.version, lambda: reader.features().accounting)
         self._tried: dict[Run, list[tuple[str, ...]]] = {}
         """Run -> its nodes at each attempt to shrink it."""
         self._since_s: dict[Run, float] = {}
@@ -111,7 +111,7 @@ class Shrinking:
             if why is not None:
                 if not may_try_again or now_s - self._since_s.setdefault(run, now_s) >= self._patience_s:
                     self._stuck[run] = slurm.nodes
-                    say(self._gateway, slurm, f"it gave up nodes {','.join(left)}, and has to restart: {why}")
+                    say(self._writer, slurm, f"it gave up nodes {','.join(left)}, and has to restart: {why}")
                 continue
             log.info("nodes taken in place", extra={"job": slurm.id, "nodes": ",".join(left)})
             asked = control.request if control.request is not None and not control.request.keep_nodes else None
@@ -130,7 +130,7 @@ class Shrinking:
         elif not 0 <= scope.now_s - request.asked_s < self._patience_s:
             self._tried.setdefault((scope.slurm.id, scope.slurm.restarts), []).append(scope.slurm.nodes)
             text = f"it did not give up nodes {left} within {self._patience_s:.0f} s of the request, so it is restarted"
-            say(self._gateway, scope.slurm, text)
+            say(self._writer, scope.slurm, text)
             return None
         return Outcome(action, Progress.UNDER_WAY, f"was asked to give up nodes {left}")
 
@@ -148,7 +148,7 @@ class Shrinking:
         """Take all nodes but these from a job. Returns the error if that failed."""
         self._tried.setdefault((slurm.id, slurm.restarts), []).append(slurm.nodes)
         try:
-            self._gateway.shrink(slurm.id, kept)
+            self._writer.shrink(slurm.id, kept)
             self._abilities.record(ability, True)
         except ControllerAway as error:
             raise ClusterAway(str(error)) from error

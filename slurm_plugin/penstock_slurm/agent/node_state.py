@@ -23,7 +23,7 @@ RETRY_S = 2.0
 
 
 class Slurm(Protocol):
-    """The agent's requests to Slurm; `penstock_slurm.gateway.Gateway` implements them. The methods raise SlurmError."""
+    """The agent's requests to Slurm; `penstock_slurm.gateway.CliGateway` implements them. The methods raise SlurmError."""
 
     def suspend(self, job_id: str) -> None:
         """Freeze a running job."""

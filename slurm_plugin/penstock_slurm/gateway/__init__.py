@@ -1,17 +1,12 @@
-"""The gateway through which Penstock reads Slurm and changes its jobs, with the back ends `cli` and `pyslurm`.
+"""Slurm as Penstock reads it (`SlurmReader`) and changes it (`SlurmWriter`).
 
-`docs/developer/slurm-gateway.md` says what each back end does, and with which versions it was tried.
+Slurm's commands are both (`CliGateway`). `PyslurmReader` reads the jobs through pyslurm in a process of its own.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_slurm.gateway.base import (
     STAND_IN,
-    Gateway,
     JobPlacement,
     PlainShape,
     SlurmFeatures,
@@ -19,8 +14,10 @@ from penstock_slurm.gateway.base import (
     SlurmLimit,
     SlurmNode,
     SlurmPartition,
+    SlurmReader,
     SlurmReservation,
     SlurmRun,
+    SlurmWriter,
     Unknown,
     Unread,
     Write,
@@ -29,7 +26,7 @@ from penstock_slurm.gateway.base import (
 from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import (
     AccountingAway,
-    BackendMissing,
+    CommandsMissing,
     ControllerAway,
     JobGone,
     Messages,
@@ -42,16 +39,12 @@ from penstock_slurm.gateway.errors import (
     Unregistered,
 )
 
-if TYPE_CHECKING:  # the agent loads no more than it needs
-    from penstock_scheduler.api.ports import Leadership
-
 __all__ = [
     "STAND_IN",
     "AccountingAway",
-    "BackendMissing",
     "CliGateway",
+    "CommandsMissing",
     "ControllerAway",
-    "Gateway",
     "JobGone",
     "JobPlacement",
     "Messages",
@@ -64,8 +57,10 @@ __all__ = [
     "SlurmLimit",
     "SlurmNode",
     "SlurmPartition",
+    "SlurmReader",
     "SlurmReservation",
     "SlurmRun",
+    "SlurmWriter",
     "TimedOut",
     "Transient",
     "Unknown",
@@ -73,34 +68,5 @@ __all__ = [
     "UnreadableAnswer",
     "Unregistered",
     "Write",
-    "open_gateway",
     "slurm_minutes",
 ]
-
-
-PYSLURM_IS_REFUSED = (
-    "no release of pyslurm passes the contract tests of the gateway: its hold ends penstockd, its requeue revives cancelled "
-    "jobs, and it cannot change a job's number of nodes (docs/decisions/0015-pyslurm-is-refused.md); set [slurm] backend = 'cli'"
-)
-
-
-def open_gateway(
-    backend: Literal["cli", "pyslurm"],
-    *,
-    conf: Path | None,
-    timeout_s: float,
-    leadership: Leadership = ALONE,
-    messages: Messages | None = None,
-) -> Gateway:
-    """The gateway to the Slurm of `conf`. None: that of SLURM_CONF or the default. Contacts no daemon yet.
-
-    `timeout_s` is the time limit of one command, in seconds. `leadership` is asked before each command that changes something.
-    `messages` counts what Slurm says that is not known, for several gateways; None: for this one alone.
-
-    Raises:
-        BackendMissing: Slurm's commands are not on this machine, or `backend` is pyslurm, which does not pass the contract tests.
-            It is also a ConfigError.
-    """
-    if backend == "pyslurm":
-        raise BackendMissing(PYSLURM_IS_REFUSED, command="pyslurm")
-    return CliGateway(conf=conf, timeout_s=timeout_s, leadership=leadership, messages=messages)

@@ -1,4 +1,4 @@
-"""The records that the gateway reads and writes, in Slurm's terms, and the protocol `Gateway`."""
+"""The records that the gateway reads and writes, in Slurm's terms, and the protocols `SlurmReader` and `SlurmWriter`."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ class PlainShape:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One command about one job, named like the `Gateway` method for a single one.
+    """One command about one job, named like the `SlurmWriter` method for a single one.
 
     Three have no method:
 
@@ -336,11 +336,10 @@ class Write:
             raise ValueError(f"kind={self.kind} placement={self.placement}: only `place` has a placement")
 
 
-class Gateway(Protocol):
-    """Slurm, as Penstock uses it. Each reading is one call to slurmctld (`limits`: two to slurmdbd). Every error is a SlurmError.
+class SlurmReader(Protocol):
+    """What Penstock asks Slurm. Every error is a SlurmError.
 
-    Each write is safe to repeat. After `Transient` it may have taken effect or not: read the job, then repeat the write.
-    All writes raise ControllerAway, JobGone, Refused or Transient (also its subclasses TimedOut and Unregistered).
+    Each reading is one call to slurmctld (`limits`: two to slurmdbd; the jobs through pyslurm: two).
     """
 
     def version(self) -> tuple[int, int]:
@@ -406,6 +405,14 @@ class Gateway(Protocol):
     def unread(self) -> tuple[Unread, ...]:
         """What of the newest answers could not be attributed to a record, and all messages whose meaning is not known."""
         ...
+
+
+class SlurmWriter(Protocol):
+    """What Penstock has Slurm do. Each write is safe to repeat.
+
+    After `Transient` it may have taken effect or not: read the job, then repeat the write. All writes raise ControllerAway,
+    JobGone, Refused or Transient (also its subclasses TimedOut and Unregistered).
+    """
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job from starting until it is released, by a user hold (JobHeldUser). A running job continues."""

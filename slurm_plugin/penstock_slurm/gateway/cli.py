@@ -1,4 +1,4 @@
-"""Back end `cli`: Slurm's own commands. Works with every Slurm and needs nothing else; about 5 ms a call."""
+"""Slurm's own commands, as reader and as writer. Works with every Slurm and needs nothing else; about 5 ms a call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ from penstock_slurm.gateway.commands import SlurmCommandRunner, expect_id
 from penstock_slurm.gateway.errors import (
     ControllerAway,
     JobGone,
-    Messages,
     Refused,
     SlurmError,
     UnreadableAnswer,
@@ -61,7 +60,7 @@ from penstock_slurm.gateway.parse import (
     parse_switches,
     parse_version,
 )
-from penstock_slurm.gateway.parse_jobs import JobReader, Marks, squeue_format
+from penstock_slurm.gateway.parse_jobs import JobReader, Marks, job_fields, squeue_format
 
 if TYPE_CHECKING:  # the agent loads no more than it needs
     from penstock_scheduler.api.ports import Leadership
@@ -82,20 +81,11 @@ RUNS_AT_ONCE = 1000
 """Most jobs in one call of sacct."""
 
 
-class CliGateway:
-    """Slurm through scontrol, squeue, scancel and, with accounting, sacctmgr, sacct and sshare; see `Gateway` for each method."""
+class CommandReader:
+    """Reads Slurm through scontrol, squeue and, with accounting, sacctmgr, sacct and sshare; see `SlurmReader`."""
 
-    def __init__(
-        self,
-        *,
-        conf: Path | None,
-        timeout_s: float,
-        leadership: Leadership = ALONE,
-        messages: Messages | None = None,
-    ) -> None:
-        """`messages` counts what Slurm says that is not known, for several gateways. None: for this one alone."""
-        self._commands = SlurmCommandRunner(conf, timeout_s, leadership, messages)
-        self._batch = BatchWriter(self._commands)
+    def __init__(self, commands: SlurmCommandRunner) -> None:
+        self._commands = commands
         self._node_reader, self._job_reader = NodeReader(), JobReader()
         self._marks, self._marks_until_s = Marks(), time.monotonic() + MARKS_S
         self._unread: dict[str, tuple[Unread, ...]] = {}
@@ -153,19 +143,25 @@ class CliGateway:
             return ()
 
     def _listed(self, reader: JobReader, *options: str) -> tuple[SlurmJob, ...]:
-        if time.monotonic() >= self._marks_until_s:
-            self._marks, self._marks_until_s = Marks(), time.monotonic() + MARKS_S
-        marks = self._marks
+        marks = self._present_marks()
 
         def ask(release: Release) -> tuple[SlurmJob, ...]:
-            variables = {"SQUEUE_FORMAT2": squeue_format(marks, release), "SLURM_TIME_FORMAT": "%s"}
             asked_s = time.time()
-            text = self._commands.read("squeue", "-a", "-h", "-r", "--local", *options, variables=variables)
-            found = reader.read(text, marks, release, asked_s)
+            found = reader.read(self._squeue(job_fields(release), marks, *options), marks, release, asked_s)
             self._unread["squeue"] = tuple(Unread("job", each.text or "") for each in reader.lost)
             return found
 
         return self._records("squeue", ask)
+
+    def _present_marks(self) -> Marks:
+        if time.monotonic() >= self._marks_until_s:
+            self._marks, self._marks_until_s = Marks(), time.monotonic() + MARKS_S
+        return self._marks
+
+    def _squeue(self, fields: Sequence[str], marks: Marks, *options: str) -> str:
+        """squeue's answer with these fields of each job."""
+        variables = {"SQUEUE_FORMAT2": squeue_format(marks, fields), "SLURM_TIME_FORMAT": "%s"}
+        return self._commands.read("squeue", "-a", "-h", "-r", "--local", *options, variables=variables)
 
     def _records(self, command: str, ask: Callable[[Release], Records]) -> Records:
         """The answer to `ask`. If it cannot be read in whole, the next call reads the version: Slurm may have been upgraded."""
@@ -184,89 +180,41 @@ class CliGateway:
         return found
 
     def unread(self) -> tuple[Unread, ...]:
-        """See `Gateway`."""
+        """See `SlurmReader`."""
         messages = [Unread("message", text, count) for text, count in self._commands.messages.unknown.items()]
         return (*(each for found in self._unread.values() for each in found), *messages)
 
     def describe(self, job_id: str) -> str:
         """The output of `scontrol show job`."""
-        return self._show_job(job_id)
-
-    def _show_job(self, job_id: str, *options: str) -> str:
-        expect_id(job_id)
-        variables = {"SLURM_TIME_FORMAT": "%s"}
-        done = self._commands.run(("scontrol", "-a", "-o", *options, "show", "job", job_id), variables, job_id)
-        if done.returncode != 0:
-            raise self._commands.messages.error(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
-        return done.stdout
+        return _show_job(self._commands, job_id)
 
     def knows(self, job_id: str) -> bool:
         """Whether `scontrol show job` finds the job."""
         try:
-            self._show_job(job_id)
+            _show_job(self._commands, job_id)
         except JobGone:
             return False
         return True
 
     def array_limit(self, job_id: str) -> int | None:
         """From `scontrol show job`: squeue does not print it once elements have records of their own."""
-        return _read(parse_array_limit, self._show_job(job_id), "scontrol show job")
+        return _read(parse_array_limit, _show_job(self._commands, job_id), "scontrol show job")
 
     def gpus_held(self, job_id: str) -> int | None:
         """GPUs that Slurm has allocated to a job, from `scontrol -d show job`."""
-        return parse_gpus_held(self._show_job(job_id, "-d"))
+        return parse_gpus_held(_show_job(self._commands, job_id, "-d"))
 
     def gpu_indexes(self, job_id: str, node: str) -> tuple[int, ...]:
         """Indexes of a running job's GPUs on one of its nodes."""
-        return _read(parse_gpu_ids, self._show_job(job_id, "-d"), "scontrol show job").get(node, ())
+        return _read(parse_gpu_ids, _show_job(self._commands, job_id, "-d"), "scontrol show job").get(node, ())
 
     def gpu_ids(self, job_id: str) -> dict[str, tuple[int, ...]]:
         """Node -> indices of a running job's GPUs there. Empty: they are not known, or the job holds none."""
         try:
-            return _read(parse_gpu_ids, self._show_job(job_id, "-d"), "scontrol show job")
+            return _read(parse_gpu_ids, _show_job(self._commands, job_id, "-d"), "scontrol show job")
         except SlurmError as error:
             log.info("cannot read the indices of a job's GPUs", extra={"job": job_id, "text": str(error)})
             return {}
-
-    def submit_placeholder(self, name: str, node: str, partition: str, comment: str, after: int | None) -> str:
-        """Submit a placeholder job, which holds one GPU of a node and sleeps. Returns its id. It starts before all other jobs.
-
-        Args:
-            after: a job after whose end it may start. None: at once.
-
-        Raises:
-            Refused: Slurm refuses it. Only root, SlurmUser and operators may set a priority.
-        """
-        words = (
-            *("sbatch", "--parsable", f"--job-name={name}", f"--nodelist={node}", f"--partition={partition}"),
-            *(
-                "--ntasks=1",
-                "--gres=gpu:1",
-                "--no-requeue",
-                f"--priority={HIGHEST_PRIORITY - 1}",
-                f"--comment={comment}",
-                "--mem=32",
-            ),
-            *("--output=/dev/null", "--chdir=/", "--export=NONE"),
-            *([] if after is None else [f"--dependency=afterany:{after}"]),
-            "--wrap=exec sleep infinity",
-        )
-        done = self._commands.run(words, {}, writes=f"placeholder job {name}")
-        if done.returncode != 0:
-            raise self._commands.messages.error(done.stderr or done.stdout, command="sbatch", otherwise=Refused)
-        return done.stdout.strip().split(";")[0]
-
-    def wait_no_longer(self, job_id: str) -> None:
-        """Remove a pending job's dependency on another job."""
-        self._commands.change(job_id, "scontrol", "update", f"JobId={job_id}", "Dependency=")
-
-    def no_time_limit(self, job_id: str) -> None:
-        """Remove a running job's time limit, also its partition's."""
-        self._commands.change(job_id, "scontrol", "update", f"JobId={job_id}", "TimeLimit=UNLIMITED")
-
-    def set_comment(self, job_id: str, text: str) -> None:
-        """Write the comment of a job of the daemon's user."""
-        self._commands.change(job_id, "scontrol", "update", f"JobId={job_id}", f"Comment={text}")
 
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""
@@ -329,6 +277,54 @@ class CliGateway:
             text = self._commands.read("sacct", *options, variables={"SLURM_TIME_FORMAT": "%s"})
             found |= self._listing("end", parse_ends, text)
         return found
+
+
+class CommandWriter:
+    """Changes Slurm's jobs through scontrol and scancel; see `SlurmWriter`. The other methods are for sharing and cloud."""
+
+    def __init__(self, commands: SlurmCommandRunner) -> None:
+        self._commands = commands
+        self._batch = BatchWriter(commands)
+
+    def submit_placeholder(self, name: str, node: str, partition: str, comment: str, after: int | None) -> str:
+        """Submit a placeholder job, which holds one GPU of a node and sleeps. Returns its id. It starts before all other jobs.
+
+        Args:
+            after: a job after whose end it may start. None: at once.
+
+        Raises:
+            Refused: Slurm refuses it. Only root, SlurmUser and operators may set a priority.
+        """
+        words = (
+            *("sbatch", "--parsable", f"--job-name={name}", f"--nodelist={node}", f"--partition={partition}"),
+            *(
+                "--ntasks=1",
+                "--gres=gpu:1",
+                "--no-requeue",
+                f"--priority={HIGHEST_PRIORITY - 1}",
+                f"--comment={comment}",
+                "--mem=32",
+            ),
+            *("--output=/dev/null", "--chdir=/", "--export=NONE"),
+            *([] if after is None else [f"--dependency=afterany:{after}"]),
+            "--wrap=exec sleep infinity",
+        )
+        done = self._commands.run(words, {}, writes=f"placeholder job {name}")
+        if done.returncode != 0:
+            raise self._commands.messages.error(done.stderr or done.stdout, command="sbatch", otherwise=Refused)
+        return done.stdout.strip().split(";")[0]
+
+    def wait_no_longer(self, job_id: str) -> None:
+        """Remove a pending job's dependency on another job."""
+        self._commands.change(job_id, "scontrol", "update", f"JobId={job_id}", "Dependency=")
+
+    def no_time_limit(self, job_id: str) -> None:
+        """Remove a running job's time limit, also its partition's."""
+        self._commands.change(job_id, "scontrol", "update", f"JobId={job_id}", "TimeLimit=UNLIMITED")
+
+    def set_comment(self, job_id: str, text: str) -> None:
+        """Write the comment of a job of the daemon's user."""
+        self._commands.change(job_id, "scontrol", "update", f"JobId={job_id}", f"Comment={text}")
 
     def hold(self, job_id: str) -> None:
         """`scontrol uhold`. The priority is 0 until the job is released, and the reason differs from that of an admin's hold."""
@@ -428,8 +424,39 @@ class CliGateway:
         except ControllerAway as error:
             if "Unexpected message received" not in error.text:
                 raise
-            self.gpus_held(job_id)  # raises JobGone, unless the controller is indeed down
+            _show_job(self._commands, job_id)  # raises JobGone, unless the controller is indeed down
             raise
+
+
+class CliGateway(CommandReader, CommandWriter):
+    """Reads and changes the Slurm of `conf` through its commands; without `conf`, that of SLURM_CONF or the default.
+
+    Creating it contacts no daemon.
+
+    Raises:
+        CommandsMissing: Slurm's commands are not on this machine. It is also a ConfigError.
+    """
+
+    def __init__(
+        self,
+        *,
+        conf: Path | None,
+        timeout_s: float,
+        leadership: Leadership = ALONE,
+    ) -> None:
+        """`timeout_s` limits one command. `leadership` is asked before each command that changes something."""
+        self.commands = SlurmCommandRunner(conf, timeout_s, leadership)
+        CommandReader.__init__(self, self.commands)
+        CommandWriter.__init__(self, self.commands)
+
+
+def _show_job(commands: SlurmCommandRunner, job_id: str, *options: str) -> str:
+    expect_id(job_id)
+    variables = {"SLURM_TIME_FORMAT": "%s"}
+    done = commands.run(("scontrol", "-a", "-o", *options, "show", "job", job_id), variables, job_id)
+    if done.returncode != 0:
+        raise commands.messages.error(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
+    return done.stdout
 
 
 def _read(parse: Callable[[Given], Answer], given: Given, command: str) -> Answer:

@@ -18,7 +18,7 @@ from penstock_scheduler.safety import children
 from penstock_scheduler.safety.children import Account
 from penstock_scheduler.store.leadership.lease import ALONE, boot_s
 from penstock_slurm.gateway.errors import (
-    BackendMissing,
+    CommandsMissing,
     ControllerAway,
     JobGone,
     Messages,
@@ -106,7 +106,7 @@ class SlurmCommandRunner:
     """Runs Slurm's commands for the Slurm of `conf`. None: that of SLURM_CONF or the default.
 
     Raises:
-        BackendMissing: commands are not on PATH.
+        CommandsMissing: commands are not on PATH.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class SlurmCommandRunner:
         """Command -> its absolute path, by this process's PATH when it was first needed: no variable changes it later."""
         missing = [command for command in COMMANDS if self._program(command) is None]
         if missing:
-            raise BackendMissing(
+            raise CommandsMissing(
                 f"not on PATH ({os.environ.get('PATH', '')}); install Slurm's commands (Debian: slurm-client) or add "
                 "their folder to PATH",
                 command=", ".join(missing),
             )
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._leadership = leadership
-        self._environment = command_environment(os.environ, conf)
+        self.environment = command_environment(os.environ, conf)
         self._unregistered: dict[str, float] = {}
         """Jobs that slurmdbd has not registered -> when Slurm last said so."""
 
@@ -218,12 +218,12 @@ class SlurmCommandRunner:
             raise Transient("is not on PATH; install Slurm's commands", command=argv[0], job_id=job_id)
         argv = (program, *argv[1:])
         if not writes:
-            return self._run(argv, variables, job_id, text, self._timeout_s, about)
+            return self._run(argv, variables, job_id, text, self.timeout_s, about)
         with self._leadership.write("slurm", writes) as until_s:
             if not self._leadership.fenced:
-                return self._run(argv, variables, job_id, text, self._timeout_s, about, account)
+                return self._run(argv, variables, job_id, text, self.timeout_s, about, account)
             begun_s = boot_s()
-            until_s = min(until_s, begun_s + self._timeout_s)
+            until_s = min(until_s, begun_s + self.timeout_s)
             # The guard ends the command, so that the command never outlives the guard.
             numbered = {**variables, FENCING_VARIABLE: str(self._leadership.number)}
             limit_s = max(until_s - begun_s, 0) + GUARD_S
@@ -245,7 +245,7 @@ class SlurmCommandRunner:
         about: str,
         account: Account | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        environment = self._environment
+        environment = self.environment
         if account is not None and account.uid != os.geteuid():
             environment = {name: value for name, value in environment.items() if name in OF_ANYBODY}
         try:

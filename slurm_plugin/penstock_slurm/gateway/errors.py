@@ -84,8 +84,8 @@ class UnreadableAnswer(SlurmError):
     remedy = "; compare this Slurm's version with those in docs/developer/slurm-gateway.md"
 
 
-class BackendMissing(SlurmError, ConfigError):
-    """The chosen back end cannot be used on this machine. The message has the remedy."""
+class CommandsMissing(SlurmError, ConfigError):
+    """Slurm's commands are not on this machine. The message has the remedy."""
 
 
 NUMBER = re.compile(r"\d+(_\S+)?")

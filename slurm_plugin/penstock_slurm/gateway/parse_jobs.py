@@ -97,10 +97,23 @@ class Marks:
     record: str = dataclasses.field(default_factory=_mark)
 
 
-def squeue_format(marks: Marks, release: Release) -> str:
-    """Format for `squeue -O` that prints every field followed by its mark, and at its full length (size 0) but for CUT."""
-    *others, last = job_fields(release)
+def squeue_format(marks: Marks, fields: Sequence[str]) -> str:
+    """Format for `squeue -O` that prints each of these fields and then its mark, at full length (size 0) but for CUT."""
+    *others, last = fields
     return ",".join([*(f"{field}:{CUT.get(field, 0)}{marks.field}" for field in others), f"{last}:0{marks.record}"])
+
+
+def split_records(text: str, marks: Marks) -> list[str]:
+    """The records of an answer to `squeue_format`, the first with a newline before it as all others.
+
+    Raises:
+        ValueError: the text is no such answer, or ends within a record.
+    """
+    first, *others = text.split(marks.record)
+    *records, rest = "\n" + first, *others
+    if rest.strip():
+        raise ValueError(f"{len(rest)} characters after the last record")
+    return records
 
 
 def parse_jobs(text: str, marks: Marks, release: Release, asked_s: float = 0.0) -> tuple[SlurmJob, ...]:
@@ -121,7 +134,7 @@ class JobReader:
         """Records of the last answer that do not say which job they are about."""
 
     def read(self, text: str, marks: Marks, release: Release, asked_s: float) -> tuple[SlurmJob, ...]:
-        """Jobs from squeue's answer to `squeue_format(marks, release)`.
+        """Jobs from squeue's answer to `squeue_format(marks, job_fields(release))`.
 
         Names and comments can hold any text, also newlines. So records are found by the marks, not by lines. What of a record
         cannot be read is its job's `unknown`. A record without a readable id is `lost`.
@@ -135,10 +148,7 @@ class JobReader:
         Raises:
             ValueError: the text is no such answer, or ends within a record.
         """
-        first, *others = text.split(marks.record)
-        *records, rest = "\n" + first, *others
-        if rest.strip():
-            raise ValueError(f"{len(rest)} characters after the last record")
+        records = split_records(text, marks)
         names, hosts, second, separator = job_fields(release), HostLists(), math.floor(asked_s), marks.field
         lost: list[Unknown] = []
         before, known = (self._texts, self._jobs) if release == self._release else ([], [])
@@ -160,21 +170,21 @@ class JobReader:
                 else:
                     fields = record.split(separator)
                     try:
-                        job = _job(dict(zip(names, fields, strict=True)), hosts, release)
+                        job = make_job(dict(zip(names, fields, strict=True)), hosts, release)
                     except ValueError:
                         if (found_job := _unreadable(fields, len(names), hosts, release)) is None:
                             lost.append(Unknown(RECORD, record))
                             continue
                         job = found_job
             if job.start_s is not None:
-                job = _with_suspension(job, record[end + len(separator) :], second)
+                job = with_suspension(job, record[end + len(separator) :], second)
             texts.append(stable)
             jobs.append(job)
         self._release, self._texts, self._jobs, self.lost = release, texts, jobs, tuple(lost)
         return tuple(jobs)
 
 
-def _with_suspension(job: SlurmJob, ran: str, second: int) -> SlurmJob:
+def with_suspension(job: SlurmJob, ran: str, second: int) -> SlurmJob:
     """The job with the time that its present run has been suspended, in whole seconds: the very object if that is the same.
 
     squeue tells how long the run was not suspended.
@@ -194,13 +204,13 @@ def _with_suspension(job: SlurmJob, ran: str, second: int) -> SlurmJob:
 def _unreadable(fields: Sequence[str], count: int, nodes: HostLists, release: Release) -> SlurmJob | None:
     """The job of a record that has another number of fields, of which only the id is known; None: not even that."""
     try:
-        job = _job(dict(zip(IDS, fields, strict=False)), nodes, release)
+        job = make_job(dict(zip(IDS, fields, strict=False)), nodes, release)
     except (ValueError, KeyError):
         return None
     return dataclasses.replace(job, unknown=(Unknown(RECORD, f"{len(fields)} fields in place of {count}"),))
 
 
-def _job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob:
+def make_job(values: dict[str, str], nodes: HostLists, release: Release) -> SlurmJob:
     """The job of a record. Raises ValueError, KeyError: it does not say which one it is."""
     job = Fields(values)
     number = int(values["JobID"])  # ignores the newline at the end of the previous record

@@ -14,7 +14,7 @@ from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_profiles.wire import read
 from penstock_scheduler import __version__
 from penstock_scheduler.api.agent_messages import AWAY_S, MAX_BYTES, Lack, NodeStatus, status_file
-from penstock_slurm.gateway import SlurmNode, abilities, open_gateway
+from penstock_slurm.gateway import CliGateway, SlurmNode, abilities
 from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.conf_edits import our_libraries
 from penstock_slurm.gateway.local_slurm import constrains_devices
@@ -212,7 +212,7 @@ def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
     section = site.slurm
     if not section.agents:
         return
-    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
     nodes = [node for node in gateway.nodes() if not set(section.partitions).isdisjoint(node.partitions)]
     release = abilities.release(gateway.version())
     yield from check_cgroups(site.config, release)
@@ -220,9 +220,6 @@ def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
         lacking = without_stand_in(nodes, section.partitions)
         remedy = f"{', '.join(lacking[:SHOWN])}{' and more' if len(lacking) > SHOWN else ''}: {STAND_IN_REMEDY}"
         yield Finding("the nodes have the GRES that jobs that share GPUs ask for", remedy if lacking else "")
-    yield Finding(
-        'backend = "cli"', "" if section.backend == "cli" else "set it in [slurm]: sharing needs this back end"
-    )
     plugstack = site.plugstack.read_text() if site.plugstack.exists() else ""
     found = our_libraries(plugstack, site.run_dir)
     remedy = "run `penstock slurm install --apply`, then copy the line to the nodes"
@@ -251,7 +248,7 @@ def to_undo_on_nodes(site: InstallTarget) -> Iterator[str]:
     folder = section.spool_dir / "agents"
     if not section.agents and not folder.is_dir():
         return
-    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
     placeholders = [job.id for job in gateway.jobs() if job.name == PLACEHOLDER]
     if placeholders:
         jobs = " ".join(placeholders)

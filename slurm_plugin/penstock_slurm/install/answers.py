@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from penstock_slurm.gateway import Gateway, JobGone, SlurmError, SlurmJob, Unknown, abilities, open_gateway
+from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob, Unknown, abilities
 from penstock_slurm.gateway.abilities import Release, Version, shown, tested
 from penstock_slurm.gateway.parse import parse_version
 from penstock_slurm.install.findings import Finding
@@ -108,7 +108,7 @@ def check_test_jobs(site: InstallTarget, submit: Callable[..., str | Finding]) -
 
 
 def _misread(
-    site: InstallTarget, gateway: Gateway, job_id: str, release: Release, version: Version, *, whole_nodes: bool
+    site: InstallTarget, gateway: CliGateway, job_id: str, release: Release, version: Version, *, whole_nodes: bool
 ) -> str:
     """Which fields of a test job are read wrongly; empty: none."""
     job = next((job for job in gateway.jobs() if job.id == job_id), None)
@@ -133,5 +133,5 @@ def _misread(
     return f"Slurm {shown(version)} says {', '.join(texts)}, which Penstock takes for something else: {UPDATE}"
 
 
-def _gateway(site: InstallTarget) -> Gateway:
-    return open_gateway("cli", conf=site.slurm.conf, timeout_s=site.slurm.command_timeout_s)
+def _gateway(site: InstallTarget) -> CliGateway:
+    return CliGateway(conf=site.slurm.conf, timeout_s=site.slurm.command_timeout_s)

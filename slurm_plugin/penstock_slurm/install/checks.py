@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_scheduler.people.errors import PenstockError
-from penstock_slurm.gateway import Gateway, JobGone, SlurmJob, open_gateway
+from penstock_slurm.gateway import CliGateway, JobGone, SlurmJob
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget, own_lua_lacks_ours, site_text
 from penstock_slurm.install.sources import source
@@ -38,7 +38,7 @@ def check_files(site: InstallTarget) -> Iterator[Finding]:
 def check_jobs(site: InstallTarget, user: int | None) -> Iterator[Finding]:
     """Checks that submit jobs which never start, and cancel them. Raises PenstockError."""
     section = site.slurm
-    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
     adaptive = submit_test_job(site, user, "--adaptive", "--max-gpus=1", "--non-preemptible")
     if isinstance(adaptive, Finding):
         yield adaptive
@@ -59,7 +59,7 @@ def check_jobs(site: InstallTarget, user: int | None) -> Iterator[Finding]:
 def waiting_jobs(site: InstallTarget) -> list[SlurmJob]:
     """Pending jobs with a job spec in admin_comment."""
     section = site.slurm
-    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
     return [job for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
 
 
@@ -73,7 +73,7 @@ def submit_test_job(site: InstallTarget, user: int | None, *flags: str) -> str |
     return Finding(what, f"{done.stderr.strip()}; --user NAME submits the test jobs as another user")
 
 
-def _adaptive_finding(gateway: Gateway, job_id: str, *, waits: bool) -> Finding:
+def _adaptive_finding(gateway: CliGateway, job_id: str, *, waits: bool) -> Finding:
     job = _take(gateway, job_id)
     what = f"a job with flags ({job_id}) gets its job spec"
     if job is None:
@@ -90,7 +90,7 @@ def _adaptive_finding(gateway: Gateway, job_id: str, *, waits: bool) -> Finding:
     return Finding(what, "" if held else f"it is not held: {job.state}, {job.reason}")
 
 
-def _take(gateway: Gateway, job_id: str) -> SlurmJob | None:
+def _take(gateway: CliGateway, job_id: str) -> SlurmJob | None:
     """Slurm's record of a test job, which is cancelled."""
     try:
         return next((job for job in gateway.jobs() if job.id == job_id), None)

@@ -13,7 +13,7 @@ from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.rounds.settings import DaemonSettings, Settings
 from penstock_slurm.agent.settings import AgentSettings
-from penstock_slurm.gateway import open_gateway
+from penstock_slurm.gateway import CliGateway
 from penstock_slurm.gateway.conf_edits import LineEdit, set_key, set_plugin, with_plugin
 from penstock_slurm.gateway.local_slurm import SlurmCommands, admins, constrains_devices
 from penstock_slurm.install import sitefile
@@ -101,7 +101,7 @@ def open_site(settings: Settings) -> InstallTarget:
 def site_text(site: InstallTarget) -> str:
     """penstock_site.lua as it should be now. Raises PenstockError."""
     section = site.slurm
-    gateway = open_gateway("cli", conf=section.conf, timeout_s=section.command_timeout_s)
+    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
     daemon = site.settings.section(DaemonSettings)
     families, cloud = load_families(daemon.families), daemon.cloud is not None
     return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config), cloud=cloud)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from penstock_scheduler.model import Job, JobId, Phase
-from penstock_slurm.gateway import Gateway, JobGone, SlurmError, SlurmJob
+from penstock_slurm.gateway import JobGone, SlurmError, SlurmJob, SlurmReader
 from penstock_slurm.jobs.states import HOLDING
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ AGAIN = 4
 class Arrays:
     """The limits of arrays, as last read."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, reader: SlurmReader) -> None:
+        self._reader = reader
         self._limits: dict[int, int | None] = {}
         """Array -> how many of its elements may run at once; None: any number. The one asked about longest ago comes first."""
 
@@ -83,7 +83,7 @@ class Arrays:
         self._limits = {array: limit for array, limit in self._limits.items() if array in arrays}
         for array in (*new[:NEW], *list(self._limits)[:AGAIN]):
             try:
-                limit = self._gateway.array_limit(arrays[array])
+                limit = self._reader.array_limit(arrays[array])
             except JobGone:
                 continue
             except SlurmError as error:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable
 
 from penstock_scheduler.model import JobId
-from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
 from penstock_slurm.gateway.base import WAITING, Write
 from penstock_slurm.jobs.in_turn import in_turn
 from penstock_slurm.jobs.notes import kept_by_begin, overdue, plain_shape
@@ -20,10 +20,10 @@ MOST_LEFT = 50
 """Jobs that are left to Slurm at a time: each takes processes of its own."""
 
 
-def let_deadlines_count(gateway: Gateway, jobs: Iterable[SlurmJob], now_s: float) -> None:
+def let_deadlines_count(writer: SlurmWriter, jobs: Iterable[SlurmJob], now_s: float) -> None:
     """Release held jobs whose deadline is over, because Slurm ends them only then."""
     over = in_turn((job for job in jobs if job.held and overdue(job, now_s)), MOST_RELEASES)
-    for job, error in zip(over, gateway.write([Write(job.id, "release") for job in over]), strict=True):
+    for job, error in zip(over, writer.write([Write(job.id, "release") for job in over]), strict=True):
         if error is not None:
             log.info("cannot release the job to its deadline", extra={"job": job.id, "text": str(error)})
 
@@ -34,8 +34,8 @@ class BeginTimes:
     Slurm does not tell the begin time of a job with a dependency, so this object remembers when it was renewed.
     """
 
-    def __init__(self, gateway: Gateway, after_s: float | None) -> None:
-        self._gateway, self._after_s = gateway, after_s
+    def __init__(self, writer: SlurmWriter, after_s: float | None) -> None:
+        self._writer, self._after_s = writer, after_s
         self._renewed_s: dict[JobId, float] = {}
 
     def renew(self, jobs: Collection[SlurmJob], acted: Collection[JobId], now_s: float) -> None:
@@ -64,7 +64,7 @@ class BeginTimes:
             self._leave(job, after_s)
         if due:
             try:
-                self._gateway.begin_later(due, after_s)
+                self._writer.begin_later(due, after_s)
             except SlurmError as error:
                 log.warning("cannot renew begin times", extra={"jobs": len(due), "text": str(error)})
                 return
@@ -77,6 +77,6 @@ class BeginTimes:
         assert shape is not None
         cpus = shape.nodes * job.cpus_for(shape.gpus_per_node, shape.tasks_per_node or 1)
         try:
-            self._gateway.leave_to_slurm(job.id, shape, cpus, after_s)
+            self._writer.leave_to_slurm(job.id, shape, cpus, after_s)
         except SlurmError as error:
             log.warning("cannot leave the job to Slurm", extra={"job": job.id, "text": str(error)})

@@ -26,7 +26,7 @@ from penstock_scheduler.model import JobId
 from penstock_scheduler.people.errors import BadJobSpec, StoreError
 from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
 from penstock_slurm.gateway.base import WAITING, Write
 from penstock_slurm.jobs.in_turn import in_turn
 from penstock_slurm.jobs.notes import plain_shape
@@ -260,8 +260,8 @@ def mark(spool: Spool, job: SlurmJob, restarts: int | None, **also: int) -> None
 class Holds:
     """Carries out holds and releases, a step in each observation."""
 
-    def __init__(self, gateway: Gateway, spool: Spool) -> None:
-        self._gateway, self._spool = gateway, spool
+    def __init__(self, writer: SlurmWriter, spool: Spool) -> None:
+        self._writer, self._spool = writer, spool
         self._files = HoldFiles(spool.folder, spool.leadership)
         self._asked = Asked({}, {})
         self._to_hold: list[SlurmJob] = []
@@ -310,7 +310,7 @@ class Holds:
         """Release a running job from a hold of Penstock's that came too late. Later holds of the run are somebody's."""
         if came_too_late(job, control) and job.id not in self._asked.held:
             try:
-                self._gateway.release(job.id)
+                self._writer.release(job.id)
             except SlurmError as error:
                 log.warning("cannot take a hold back", extra={"job": job.id, "text": str(error)})
                 return False
@@ -342,7 +342,7 @@ class Holds:
 
     def _hold(self, jobs: Sequence[SlurmJob], level: int, failed: str) -> None:
         """Hold jobs in Slurm, through few processes."""
-        for job, refused in zip(jobs, self._gateway.write([Write(job.id, "hold") for job in jobs]), strict=True):
+        for job, refused in zip(jobs, self._writer.write([Write(job.id, "hold") for job in jobs]), strict=True):
             if refused is not None:
                 log.log(level, failed, extra={"job": job.id, "text": str(refused)})
 
@@ -370,9 +370,9 @@ class Holds:
             if job.state in WAITING:
                 mark(self._spool, job, job.restarts)
             if in_place:
-                self._gateway.hold(job.id)
+                self._writer.hold(job.id)
             elif job.state in HOLDING | BY_SLURM and job.priority == 0:
-                self._gateway.release(job.id)
+                self._writer.release(job.id)
         except SlurmError as error:
             log.warning("cannot release the job", extra={"job": job.id, "text": str(error)})
             return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from penstock_scheduler.model import JobId
 from penstock_scheduler.people.errors import ClusterAway
-from penstock_slurm.gateway import ControllerAway, Gateway, SlurmError, SlurmJob, TimedOut
+from penstock_slurm.gateway import ControllerAway, SlurmError, SlurmJob, SlurmWriter, TimedOut
 from penstock_slurm.jobs.in_turn import in_turn
 from penstock_slurm.jobs.notes import SHARES, with_message, with_note
 
@@ -17,15 +17,15 @@ MOST = 50
 """Messages in one observation: each is a process of its own."""
 
 
-def say_all(gateway: Gateway, texts: Iterable[tuple[SlurmJob, str]]) -> None:
+def say_all(writer: SlurmWriter, texts: Iterable[tuple[SlurmJob, str]]) -> None:
     """As `say`, for the first jobs of each user. Each further observation tells some of the others."""
     new = {job.id: (job, text) for job, text in texts if with_message(job, text) is not None}
     for job in in_turn((job for job, _ in new.values()), MOST):
-        if not say(gateway, *new[job.id]):
+        if not say(writer, *new[job.id]):
             return
 
 
-def say(gateway: Gateway, job: SlurmJob, text: str) -> bool:
+def say(writer: SlurmWriter, job: SlurmJob, text: str) -> bool:
     """Write a message to the job's user into its AdminComment, once, unless the site itself uses the field.
 
     Returns whether the next message may come through: false if Slurm does not answer.
@@ -35,7 +35,7 @@ def say(gateway: Gateway, job: SlurmJob, text: str) -> bool:
         return True
     log.warning("message to a job's user", extra={"job": job.id, "user": job.user, "text": text})
     try:
-        gateway.set_admin_comment(job.id, comment)
+        writer.set_admin_comment(job.id, comment)
     except SlurmError as error:
         log.warning("cannot tell the job's user", extra={"job": job.id, "text": str(error)})
         return not isinstance(error, ControllerAway | TimedOut)
@@ -43,7 +43,7 @@ def say(gateway: Gateway, job: SlurmJob, text: str) -> bool:
 
 
 def note_shares(
-    gateway: Gateway, running: Iterable[SlurmJob], note: Callable[[JobId], dict[str, object] | None]
+    writer: SlurmWriter, running: Iterable[SlurmJob], note: Callable[[JobId], dict[str, object] | None]
 ) -> None:
     """Note which running jobs share GPUs, for the accounts: Slurm counts these GPUs for placeholder jobs. Raises ClusterAway."""
     for job in running:
@@ -54,7 +54,7 @@ def note_shares(
         if comment is None:
             continue
         try:
-            gateway.set_admin_comment(job.id, comment)
+            writer.set_admin_comment(job.id, comment)
         except (ControllerAway, TimedOut) as error:
             raise ClusterAway(str(error)) from error
         except SlurmError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from penstock_scheduler.model import JobId, Stop, StopCode
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmReader, SlurmWriter
 from penstock_slurm.jobs.holds import mark
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ Run = tuple[JobId, int]
 class LostGpus:
     """Remembers which runs were checked, so that each one is checked once."""
 
-    def __init__(self, gateway: Gateway, spool: Spool) -> None:
-        self._gateway, self._spool = gateway, spool
+    def __init__(self, reader: SlurmReader, writer: SlurmWriter, spool: Spool) -> None:
+        self._reader, self._writer, self._spool = reader, writer, spool
         self._lacks: dict[Run, bool] = {}
         """Whether Slurm has started a run without its GPUs, as far as that was checked."""
         self._brought_back: dict[JobId, Stop] = {}
@@ -62,7 +62,7 @@ class LostGpus:
             elif (job.restarts or fresh) and (job.state == "FAILED" or asked < CHECKS):
                 asked += 1
                 try:
-                    self._lacks[run] = self._gateway.gpus_held(job.id) == 0
+                    self._lacks[run] = self._reader.gpus_held(job.id) == 0
                 except SlurmError as error:
                     log.info("cannot read the GPUs of a job", extra={"job": job.id, "text": str(error)})
             if job.state == "FAILED" and self._lacks.get(run):
@@ -87,7 +87,7 @@ class LostGpus:
                 continue
             try:
                 mark(self._spool, job, job.restarts + 1)
-                self._gateway.requeue_hold(job.id)
+                self._writer.requeue_hold(job.id)
             except SlurmError as error:
                 log.warning("cannot stop a job without its GPUs", extra={"job": job.id, "text": str(error)})
                 continue
@@ -105,7 +105,7 @@ class LostGpus:
             return
         try:
             mark(self._spool, job, job.restarts + 1)
-            self._gateway.bring_back(job.id)
+            self._writer.bring_back(job.id)
         except SlurmError as error:
             log.warning("cannot requeue a job that failed without its GPUs", extra={"job": job.id, "text": str(error)})
             return

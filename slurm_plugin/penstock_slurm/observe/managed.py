@@ -18,7 +18,7 @@ from typing import Literal
 from penstock_scheduler.api.ports import SpecCheck
 from penstock_scheduler.model import Job, JobId, Phase, WaitingJob
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.gateway import Gateway, SlurmJob
+from penstock_slurm.gateway import SlurmJob, SlurmReader, SlurmWriter
 from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.jobs.arrays import Arrays
 from penstock_slurm.jobs.holds import Holds
@@ -64,9 +64,15 @@ class ManagedJobs:
     """
 
     def __init__(
-        self, gateway: Gateway, spool: Spool, partitions: Sequence[str], check: SpecCheck, start_patience_s: float
+        self,
+        reader: SlurmReader,
+        writer: SlurmWriter,
+        spool: Spool,
+        partitions: Sequence[str],
+        check: SpecCheck,
+        start_patience_s: float,
     ) -> None:
-        self._gateway, self._spool, self._partitions, self._check = gateway, spool, partitions, check
+        self._writer, self._spool, self._partitions, self._check = writer, spool, partitions, check
         self._reused_ids = ReusedIds(spool)
         self._views = Views()
         self._at_rest: dict[JobId, SlurmJob] = {}
@@ -81,11 +87,11 @@ class ManagedJobs:
         self._counts: Counter[int] | None = None
         self._plain: dict[JobId, bool] = {}
         """Jobs without a job spec -> whether they had one before."""
-        self._arrays = Arrays(gateway)
+        self._arrays = Arrays(reader)
         self._kept_back: dict[JobId, WaitingJob] = {}
         """Jobs that a round does not see yet: they wait for others of their array, or Slurm did not start them."""
         self.unstarted = Unstarted(start_patience_s)
-        self.holds = Holds(gateway, spool)
+        self.holds = Holds(writer, spool)
         self.states = StateLog()
         self.remembered = Remembered()
         self.records: dict[JobId, SlurmJob] = {}
@@ -174,7 +180,7 @@ class ManagedJobs:
             gone: known jobs that are not listed any more, or end.
             scene: what the observation knows beside the single jobs.
         """
-        say_all(self._gateway, [(found.records[each.job], each.text) for each in found.refused])
+        say_all(self._writer, [(found.records[each.job], each.text) for each in found.refused])
         before, self.gone = self.jobs.keys(), dict(gone)
         if scene.silent or scene.without_gpus or scene.misplaced:
             for record in [record for record in self.steady.values() if scene.concerns(record)]:

@@ -11,11 +11,11 @@ from penstock_scheduler.model import JobId, UnknownValue
 from penstock_scheduler.people.errors import ClusterAway, RoundFailed
 from penstock_slurm.gateway import (
     ControllerAway,
-    Gateway,
     SlurmError,
     SlurmJob,
     SlurmNode,
     SlurmPartition,
+    SlurmReader,
     SlurmReservation,
     Unknown,
     Unread,
@@ -58,7 +58,7 @@ class Absences:
         """Job -> when an answer first lacked it, s since 1970, and how many complete looks have lacked it since."""
 
     def look(
-        self, gateway: Gateway, jobs: Mapping[JobId, SlurmJob], now_s: float, *, complete: bool
+        self, reader: SlurmReader, jobs: Mapping[JobId, SlurmJob], now_s: float, *, complete: bool
     ) -> tuple[SlurmJob, ...]:
         """Those of the jobs that may still be there.
 
@@ -66,7 +66,7 @@ class Absences:
         id: while Slurm has it, it stays. Doubt ends after DOUBT_S. Meanwhile no round plans for a job that waits.
 
         Args:
-            gateway: the way to Slurm.
+            reader: asks Slurm.
             jobs: the managed jobs that neither list of this observation has, as last seen.
             now_s: the time, s since 1970.
             complete: whether all records of the lists could be attributed to jobs.
@@ -81,7 +81,7 @@ class Absences:
             looks += complete
             waits, there = job.state in WAITING, None
             if not waits and left:
-                there = _asks(gateway, job_id)
+                there = _asks(reader, job_id)
                 left = left - 1 if there is not None else 0  # Slurm hangs: each further question may take as long
             if there or (now_s - since_s < DOUBT_S and (looks < 2 or (there is None and not waits))):
                 stay.append(dataclasses.replace(job, reason=UNLISTED) if waits else job)
@@ -92,7 +92,7 @@ class Absences:
 
 
 def read(
-    gateway: Gateway,
+    reader: SlurmReader,
     managed: Mapping[JobId, SlurmJob],
     known: Set[JobId],
     absences: Absences,
@@ -103,7 +103,7 @@ def read(
     """Ask Slurm: four calls, whatever the number of jobs, and a fifth if a known job is not listed any more.
 
     Args:
-        gateway: the way to Slurm.
+        reader: asks Slurm.
         managed: the managed jobs, as last seen.
         known: all jobs whose end matters.
         absences: remembers the managed jobs that neither list of jobs has.
@@ -114,19 +114,19 @@ def read(
         ClusterAway: Slurm does not answer.
     """
     try:
-        partitions = {partition.name: partition for partition in gateway.partitions()}
-        nodes = gateway.nodes()
-        jobs = gateway.jobs()
-        reservations = gateway.reservations()
+        partitions = {partition.name: partition for partition in reader.partitions()}
+        nodes = reader.nodes()
+        jobs = reader.jobs()
+        reservations = reader.reservations()
         listed = {job.id for job in jobs}
         missing = (known - listed) | (known & {job.id for job in jobs if job.state in LEAVING})
-        ended = gateway.jobs(finished=True) if missing or look_back else ()
-        unread = gateway.unread()
+        ended = reader.jobs(finished=True) if missing or look_back else ()
+        unread = reader.unread()
         remembered = {job.id: job for job in ended}
         unlisted = managed.keys() - listed
         alive = [remembered[job_id] for job_id in unlisted & remembered.keys() if remembered[job_id].state not in ENDED]
         unseen = {job_id: managed[job_id] for job_id in sorted(unlisted - remembered.keys())}
-        alive += absences.look(gateway, unseen, now_s, complete=all(each.kind != "job" for each in unread))
+        alive += absences.look(reader, unseen, now_s, complete=all(each.kind != "job" for each in unread))
     except SlurmError as error:
         raise ClusterAway(str(error)) from error
     if alive:
@@ -145,10 +145,10 @@ def read(
     )
 
 
-def _asks(gateway: Gateway, job_id: JobId) -> bool | None:
+def _asks(reader: SlurmReader, job_id: JobId) -> bool | None:
     """Whether Slurm has the job; None: it does not say. Raises ControllerAway."""
     try:
-        return gateway.knows(job_id)
+        return reader.knows(job_id)
     except ControllerAway:
         raise
     except SlurmError as error:
@@ -190,8 +190,8 @@ def unknown_values(records: Records) -> tuple[UnknownValue, ...]:
         if job.unknown:
             take("job", job.id, job.unknown)
     for unread in records.unread:
-        if unread.kind == "message":
-            found["message", "text", unread.text] = [""] * unread.count
+        if unread.kind in ("message", "reader"):
+            found[unread.kind, "text", unread.text] = [""] * unread.count
         else:
             take(unread.kind, "without a readable name", [Unknown("record", unread.text)])
     return tuple(UnknownValue(*key, tuple(names)) for key, names in found.items())

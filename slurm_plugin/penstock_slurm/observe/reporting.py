@@ -11,7 +11,7 @@ from penstock_scheduler.jobs import report_quota
 from penstock_scheduler.jobs.report_quota import ReportQuota
 from penstock_scheduler.model import JobId
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.gateway import Gateway
+from penstock_slurm.gateway import SlurmWriter
 from penstock_slurm.jobs.messages import say
 from penstock_slurm.jobs.pauses import measured
 from penstock_slurm.observe.managed import ManagedJobs
@@ -28,8 +28,8 @@ class Reporting:
     A job that its user cancels, or that reaches its time limit, is not managed any more, but still saves and reports it.
     """
 
-    def __init__(self, gateway: Gateway, spool: Spool, clock: Clock, managed: ManagedJobs) -> None:
-        self._gateway, self._spool, self._clock, self._managed = gateway, spool, clock, managed
+    def __init__(self, writer: SlurmWriter, spool: Spool, clock: Clock, managed: ManagedJobs) -> None:
+        self._writer, self._spool, self._clock, self._managed = writer, spool, clock, managed
         self._quota = ReportQuota()
         self._owners: dict[JobId, int] = {}
         self.saved: set[JobId] = set()
@@ -53,7 +53,7 @@ class Reporting:
         kept, over = self._quota.admit(found, self._clock.now_s())
         # What an earlier daemon has read and stored is no haste of the job's.
         for job_id in [each for each in over & managed.records.keys() if not self._spool.catches_up(each)]:
-            say(self._gateway, managed.records[job_id], report_quota.TEXT)
+            say(self._writer, managed.records[job_id], report_quota.TEXT)
         ended = {job_id: job for job_id, job in managed.gone.items() if job_id not in managed.jobs}
         managed.states.ended(ended, self._spool.ended)
         self._forget(managed.jobs.keys() | (managed.gone.keys() & managed.states.jobs))

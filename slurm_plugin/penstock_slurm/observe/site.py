@@ -11,7 +11,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from penstock_scheduler.api.ports import Clock
 from penstock_scheduler.model import GpuLimit
-from penstock_slurm.gateway import Gateway, SlurmError, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReservation
+from penstock_slurm.gateway import SlurmError, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReader, SlurmReservation
 from penstock_slurm.settings import SlurmSettings
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ class SlurmSite:
     enforces its limits itself.
     """
 
-    def __init__(self, gateway: Gateway, clock: Clock, settings: SlurmSettings) -> None:
-        self._gateway = gateway
+    def __init__(self, reader: SlurmReader, clock: Clock, settings: SlurmSettings) -> None:
+        self._reader = reader
         self._clock = clock
         self._settings = settings
         self._rules = SlurmRules()
@@ -67,7 +67,7 @@ class SlurmSite:
         return self._rules
 
     def _read(self, known: SlurmRules) -> SlurmRules:
-        ask, has = self._gateway, self._read_or(known.features, self._gateway.features)
+        ask, has = self._reader, self._read_or(known.features, self._reader.features)
         weighs = has.fair_share and self._settings.weight == "fair-share"
         return SlurmRules(
             has,

@@ -29,7 +29,7 @@ from penstock_scheduler.api.ports import Clock, SilentAgent
 from penstock_scheduler.model import Job, JobId, Stop, StopCode, Suspension
 from penstock_scheduler.people.units import clock
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.gateway import Gateway, SlurmError, SlurmJob
+from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
 from penstock_slurm.jobs.holds import mark
 from penstock_slurm.jobs.states import HOLDING
 
@@ -127,11 +127,11 @@ class SilentAgents:
             SilentAgent(node, since_s, tuple(sorted(jobs.get(node, ())))) for node, since_s in self._silent.items()
         )
 
-    def relieve(self, gateway: Gateway, spool: Spool, saved: Collection[JobId]) -> dict[JobId, Stop]:
+    def relieve(self, writer: SlurmWriter, spool: Spool, saved: Collection[JobId]) -> dict[JobId, Stop]:
         """Act for the agents that have been silent for too long. Returns why, for each job that is stopped now.
 
         Args:
-            gateway: to Slurm.
+            writer: to Slurm.
             spool: where a stop is noted before it happens.
             saved: jobs that have completed a checkpoint.
         """
@@ -142,7 +142,7 @@ class SilentAgents:
             if self.clock.now_s() - each.since_s < self.patience_s:
                 continue
             if not each.users and not each.moved:
-                if each.node not in resumed and self._resume(gateway, each):
+                if each.node not in resumed and self._resume(writer, each):
                     resumed.add(each.node)
             elif each.job.movable and (each.job.spec.says_it_saves or each.job.id in saved):
                 stop = Stop(
@@ -150,13 +150,13 @@ class SilentAgents:
                     f"the agent of {each.node}, which had suspended it, has been silent since {clock(each.since_s)}, and "
                     f"{_jobs(each.users) + ' on its GPUs' if each.users else MOVED}; it starts again from its last checkpoint",
                 )
-                if self._requeue(gateway, spool, each, stop):
+                if self._requeue(writer, spool, each, stop):
                     stopped[each.job.id] = stop
         return stopped
 
-    def _resume(self, gateway: Gateway, held: Held) -> bool:
+    def _resume(self, writer: SlurmWriter, held: Held) -> bool:
         try:
-            gateway.resume(held.job.id)
+            writer.resume(held.job.id)
         except SlurmError as error:
             log.warning("cannot resume a job of a silent agent", extra={"job": held.job.id, "text": str(error)})
             return False
@@ -164,10 +164,10 @@ class SilentAgents:
         log.warning("job resumed", extra={"job": held.job.id, "node": held.node, "text": text})
         return True
 
-    def _requeue(self, gateway: Gateway, spool: Spool, held: Held, stop: Stop) -> bool:
+    def _requeue(self, writer: SlurmWriter, spool: Spool, held: Held, stop: Stop) -> bool:
         try:
             mark(spool, held.slurm, held.slurm.restarts + 1)
-            gateway.requeue_hold(held.job.id)
+            writer.requeue_hold(held.job.id)
         except SlurmError as error:
             log.warning("cannot requeue a job of a silent agent", extra={"job": held.job.id, "text": str(error)})
             return False

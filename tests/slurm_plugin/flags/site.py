@@ -9,7 +9,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from penstock_scheduler.model import JobSpec, parse_spec
-from penstock_slurm.gateway import SlurmJob, open_gateway
+from penstock_slurm.gateway import CliGateway, SlurmJob
 from penstock_slurm.install.cli import app
 from penstock_slurm.loopback import LoopbackCluster
 
@@ -32,7 +32,7 @@ class FlagSite:
         self.slurm = slurm
         self.config = folder / "penstock.toml"
         self.etc = slurm.slurm_conf.parent
-        self.gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=20)
+        self.gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=20)
         self.output = folder / "output"
         self.output.mkdir(exist_ok=True)
         self.output.chmod(0o1777)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock_slurm.gateway import (
-    open_gateway,
+    CliGateway,
 )
 from penstock_slurm.gateway.commands import COMMANDS
 
@@ -36,4 +36,4 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def gateway(timeout_s: float = 30.0):
-    return open_gateway("cli", conf=None, timeout_s=timeout_s)
+    return CliGateway(conf=None, timeout_s=timeout_s)

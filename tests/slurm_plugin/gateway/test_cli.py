@@ -8,7 +8,7 @@ import pytest
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.store.leadership.lease import boot_s
 from penstock_slurm.gateway import (
-    BackendMissing,
+    CommandsMissing,
     ControllerAway,
     JobGone,
     JobPlacement,
@@ -175,7 +175,7 @@ def test_the_separator_is_new_each_time_and_not_among_the_arguments(slurm, tmp_p
 
 def test_without_the_commands_the_remedy_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendMissing, match="install Slurm's commands") as caught:
+    with pytest.raises(CommandsMissing, match="install Slurm's commands") as caught:
         gateway()
     assert isinstance(caught.value, ConfigError)
 

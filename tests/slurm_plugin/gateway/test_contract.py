@@ -1,11 +1,10 @@
-"""What every back end of the gateway must do, on a real Slurm: `cli` always, `pyslurm` wherever it imports.
+"""What Slurm's commands must do as reader and writer, on a real Slurm.
 
-penstockd may use a back end only if all of these pass: see docs/decisions/0015-pyslurm-is-refused.md.
+test_pyslurm_reader.py compares the other reader with them.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
@@ -17,9 +16,9 @@ from hypothesis import strategies as st
 from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.gateway import (
     AccountingAway,
-    BackendMissing,
+    CliGateway,
+    CommandsMissing,
     ControllerAway,
-    Gateway,
     JobGone,
     JobPlacement,
     NotWaiting,
@@ -32,31 +31,22 @@ from penstock_slurm.gateway import (
     UnreadableAnswer,
     Unregistered,
     Write,
-    open_gateway,
 )
 from penstock_slurm.gateway.abilities import RELEASES
-from penstock_slurm.gateway.cli import CliGateway
 from penstock_slurm.gateway.errors import MESSAGES, Messages
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.node_states import node_facts
 from penstock_slurm.gateway.parse import parse_tres_per_node
 from penstock_slurm.gateway.parse_jobs import Marks, parse_jobs
-from penstock_slurm.gateway.pyslurm import PyslurmGateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.slurm_plugin.state import save_jobs
 
 slurm = pytest.mark.slurm
 
 
-@pytest.fixture(params=["cli", "pyslurm"])
-def gateway(request: pytest.FixtureRequest, loopback: LoopbackCluster) -> Gateway:
-    if request.param == "cli":
-        return open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
-    if importlib.util.find_spec("pyslurm") is None:
-        pytest.skip(
-            "pyslurm is not installed: it must be built for this machine's Slurm, see docs/developer/slurm-gateway.md"
-        )
-    return PyslurmGateway(conf=loopback.slurm_conf, timeout_s=20)
+@pytest.fixture
+def gateway(loopback: LoopbackCluster) -> CliGateway:
+    return CliGateway(conf=loopback.slurm_conf, timeout_s=20)
 
 
 def held(loopback: LoopbackCluster, *options: str) -> str:
@@ -73,17 +63,17 @@ def held(loopback: LoopbackCluster, *options: str) -> str:
     ).stdout.strip()
 
 
-def place(gateway: Gateway, job_id: str, placement: JobPlacement) -> None:
+def place(gateway: CliGateway, job_id: str, placement: JobPlacement) -> None:
     (error,) = gateway.write([Write(job_id, "place", placement)])
     if error is not None:
         raise error
 
 
-def job(gateway: Gateway, job_id: str, *, finished: bool = True):
+def job(gateway: CliGateway, job_id: str, *, finished: bool = True):
     return next(each for each in gateway.jobs(finished=finished) if each.id == job_id)
 
 
-def wait_state(gateway: Gateway, job_id: str, state: str) -> None:
+def wait_state(gateway: CliGateway, job_id: str, state: str) -> None:
     wait_for(
         lambda: job(gateway, job_id).state == state, 120, f"{job_id} {state}", details=lambda: job(gateway, job_id)
     )
@@ -163,7 +153,7 @@ def test_a_job_is_suspended_and_resumed_and_twice_is_once(gateway, loopback):
     assert job(gateway, job_id).state == "RUNNING"
     with pytest.raises(Refused):
         gateway.resume(job_id)
-    assert not isinstance(gateway, CliGateway) or gateway.unread() == (), "the message is in the table"
+    assert gateway.unread() == (), "the message is in the table"
     gateway.cancel(job_id)
     wait_state(gateway, job_id, "CANCELLED")
     with pytest.raises((JobGone, Refused)):
@@ -208,10 +198,10 @@ def test_failures_are_told_apart(gateway, loopback, make_loopback):
 @slurm
 def test_a_controller_that_is_away_and_one_that_hangs(make_loopback):
     own = make_loopback(nodes="t4:1x4")
-    quick = open_gateway("cli", conf=own.slurm_conf, timeout_s=0.0001)
+    quick = CliGateway(conf=own.slurm_conf, timeout_s=0.0001)
     with pytest.raises((Transient, ControllerAway)):
         quick.jobs()
-    gateway = open_gateway("cli", conf=own.slurm_conf, timeout_s=30)
+    gateway = CliGateway(conf=own.slurm_conf, timeout_s=30)
     own.stop_munged()
     with pytest.raises(ControllerAway):
         gateway.jobs()
@@ -229,9 +219,6 @@ def test_a_controller_that_is_away_and_one_that_hangs(make_loopback):
 
 @slurm
 def test_reservations(gateway, loopback):
-    if not isinstance(gateway, CliGateway):
-        assert gateway.reservations() == ()
-        return
     assert gateway.reservations() == ()
     now_s = time.time()
     for name, start in (("exam", "now"), ("later", "now+3600")):
@@ -253,7 +240,7 @@ def test_reservations(gateway, loopback):
 
 @slurm
 def test_a_node_in_a_maintenance_reservation_says_so(loopback):
-    gateway = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    gateway = CliGateway(conf=loopback.slurm_conf, timeout_s=20)
     options = ("ReservationName=maint", "StartTime=now", "Duration=60", "Nodes=t4-01", "Users=root", "Flags=MAINT")
     loopback.command("scontrol", "create", "reservation", *options)
 
@@ -277,7 +264,7 @@ SwitchName=spine Switches=leaf[0-1]
 
 @slurm
 def test_limits_fair_share_and_topology(make_loopback, loopback):
-    plain = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    plain = CliGateway(conf=loopback.slurm_conf, timeout_s=20)
     assert plain.features() == SlurmFeatures("loop")
     slurm = make_loopback(
         "t4:2x4",
@@ -285,7 +272,7 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
         settings={"AccountingStorageEnforce": "safe", "TopologyPlugin": "topology/tree"},
         files={"topology.conf": TOPOLOGY},
     )
-    gateway = open_gateway("cli", conf=slurm.slurm_conf, timeout_s=20)
+    gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=20)
     assert gateway.features() == SlurmFeatures(
         "loop", accounting=True, topology=True, limits=True, fair_share=True, counts_gpus=True
     )
@@ -322,7 +309,7 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
 def test_jobs_whose_registration_slurmctld_has_forgotten_delay_no_other(make_loopback, monkeypatch):
     """Killed while slurmdbd does not answer, Slurm before 24.11 never asks again, and thinks for 5 s each time."""
     own = make_loopback("t4:1x4", accounting=True)
-    gateway = open_gateway("cli", conf=own.slurm_conf, timeout_s=15)
+    gateway = CliGateway(conf=own.slurm_conf, timeout_s=15)
     if gateway.version() >= (24, 11):
         pytest.skip("this Slurm gives jobs their index itself")
 
@@ -359,8 +346,8 @@ def test_jobs_whose_registration_slurmctld_has_forgotten_delay_no_other(make_loo
 
 def test_a_back_end_that_is_not_there_is_an_error_of_the_settings(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(BackendMissing, match="slurm-client") as error:
-        open_gateway("cli", conf=None, timeout_s=1)
+    with pytest.raises(CommandsMissing, match="slurm-client") as error:
+        CliGateway(conf=None, timeout_s=1)
     assert isinstance(error.value, ConfigError)
 
 
@@ -458,7 +445,7 @@ def test_many_writes_at_once_are_answered_each_for_itself(gateway, loopback):
 @slurm
 def test_many_writes_take_elements_of_an_array(loopback):
     """By the back end `cli`; the other takes plain numbers alone."""
-    gateway = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    gateway = CliGateway(conf=loopback.slurm_conf, timeout_s=20)
     array = held(loopback, "--array=0-3")
     elements = [f"{array}_{element}" for element in range(4)]
     assert gateway.write([Write(each, "release") for each in elements[:2]]) == (None, None)
@@ -468,7 +455,7 @@ def test_many_writes_take_elements_of_an_array(loopback):
 @slurm
 def test_the_limit_of_an_array_is_told_of_each_element_whatever_its_name(loopback):
     """Of one that waits, and of one that has a record of its own. Its user changes it at any time."""
-    gateway = open_gateway("cli", conf=loopback.slurm_conf, timeout_s=20)
+    gateway = CliGateway(conf=loopback.slurm_conf, timeout_s=20)
     forged = "x ArrayTaskThrottle=7\nJobId=1 ArrayJobId=1 ArrayTaskId=1 ArrayTaskThrottle=7 JobName=x"
     array, free, single = (
         held(loopback, "--array=0-3%2", f"--job-name={forged}"),

@@ -22,7 +22,7 @@ from penstock_slurm.gateway.parse import (
     parse_tres_per_node,
     parse_version,
 )
-from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, JobReader, Marks, parse_jobs, squeue_format
+from penstock_slurm.gateway.parse_jobs import JOB_FIELDS, JobReader, Marks, job_fields, parse_jobs, squeue_format
 
 OF_22_05 = release((22, 5))
 
@@ -287,10 +287,10 @@ def test_no_jobs_is_an_answer():
 
 def test_the_format_asks_for_all_fields_uncut_but_dependencies():
     marks = Marks("~ab", "~cd")
-    fields = squeue_format(marks, OF_22_05).split(",")
+    fields = squeue_format(marks, job_fields(OF_22_05)).split(",")
     sizes = [(field, 200 if field == "Dependency" else 0) for field in (*JOB_FIELDS, "OverSubscribe")]
     assert fields == [*(f"{field}:{size}~ab" for field, size in sizes), "TimeUsed:0~cd"]
-    assert squeue_format(marks, release((26, 5))).endswith(",Exclusive:0~ab,TimeUsed:0~cd")
+    assert squeue_format(marks, job_fields(release((26, 5)))).endswith(",Exclusive:0~ab,TimeUsed:0~cd")
 
 
 def test_a_record_that_has_not_changed_is_the_same_job_and_one_that_has_is_read_anew():

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_scheduler.cli import make_app
-from penstock_slurm.gateway import open_gateway
+from penstock_slurm.gateway import CliGateway
 from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
 
@@ -38,7 +38,7 @@ def test_sbatch_refuses_wrong_flags_and_holds_good_jobs_for_penstockd(
     job = cluster.command(
         *("sbatch", "--parsable", "--adaptive", "--max-gpus=2", "--wrap=true", "--output=/dev/null")
     ).stdout.strip()
-    (seen,) = open_gateway("cli", conf=cluster.slurm_conf, timeout_s=60).jobs()
+    (seen,) = CliGateway(conf=cluster.slurm_conf, timeout_s=60).jobs()
     assert (seen.id, seen.held) == (job, True)
     assert json.loads(seen.admin_comment)["penstock"]["max_gpus"] == 2
 

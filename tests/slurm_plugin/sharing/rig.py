@@ -73,7 +73,9 @@ class Rig:
         clock = WallClock()
         stand_in = not abilities.release(self.commands.version()).empty_tres_clears_gpus
         self.agents = SlurmAgents(GpuReservations(self.commands), self.spool.folder, clock, stand_in=stand_in)
-        self.cluster = SlurmCluster(self.commands, self.spool, clock, settings, lambda spec: None, sharing=self.agents)
+        self.cluster = SlurmCluster(
+            self.commands, self.commands, self.spool, clock, settings, lambda spec: None, sharing=self.agents
+        )
 
     def submit(self, *flags: str, gpus: int = 1, script: str = "exec sleep 1000") -> str:
         spec = f"--comment={json.dumps({'penstock': {'max_gpus': 4}})}"

@@ -89,7 +89,7 @@ def test_a_site_without_agents_is_left_as_it_is(tmp_path: Path) -> None:
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool.folder)
     clock = SimulatedClock()
     sharing = SlurmAgents(GpuReservations(commands), spool.folder, clock)  # type: ignore[arg-type]
-    cluster = SlurmCluster(told, spool, clock, settings, lambda spec: None, sharing=sharing)  # type: ignore[arg-type]
+    cluster = SlurmCluster(told, told, spool, clock, settings, lambda spec: None, sharing=sharing)  # type: ignore[arg-type]
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), restarts=0)]
     for _ in range(2):
         assert [each.phase for each in cluster.observe().jobs] == [Phase.RUNNING]
@@ -196,7 +196,7 @@ def test_notes_are_not_tried_one_by_one_while_slurm_is_away(tmp_path: Path, monk
     sharing = SlurmAgents(GpuReservations(Commands()), spool.folder, clock)  # type: ignore[arg-type]
     monkeypatch.setattr(sharing, "note", lambda job_id: {"node": "n0"})
     settings = SlurmSettings(partitions=("gpu",), spool_dir=spool.folder)
-    cluster = SlurmCluster(told, spool, clock, settings, lambda spec: None, sharing=sharing)  # type: ignore[arg-type]
+    cluster = SlurmCluster(told, told, spool, clock, settings, lambda spec: None, sharing=sharing)  # type: ignore[arg-type]
     told.listed = [runs("7")[1], runs("8")[1]]
     cluster.observe()
     with pytest.raises(ClusterAway, match="no answer"):

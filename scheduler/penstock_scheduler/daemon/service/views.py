@@ -112,6 +112,9 @@ def warnings(board: Board) -> list[str]:
                 f"Slurm has answered {count} times with a message that Penstock does not know: {each.text}; report this line"
             )
             continue
+        if each.kind == "reader":
+            found.append(each.text)
+            continue
         what = f"{count} {each.kind}{'' if count == 1 else 's'}" if each.kind == "job" else _some(each.kind, each.names)
         found.append(
             f"{each.text} of {what} is not known to Penstock, which leaves {'it' if count == 1 else 'them'} alone; run "

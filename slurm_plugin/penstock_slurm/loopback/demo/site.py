@@ -18,7 +18,7 @@ from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.cli.report import History, JobHistory, NodeShape, Span
 from penstock_scheduler.people.errors import PenstockError, StoreError
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.gateway import SlurmError, SlurmJob, open_gateway
+from penstock_slurm.gateway import CliGateway, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.loopback.demo.jobs import TIME_SCALE, DemoJob
@@ -72,7 +72,7 @@ class DemoSite:
     def up(self) -> None:
         """Start the cluster, and penstockd if it decides. Raises LoopbackError."""
         self.slurm.up()
-        self.gateway = open_gateway("cli", conf=self.slurm.slurm_conf, timeout_s=15)
+        self.gateway = CliGateway(conf=self.slurm.slurm_conf, timeout_s=15)
         self.spool.mkdir(parents=True, exist_ok=True)
         if not self.penstock:
             return
