@@ -1,8 +1,10 @@
-"""Mutation testing of one module: `python benchmarks/mutation.py MODULE.py TESTS... [--sample N] [--seed N]`.
+"""Mutation testing: `python benchmarks/mutation.py --survey`, or of one module `... MODULE.py TESTS... [--sample N] [--seed N]`.
 
 For example::
 
     python benchmarks/mutation.py scheduler/penstock_scheduler/rounds/diff.py tests/scheduler/test_diff.py --sample 40
+    python benchmarks/mutation.py --survey --least 24           # CI: 30 mutants of those modules of SURVEY with fast tests
+    python benchmarks/mutation.py --survey --long --least 288   # by hand: 24 mutants of each module, 92 % of 312
 
 A *mutant* is the module with one operator, number, condition or order changed. The tests should fail with each of them; a
 mutant with which all tests pass *survives*, and is either equivalent (it changes nothing that anybody can see) or shows
@@ -46,6 +48,43 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator 
 
 SWAPS = {"sorted": "(lambda items, **_: list(items))", "min": "max", "max": "min", "any": "all", "all": "any"}
 """Functions -> what is called instead, beside the operators of cosmic-ray."""
+
+SCHEDULER, SLURM = "scheduler/penstock_scheduler/", "slurm_plugin/penstock_slurm/"
+
+SURVEY: dict[str, tuple[str, ...]] = {
+    SCHEDULER + "rounds/plan_gate.py": ("scheduler/test_plan_gate.py", "scheduler/test_plan_gate_boundaries.py"),
+    SCHEDULER + "rounds/diff.py": ("scheduler/test_diff.py", "scheduler/test_diff_cloud.py"),
+    SCHEDULER + "rounds/loop.py": (
+        "scheduler/test_loop.py",
+        "scheduler/test_loop_steps.py",
+        "scheduler/test_loop_cloud.py",
+    ),
+    SCHEDULER + "rounds/free_gpus/book.py": (
+        "scheduler/test_free_gpus.py",
+        "scheduler/test_placement.py",
+        "scheduler/policies/test_queues.py",
+    ),
+    SCHEDULER + "rounds/free_gpus/allowance.py": ("scheduler/test_free_gpus.py",),
+    SCHEDULER + "rounds/solver/dual.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
+    SCHEDULER + "rounds/solver/reduced.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
+    SCHEDULER + "rounds/policies/sia/costs.py": ("scheduler/policies/sia",),
+    SCHEDULER + "store/rounds.py": ("scheduler/store/test_store.py", "scheduler/store/test_deltas.py"),
+    SLURM + "act/steps.py": (
+        "slurm_plugin/test_job_walks.py",
+        "slurm_plugin/test_holds.py",
+        "slurm_plugin/test_own_stops.py",
+    ),
+    SLURM + "observe/view.py": ("slurm_plugin/test_views.py", "slurm_plugin/test_states.py"),
+    SLURM + "observe/records.py": ("slurm_plugin/test_views.py", "slurm_plugin/test_managed.py"),
+    SLURM + "gateway/parse.py": ("slurm_plugin/gateway/test_parse.py", "slurm_plugin/gateway/test_unknown_values.py"),
+}
+"""The modules that decide about running jobs -> the tests that judge them, under tests/."""
+
+SLOW = ("rounds/loop.py", "rounds/solver/dual.py", "rounds/solver/reduced.py", "store/rounds.py")
+"""Ends of the modules whose tests take too long for CI."""
+
+CI_MUTANTS, LONG_MUTANTS = 30, 24 * len(SURVEY)
+"""Mutants of a survey, and of a long one."""
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -138,31 +177,67 @@ def survives(path: Path, source: str, tests: Sequence[str], timeout_s: float) ->
     return ended[1] == 0
 
 
+def judged(path: Path, tests: Sequence[str], number: int, seed: int, timeout_s: float) -> tuple[int, int]:
+    """Test a sample of a module's mutants and print those that survive. Returns how many were killed, and of how many."""
+    source, begun = path.read_text(), time.monotonic()
+    if not survives(path, source, tests, 10 * timeout_s):
+        sys.exit(f"{path}: the tests fail with the unchanged module; make them pass first")
+    every = mutants(source)
+    sample = random.Random(seed).sample(every, min(number, len(every)))
+    alive = 0
+    for index, text in enumerate(sample, 1):
+        if survives(path, text, tests, timeout_s):
+            alive += 1
+            change = difflib.unified_diff(source.splitlines(), text.splitlines(), n=0, lineterm="")
+            print(f"mutant {index} survives:", *list(change)[2:], sep="\n  ", flush=True)
+    killed, seconds = len(sample) - alive, time.monotonic() - begun
+    name = path.relative_to(ROOT)
+    print(f"{name}: {killed} of {len(sample)} mutants killed ({len(every)} in all), {seconds:.0f} s", flush=True)
+    return killed, len(sample)
+
+
 def main() -> None:
-    """Test a sample of a module's mutants and print those that survive."""
+    """Test mutants of one module or of all modules of `SURVEY`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("module", type=Path)
-    parser.add_argument("tests", nargs="+")
-    parser.add_argument("--sample", type=int, default=50, help="number of mutants; 0: all")
+    parser.add_argument("module", type=Path, nargs="?")
+    parser.add_argument("tests", nargs="*")
+    parser.add_argument("--survey", action="store_true", help="the modules of SURVEY, by their tests")
+    parser.add_argument("--long", action="store_true", help="with --survey: all modules of SURVEY, and more mutants")
+    parser.add_argument(
+        "--sample", type=int, help="number of mutants together; default: 50 of one module; 0: all of it"
+    )
+    parser.add_argument("--least", type=int, default=0, help="fail if fewer mutants are killed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout-s", type=float, default=120.0)
     args = parser.parse_args()
+    if args.survey == (args.module is not None):
+        parser.error("name a module and its tests, or give --survey")
     os.chdir(ROOT)
     hypothesis.settings.register_profile("mutation", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("mutation")
-    path: Path = args.module.resolve()
-    source = path.read_text()
-    if not survives(path, source, args.tests, 10 * args.timeout_s):
-        sys.exit("the tests fail with the unchanged module; make them pass first")
-    every = mutants(source)
-    sample = every if not args.sample else random.Random(args.seed).sample(every, min(args.sample, len(every)))
-    alive = 0
-    for number, text in enumerate(sample, 1):
-        if survives(path, text, args.tests, args.timeout_s):
-            alive += 1
-            change = difflib.unified_diff(source.splitlines(), text.splitlines(), n=0, lineterm="")
-            print(f"mutant {number} survives:", *list(change)[2:], sep="\n  ", flush=True)
-    print(f"{args.module}: {len(sample) - alive} of {len(sample)} mutants killed ({len(every)} in all)", flush=True)
+    if args.survey:
+        asked = {
+            ROOT / module: [f"tests/{test}" for test in tests]
+            for module, tests in SURVEY.items()
+            if args.long or not module.endswith(SLOW)
+        }
+        total = args.sample or (LONG_MUTANTS if args.long else CI_MUTANTS)
+    else:
+        asked = {args.module.resolve(): args.tests}
+        total = 50 if args.sample is None else args.sample or sys.maxsize
+    # The same number for each module; a shuffle says which ones have one more.
+    share, left = divmod(total, len(asked))
+    more = random.Random(args.seed).sample(list(asked), left)
+    numbers = {path: share + (path in more) for path in asked}
+    results = [
+        judged(path, tests, numbers[path], args.seed, args.timeout_s) for path, tests in asked.items() if numbers[path]
+    ]
+    killed, tried = (sum(column) for column in zip(*results, strict=True))
+    print(f"together: {killed} of {tried} mutants killed ({killed / tried:.0%})")
+    if killed < args.least:
+        sys.exit(
+            f"fewer than {args.least} mutants were killed: write tests for the survivors above, or say why they are equivalent"
+        )
 
 
 if __name__ == "__main__":

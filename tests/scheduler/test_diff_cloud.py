@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from penstock_scheduler.model import (
@@ -22,7 +24,7 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.rounds.diff import actions, cloud_actions
+from penstock_scheduler.rounds.diff import actions, cloud_actions, concerned
 from tests.scheduler.builders import job, on
 
 OFFER = Offer("g5.12xlarge@b", "a10g", 1, 4, 5.0)
@@ -84,3 +86,11 @@ def test_another_number_of_gpus_of_one_type_is_a_resize_and_all_else_a_move(want
     assert actions(Plan(7, {"a": Assignment(wanted, WHY, 1.0)}, stops={"a": GAIN}), [running]) == (
         action("a", 7, wanted),
     )
+
+
+def test_a_plan_concerns_what_it_gives_sends_or_recalls_and_all_that_is_not_in_the_queue():
+    plan = leaving("leaves", recalls=("recalled",))
+    plan = dataclasses.replace(plan, assignments={"given": Assignment(on("t4", t4_00=1), WHY, 1.0)})
+    running = job("runs", phase=Phase.RUNNING, allocation=on("t4", t4_01=1))
+    jobs = [running, *(job(name) for name in ("given", "leaves", "recalled", "stays"))]
+    assert [each.id for each in concerned(plan, jobs)] == ["runs", "given", "leaves", "recalled"]
