@@ -23,7 +23,7 @@ from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import Checkpointed, Observation, Report, Started
 from penstock_scheduler.jobs import claims
 from penstock_scheduler.jobs.models import SpecModels
-from penstock_scheduler.jobs.progress import NOTHING, Number, Progress, number
+from penstock_scheduler.jobs.progress import NOTHING, Number, ReportedProgress, number
 from penstock_scheduler.jobs.reused_ids import is_another
 from penstock_scheduler.jobs.saving import ReportHistory, Saving
 from penstock_scheduler.jobs.sensitivities import Sensitivities
@@ -39,7 +39,7 @@ NEWEST = 2000
 """Newest observations of a job that a new daemon learns from."""
 
 
-class History(ReportHistory, Protocol):
+class LearnedHistory(ReportHistory, Protocol):
     """The store of measurements: the daemon's store."""
 
     def observations(self, job: str, newest: int) -> list[Report]:
@@ -80,7 +80,7 @@ class LearnedModels:
     def __init__(
         self,
         specs: SpecModels,
-        history: History,
+        history: LearnedHistory,
         sensitivities: Sensitivities | None = None,
         kin: Callable[[Sequence[Job]], Mapping[JobId, Kin | None]] | None = None,
         before: RoundRecord | None = None,
@@ -99,7 +99,7 @@ class LearnedModels:
         self._fresh: dict[JobId, list[Report]] = {}
         self._newest: dict[JobId, Number] = {}
         """The newest report of each job that its model has learned from, or that was stored before this daemon started."""
-        self._progress: dict[JobId, Progress] = {}
+        self._progress: dict[JobId, ReportedProgress] = {}
         self._most_gpus: dict[JobId, int] = {}
         """Most GPUs that a job has held, by the cluster; what it holds now may be nothing, between two runs."""
         self._tables: dict[JobId, tuple[JobSpec, claims.TableCheck]] = {}
@@ -131,7 +131,7 @@ class LearnedModels:
                 self._take_progress(report)
 
     def _take_progress(self, report: Report) -> None:
-        self._progress[report.job_id] = self._progress.get(report.job_id, Progress()).after(report)
+        self._progress[report.job_id] = self._progress.get(report.job_id, ReportedProgress()).after(report)
 
     def facts(self, jobs: Sequence[Job], gpu_types: Iterable[str]) -> dict[JobId, JobFacts]:
         """See `ports.ModelSource`."""
@@ -216,7 +216,7 @@ class LearnedModels:
             measured = self._models[job.id][1].measured
             left = tuple(name for name in facts.unmeasured_types if name not in measured)
             facts = replace(facts, unmeasured_types=left)
-        so_far = self._progress.get(job.id, Progress())
+        so_far = self._progress.get(job.id, ReportedProgress())
         if kin is not None and (model is None or self._models[job.id][1].like_kin):
             facts = replace(
                 facts,
@@ -273,7 +273,7 @@ class LearnedModels:
             )
         return counts, text
 
-    def _promise(self, job: JobId, model: AnyEstimator, so_far: Progress, work: float) -> Promise:
+    def _promise(self, job: JobId, model: AnyEstimator, so_far: ReportedProgress, work: float) -> Promise:
         gpus, types = self._most_gpus[job], self._specs.gpu_types
         said = self._same(job, "promise", model, gpus, lambda: claims.promise(work, so_far.done, model, gpus, types))
         return replace(said, work=work, done=so_far.done)

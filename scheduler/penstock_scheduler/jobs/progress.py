@@ -19,7 +19,7 @@ def number(report: Report) -> Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReportedProgress:
     """The newest that a job has reported of its progress, in samples of the initial batch size."""
 
     number: Number = NOTHING
@@ -30,7 +30,7 @@ class Progress:
     promised: float | None = None
     """The first `total` that it reported."""
 
-    def after(self, report: Report) -> Progress:
+    def after(self, report: Report) -> ReportedProgress:
         """What is known after a report.
 
         A daemon that has started reads the reports of running jobs again, from the first one: only newer ones change anything.
@@ -40,8 +40,8 @@ class Progress:
         body = report.body
         if isinstance(body, Started):
             promised = body.total if self.promised is None else self.promised
-            return Progress(number(report), body.progress, body.total, promised)
+            return ReportedProgress(number(report), body.progress, body.total, promised)
         # A run that fails before it has read its checkpoint ends with progress 0.
         if isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
-            return Progress(number(report), body.progress, self.total, self.promised)
+            return ReportedProgress(number(report), body.progress, self.total, self.promised)
         return self

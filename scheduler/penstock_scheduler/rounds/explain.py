@@ -51,7 +51,7 @@ SAVING_PAGE = "The page docs/user/saving.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class OpenConfiguration:
     """A configuration that the job's spec and the cluster allow."""
 
     configuration: Configuration
@@ -110,7 +110,7 @@ class Explanation:
     decided_s: float
     reason: Reason
     assignment: Assignment | None
-    options: tuple[Option, ...]
+    options: tuple[OpenConfiguration, ...]
     """Best goodput first."""
     uses: tuple[TypeUse, ...]
     restart_cost_s: float
@@ -283,7 +283,7 @@ def _in(time_s: float, now_s: float) -> str:
     return duration(max(time_s - now_s, 0.0))
 
 
-def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tuple[Option, ...]:
+def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tuple[OpenConfiguration, ...]:
     snapshot, prices = record.snapshot, record.plan.prices
     given = assignment.configuration if assignment else None
     spec = job.spec
@@ -295,7 +295,7 @@ def _options(record: RoundRecord, job: Job, assignment: Assignment | None) -> tu
         goodput = common.rate(model, shape)
         if (common.allowed(job, shape) or shape == given) and math.isfinite(goodput) and goodput > 0:
             price = prices[shape.gpu_type] * shape.gpus if shape.gpu_type in prices else None
-            found.append(Option(shape, goodput, price, shape == given))
+            found.append(OpenConfiguration(shape, goodput, price, shape == given))
     return tuple(sorted(found, key=lambda option: (-option.goodput, option.configuration)))
 
 

@@ -20,7 +20,7 @@ from penstock_scheduler.rounds.policies.common import allowed, configurations, r
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StartForecast:
     """What a round would decide about the job, and what would change for other jobs."""
 
     plan: Plan
@@ -53,7 +53,7 @@ def with_job(snapshot: Snapshot, job: Job, facts: Mapping[JobId, JobFacts], limi
     )
 
 
-def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None = None) -> Answer:
+def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None = None) -> StartForecast:
     """What a policy decides about one job of a snapshot, and what changes for the other jobs.
 
     Args:
@@ -75,17 +75,17 @@ def ask(policy: Policy, snapshot: Snapshot, job_id: JobId, without: Plan | None 
     }
     assignment = plan.assignments.get(job_id)
     if assignment is not None:
-        return Answer(plan, assignment, assignment.reason, changed, snapshot.time_s)
+        return StartForecast(plan, assignment, assignment.reason, changed, snapshot.time_s)
     if (burst := plan.bursts.get(job_id)) is not None:
-        return Answer(plan, None, burst.reason, changed, None, leaves=True)
+        return StartForecast(plan, None, burst.reason, changed, None, leaves=True)
     reason = plan.waiting[job_id]
     start_s = reason.estimated_start_s
     if start_s is None and reason.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
         start_s = rough_start_s(snapshot, plan, job)
-    return Answer(plan, None, reason, changed, start_s, forecast(job, snapshot))
+    return StartForecast(plan, None, reason, changed, start_s, forecast(job, snapshot))
 
 
-def describe(answer: Answer, now_s: float) -> list[str]:
+def describe(answer: StartForecast, now_s: float) -> list[str]:
     """The answer in sentences, one in each line. Other jobs are only counted: they may be other users'.
 
     Args:
@@ -103,7 +103,7 @@ def describe(answer: Answer, now_s: float) -> list[str]:
     return lines
 
 
-def _describe_wait(answer: Answer, now_s: float) -> list[str]:
+def _describe_wait(answer: StartForecast, now_s: float) -> list[str]:
     reason = answer.reason
     never = reason.code is ReasonCode.NEVER_FITS
     lines = [f"The job {'could never start' if never else 'would wait'}: {reason.text}."]

@@ -153,7 +153,7 @@ class SimulatedAgents:
         """End a time slice: count it, measure, and choose the next packs."""
         self._groups.end_slice(group, now_s)
 
-    # The `NodeView` of the groups.
+    # The `NodeProbe` of the groups.
 
     def seen(self, pack: Pack) -> PackSeen:
         """Measure a pack: the true shares, with noise."""

@@ -238,7 +238,7 @@ def test_trouble_in_the_library_fails_milp(monkeypatch):
 
 def test_a_choice_that_breaks_a_limit_is_not_used(monkeypatch):
     def greedy(reduced, limits):
-        return dual.Answer("careless", reduced.saving_JK.argmin(axis=1), 0.0, SolveStatus.OPTIMAL)
+        return dual.ReducedSolution("careless", reduced.saving_JK.argmin(axis=1), 0.0, SolveStatus.OPTIMAL)
 
     monkeypatch.setitem(SOLVERS, "dual", greedy)
     with pytest.raises(SolveFailed, match="the choice of careless breaks a capacity or a quota"):

@@ -25,7 +25,7 @@ from penstock_scheduler.api.ports import Cluster, Fate, Submitter
 from penstock_scheduler.daemon.service.activity import Activity
 from penstock_scheduler.daemon.service.known import Event, Known
 from penstock_scheduler.daemon.service.outputs import Outputs
-from penstock_scheduler.jobs.progress import Progress
+from penstock_scheduler.jobs.progress import ReportedProgress
 from penstock_scheduler.jobs.results import CLOCKED, Results
 from penstock_scheduler.jobs.reused_ids import former_id, is_another
 from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Plan, Refusal, Stop
@@ -89,7 +89,7 @@ class Board(Known):
         """Live jobs with a new result or a new key since the newest tick."""
         self._made: dict[str, tuple[Job, str, ResultView | None, JobView]] = {}
         """Live job -> the job as last observed, its reason and newest result then, and the view made of these."""
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, ReportedProgress] = {}
         """Live job -> its newest progress and total, as it reported them."""
         for job in self._live:
             for report in _progress_reports(store, job):
@@ -197,7 +197,7 @@ class Board(Known):
                     self._touched.add(report.job_id)
 
     def _take_progress(self, report: Report) -> None:
-        known = self._progress.get(report.job_id, Progress())
+        known = self._progress.get(report.job_id, ReportedProgress())
         if (newer := known.after(report)) is not known:
             self._progress[report.job_id] = newer
 

@@ -30,7 +30,7 @@ Backfill = Literal["none", "easy", "out-of-order"]
 """Which jobs may start behind one that does not fit: none, those that do not delay it, or all."""
 
 
-class Queue(ABC):
+class QueuePolicy(ABC):
     """What all queues share; see `queues`. From one round to the next, a queue only caches what has not changed."""
 
     name = ""
@@ -66,7 +66,7 @@ class QueueRound:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: QueuePolicy,
         snapshot: Snapshot,
         free: FreeGpus,
         requests: Mapping[JobId, common.Request],

@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from penstock_scheduler.model import Configuration, Job, Snapshot
 from penstock_scheduler.rounds.policies import common
-from penstock_scheduler.rounds.policies.queue_round import SOONEST_END_S, Backfill, Queue
+from penstock_scheduler.rounds.policies.queue_round import SOONEST_END_S, Backfill, QueuePolicy
 
 SLURM_UNLIMITED_S = 365 * 86_400.0
 """Time limit that Slurm's backfill plugin assumes for a job that has none, seconds."""
@@ -68,7 +68,7 @@ class SlurmBackfillSettings(BaseModel):
     )
 
 
-class Fifo(Queue):
+class Fifo(QueuePolicy):
     """First in, first out; running jobs are not moved."""
 
     name = "fifo"
@@ -84,7 +84,7 @@ class Fifo(Queue):
         return 0.0
 
 
-class Srtf(Queue):
+class Srtf(QueuePolicy):
     """Shortest remaining time first."""
 
     name = "srtf"
@@ -99,7 +99,7 @@ class Srtf(Queue):
         return math.inf if left_s is None else left_s
 
 
-class Las(Queue):
+class Las(QueuePolicy):
     """Least attained service first."""
 
     name = "las"
@@ -113,7 +113,7 @@ class Las(Queue):
         return _in_steps(sum(snapshot.facts[job.id].attained_gpu_s.values()), STEP_GPU_S)
 
 
-class Ftf(Queue):
+class Ftf(QueuePolicy):
     """Least fairly treated first, by finish-time fairness."""
 
     name = "ftf"
@@ -141,7 +141,7 @@ def rho(snapshot: Snapshot, job: Job, option: Configuration, goodput: float) -> 
     return (snapshot.time_s - job.submit_s + left_s) / alone_s if alone_s > 0 else math.inf
 
 
-class SlurmBackfill(Queue):
+class SlurmBackfill(QueuePolicy):
     """FIFO with conservative backfill and fixed requests, as Slurm schedules with its defaults.
 
     The oldest job has the highest priority. For each of the first `reservations` waiting jobs, GPUs are reserved at the earliest

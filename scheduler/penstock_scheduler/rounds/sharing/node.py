@@ -1,7 +1,7 @@
 """How groups of co-located jobs run on a node: time slices, the time each job has had, and AntMan's control.
 
 This is the only copy of these rules: the agents of a simulated cluster and the agent of a real node are shells around
-`Groups`. It reads no clock and touches no process; what it must know of the node it asks its `NodeView`. A time slice
+`Groups`. It reads no clock and touches no process; what it must know of the node it asks its `NodeProbe`. A time slice
 ends for all packs of a group at once.
 """
 
@@ -28,13 +28,13 @@ class Group:
     resumed: frozenset[JobId] = frozenset()
     """Jobs that were not running before this time slice."""
     crowded: frozenset[JobId] = frozenset()
-    """Jobs that run although `NodeView.crowded` is true of their pack, because no other pack could run."""
+    """Jobs that run although `NodeProbe.crowded` is true of their pack, because no other pack could run."""
     control: ShareControl = field(default_factory=ShareControl)
     event: int = -1
     """Number of the event at which the time slice ends, if the shell has a queue of events."""
 
 
-class NodeView(Protocol):
+class NodeProbe(Protocol):
     """What `Groups` asks of a node, real or simulated."""
 
     def seen(self, pack: Pack) -> PackSeen | None:
@@ -107,7 +107,7 @@ class Groups:
 
     def __init__(
         self,
-        view: NodeView,
+        view: NodeProbe,
         control: ControlSettings,
         groups: Sequence[Group] = (),
         account: Account | None = None,

@@ -24,7 +24,7 @@ from penstock_scheduler.rounds.solver.problem import (
     Solution,
     SolveFailed,
 )
-from penstock_scheduler.rounds.solver.reduced import Answer, Reduced, reduce
+from penstock_scheduler.rounds.solver.reduced import Reduced, ReducedSolution, reduce
 
 __all__ = [
     "SOLVERS",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def _auto(reduced: Reduced, limits: Limits) -> Answer:
+def _auto(reduced: Reduced, limits: Limits) -> ReducedSolution:
     """The dual, which was the cheaper one at every size that was measured. If it has trouble, python-mip, where installed."""
     try:
         return dual.solve(reduced, limits)
@@ -50,7 +50,11 @@ def _auto(reduced: Reduced, limits: Limits) -> Answer:
             raise SolveFailed(trouble.status, f"{trouble.text}; {absent}") from trouble
 
 
-SOLVERS: dict[str, Callable[[Reduced, Limits], Answer]] = {"auto": _auto, "milp": python_mip.solve, "dual": dual.solve}
+SOLVERS: dict[str, Callable[[Reduced, Limits], ReducedSolution]] = {
+    "auto": _auto,
+    "milp": python_mip.solve,
+    "dual": dual.solve,
+}
 """Name -> solver of a reduced problem."""
 
 
@@ -76,7 +80,7 @@ def solve(problem: Problem, solver: str = "auto", limits: Limits | None = None) 
     else:
         empty_J = np.full(len(reduced.job_J), reduced.nothing)
         prices = (0.0,) * reduced.types
-        answer = Answer(solver, empty_J, reduced.base, SolveStatus.OPTIMAL, prices)
+        answer = ReducedSolution(solver, empty_J, reduced.base, SolveStatus.OPTIMAL, prices)
     choice_J = reduced.expand(answer.pick_J)
     if not problem.feasible(choice_J):
         raise SolveFailed(SolveStatus.NUMERICAL, f"the choice of {answer.solver} breaks a capacity or a quota")

@@ -31,7 +31,7 @@ import numpy as np
 from penstock_scheduler.model import SolveStatus
 from penstock_scheduler.rounds.solver.prices import GOLDEN, Relaxation, evaluate, quiet_highs, relax
 from penstock_scheduler.rounds.solver.problem import Limits, SolveFailed
-from penstock_scheduler.rounds.solver.reduced import Answer, Flags, Floats, Ints, Reduced, repair
+from penstock_scheduler.rounds.solver.reduced import Flags, Floats, Ints, Reduced, ReducedSolution, repair
 
 TIE = 1e-9
 """Share of the largest saving that breaks ties between entries of equal regret when the core is chosen. Costs do not
@@ -195,7 +195,7 @@ SMALLEST_GAP = 1e-9
 """Relative difference below which two objectives count as equal: floating point does not resolve smaller ones."""
 
 
-def solve(reduced: Reduced, limits: Limits) -> Answer:
+def solve(reduced: Reduced, limits: Limits) -> ReducedSolution:
     """Solve with prices and a core. The answer has the prices of the types, in the objective's unit per GPU.
 
     Raises:
@@ -205,7 +205,7 @@ def solve(reduced: Reduced, limits: Limits) -> Answer:
     gap = max(limits.gap, SMALLEST_GAP)
     best_J = reduced.saving_JK.argmin(axis=1)
     if np.all(reduced.left(best_J) >= 0):  # enough for all jobs: no GPU has a price
-        return Answer("dual", best_J, reduced.value(best_J), SolveStatus.OPTIMAL, (0.0,) * reduced.types)
+        return ReducedSolution("dual", best_J, reduced.value(best_J), SolveStatus.OPTIMAL, (0.0,) * reduced.types)
     small = np.isfinite(reduced.saving_JK).sum() <= WHOLE_ENTRIES
     relaxed = relax_whole(reduced) if small else relax(reduced, tolerance=gap / 10)
     pick_J = repair(reduced, relaxed.mixed_J, relaxed.regret_JK)
@@ -229,4 +229,4 @@ def solve(reduced: Reduced, limits: Limits) -> Answer:
             status = SolveStatus.NODE_LIMIT
             break
         width = min(width * CORE_GROWTH, CORE_MOST)
-    return Answer("dual", pick_J, bound, status, tuple(relaxed.price_R[: reduced.types].tolist()))
+    return ReducedSolution("dual", pick_J, bound, status, tuple(relaxed.price_R[: reduced.types].tolist()))

@@ -18,7 +18,7 @@ from penstock_scheduler.model import SolveStatus
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.solver.prices import relax
 from penstock_scheduler.rounds.solver.problem import Limits, SolveFailed
-from penstock_scheduler.rounds.solver.reduced import Answer, Reduced, repair
+from penstock_scheduler.rounds.solver.reduced import Reduced, ReducedSolution, repair
 
 if TYPE_CHECKING:
     import mip
@@ -64,7 +64,7 @@ def ended(model: mip.Model, started: float, limits: Limits, name: str) -> SolveS
     return SolveStatus.TIME_LIMIT if time.perf_counter() - started >= limits.seconds else SolveStatus.NODE_LIMIT
 
 
-def solve(reduced: Reduced, limits: Limits, wanted: str | None = None) -> Answer:
+def solve(reduced: Reduced, limits: Limits, wanted: str | None = None) -> ReducedSolution:
     """Solve the integer program. If it reaches its limits first, the choice that prices alone give is used if it is better.
 
     Raises:
@@ -95,4 +95,4 @@ def solve(reduced: Reduced, limits: Limits, wanted: str | None = None) -> Answer
             relaxed = relax(reduced, tolerance=limits.gap)
             picks.append(repair(reduced, relaxed.mixed_J, relaxed.regret_JK))
             bound = max(bound, relaxed.bound)
-    return Answer(f"milp-{name}", min(picks, key=reduced.value), bound, status)
+    return ReducedSolution(f"milp-{name}", min(picks, key=reduced.value), bound, status)

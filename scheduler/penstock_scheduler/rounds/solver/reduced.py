@@ -87,7 +87,7 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReducedSolution:
     """What a solver found.
 
     Attributes:
