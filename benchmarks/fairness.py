@@ -3,7 +3,7 @@
 rho = completion time / sum over types g of P(g) x the time alone. P(g) is the share of all GPUs that are of type g. The time
 alone comes from a simulation of the same application under the same policy, as the only job of a cluster. That cluster has GPUs
 of type g: as many as all GPUs divided by the mean number of concurrent jobs, rounded. So both times include learning and its
-restarts. `penstock simulate` divides by the true time alone with one start, which is stricter.
+restarts. `penstock simulate run` divides by the true time alone with one start, which is stricter.
 
 It runs a few hundred small simulations, which takes minutes. The last line is a JSON object.
 """

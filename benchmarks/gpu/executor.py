@@ -464,7 +464,7 @@ def _rate(seconds: float) -> float:
 
 
 def profile() -> None:
-    """`penstock profile` measures growing batches up to the memory limit."""
+    """`penstock profile run` measures growing batches up to the memory limit."""
     from penstock_profiles.wire import PROFILE_VARIABLE, ProfileRequest
 
     request = ProfileRequest(

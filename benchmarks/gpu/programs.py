@@ -176,7 +176,7 @@ def grow_until_out_of_memory(folder: str) -> None:
 
 
 def profiled() -> None:
-    """What `penstock profile` has a script do: measure growing batches."""
+    """What `penstock profile run` has a script do: measure growing batches."""
     if HAS_GPU:
         torch.cuda.set_per_process_memory_fraction(0.15)
     model, optimizer = language_model("foreach")

@@ -1,7 +1,7 @@
 """Starburst's public simulator again: rigid jobs on equal nodes, and the waiting policies of `model.waiting`.
 
 It shows that the waiting policies are those of the paper, to the last digit (`benchmarks/starburst.py`). What a site may expect,
-`penstock simulate --cloud` says, which runs the burst manager itself (docs/decisions/0006 explains both). At each instant:
+`penstock simulate run --cloud` says, which runs the burst manager itself (docs/decisions/0006 explains both). At each instant:
 
 1. jobs that end free their GPUs, and reserved jobs that waited for these ends begin;
 2. jobs whose wait ends now go to the cloud, even if GPUs are freed at this instant;

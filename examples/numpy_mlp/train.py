@@ -92,7 +92,7 @@ class Training:
         self.sampler = None
 
     def try_step(self, batch):
-        """One step on `batch` samples, for `penstock profile`."""
+        """One step on `batch` samples, for `penstock profile run`."""
         self.network.step(self.points[:batch], self.labels[:batch], self.options.learning_rate)
 
     def begin(self, saved):
@@ -222,7 +222,7 @@ def main():
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))  # [1] Slurm asks to stop: finish the step, then save
     training = Training(options)
-    if profile(training.try_step, max_batch=len(training.points)):  # [2] under `penstock profile`: measure steps
+    if profile(training.try_step, max_batch=len(training.points)):  # [2] under `penstock profile run`: measure steps
         return 0
     run = connect(options.checkpoint_dir)  # [3] claim an epoch for this run of the job
     checkpoints = Checkpoints(options.checkpoint_dir, run.epoch)

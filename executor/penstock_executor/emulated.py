@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _profiled(options: argparse.Namespace) -> bool:
-    """Under `penstock profile`, report steps of the model, in the model's time. Returns whether this was the case."""
+    """Under `penstock profile run`, report steps of the model, in the model's time. Returns whether this was the case."""
     environment = read_environment()
     request = read_request(environment)
     if request is None:
@@ -280,7 +280,7 @@ def _profiled(options: argparse.Namespace) -> bool:
     estimator = _estimator(options)
     if not isinstance(estimator, TrainingEstimator) or request.gpu_type not in estimator.models:
         raise ValueError(
-            f"there is no model of a step on {request.gpu_type}; set --family here, and --gpu-type of penstock profile"
+            f"there is no model of a step on {request.gpu_type}; set --family here, and --gpu-type of penstock profile run"
         )
     model, now_s = estimator.models[request.gpu_type], 0.0
 

@@ -58,13 +58,13 @@ class Environment:
     spool: Path | None = None
     """The folder shared with the daemon; None: there is none."""
     profile: Path | None = None
-    """File with the request of `penstock profile`; None if this process does not run under that command."""
+    """File with the request of `penstock profile run`; None if this process does not run under that command."""
     array_element: str | None = None
     """`12_3` for element 3 of array 12. A job that an array element submits inherits this variable from it."""
     service: Service | None = None
     """Where reports go from a node without the spool; None: nowhere."""
     measuring: Path | None = None
-    """Folder for the checkpoints of a run of `penstock sensitivity measure`; None if this is not such a run."""
+    """Folder for the checkpoints of a run of `penstock profile sensitivity measure`; None if this is not such a run."""
     run_dir: Path | None = None
     """Folder of the node's agent, which may not exist; None outside Slurm."""
     visible_devices: str = ""

@@ -1,9 +1,9 @@
-"""Measures how long a step takes at growing batch sizes: the job's part of `penstock profile`.
+"""Measures how long a step takes at growing batch sizes: the job's part of `penstock profile run`.
 
 ::
 
     if profile(step, max_batch=4096):  # step(batch) trains one step on `batch` samples, on one GPU
-        sys.exit()                     # this was `penstock profile`: nothing to train
+        sys.exit()                     # this was `penstock profile run`: nothing to train
 
 Outside that command, `profile` does nothing and returns False, so the same script trains.
 """
@@ -52,7 +52,7 @@ def profile(
     clock: Callable[[], float] = time.perf_counter,
     environment: Environment | None = None,
 ) -> bool:
-    """Under `penstock profile`, time `step` at growing batch sizes, report each, and return True. Else return False.
+    """Under `penstock profile run`, time `step` at growing batch sizes, report each, and return True. Else return False.
 
     The sizes grow by a factor of at most 2, up to `max_batch`, the memory limit or the end of the time that the command
     allows, whichever comes first. If a size does not fit, smaller ones are tried: two, or more until one fits. Call it
@@ -105,7 +105,7 @@ def profile(
 
 
 def read_request(environment: Environment) -> ProfileRequest | None:
-    """The request of `penstock profile`; None if this process does not run under that command.
+    """The request of `penstock profile run`; None if this process does not run under that command.
 
     Raises:
         ValueError: the request cannot be read.
@@ -119,7 +119,7 @@ def read_request(environment: Environment) -> ProfileRequest | None:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"request of penstock profile in {environment.profile}: {error}; the command and this job need the same"
+            f"request of penstock profile run in {environment.profile}: {error}; the command and this job need the same"
             " version of Penstock"
         ) from None
 

@@ -143,7 +143,7 @@ class JobModel:
             self.has_run = True
 
     def observe_profile(self, profile: Profile) -> None:
-        """Learn from a profile that `penstock profile` measured, under the profile's GPU type."""
+        """Learn from a profile that `penstock profile run` measured, under the profile's GPU type."""
         before = self.has_run
         for seen in profile.observations:
             self.observe_report(seen)

@@ -1,4 +1,4 @@
-"""Profiles: the measurements of `penstock profile` for one job on one GPU type, each in a JSON file of a site's
+"""Profiles: the measurements of `penstock profile run` for one job on one GPU type, each in a JSON file of a site's
 folder."""
 
 from __future__ import annotations
@@ -91,12 +91,14 @@ def load_profile(path: Path) -> Profile:
     try:
         return Profile.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise ProfileError(f"profile {path} cannot be read: {error.strerror}; measure it: penstock profile") from None
+        raise ProfileError(
+            f"profile {path} cannot be read: {error.strerror}; measure it: penstock profile run"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         value = f"={first['input']!r}" if isinstance(first["input"], str | int | float) and field else ""
-        remedy = "measure it again: penstock profile"
+        remedy = "measure it again: penstock profile run"
         if first["loc"] == ("version",):
-            remedy = "it is of another version of Penstock; update this one, or measure it again: penstock profile"
+            remedy = "it is of another version of Penstock; update this one, or measure it again: penstock profile run"
         raise ProfileError(f"profile {path}: {field}{value}{': ' if field else ''}{first['msg']}; {remedy}") from None

@@ -14,7 +14,7 @@ The usual transport is a folder that the daemon and the nodes share, the *spool*
 
 A run claims its epoch by creating its reports file, which fails if the file exists.
 
-`penstock profile` has a private spool: the file with its `ProfileRequest` is next to the job's folder.
+`penstock profile run` has a private spool: the file with its `ProfileRequest` is next to the job's folder.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ SPOOL_VARIABLE = "PENSTOCK_SPOOL"
 """Environment variable that names the spool folder inside jobs."""
 
 PROFILE_VARIABLE = "PENSTOCK_PROFILE"
-"""Environment variable that names the file with the `ProfileRequest`, in the command that `penstock profile` runs."""
+"""Environment variable that names the file with the `ProfileRequest`, in the command that `penstock profile run` runs."""
 
 MEASURING_VARIABLE = "PENSTOCK_MEASURING"
-"""Environment variable that names a folder, in the command that `penstock sensitivity measure` runs. The run begins
+"""Environment variable that names a folder, in the command that `penstock profile sensitivity measure` runs. The run begins
 from scratch, keeps its checkpoints there, and reports every few seconds."""
 
 MEASURING_REPORT_S = 2.0
@@ -151,7 +151,7 @@ class Observation(Message):
     steps: PositiveInt
     """Number of optimiser steps that the means below cover."""
     step_time_s: PositiveFloat
-    """Mean wall-clock time of one optimiser step. Under `penstock profile` it is the median, which outliers do not
+    """Mean wall-clock time of one optimiser step. Under `penstock profile run` it is the median, which outliers do not
     move."""
     sync_time_s: NonNegativeFloat | None = None
     """Mean part of `step_time_s` spent in gradient synchronisation that compute does not hide; None: not measured."""
@@ -193,7 +193,7 @@ class Observation(Message):
 
 
 class BatchTrial(Message):
-    """Under `penstock profile`: a batch size is about to be tried, or did not fit into memory.
+    """Under `penstock profile run`: a batch size is about to be tried, or did not fit into memory.
 
     The report comes before the trial, so that it tells at which size a run has died.
     """
@@ -338,7 +338,7 @@ class ControlMessage(Message):
 
 
 class ProfileRequest(Message):
-    """The request of `penstock profile` to the command that it runs."""
+    """The request of `penstock profile run` to the command that it runs."""
 
     version: Literal[1] = VERSION
     gpu_type: str

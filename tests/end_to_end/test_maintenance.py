@@ -51,7 +51,7 @@ def test_no_step_of_maintenance_stops_a_running_job(make_site: Callable[..., Sit
     jobs = [site.submit(6000) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 120, "the jobs to start", details=site.tail)
     wait_ready(site)
-    must(penstock(site, "pause"))
+    must(penstock(site, "rounds", "pause"))
     began = {job: site.job(job).start_s for job in jobs}
     runs = {job: len(site.starts(job)) for job in jobs}
 

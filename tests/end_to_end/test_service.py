@@ -69,10 +69,10 @@ def test_a_job_from_submission_to_its_end(site):
         )
         assert penstock.log(submitted.id).ended
         assert "COMPLETED" in told(site, "show", submitted.id)
-        assert f"Job {submitted.id}" not in told(site, "queue")
+        assert f"Job {submitted.id}" not in told(site, "list", "--waiting")
         assert told(site, "logs", "--tail", "200", submitted.id) == penstock.log(submitted.id).text[-200:]
         assert told(site, "wait", submitted.id).strip().endswith("COMPLETED")
-        assert submitted.id in told(site, "budget")
+        assert submitted.id in told(site, "usage", "--ledger")
         assert "The job would get 2 " in told(site, "plan", "--dry-run", "--spec", '{"max_gpus": 2, "min_gpus": 2}')
         assert next(line.action for line in penstock.history(submitted.id).outcomes) == "start"
         assert penstock.ledger().lines[0].job == submitted.id

@@ -109,6 +109,6 @@ def test_a_job_that_outgrows_its_memory_is_reported_with_the_remedy(shared: Site
     with Client(f"unix:{shared.state / 'api.sock'}") as penstock:
         told = penstock.wait(job_id, timeout_s=120).ended_text
         assert "exceeded the 100 MB" in told, "its user gets the message, too"
-        assert "penstock sensitivity measure" in told
+        assert "penstock profile sensitivity measure" in told
         assert told in penstock.explain(job_id).text
     assert "exceeded memory limit" in (shared.folder / f"{job_id}.out").read_text(), "it was Slurm that ended it"

@@ -206,7 +206,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 ON_A_SITE = {
-    "list": ["list", "list --all"],
+    "list": ["list", "list --all", "list --waiting"],
     "show": ["show 1", "show 2", "show 3"],
     "explain": ["explain 1", "explain 2", "explain 3"],
     "history": ["history 1"],
@@ -215,15 +215,11 @@ ON_A_SITE = {
     "hold": ["hold 2 3"],
     "release": ["release 2 3"],
     "cancel": ["cancel 3"],
-    "efficiency": ["efficiency 1"],
-    "usage": ["usage", "usage --by account"],
-    "cost": ["cost"],
-    "queue": ["queue"],
+    "usage": ["usage", "usage --by account", "usage 1", "usage --ledger"],
     "nodes": ["nodes"],
-    "rounds": ["rounds"],
+    "rounds list": ["rounds list"],
     "plan": ["plan"],
     "top": ["top --once"],
-    "budget": ["budget"],
     "audit": ["audit"],
     "token list": ["token list"],
     "doctor": ["doctor"],
@@ -234,7 +230,10 @@ ON_A_SITE = {
 }
 """Commands that show what others wrote. The others show the site's settings or the caller's own files."""
 
-POISONED = ("list", "show 1", "explain 3", "logs 1", "queue", "nodes", "budget", "audit", "token list", "top --once")
+POISONED = (
+    *("list", "list --waiting", "show 1", "explain 3", "logs 1", "nodes", "usage --ledger", "audit", "token list"),
+    "top --once",
+)
 
 
 @pytest.mark.parametrize("words", list(itertools.chain.from_iterable(ON_A_SITE.values())))
@@ -246,7 +245,9 @@ def test_on_a_hostile_site_each_command_shows_everything_without_harm(site, word
     assert [each for each in wrong if each != FORGED or words != "logs 1"] == [], repr(said)
 
 
-@pytest.mark.parametrize("words", ["list", "show 1", "queue", "nodes", "audit", "token list", "logs 1", "top --once"])
+@pytest.mark.parametrize(
+    "words", ["list", "show 1", "list --waiting", "nodes", "audit", "token list", "logs 1", "top --once"]
+)
 def test_json_for_programs_is_exact_and_harms_no_terminal(site, words, monkeypatch, capsys):
     monkeypatch.setenv("PENSTOCK_URL", site.socket)
     said = run(monkeypatch, capsys, *words.split(), "--json")

@@ -86,7 +86,9 @@ def test_the_message_about_a_damaged_file_names_the_file_and_the_fault(tmp_path:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):
-    with pytest.raises(ProfileError, match=r"nothing.json cannot be read: No such file.*measure it: penstock profile"):
+    with pytest.raises(
+        ProfileError, match=r"nothing.json cannot be read: No such file.*measure it: penstock profile run"
+    ):
         load_profile(tmp_path / "nothing.json")
 
 

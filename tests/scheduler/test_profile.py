@@ -1,4 +1,4 @@
-"""`penstock profile`, with real programs; GPUs are those of a stand-in for NVIDIA's driver (tests/profiles/fake_nvml.c)."""
+"""`penstock profile run`, with real programs; GPUs are those of a stand-in for NVIDIA's driver (tests/profiles/fake_nvml.c)."""
 
 import contextlib
 import importlib
@@ -52,7 +52,7 @@ def script(folder: Path, lines: str) -> list[str]:
 
 def penstock(*arguments: str | Path) -> str:
     """What the command prints. Raises what it raises."""
-    result = CliRunner().invoke(make_app(), ["profile", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner().invoke(make_app(), ["profile", "run", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -227,7 +227,17 @@ def test_when_it_is_stopped_so_is_all_that_it_started(tmp_path: Path, number: si
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # who is started with & by a shell's script ignores it
         "from penstock_scheduler.cli import main; sys.exit(main())"
     )
-    command = [sys.executable, "-c", main, "profile", "--gpu-type", "cpu", *script(tmp_path, lines), tmp_path / "pids"]
+    command = [
+        sys.executable,
+        "-c",
+        main,
+        "profile",
+        "run",
+        "--gpu-type",
+        "cpu",
+        *script(tmp_path, lines),
+        tmp_path / "pids",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         pids = [int(word) for word in wait_for(tmp_path / "pids").split()]
         assert all(map(alive, pids))
@@ -263,7 +273,7 @@ def with_gpus(library: Path, tmp_path: Path, scenario: str, *arguments: str) -> 
     (tmp_path / "scenario").write_text(scenario)
     main = "import sys; from penstock_scheduler.cli import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", main, "profile", *arguments],
+        [sys.executable, "-c", main, "profile", "run", *arguments],
         env=fake_nvml.environment(library, tmp_path / "scenario"),
         capture_output=True,
         text=True,

@@ -54,16 +54,16 @@ def test_the_command(tmp_path):
     runner = CliRunner()
     path = tmp_path / "round.json"
     path.write_bytes(dump_round(record()))
-    result = runner.invoke(make_app(), ["replay", str(path)])
+    result = runner.invoke(make_app(), ["rounds", "replay", str(path)])
     assert result.exit_code == 0
     assert "7 jobs, 3 nodes: the same plan" in result.output
-    other = runner.invoke(make_app(), ["replay", str(path), "--policy", "fifo"])
+    other = runner.invoke(make_app(), ["rounds", "replay", str(path), "--policy", "fifo"])
     assert other.exit_code == 0
     assert "jobs differ" in other.output
     tampered = json.loads(path.read_bytes())
     tampered["plan"]["assignments"].popitem()
     path.write_text(json.dumps(tampered))
-    result = runner.invoke(make_app(), ["replay", str(path)])
+    result = runner.invoke(make_app(), ["rounds", "replay", str(path)])
     assert result.exit_code == 1
     assert "not in the plan" in result.output
 
@@ -85,6 +85,6 @@ def test_a_newer_format_is_refused():
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    result = CliRunner().invoke(make_app(), ["replay", str(tmp_path / "none.json")])
+    result = CliRunner().invoke(make_app(), ["rounds", "replay", str(tmp_path / "none.json")])
     assert isinstance(result.exception, PenstockError)
     assert "No such file" in str(result.exception)

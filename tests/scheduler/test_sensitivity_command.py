@@ -1,4 +1,4 @@
-"""`penstock sensitivity`, with real programs on real CPUs."""
+"""`penstock profile sensitivity`, with real programs on real CPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def penstock(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(make_app(), ["sensitivity", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner().invoke(make_app(), ["profile", "sensitivity", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -114,5 +114,5 @@ def test_each_mistake_is_named(tmp_path: Path):
     ):
         with pytest.raises(error, match=said):
             penstock("measure", "--out", tmp_path, *arguments)
-    with pytest.raises(PenstockError, match=r"no profile in .*; make one with penstock sensitivity measure"):
+    with pytest.raises(PenstockError, match=r"no profile in .*; make one with penstock profile sensitivity measure"):
         penstock("show", tmp_path)

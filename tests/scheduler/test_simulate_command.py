@@ -1,4 +1,4 @@
-"""`penstock simulate` as a user meets it."""
+"""`penstock simulate run` as a user meets it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def penstock_simulate(folder, *argv: object, cluster: str = "t4:2x4", jobs: str 
         write_profiles(folder / "p")
     (folder / "jobs.csv").write_text(jobs)
     own = ["--cluster", cluster, "--workload", folder / "jobs.csv", "--profiles", folder / "p"]
-    result = CliRunner().invoke(make_app(), ["simulate", *map(str, own), *map(str, argv)])
+    result = CliRunner().invoke(make_app(), ["simulate", "run", *map(str, own), *map(str, argv)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -343,7 +343,7 @@ def test_what_is_wrong_with_a_cloud(tmp_path, argv, words):
         penstock_simulate(tmp_path, *argv, jobs=TRACE)
 
 
-@pytest.mark.parametrize("words", [["--version"], ["simulate", "--help"]])
+@pytest.mark.parametrize("words", [["--version"], ["simulate", "run", "--help"]])
 def test_what_answers_at_once_imports_no_other_command(words):
     """All commands together take seconds to import, most of them for these."""
     program = (

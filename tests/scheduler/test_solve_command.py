@@ -33,7 +33,7 @@ def arrays(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(make_app(), ["solve", *map(str, arguments)])
+    return CliRunner().invoke(make_app(), ["rounds", "solve", *map(str, arguments)])
 
 
 def test_arrays(arrays):

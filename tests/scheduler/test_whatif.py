@@ -1,4 +1,4 @@
-"""`penstock whatif`: a record that a daemon's loop has really written, replayed."""
+"""`penstock simulate whatif`: a record that a daemon's loop has really written, replayed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def record(
 
 
 def whatif(store: Path, *argv: object) -> Result:
-    result = CliRunner().invoke(make_app(), ["whatif", "--store", str(store), *map(str, argv)])
+    result = CliRunner().invoke(make_app(), ["simulate", "whatif", "--store", str(store), *map(str, argv)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -451,5 +451,5 @@ def test_a_store_without_rounds_is_told(tmp_path):
     open_store(tmp_path, writer=True).close()
     with pytest.raises(ConfigError, match="the store has no rounds"):
         whatif(tmp_path)
-    by_variable = CliRunner(env={"PENSTOCK_STORE": str(tmp_path)}).invoke(make_app(), ["whatif"])
+    by_variable = CliRunner(env={"PENSTOCK_STORE": str(tmp_path)}).invoke(make_app(), ["simulate", "whatif"])
     assert "the store has no rounds" in str(by_variable.exception)

@@ -1,4 +1,4 @@
-"""`penstock workload` as a user meets it."""
+"""`penstock simulate workload` as a user meets it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.scheduler.simulator.toy import write_profiles
 
 
 def penstock_workload(*argv: object) -> Result:
-    result = CliRunner().invoke(make_app(), ["workload", *map(str, argv)])
+    result = CliRunner().invoke(make_app(), ["simulate", "workload", *map(str, argv)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception  # as `main` sees it
     return result

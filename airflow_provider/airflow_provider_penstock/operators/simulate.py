@@ -42,7 +42,7 @@ class PenstockForecastOperator(PenstockSubmitOperator):
 
 
 class PenstockSimulateOperator(BaseOperator):
-    """Runs `penstock simulate` on the worker, or with `store` `penstock whatif`, and returns its summary.
+    """Runs `penstock simulate run` on the worker, or with `store` `penstock simulate whatif`, and returns its summary.
 
     A simulation computes for minutes, so it runs on the worker and not in penstockd. Penstock must be installed on the worker.
     """
@@ -111,7 +111,7 @@ class PenstockSimulateOperator(BaseOperator):
         own = {"cluster": self.cluster, "workload": self.workload, "policy": policies}
         given = own | {"seeds": self.seeds, "out": self.out} | dict(self.options or {})
         words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value]
-        return [self.program, "whatif" if whatif else "simulate", *words, "--json"]
+        return [self.program, "simulate", "whatif" if whatif else "run", *words, "--json"]
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the command."""

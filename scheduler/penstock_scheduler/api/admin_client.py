@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock_scheduler.api.health_messages import LeaderMove
 from penstock_scheduler.api.messages import ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
-from penstock_scheduler.api.model_messages import KindImport, KindList, KindOrder, KindsImported, KindView, Taught
 from penstock_scheduler.api.whatif_client import WhatIfCalls
 from penstock_scheduler.model.policy_choice import PolicyChoice
+
+if TYPE_CHECKING:  # it imports NumPy, and few commands are about models
+    from penstock_scheduler.api.model_messages import KindList, KindView, Taught
 
 
 class AdminCalls(WhatIfCalls):
@@ -36,18 +39,26 @@ class AdminCalls(WhatIfCalls):
 
     def models(self) -> KindList:
         """The kinds of jobs from which new jobs learn, without what they have shown. For operators."""
+        from penstock_scheduler.api.model_messages import KindList
+
         return self._ask(KindList, "GET", "/v1/models", again=True)
 
     def model_of(self, kind: str) -> KindView:
         """A kind of jobs, with what it has shown. For operators."""
+        from penstock_scheduler.api.model_messages import KindView
+
         return self._ask(KindView, "GET", "/v1/models/kind", query={"kind": kind}, again=True)
 
     def forget_model(self, kind: str) -> KindView:
         """Let ended jobs of this kind teach no more. For admins."""
+        from penstock_scheduler.api.model_messages import KindOrder, KindView
+
         return self._ask(KindView, "POST", "/v1/models/forget", body=KindOrder(kind=kind))
 
     def import_models(self, kinds: Sequence[Taught]) -> list[str]:
         """Import what another site has learned. Returns the kinds. For admins."""
+        from penstock_scheduler.api.model_messages import KindImport, KindsImported
+
         return self._ask(KindsImported, "POST", "/v1/models/import", body=KindImport(kinds=list(kinds))).kinds
 
     def drain(self, order: DrainOrder) -> Drain:

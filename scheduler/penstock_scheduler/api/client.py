@@ -323,7 +323,7 @@ class Client(AdminCalls):
         return self._ask(RoundView, "GET", f"/v1/rounds/{number}", again=True)
 
     def round_record(self, number: int) -> bytes:
-        """The whole record of a round, as `penstock replay` reads it. For operators."""
+        """The whole record of a round, as `penstock rounds replay` reads it. For operators."""
         return self._send("GET", f"/v1/rounds/{number}/record", again=True).content
 
     def cluster(self) -> ClusterView:

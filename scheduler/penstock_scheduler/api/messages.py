@@ -344,7 +344,7 @@ class Forecast(Body):
 
 
 class ReportBatch(Body):
-    """Reports of one job, oldest first. `penstock schema report` prints the schema of a report."""
+    """Reports of one job, oldest first. `penstock config schema report` prints the schema of a report."""
 
     reports: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_REPORTS)
 

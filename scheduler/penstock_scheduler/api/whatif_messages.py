@@ -56,6 +56,6 @@ class WhatIfTask(Body):
     error: str = ""
     """Why it failed, as a sentence; empty: it did not."""
     result: dict[str, Any] | None = None
-    """As `penstock whatif --json` prints it, when it is done: `policies` has `recorded`, which is what really happened, and each
-    simulated policy, with the `mean` of each figure, half of its 95 % confidence interval (`ci95`) and the figures of each seed;
-    `notes` says what the record cannot tell. Lists of tasks leave it out."""
+    """As `penstock simulate whatif --json` prints it, when it is done: `policies` has `recorded`, which is what really happened,
+    and each simulated policy, with the `mean` of each figure, half of its 95 % confidence interval (`ci95`) and the figures of
+    each seed; `notes` says what the record cannot tell. Lists of tasks leave it out."""

@@ -1,4 +1,4 @@
-"""Commands for admins and operators: policy, pause, resume, drain, token."""
+"""Commands for admins and operators: policy, rounds pause, rounds resume, drain, token."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import json
 import time
 import tomllib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
-from penstock_scheduler.api.access_messages import TokenOrder
-from penstock_scheduler.api.messages import Drained, DrainOrder, Role
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
 from penstock_scheduler.cli.options import STAGE
-from penstock_scheduler.cli.policies import choice_of, with_values
-from penstock_scheduler.model.policy_choice import PolicyChoice
-from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.people.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock_scheduler.model.policy_choice import PolicyChoice
 
 policy = typer.Typer(no_args_is_help=True, help="Show the policies, or choose the one that decides.")
 token = typer.Typer(no_args_is_help=True, help="Create, list and revoke bearer tokens for the API. For admins.")
@@ -75,6 +72,8 @@ def set_policy(
         settings = tomllib.loads("\n".join(values or ()))  # together, so that sia.x=1 and sia.y=2 are both of sia
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the settings contradict each other: {error}; give each key once") from None
+    from penstock_scheduler.cli.policies import choice_of, with_values
+
     choice = with_values(choice_of(name, stage), settings)
     change = ask(lambda penstock: penstock.set_policy(choice))
     if as_json:
@@ -87,13 +86,13 @@ def pause(as_json: bool = JSON) -> None:
     """Pause the rounds. For admins.
 
     During the pause Penstock completes the actions under way, and starts, moves or stops no other jobs. Running jobs keep
-    running. `penstock resume` ends the pause.
+    running. `penstock rounds resume` ends the pause.
     """
     _pause(paused=True, as_json=as_json)
 
 
 def resume(as_json: bool = JSON) -> None:
-    """Resume the rounds after `penstock pause`. For admins."""
+    """Resume the rounds after `penstock rounds pause`. For admins."""
     _pause(paused=False, as_json=as_json)
 
 
@@ -127,6 +126,11 @@ def drain(
             raise ConfigError("give both kind and name, such as: penstock drain node n01")
         _show_drains(as_json=as_json)
         return
+    from pydantic import TypeAdapter, ValidationError
+
+    from penstock_scheduler.api.messages import Drained, DrainOrder
+    from penstock_scheduler.model.spec_errors import describe_errors
+
     try:
         order = DrainOrder(kind=TypeAdapter[Drained](Drained).validate_python(kind), name=name, why=why)
     except ValidationError as error:
@@ -164,6 +168,12 @@ def create_token(
     as_json: bool = JSON,
 ) -> None:
     """Create a token. Its secret is shown only once."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from penstock_scheduler.api.access_messages import TokenOrder
+    from penstock_scheduler.api.messages import Role
+    from penstock_scheduler.model.spec_errors import describe_errors
+
     try:
         order = TokenOrder(
             user=user,

@@ -1,4 +1,8 @@
-"""Shared by the commands that ask penstockd: the connection, the store as a fallback, and the output."""
+"""Shared by the commands that ask penstockd: the connection, the store as a fallback, and the output.
+
+The modules of commands import at their top only what their options need, so that the help is there at once: `import httpx`,
+`pydantic` and `rich` take longer than all else together.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
-from pydantic import BaseModel
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.safe_text import one_line
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from penstock_scheduler.api.client import Client
     from penstock_scheduler.api.messages import RefusedJob
+    from penstock_scheduler.model import JobSpec
     from penstock_scheduler.store.sql import SqlStore
 
 Answer = TypeVar("Answer")
@@ -84,10 +86,10 @@ def ask(
 
 def print_json(answer: BaseModel | Sequence[BaseModel]) -> None:
     """Print an answer as one JSON document."""
-    if isinstance(answer, BaseModel):
-        typer.echo(answer.model_dump_json())
-    else:
+    if isinstance(answer, Sequence):
         typer.echo(json.dumps([each.model_dump(mode="json") for each in answer]))
+    else:
+        typer.echo(answer.model_dump_json())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
@@ -104,6 +106,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
         typer.echo(empty)
         return
     shown = [at for at in range(len(columns)) if any(line[at] for line in lines)]
+    from rich.console import Console  # here, because most commands need no table, and the help of none does
+    from rich.table import Column, Table
+    from rich.text import Text
+
     *first, last = (columns[at] for at in shown)
     console = Console()
     widths = _widths([[columns[at], *(line[at] for line in lines)] for at in shown], console.width)
@@ -124,6 +130,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
 
 def _widths(cells: Sequence[Sequence[str]], space: int) -> list[int]:
     """The widths of all columns but the last, which gets what is left: at least its own width, up to `LAST` or a quarter."""
+    from rich.cells import cell_len
+
     natural = [max(map(cell_len, column)) for column in cells]
     widths = [min(width, WIDEST) for width in natural[:-1]]
     left = space - GAP * len(widths) - min(natural[-1], LAST, space // 4)
@@ -155,3 +163,10 @@ def local_time(time_s: float | None) -> str:
 def hours(gpu_seconds: float) -> str:
     """GPU-seconds as GPU-hours."""
     return f"{gpu_seconds / 3600:.2f}"
+
+
+def asks_for(spec: JobSpec) -> str:
+    """A job spec in short, such as `1-16 t4|a100`, `2 ^t4` (any type but t4) or, if it is not adaptive, `rigid 4`."""
+    count = str(spec.max_gpus) if spec.min_gpus == spec.max_gpus else f"{spec.min_gpus}-{spec.max_gpus}"
+    text = f"{count} {'|'.join(spec.gpu_types or [f'^{name}' for name in spec.excluded_gpu_types or ()])}".rstrip()
+    return text if spec.adaptivity.value == "adaptive" else f"{spec.adaptivity.value} {text}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from penstock_scheduler.api.access_messages import AuditLine
 from penstock_scheduler.cli.ask import JSON, ask, local_time, print_json, print_table
-from penstock_scheduler.cli.times import FROM, TO, span_s
+from penstock_scheduler.cli.options import FROM, TO, span_s
+
+if TYPE_CHECKING:
+    from penstock_scheduler.api.access_messages import AuditLine
 
 
 def audit(

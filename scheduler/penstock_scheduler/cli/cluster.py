@@ -1,4 +1,4 @@
-"""Commands about the cluster and the rounds: queue, nodes, rounds, plan, budget."""
+"""Commands about the cluster and the rounds: nodes, rounds list, plan; and `penstock list --waiting`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,24 @@ import time
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import ValidationError
 
-from penstock_scheduler.api.estimate_messages import OLD_S, new_jobs_line, start_cell
-from penstock_scheduler.api.history_messages import QueueEntry
-from penstock_scheduler.api.ledger_messages import CORRECTED, BudgetView, LedgerLine
-from penstock_scheduler.api.messages import ClusterView, PlanOrder, RefusedJob, RoundSummary, RoundView
-from penstock_scheduler.cli.ask import JSON, STORE, ask, hours, local_time, print_json, print_refused, print_table
-from penstock_scheduler.model import JobSpec
-from penstock_scheduler.model.spec_errors import describe_errors
+from penstock_scheduler.cli.ask import JSON, STORE, ask, local_time, print_json, print_refused, print_table
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.units import duration
 
 if TYPE_CHECKING:
     from penstock_scheduler.api.client import Client
+    from penstock_scheduler.api.history_messages import QueueEntry
+    from penstock_scheduler.api.messages import ClusterView, RefusedJob, RoundSummary, RoundView
 
 
-def queue(as_json: bool = JSON) -> None:
-    """Show the waiting jobs and the free GPUs.
-
-    PLACE: the place by time of submission among the jobs that wait for GPUs; the policy may start a later one first. Of other
-    users' jobs, the reason is shown as its code.
-    """
+def show_waiting(user: str | None, *, as_json: bool) -> None:
+    """`penstock list --waiting`: the waiting jobs, of one user or of all, and the free GPUs."""
+    from penstock_scheduler.api.estimate_messages import OLD_S, new_jobs_line, start_cell
 
     def read(penstock: Client) -> tuple[ClusterView, list[QueueEntry], list[RefusedJob]]:
-        return penstock.cluster(), list(penstock.queue()), penstock.refused()
+        refused = [each for each in penstock.refused() if user in (None, each.user)]
+        return penstock.cluster(), list(penstock.queue(user=user)), refused
 
     cluster, waiting, refused = ask(read)
     if as_json:
@@ -45,7 +38,7 @@ def queue(as_json: bool = JSON) -> None:
         free = max(total - used - out, 0)
         typer.echo(f"{gpu_type}: {free} of {total} GPUs are free" + (f", {out} are out of service" if out else ""))
     if cluster.paused:
-        typer.echo("Rounds are paused: no job starts until an admin runs `penstock resume`.")
+        typer.echo("Rounds are paused: no job starts until an admin runs `penstock rounds resume`.")
     now_s = time.time()
     for each in cluster.new_jobs:
         if now_s - each.at_s < OLD_S:
@@ -191,6 +184,12 @@ def plan(
 
 
 def _forecast(spec: str, name: str | None, partition: str | None, account: str | None, *, as_json: bool) -> None:
+    from pydantic import ValidationError
+
+    from penstock_scheduler.api.messages import PlanOrder
+    from penstock_scheduler.model import JobSpec
+    from penstock_scheduler.model.spec_errors import describe_errors
+
     try:
         asked = JobSpec.model_validate_json(spec)
     except ValidationError as error:
@@ -202,65 +201,3 @@ def _forecast(spec: str, name: str | None, partition: str | None, account: str |
         return
     for line in forecast.lines:
         typer.echo(line)
-
-
-def budget(
-    last: int = typer.Option(50, "--last", "-n", min=1, help="How many entries of the ledger to show."),
-    as_json: bool = JSON,
-) -> None:
-    """Show the budgets and the ledger.
-
-    Budgets: what accounts may use, and have used, in this period. Ledger: what each ended job has used.
-    """
-
-    def read(penstock: Client) -> tuple[list[BudgetView], list[LedgerLine]]:
-        page = penstock.ledger()
-        lines = list(page.lines)
-        while page.next is not None and len(lines) < last:
-            page = penstock.ledger(before=page.next)
-            lines += page.lines
-        return penstock.budgets(), lines[:last]
-
-    budgets, lines = ask(read)
-    if as_json:
-        shown = {
-            "budgets": [each.model_dump(mode="json") for each in budgets],
-            "ledger": [each.model_dump(mode="json") for each in lines],
-        }
-        typer.echo(json.dumps(shown))
-        return
-    if budgets:
-        columns = ("ACCOUNT", "PERIOD", "ENDS", "GPU-HOURS", "CLOUD USD", "STATE")
-        print_table(columns, [_budget_row(budget) for budget in budgets], "")
-        typer.echo()
-    rows = [(local_time(line.time_s), line.account or "-", line.user, line.job, _used(line)) for line in lines]
-    print_table(("TIME", "ACCOUNT", "USER", "JOB", "USED"), rows, "The ledger is empty: no job has ended yet.")
-
-
-def _used(line: LedgerLine) -> str:
-    if line.kind in ("gpu-seconds", "cloud-gpu-seconds"):
-        where = " in the cloud" if line.kind == "cloud-gpu-seconds" else ""
-        why = ", corrected by Slurm's accounting" if line.key.endswith(CORRECTED) else ""
-        return f"{hours(line.amount)} GPU-hours of {line.text}{where}{why}"
-    return f"{line.amount:.2f} USD {'at most' if line.kind == 'committed' else line.text}".rstrip()
-
-
-def _budget_row(budget: BudgetView) -> tuple[str, ...]:
-    def used(amount: float, soft: float | None, hard: float | None) -> str:
-        limits = [f"{limit:g} {kind}" for kind, limit in (("soft", soft), ("hard", hard)) if limit is not None]
-        return f"{amount:.2f} of {', '.join(limits)}" if limits else f"{amount:.2f}"
-
-    limits = {
-        "hard": ((budget.used_gpu_hours, budget.hard_gpu_hours), (budget.used_usd, budget.hard_usd)),
-        "soft": ((budget.used_gpu_hours, budget.soft_gpu_hours), (budget.used_usd, budget.soft_usd)),
-    }
-    over = (kind for kind, each in limits.items() if any(most is not None and amount >= most for amount, most in each))
-    reached = next(over, None)
-    return (
-        budget.account or "(all)",
-        budget.period,
-        "-" if budget.ends_s is None else local_time(budget.ends_s)[:10],
-        used(budget.used_gpu_hours, budget.soft_gpu_hours, budget.hard_gpu_hours),
-        used(budget.used_usd, budget.soft_usd, budget.hard_usd),
-        "within limits" if reached is None else f"over the {reached} limit",
-    )

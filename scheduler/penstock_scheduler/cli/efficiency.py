@@ -1,4 +1,4 @@
-"""The command `efficiency`: how well a job uses, or used, its GPUs."""
+"""`penstock usage JOB`: how well a job uses, or used, its GPUs, and what they cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 from penstock_profiles.sensitivity import Option
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.api.messages import ExplanationView, JobView, ShareView
-from penstock_scheduler.cli.ask import JSON, ask, hours, print_fields
-from penstock_scheduler.cli.jobs import JOB
+from penstock_scheduler.cli.ask import ask, hours, print_fields
+from penstock_scheduler.cli.options import check_prices
 from penstock_scheduler.model import Configuration
 from penstock_scheduler.people.units import duration
 from penstock_scheduler.rounds.policies.tuning import Amount
@@ -104,13 +104,25 @@ def of_job(
     )
 
 
-def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
-    """Show how well a job uses its GPUs, or used them, with advice.
+def show_job(job: str, prices: Mapping[str, float] | None, *, as_json: bool) -> None:
+    """Show how well a job uses its GPUs, or used them, with advice, and what they cost.
 
-    Compares the measured goodput with the expected goodput on the same GPUs, and shows how the job scales and what its restarts
-    cost. Where the policy allocates CPUs and memory, also what other amounts of them would change.
+    Where the policy allocates CPUs and memory, also what other amounts of them would change.
+
+    Args:
+        prices: GPU type -> price of a GPU-hour, USD; None: the site's.
     """
-    view, explanation, history = ask(lambda penstock: (penstock.job(job), penstock.explain(job), penstock.history(job)))
+    view, explanation, history, known = ask(
+        lambda penstock: (
+            penstock.job(job),
+            penstock.explain(job),
+            penstock.history(job),
+            penstock.usage(from_s=0.0, to_s=0.0).prices if prices is None else prices,
+        )
+    )
+    if prices is not None:
+        check_prices(prices, view.gpu_seconds)
+    usd = {name: amount / 3600 * known[name] for name, amount in view.gpu_seconds.items() if name in known}
     reports = sorted(map(Report.model_validate, history.observations), key=lambda each: (each.epoch, each.sequence))
     observations = [each.body for each in reports if isinstance(each.body, Observation)]
     expected = {
@@ -122,13 +134,14 @@ def efficiency(job: str = JOB, as_json: bool = JSON) -> None:
     cost_s = explanation.restart_cost_s
     lost_s = view.restarts * cost_s if cost_s is not None else None
     if as_json:
-        typer.echo(json.dumps(_document(view, explanation, found, lost_s)))
+        typer.echo(json.dumps(_document(view, explanation, found, lost_s) | {"usd": usd}))
         return
     where = f" on {found.configuration}" if found.configuration else ""
     print_fields(
         {
             "GPU-hours": ", ".join(f"{hours(amount)} of {name}" for name, amount in sorted(view.gpu_seconds.items()))
             or "none yet",
+            "cost": ", ".join(f"{amount:.2f} USD for {name}" for name, amount in sorted(usd.items())),
             "throughput": _rate(found.throughput, f"samples/s{where}, measured"),
             "goodput": _rate(found.goodput, f"samples/s of progress{where}, measured"),
             "expected": _rate(found.expected_goodput, f"samples/s of progress{where}")

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from penstock_scheduler.api.estimate_messages import end_cell, estimate_lines, start_cell
-from penstock_scheduler.api.messages import MAX_PAGE, AllocationView, JobView, RefusedJob
 from penstock_scheduler.cli.ask import (
     JSON,
     STORE,
     ask,
+    asks_for,
     hours,
     local_time,
     print_fields,
@@ -22,7 +21,7 @@ from penstock_scheduler.cli.ask import (
     print_refused,
     print_table,
 )
-from penstock_scheduler.cli.terminal.picture import asks_for
+from penstock_scheduler.cli.cluster import show_waiting
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.safe_text import one_line
 from penstock_scheduler.people.units import duration
@@ -30,6 +29,7 @@ from penstock_scheduler.people.units import duration
 if TYPE_CHECKING:
     from penstock_scheduler.api.client import Client
     from penstock_scheduler.api.history_messages import AllocationSpan
+    from penstock_scheduler.api.messages import AllocationView, JobView, RefusedJob
     from penstock_scheduler.store.sql import SqlStore
 
 JOB = typer.Argument(help="Id of the job in Slurm.")
@@ -47,15 +47,27 @@ def list_(
     ),
     name: str | None = typer.Option(None, help="Only jobs with this name."),
     ended: bool = typer.Option(False, "--all", help="Also jobs that have ended."),
+    waiting: bool = typer.Option(False, "--waiting", help="Only jobs that wait, with their places, and the free GPUs."),
     store: str = STORE,
     as_json: bool = JSON,
 ) -> None:
-    """List jobs, newest first.
+    """List jobs, newest first, or the queue.
 
     Jobs that Penstock refuses follow, with the reason, unless --state is given.
 
-    Example: penstock list --state queued --state running
+    With --waiting, show the jobs that hold no GPUs in the order of submission, and the free GPUs. PLACE: the place among the
+    jobs that wait for GPUs; the policy may start a later one first. Of other users' jobs, the reason is shown as its code.
+
+    Examples: penstock list --state queued --state running; penstock list --waiting
     """
+    if waiting:
+        if state or name or ended:
+            raise ConfigError("--waiting shows all jobs without GPUs; leave out --state, --name and --all")
+        show_waiting(user, as_json=as_json)
+        return
+    from penstock_scheduler.api.estimate_messages import end_cell, start_cell
+    from penstock_scheduler.api.messages import MAX_PAGE
+
     if unknown := set(state) - set(STATES):
         raise ConfigError(
             f"--state: there is no state {', '.join(sorted(unknown))}; the states are {', '.join(STATES)}"
@@ -133,6 +145,8 @@ def _expected(view: JobView) -> str:
     """When a job is expected to start and end; empty: it has ended, or nothing has been estimated."""
     if view.state == "ended" or view.estimate is None:
         return ""
+    from penstock_scheduler.api.estimate_messages import estimate_lines
+
     return " ".join(estimate_lines(view.estimate, view.state, time.time()))
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from penstock_scheduler.api.health_messages import LeaderHealth
 from penstock_scheduler.cli.ask import JSON, ask, print_fields, print_json, print_table
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import duration
+
+if TYPE_CHECKING:
+    from penstock_scheduler.api.health_messages import LeaderHealth
 
 leader = typer.Typer(no_args_is_help=True, help="Show which of several penstockd leads, or let another one lead.")
 

@@ -1,6 +1,9 @@
-"""Options that take a list."""
+"""Options of several commands: lists, and a time from and to."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 import typer
 
@@ -30,6 +33,36 @@ def numbers(option: str, text: str) -> dict[str, float]:
     return found
 
 
+def check_prices(prices: Mapping[str, float], gpu_types: Iterable[str]) -> None:
+    """Raises ConfigError: a GPU type has no price."""
+    if unknown := sorted(set(gpu_types) - set(prices)):
+        raise ConfigError(
+            f"no price of a GPU-hour is known for {', '.join(unknown)}: give --prices {unknown[0]}=PRICE too, or leave out "
+            "--prices"
+        )
+
+
 def split(text: str) -> list[str]:
     """The parts of a text between commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+FROM = typer.Option(
+    None, "--from", metavar="TIME", help="The first time that counts, such as 2026-11-01; by default the beginning."
+)
+TO = typer.Option(None, "--to", metavar="TIME", help="The first time that does not count any more; by default now.")
+
+
+def span_s(from_: str | None, to: str | None) -> tuple[float | None, float | None]:
+    """The values of `--from` and `--to`, s since 1970; None: not given. Raises ConfigError."""
+    begin_s, end_s = _time_s("--from", from_), _time_s("--to", to)
+    if begin_s is not None and end_s is not None and begin_s >= end_s:
+        raise ConfigError(f"--from={from_} is not before --to={to}")
+    return begin_s, end_s
+
+
+def _time_s(option: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{option}={text}: give a date or a time, such as 2026-11-01 or 2026-11-01T12:30") from None

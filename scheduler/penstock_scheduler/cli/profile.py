@@ -1,4 +1,4 @@
-"""`penstock profile`: measure the time of a job's steps on one GPU of this machine, at growing batch sizes.
+"""`penstock profile run`: measure the time of a job's steps on one GPU of this machine, at growing batch sizes.
 
 The job's program calls `penstock_executor.profile`, which reports to a private spool. NVML identifies the GPU.
 Where the program does not report its memory, NVML supplies that too, and it shows whether the GPU still works.

@@ -1,4 +1,4 @@
-"""`penstock replay`: decide a saved round again, offline."""
+"""`penstock rounds replay`: decide a saved round again, offline."""
 
 from __future__ import annotations
 

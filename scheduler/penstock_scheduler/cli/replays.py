@@ -1,4 +1,4 @@
-"""`penstock whatif` as a task of penstockd: how it is bounded, how it tells how far it is, and how a client asks for it."""
+"""`penstock simulate whatif` as a task of penstockd: its bounds, its progress, and how a client asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock sensitivity`: measure, with a job's own program, how CPU and memory affect the speed of its model."""
+"""`penstock profile sensitivity`: measure, with a job's own program, how CPU and memory affect the speed of its model."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def show(
         raise PenstockError(str(error)) from None
     if not found:
         raise PenstockError(
-            f"no profile in {', '.join(map(str, profiles))}; make one with penstock sensitivity measure"
+            f"no profile in {', '.join(map(str, profiles))}; make one with penstock profile sensitivity measure"
         )
     if as_json:
         typer.echo(

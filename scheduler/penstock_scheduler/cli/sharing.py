@@ -1,4 +1,4 @@
-"""Options and notes of `penstock simulate` and `penstock whatif` about co-located jobs."""
+"""Options and notes of `penstock simulate run` and `penstock simulate whatif` about co-located jobs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`penstock simulate`: what would have happened to these jobs on this cluster, under these policies?
+"""`penstock simulate run`: what would have happened to these jobs on this cluster, under these policies?
 
-Only the options are here, so that `--help` is quick; `simulation` has what they do. `penstock whatif` has the options
+Only the options are here, so that `--help` is quick; `simulation` has what they do. `penstock simulate whatif` has the options
 about jobs that share GPUs, too.
 """
 

@@ -1,4 +1,4 @@
-"""`penstock simulate --cloud`: the cloud that stands behind a simulated site, from the command line and a settings file."""
+"""`penstock simulate run --cloud`: the cloud that stands behind a simulated site, from the command line and a settings file."""
 
 from __future__ import annotations
 

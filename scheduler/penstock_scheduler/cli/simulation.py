@@ -1,4 +1,4 @@
-"""What `penstock simulate` does; `penstock whatif` uses parts of it."""
+"""What `penstock simulate run` does; `penstock simulate whatif` uses parts of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock solve`: solve the problem of one round and report on the solver."""
+"""`penstock rounds solve`: solve the problem of one round and report on the solver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock whatif`: what would have happened in the daemon's recorded history on another cluster, or under other
+"""`penstock simulate whatif`: what would have happened in the daemon's recorded history on another cluster, or under other
 policies?"""
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _numbers(store: SqlStore, from_s: float | None, to_s: float | None) -> list[
         if from_s is not None and page[-1].time_s < from_s:
             break
     if not found:
-        raise ConfigError("no round is kept of this period; `penstock rounds` lists those that are")
+        raise ConfigError("no round is kept of this period; `penstock rounds list` lists those that are")
     return found[::-1]
 
 

@@ -1,4 +1,4 @@
-"""`penstock workload`: make, check and show workloads for the simulator."""
+"""`penstock simulate workload`: make, check and show workloads for the simulator."""
 
 from __future__ import annotations
 

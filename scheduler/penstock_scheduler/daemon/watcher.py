@@ -165,7 +165,7 @@ class Watcher:
         owner = f"account {budget.account}" if budget.account else "the site"
         text = (
             f"The {limit} budget of {owner} for the {budget.period} is reached: {budget.used_gpu_hours:.1f} GPU-hours and "
-            f"{budget.used_usd:.2f} USD are used. See penstock budget."
+            f"{budget.used_usd:.2f} USD are used. See penstock usage --ledger."
         )
         subject = f"{owner} has reached its {limit} budget"
         self._notifier.tell(Notice("budget", subject, text, facts=budget.model_dump(mode="json") | {"limit": limit}))

@@ -1,45 +1,55 @@
-"""The domain model: frozen values. Nothing here reads the clock, files or the environment."""
+"""The domain model: frozen values. Nothing here reads the clock, files or the environment.
 
-from penstock_scheduler.model.actions import (
-    Action,
-    BurstJob,
-    CloudAction,
-    Hold,
-    Migrate,
-    Outcome,
-    Progress,
-    Recall,
-    Resize,
-    Start,
-)
-from penstock_scheduler.model.budget import GpuBudget, Period
-from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
-from penstock_scheduler.model.cluster import (
-    Configuration,
-    LeaveCause,
-    LeaveRequest,
-    Node,
-    NodeChoice,
-    Partition,
-    Placement,
-    Share,
-)
-from penstock_scheduler.model.facts import JobFacts, Promise
-from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, Suspension, WaitingJob
-from penstock_scheduler.model.plan import (
-    Assignment,
-    Batch,
-    CloudAssignment,
-    Plan,
-    Reason,
-    ReasonCode,
-    SolveReport,
-    SolveStatus,
-)
-from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
-from penstock_scheduler.model.snapshot import ClusterState, Kept, Snapshot, UnknownValue
-from penstock_scheduler.model.spec import Adaptivity, Burst, GpuClass, JobSpec, parse_spec, validate_spec
-from penstock_scheduler.model.stops import Stop, StopCode
+A name is imported from its module when it is first used, so that a client, which needs only the job spec, does not import the
+models of jobs' speed and with them NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock_scheduler.model.actions import (
+        Action,
+        BurstJob,
+        CloudAction,
+        Hold,
+        Migrate,
+        Outcome,
+        Progress,
+        Recall,
+        Resize,
+        Start,
+    )
+    from penstock_scheduler.model.budget import GpuBudget, Period
+    from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
+    from penstock_scheduler.model.cluster import (
+        Configuration,
+        LeaveCause,
+        LeaveRequest,
+        Node,
+        NodeChoice,
+        Partition,
+        Placement,
+        Share,
+    )
+    from penstock_scheduler.model.facts import JobFacts, Promise
+    from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, Suspension, WaitingJob
+    from penstock_scheduler.model.plan import (
+        Assignment,
+        Batch,
+        CloudAssignment,
+        Plan,
+        Reason,
+        ReasonCode,
+        SolveReport,
+        SolveStatus,
+    )
+    from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
+    from penstock_scheduler.model.snapshot import ClusterState, Kept, Snapshot, UnknownValue
+    from penstock_scheduler.model.spec import Adaptivity, Burst, GpuClass, JobSpec, parse_spec, validate_spec
+    from penstock_scheduler.model.stops import Stop, StopCode
 
 __all__ = [
     "Action",
@@ -104,3 +114,19 @@ __all__ = [
     "parse_spec",
     "validate_spec",
 ]
+
+
+_MODULES = (
+    *("spec", "job", "cluster", "stops", "sharing", "budget", "cloud", "actions", "plan"),
+    *("facts", "snapshot"),  # these import NumPy
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(import_module(f"{__name__}.{module}"), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

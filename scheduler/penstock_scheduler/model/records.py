@@ -75,7 +75,7 @@ def load_round(text: bytes | str, where: str) -> RoundRecord:
         field_name = ".".join(map(str, first["loc"])) or "the file"
         raise UnreadableRound(
             f"{where} is not a round that this version can read: {field_name}: {first['msg']}; "
-            "take one from the daemon's store: penstock replay ROUND --state FOLDER"
+            "take one from the daemon's store: penstock rounds replay ROUND --state FOLDER"
         ) from None
     if record.format > FORMAT:
         raise UnreadableRound(

@@ -69,8 +69,8 @@ class DaemonSettings(BaseModel):
     )
     keep_rounds: PositiveInt = Field(
         default=50_000,
-        description="Newest rounds to keep; older ones are deleted, and `penstock whatif` cannot replay them. A month of 60 s "
-        "rounds is 44,640 rounds. A round takes 2 to 10 kB with 20,000 jobs, if few of them change.",
+        description="Newest rounds to keep; older ones are deleted, and `penstock simulate whatif` cannot replay them. A month "
+        "of 60 s rounds is 44,640 rounds. A round takes 2 to 10 kB with 20,000 jobs, if few of them change.",
     )
     keep_days: PositiveFloat = Field(
         default=365.0,
@@ -116,8 +116,8 @@ class DaemonSettings(BaseModel):
     )
     pairs: Path | None = Field(
         default=None,
-        description="Table of the speeds of co-located jobs, by kind, as for `penstock simulate --pairs`. It holds for a pair "
-        "until that pair has been measured here.",
+        description="Table of the speeds of co-located jobs, by kind, as for `penstock simulate run --pairs`. It holds for a "
+        "pair until that pair has been measured here.",
     )
     log_format: Literal["logfmt", "json"] = Field(
         default="logfmt", description="Format of log lines: logfmt for people and grep, json for programs."

@@ -53,7 +53,8 @@ def describe_share(use: ShareUse) -> list[str]:
     lines = [f"{where} the job has {use.amount}; the part proportional to its GPUs is {use.part}."]
     if not use.profile:
         lines.append(
-            "No profile tells how its speed depends on CPU and memory there. Measure it with penstock sensitivity measure."
+            "No profile tells how its speed depends on CPU and memory there. Measure it with "
+            "penstock profile sensitivity measure."
         )
         return lines
     lines.append(

@@ -31,11 +31,11 @@ def simulate(
 ) -> SimulationResult:
     """Simulate a workload on a cluster under each policy and each seed. Ctrl-C returns what was computed so far.
 
-    `penstock simulate` computes the same figures. Jobs do not share GPUs here.
+    `penstock simulate run` computes the same figures. Jobs do not share GPUs here.
 
     Args:
         cluster: nodes, or a spec of them such as `t4:6x4,a100:2x8` (6 nodes of 4 T4, 2 nodes of 8 A100).
-        workload: a file that `penstock workload` reads, a DataFrame with columns of `workloads.frames.WORKLOAD`, or a
+        workload: a file that `penstock simulate workload` reads, a DataFrame with columns of `workloads.frames.WORKLOAD`, or a
             Workload.
         policies: one policy or several, by name or as a PolicyChoice with stages; or names with their settings.
         seeds: number of simulations of each policy. Seed 0 is the workload as it is; in others jobs come up to 60 s

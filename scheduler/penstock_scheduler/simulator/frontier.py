@@ -1,7 +1,7 @@
 """Cloud cost against completion time for each waiting budget P = 0 to 100 %, on a site's own trace.
 
-`penstock simulate --cloud --frontier` simulates the trace once for each way and each budget: the round loop, the policy and the
-burst manager as the daemon runs them.
+`penstock simulate run --cloud --frontier` simulates the trace once for each way and each budget: the round loop, the
+policy and the burst manager as the daemon runs them.
 """
 
 from __future__ import annotations

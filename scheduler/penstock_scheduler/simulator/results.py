@@ -88,7 +88,7 @@ def to_result(results: Sequence[SeedResult]) -> SimulationResult:
 
 def _frame(kind: type[Any], about: Sequence[Mapping[str, Any]], records: Sequence[Sequence[Any]]) -> pd.DataFrame:
     """A row for each record of dataclass `kind`, after columns that say which simulation it is of."""
-    import pandas as pd  # takes a second to load, and `penstock whatif --help` loads this module
+    import pandas as pd  # takes a second to load, and `penstock simulate whatif --help` loads this module
 
     columns: dict[str, pd.Series] = {}
     for name in about[0] if about else ("policy", "seed"):

@@ -35,7 +35,7 @@ def exceeded_memory(job: SlurmJob, memory_mb: int | None) -> str:
         return ""
     return (
         f"{how} the {memory_mb} MB on a node that Penstock allocated by its profile; measure it again with the memory that it "
-        "really needs (penstock sensitivity measure --process-mb), or submit it without a profile"
+        "really needs (penstock profile sensitivity measure --process-mb), or submit it without a profile"
     )
 
 

@@ -18,10 +18,10 @@ def api(tmp_path):
 
 
 def test_an_admin_pauses_resumes_and_sets_the_policy(api, tmp_path):
-    assert "Paused" in penstock(api, "pause").output
+    assert "Paused" in penstock(api, "rounds", "pause").output
     assert api.changes["paused"]
-    assert "Rounds are paused" in penstock(api, "queue").output
-    penstock(api, "resume")
+    assert "Rounds are paused" in penstock(api, "list", "--waiting").output
+    penstock(api, "rounds", "resume")
     assert not api.changes["paused"]
     assert penstock(api, "policy", "set", "sia", "fairness_p=-1.0").exit_code == 0
     assert api.changes["policy"].settings["sia"]["fairness_p"] == -1.0
@@ -63,7 +63,7 @@ def test_an_operator_drains_and_ends_it(api):
     assert "The node t4-01 is drained for adaptive jobs" in told.output
     assert "a fan" in penstock(api, "drain").output
     assert "drained by oz" in " ".join(penstock(api, "nodes").output.split())
-    assert "4 are out of service" in penstock(api, "queue").output
+    assert "4 are out of service" in penstock(api, "list", "--waiting").output
     for words in ("node nosuch", "rack 7", "node"):
         assert penstock(api, "drain", *words.split()).exit_code != 0
     penstock(api, "drain", "node", "t4-01", "--end")

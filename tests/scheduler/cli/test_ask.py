@@ -35,16 +35,16 @@ def unchanged(tmp_path_factory):
         ("list --user bob", ["bob", "queued"]),
         ("show 1", ["ada", "running", "2 t4", "t4-00 (2)"]),
         ("explain 1", ["Job 1 runs", "goodput"]),
-        ("efficiency 1", ["GPU-hours", "relative", "restarts"]),
-        ("cost", ["GPU"]),
-        ("queue", ["t4: 6 of 8 GPUs are free", "bob"]),
+        ("usage 1", ["GPU-hours", "relative", "restarts"]),
+        ("usage --prices t4=1", ["GPU"]),
+        ("list --waiting", ["t4: 6 of 8 GPUs are free", "bob"]),
         ("nodes", ["t4-00", "t4-01", "FREE", "1 ada (2)"]),
-        ("rounds", ["sia", "decide 0.100 s"]),
+        ("rounds list", ["sia", "decide 0.100 s"]),
         ("plan", ["Round 1,", "policy sia", "REASON"]),
         ("plan --dry-run", ["The job would get", " on t4-0"]),
         ("policy list", ["* ", "fifo", "fairness_p"]),
         ("token list", ["boss", "admin"]),
-        ("budget", ["ledger is empty"]),
+        ("usage --ledger", ["ledger is empty"]),
     ],
 )
 def test_answers_for_people_and_as_json(unchanged, words, says):
@@ -86,7 +86,7 @@ def status(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 
 
 def test_without_the_daemon_the_answer_comes_from_the_store(away, monkeypatch, capsys):
-    for words, says in {"list": "ada", "show 1": "ada", "explain 2": "Job 2", "rounds": "sia"}.items():
+    for words, says in {"list": "ada", "show 1": "ada", "explain 2": "Job 2", "rounds list": "sia"}.items():
         code, out, err = status(monkeypatch, capsys, *words.split(), "--store", away)
         assert code == 0
         assert says in out
@@ -95,7 +95,7 @@ def test_without_the_daemon_the_answer_comes_from_the_store(away, monkeypatch, c
 
 
 def test_without_daemon_and_store_it_says_what_still_works(away, monkeypatch, capsys):
-    for words in (["list", "--store", away + "-not"], ["queue"]):
+    for words in (["list", "--store", away + "-not"], ["list", "--waiting"]):
         code, out, err = status(monkeypatch, capsys, *words)
         assert (code, out) == (3, "")
         assert "does not answer" in err

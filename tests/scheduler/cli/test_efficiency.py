@@ -1,4 +1,4 @@
-"""`penstock efficiency`: figures of the same kind on the same GPUs, also after the end, and one sentence of advice."""
+"""`penstock usage`: figures of the same kind on the same GPUs, also after the end, and one sentence of advice."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_without_reports_only_the_expectation_is_known():
 def test_efficiency_works_after_the_end(api):
     api.board.store.add_reports([Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=observed())])
     api.look(BOBS, finished={"1": Fate("COMPLETED", 0, None)}, gpu_seconds={"1": {"t4": 7200.0}})
-    told = penstock(api, "efficiency", "1").output
+    told = penstock(api, "usage", "1").output
     assert "goodput    18 samples/s of progress on 2 t4, measured" in told
     assert "GPU-hours  2.00 of t4" in told
     assert "advice     Only 45% of its throughput is progress" in told
@@ -81,7 +81,7 @@ def test_efficiency_shows_what_was_measured(api):
         gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, accumulation_steps=2, steps=5, step_time_s=0.5, progress=10.0
     )
     api.board.store.add_reports([Report(job_id="1", epoch=1, sequence=0, time_s=1.0, body=body)])
-    figures = json.loads(penstock(api, "efficiency", "1", "--json").stdout)
+    figures = json.loads(penstock(api, "usage", "1", "--json").stdout)
     assert figures["throughput"] == pytest.approx(96.0)
     # It holds 2 GPUs and the round gives it 4: the figures are of the 2, and this model is linear.
     assert figures["share_of_best"] == pytest.approx(0.5)
@@ -96,10 +96,10 @@ def test_efficiency_shows_cpus_and_memory_and_what_other_amounts_would_change(ap
     )
     policy, choice = make_policy(staged("fifo", "synergy-tune"))
     api.board.record = RoundRecord(shot, choice, policy.decide(shot))
-    told = penstock(api, "efficiency", "1").output
+    told = penstock(api, "usage", "1").output
     assert (
         "share       8 CPUs on each node; proportional to its GPUs would be 8 CPUs; 1.00 times as fast as with that"
         in told
     )
     assert "sensitivity 0.67 with 4 CPUs, 1.00 with 8 CPUs, by the profile image" in told
-    assert json.loads(penstock(api, "efficiency", "1", "--json").stdout)["share"]["profile"] == "image"
+    assert json.loads(penstock(api, "usage", "1", "--json").stdout)["share"]["profile"] == "image"

@@ -82,10 +82,10 @@ def test_a_plain_job_and_an_array_say_what_they_are_to_their_user(api: Api) -> N
 def test_refused_jobs_are_in_list_and_queue_with_their_reason(api):
     """A job that was never managed has no place in the table of jobs; nobody would learn why it waits."""
     look(api, refused=(Refusal("7", "big", "bob", "min_gpus=9 is above max_gpus=8: correct one of them"),))
-    for command in ("list", "queue"):
-        told = penstock(api, command, who="bob").output
+    for command in (["list"], ["list", "--waiting"]):
+        told = penstock(api, *command, who="bob").output
         assert "Penstock refuses these jobs" in told
         assert "min_gpus=9 is above max_gpus=8" in told
-        assert "Penstock refuses" not in penstock(api, command, who="ada").output
+        assert "Penstock refuses" not in penstock(api, *command, who="ada").output
     assert "Penstock refuses" not in penstock(api, "list", "--name", "small").output
     assert "Penstock refuses" not in penstock(api, "list", "--state", "running").output

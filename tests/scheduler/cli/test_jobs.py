@@ -25,7 +25,7 @@ def api(tmp_path):
 def test_users_see_only_their_own_jobs(api):
     assert "bob" not in penstock(api, "list", who="ada").output
     assert penstock(api, "show", "2", who="ada").exit_code != 0
-    refused = penstock(api, "pause", who="ada")
+    refused = penstock(api, "rounds", "pause", who="ada")
     assert refused.exit_code != 0
     assert not api.changes["paused"]
 
@@ -84,7 +84,7 @@ def test_the_ledger_has_what_an_ended_job_used(api):
     used = job("1", user="ada", max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2))
     api.look(used, BOBS, gpu_seconds={"1": {"t4": 7200.0}})
     api.look(BOBS, finished={used.id: Fate("COMPLETED", 0, None)})
-    assert "2.00 GPU-hours of t4" in penstock(api, "budget").output
+    assert "2.00 GPU-hours of t4" in penstock(api, "usage", "--ledger").output
 
 
 def test_the_remedy_for_a_job_that_ran_out_of_memory_is_shown_everywhere(api):

@@ -1,4 +1,4 @@
-"""`penstock schema` and `penstock config reference`, from an empty folder and with no daemon."""
+"""`penstock config schema` and `penstock config reference`, from an empty folder and with no daemon."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _empty_folder(tmp_path, monkeypatch):
 
 def test_every_policy_and_stage_has_a_schema():
     for name in (*REGISTRY, *STAGES, "sia:artifact"):
-        told = CliRunner().invoke(make_app(), ["schema", name])
+        told = CliRunner().invoke(make_app(), ["config", "schema", name])
         assert told.exit_code == 0, name
         assert set(json.loads(told.output).get("properties", {})) == set(settings_model(name).model_fields), name
-    assert "stages" in json.loads(CliRunner().invoke(make_app(), ["schema", "policy"]).output)["properties"]
+    assert "stages" in json.loads(CliRunner().invoke(make_app(), ["config", "schema", "policy"]).output)["properties"]
 
 
 def test_an_unknown_schema_names_those_there_are():
-    error = CliRunner().invoke(make_app(), ["schema", "sai"]).exception
+    error = CliRunner().invoke(make_app(), ["config", "schema", "sai"]).exception
     assert "unknown policy or stage 'sai'" in str(error)
     assert "spec, report, control, policy" in str(error)
 

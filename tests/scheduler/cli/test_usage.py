@@ -90,19 +90,22 @@ def test_the_cloud_costs_what_was_paid(api):
 
 
 def test_cost_is_gpu_hours_times_the_price(api):
-    assert "USD" in penstock(api, "cost", "--prices", "t4=0.5").output
-    found = json.loads(penstock(api, "cost", "--prices", "t4=0.5", "--json").stdout)["lines"]
+    assert "USD" in penstock(api, "usage", "--prices", "t4=0.5").output
+    found = json.loads(penstock(api, "usage", "--prices", "t4=0.5", "--json").stdout)["lines"]
     assert [(line["name"], line["usd"]) for line in found] == [("ada", 1.0), ("bob", 0.25)]
-    (line,) = json.loads(penstock(api, "cost", "1", "--prices", "t4=0.5", "--json").stdout)["lines"]
-    assert (line["gpu_hours"], line["usd"]) == (2.0, 1.0)
-    assert "no price of a GPU-hour is known for t4" in str(penstock(api, "cost", "--prices", "a100=1").exception)
+    one = json.loads(penstock(api, "usage", "1", "--prices", "t4=0.5", "--json").stdout)
+    assert (one["gpu_hours"], one["usd"]) == ({"t4": 2.0}, {"t4": 1.0})
+    assert "cost        1.00 USD for t4" in penstock(api, "usage", "1", "--prices", "t4=0.5").output
+    for words in (["usage"], ["usage", "1"]):
+        unpriced = penstock(api, *words, "--prices", "a100=1").exception
+        assert "no price of a GPU-hour is known for t4" in str(unpriced)
 
 
 def test_the_sites_prices(tmp_path):
     with serving(tmp_path, prices={"t4": 0.5}) as api:
         api.look(ADAS, BOBS, gpu_seconds={"1": {"t4": 7200.0}})
         assert lines(api) == [("ada", "t4", "site", 1, 2.0, 1.0)]
-        (line,) = json.loads(penstock(api, "cost", "--json").stdout)["lines"]
+        (line,) = json.loads(penstock(api, "usage", "--json").stdout)["lines"]
         assert line["usd"] == 1.0
 
 
@@ -111,6 +114,8 @@ def test_the_sites_prices(tmp_path):
     [
         (("--by", "job"), "choose one of user, account, gpu-type, partition"),
         (("--from", "yesterday"), "--from=yesterday: give a date"),
+        (("--ledger", "--from", "2026-11-02"), "leave out the job"),
+        (("1", "--from", "2026-11-02"), "are for all jobs"),
         (("--from", "2026-11-02", "--to", "2026-11-02"), "is not before"),
     ],
 )

@@ -157,14 +157,14 @@ def test_the_command_shows_a_users_place_among_all(api):
     now_s = time.time()
     new = [NewJobs(gpus=8, at_s=now_s, start=TimeRange(from_s=now_s + 700, to_s=now_s + 2300))]
     api.board.estimates = Estimates(round=1, at_s=now_s, seconds=0.1, jobs={}, new=new)
-    told = penstock(api, "queue", who="ada")
+    told = penstock(api, "list", "--waiting", who="ada")
     lines = [line.split() for line in told.output.splitlines()]
     assert [line[:2] for line in lines if line[:1] and line[0] in "123"] == [["1", "12"], ["2", "11"], ["3", "10"]]
     assert told.output.count("others have the GPUs") == 1, told.output
     assert "waiting-capacity" in told.output
     assert any(line[:1] == ["13"] and "held" in line for line in lines), told.output
     assert "A job of 8 GPUs that is submitted now is expected to start in 10 to 40 minutes (80 %)." in told.output
-    shown = json.loads(penstock(api, "queue", "--json", who="ada").stdout)
+    shown = json.loads(penstock(api, "list", "--waiting", "--json", who="ada").stdout)
     assert [each["position"] for each in shown["waiting"]] == [1, 2, 3, None]
 
 

@@ -55,7 +55,17 @@ def test_a_replay_has_progress_and_the_figures_of_the_command(api, recorded):
         assert oz.end_whatif(begun.id).state == "done"
         with pytest.raises(ApiError, match="there is no task"):
             oz.whatif_task(begun.id)
-    argv = ["whatif", "--store", str(recorded / "state"), "--add-nodes", "a100:1x4", "--policy", "fifo", "--json"]
+    argv = [
+        "simulate",
+        "whatif",
+        "--store",
+        str(recorded / "state"),
+        "--add-nodes",
+        "a100:1x4",
+        "--policy",
+        "fifo",
+        "--json",
+    ]
     by_command = json.loads(CliRunner().invoke(make_app(), argv).stdout)
     assert (
         by_command["policies"]["recorded"]["mean"]["avg_jct_h"]

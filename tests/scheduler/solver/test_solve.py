@@ -295,7 +295,7 @@ def test_a_quota_of_a_thousand_jobs_is_met_by_prices():
 
 
 def test_solving_prints_nothing():
-    """Also not the name of HiGHS: the output of a command such as `penstock simulate --json` is read by programs."""
+    """Also not the name of HiGHS: the output of a command such as `penstock simulate run --json` is read by programs."""
     code = (
         "from tests.scheduler.solver.test_solve import crowd\n"
         "from penstock_scheduler.rounds.solver import solve\n"

@@ -159,7 +159,7 @@ def test_replay_decides_a_round_again_that_is_stored_as_a_difference(where):
         store.save_round(RoundRecord(snapshot, first.policy, policy.decide(snapshot)))
     assert [row[:2] for row in rows(store)] == [(1, None), (2, 1), (3, None)]
     store.close()
-    told = CliRunner().invoke(make_app(), ["replay", "2", "--state", where])
+    told = CliRunner().invoke(make_app(), ["rounds", "replay", "2", "--state", where])
     assert told.exit_code == 0, told.output
     assert "round 2: 7 jobs" in told.output
     assert "the same plan" in told.output

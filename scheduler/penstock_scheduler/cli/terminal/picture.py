@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock_scheduler.api.estimate_messages import in_words
 from penstock_scheduler.api.messages import NodeView, RefusedJob
-from penstock_scheduler.model import Adaptivity, Job, JobSpec, Phase
+from penstock_scheduler.cli.ask import asks_for
+from penstock_scheduler.model import Job, Phase
 
 if TYPE_CHECKING:
     from penstock_scheduler.api.client import Client
@@ -221,10 +222,3 @@ def _recorded_line(job: Job, why: str, *, placed: bool) -> Line:
         job.submit_s,
         placed=placed,
     )
-
-
-def asks_for(spec: JobSpec) -> str:
-    """A job spec in short, such as `1-16 t4|a100`, `2 ^t4` (any type but t4) or, if it is not adaptive, `rigid 4`."""
-    count = str(spec.max_gpus) if spec.min_gpus == spec.max_gpus else f"{spec.min_gpus}-{spec.max_gpus}"
-    text = f"{count} {'|'.join(spec.gpu_types or [f'^{name}' for name in spec.excluded_gpu_types or ()])}".rstrip()
-    return text if spec.adaptivity is Adaptivity.ADAPTIVE else f"{spec.adaptivity.value} {text}"

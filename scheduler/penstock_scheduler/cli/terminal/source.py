@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.api.estimate_messages import estimate_lines
 from penstock_scheduler.api.messages import JobView
-from penstock_scheduler.cli.terminal.picture import Picture, Watcher, asks_for
+from penstock_scheduler.cli.ask import asks_for
+from penstock_scheduler.cli.terminal.picture import Picture, Watcher
 from penstock_scheduler.cli.terminal.screens import JobDetail
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import clock, duration

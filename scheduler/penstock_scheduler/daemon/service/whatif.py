@@ -1,7 +1,7 @@
 """Replays of recorded history, each in a process of its own: what happens behind `POST /v1/whatif`.
 
-The process is the command `penstock whatif`, so both give the same figures. It has the lowest priority and limits on memory and
-processor time, and one runs at a time: rounds go on beside it.
+The process is the command `penstock simulate whatif`, so both give the same figures. It has the lowest priority and limits on
+memory and processor time, and one runs at a time: rounds go on beside it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,14 @@ class WhatIfTasks:
             )
             answer = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # the thread closes it
             process = subprocess.Popen(
-                [sys.executable, "-m", "penstock_scheduler.cli", "whatif", *arguments(order, policy, prices)],
+                [
+                    sys.executable,
+                    "-m",
+                    "penstock_scheduler.cli",
+                    "simulate",
+                    "whatif",
+                    *arguments(order, policy, prices),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=answer,
                 stderr=subprocess.PIPE,
@@ -183,7 +190,8 @@ def _progress(line: str) -> dict[str, object] | None:
 
 
 def arguments(order: WhatIfOrder, policy: PolicyChoice, prices: dict[str, float]) -> Sequence[str]:
-    """The arguments of `penstock whatif`. Each value is in one word with its option, so none can be taken for an option."""
+    """The arguments of `penstock simulate whatif`. Each value is in one word with its option, so that it cannot be taken
+    for an option."""
     found = ["--task", "--json", f"--seeds={order.seeds}"]
     found += [f"--policy={','.join(order.policies)}"] if order.policies else [f"--choice={policy.model_dump_json()}"]
     named = {"--add-nodes": order.add_nodes, "--remove-nodes": order.remove_nodes, "--like": order.like}

@@ -123,7 +123,7 @@ def read_spec(text: str) -> JobSpec:
     except json.JSONDecodeError as error:
         raise Wrong(f"spec={text[:80]!r}, which is not JSON: {error.msg}", 'such as {"max_gpus": 8}') from None
     except BadJobSpec as error:
-        raise Wrong(f"a bad job spec ({error})", "what `penstock schema spec` describes") from None
+        raise Wrong(f"a bad job spec ({error})", "what `penstock config schema spec` describes") from None
 
 
 def build_jobs(columns: Mapping[str, Column], valid: Sequence[bool]) -> Iterator[WorkloadJob | Wrong | None]:

@@ -34,7 +34,7 @@ NEXT_STEPS = (
         "Run it again",
         "penstock demo writes this page again; --keep leaves the clusters' folder with logs, rounds and reports",
     ),
-    ("Decide a round again, offline", "penstock replay 42 --state FOLDER/penstock/state"),
+    ("Decide a round again, offline", "penstock rounds replay 42 --state FOLDER/penstock/state"),
     ("Start such a cluster for experiments", "penstock loopback up; then sbatch as in docs/user/jobs.md"),
     ("Install it beside your Slurm", "docs/admin/install.md: a settings file, penstockd --check, a systemd unit"),
     ("Understand how it decides", "docs/developer/architecture.md"),

@@ -40,7 +40,7 @@ def get_round(number: RoundNumber, call: User) -> RoundView:
 
 @router.get("/rounds/{number}/record")
 def get_record(number: RoundNumber, call: Operator) -> dict[str, Any]:
-    """Show the whole record of a round, as `penstock replay` reads it."""
+    """Show the whole record of a round, as `penstock rounds replay` reads it."""
     record: dict[str, Any] = json.loads(call.api.store.round_json(number))
     return record
 
