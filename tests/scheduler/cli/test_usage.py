@@ -95,7 +95,7 @@ def test_cost_is_gpu_hours_times_the_price(api):
     assert [(line["name"], line["usd"]) for line in found] == [("ada", 1.0), ("bob", 0.25)]
     one = json.loads(penstock(api, "usage", "1", "--prices", "t4=0.5", "--json").stdout)
     assert (one["gpu_hours"], one["usd"]) == ({"t4": 2.0}, {"t4": 1.0})
-    assert "cost        1.00 USD for t4" in penstock(api, "usage", "1", "--prices", "t4=0.5").output
+    assert "cost       1.00 USD for t4" in penstock(api, "usage", "1", "--prices", "t4=0.5").output
     for words in (["usage"], ["usage", "1"]):
         unpriced = penstock(api, *words, "--prices", "a100=1").exception
         assert "no price of a GPU-hour is known for t4" in str(unpriced)
