@@ -7,21 +7,22 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import typer
 
+from penstock_cloud import staging
+from penstock_cloud.catalogue import Fetcher, KeptCatalogue, file_of, load, save
 from penstock_cloud.command import Command, CommandClient
-from penstock_cloud.doctor import CloudFinding
+from penstock_cloud.doctor import CloudFinding, examine
+from penstock_cloud.doctor import policy as least_policy
+from penstock_cloud.ec2 import Ec2, connect, connect_ssm
+from penstock_cloud.live import check_live, cost
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.manager.provider import LaunchFailed, Provider
 from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.settings import DaemonSettings, Settings, load_settings
-
-if TYPE_CHECKING:
-    from penstock_cloud.ec2 import Ec2
 
 app = typer.Typer(no_args_is_help=True, help="Clouds: prices, checks, and what runs there.")
 
@@ -32,6 +33,12 @@ def _regions(settings: Settings) -> tuple[CloudSettings, ...]:
     """The settings in each region of EC2; none where the site has commands alone."""
     alone = settings.section(DaemonSettings).cloud == "command"
     return () if alone else settings.section(CloudSettings).everywhere()
+
+
+def _file(settings: Settings, section: CloudSettings) -> Path:
+    """The file with the catalogue of a region."""
+    state_dir = settings.section(DaemonSettings).state_dir
+    return file_of(state_dir, section.region, home=settings.section(CloudSettings).region)
 
 
 def _commands(settings: Settings) -> list[Command]:
@@ -46,12 +53,9 @@ def _commands(settings: Settings) -> list[Command]:
 @app.command()
 def refresh(config: Path = CONFIG) -> None:
     """Fetch instance types and prices now. penstockd does the same every 6 hours."""
-    from penstock_cloud.catalogue import Fetcher, file_of, load, save
-
     settings = load_settings(config)
-    home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
     for section in _regions(settings):
-        file = file_of(state_dir, section.region, home=home.region)
+        file = _file(settings, section)
         try:
             fetched = Fetcher(section).get_catalogue(load(file, section.region), datetime.now(UTC).timestamp())
         except LaunchFailed as error:
@@ -73,12 +77,9 @@ def refresh(config: Path = CONFIG) -> None:
 @app.command()
 def types(config: Path = CONFIG) -> None:
     """List the instance types that may be launched, and their prices."""
-    from penstock_cloud.catalogue import file_of, load
-
     settings = load_settings(config)
-    home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
     for section in _regions(settings):
-        catalogue = load(file_of(state_dir, section.region, home=home.region), section.region)
+        catalogue = load(_file(settings, section), section.region)
         if catalogue is None:
             raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
         typer.echo(f"prices of {catalogue.region}, US dollars an hour, and when they were true")
@@ -134,8 +135,6 @@ def doctor(
 
 def _live(settings: Settings, *, yes: bool) -> int:
     """Launch in each place, once the admin has seen the cost and agreed. Returns the number of failed checks."""
-    from penstock_cloud.live import check_live, cost
-
     now = datetime.now(UTC)
     places: list[Provider] = [*_with_prices(settings), *_commands(settings)]
     try:
@@ -168,13 +167,9 @@ def _tell(finding: CloudFinding, where: str = "") -> bool:
 
 def _with_prices(settings: Settings) -> list[Ec2]:
     """The regions of EC2, with what is known of their prices."""
-    from penstock_cloud.catalogue import KeptCatalogue, file_of
-    from penstock_cloud.ec2 import Ec2, connect, connect_ssm
-
-    home, state_dir = settings.section(CloudSettings), settings.section(DaemonSettings).state_dir
     found = []
     for section in _regions(settings):
-        kept = KeptCatalogue(file_of(state_dir, section.region, home=home.region), section.region)
+        kept = KeptCatalogue(_file(settings, section), section.region)
         found.append(Ec2(connect(section), section, kept.now, ssm=connect_ssm(section)))
     return found
 
@@ -185,11 +180,6 @@ def _examined(settings: Settings, home: CloudSettings, section: CloudSettings) -
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
-    from penstock_cloud import staging
-    from penstock_cloud.catalogue import file_of, load
-    from penstock_cloud.doctor import examine
-    from penstock_cloud.ec2 import connect
-
     ec2 = connect(section)
     quick = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
     try:
@@ -197,8 +187,7 @@ def _examined(settings: Settings, home: CloudSettings, section: CloudSettings) -
         quotas = session.client("service-quotas", config=quick)
     except BotoCoreError as error:
         raise ConfigError(f"[cloud] region={section.region!r}: {error}") from None
-    state_dir = settings.section(DaemonSettings).state_dir
-    catalogue = load(file_of(state_dir, section.region, home=home.region), section.region)
+    catalogue = load(_file(settings, section), section.region)
     s3 = None if section.bucket is None or section.region != home.region else staging.connect(section)
     return examine(section, ec2, quotas, catalogue, lambda: os.access(section.share, os.W_OK), s3)
 
@@ -206,9 +195,7 @@ def _examined(settings: Settings, home: CloudSettings, section: CloudSettings) -
 @app.command()
 def policy(config: Path = CONFIG) -> None:
     """Print the least IAM policy that penstockd's role needs, for the cloud that the settings describe."""
-    from penstock_cloud.doctor import policy as least
-
-    typer.echo(json.dumps(least(load_settings(config).section(CloudSettings)), indent=2))
+    typer.echo(json.dumps(least_policy(load_settings(config).section(CloudSettings)), indent=2))
 
 
 @app.command("list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import time
@@ -48,7 +49,9 @@ class FileCloud:
         self.file.write_text(json.dumps(known | fields))
 
     def instances(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.file.read_text())["instances"]
+        with self.file.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # the command empties the file before it writes it
+            found: list[dict[str, Any]] = json.load(file)["instances"]
         return found
 
     def provider(self, site: str = SITE, timeout_s: float = 20.0, name: str = "files") -> Command:
