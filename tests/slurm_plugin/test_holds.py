@@ -305,6 +305,15 @@ def test_a_job_that_waits_for_what_its_user_requested_is_known(told: Told, clust
     assert look(cluster) == ([], [("7", "waits for its dependency afterok:3(unfulfilled)")])
 
 
+def test_a_job_whose_dependency_has_failed_is_not_held_by_an_admin(told: Told, cluster: SlurmCluster) -> None:
+    """Slurm 22.05 writes JobHeldAdmin to a held job whose dependency fails. Its user releases it in vain."""
+    told.listed = [pending("gpu", dependency="afterok:3(failed)", **ADMIN)]
+    jobs, ((job, text),) = look(cluster)
+    assert (jobs, job) == ([], "7")
+    assert "can never be satisfied (DependencyNeverSatisfied): cancel the job, or submit it again" in text
+    assert "admin" not in text
+
+
 def test_a_job_whose_spec_somebody_overwrote_goes_on_as_a_plain_job_and_says_so(
     told: Told, cluster: SlurmCluster
 ) -> None:

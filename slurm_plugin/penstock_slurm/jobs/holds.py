@@ -29,7 +29,7 @@ from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
 from penstock_slurm.gateway.base import WAITING, Write
 from penstock_slurm.jobs.in_turn import in_turn
-from penstock_slurm.jobs.notes import plain_shape
+from penstock_slurm.jobs.notes import never_satisfied, plain_shape
 from penstock_slurm.jobs.states import HOLDING
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def foreign_hold(job: SlurmJob, control: ControlMessage | None) -> bool:
     Slurm 22.05 shows an admin's hold of a job that was held with a user hold (JobHeldAdmin in place of JobHeldUser), but no hold
     of a job that requeuehold holds already.
     """
-    if not is_held(job):
+    if not is_held(job) or never_satisfied(job):
         return False
     if job.reason == ADMIN or job.state in BY_SLURM:
         return True

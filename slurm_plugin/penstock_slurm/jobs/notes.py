@@ -165,6 +165,11 @@ def waits_for(job: SlurmJob, now_s: float) -> str:
         return "Slurm to list it again: its last answer lacked the job"
     if overdue(job, now_s):
         return "Slurm to end it at its deadline"
+    if never_satisfied(job):
+        return (
+            f"its dependency {job.dependency}, which can never be satisfied (DependencyNeverSatisfied): cancel the job, or "
+            "submit it again with another dependency"
+        )
     if job.dependency:
         return f"its dependency {job.dependency}"
     written = notes(job)
@@ -172,6 +177,11 @@ def waits_for(job: SlurmJob, now_s: float) -> str:
     if job.restarts == 0 and isinstance(begin_s, int | float) and begin_s > now_s:
         return "the begin time that it was submitted with"
     return ""
+
+
+def never_satisfied(job: SlurmJob) -> bool:
+    """Whether a job depends on one that has failed. Slurm then shows a held job as held by an admin (JobHeldAdmin)."""
+    return "(failed)" in job.dependency
 
 
 def overdue(job: SlurmJob, now_s: float) -> bool:
