@@ -304,9 +304,14 @@ local function gpus_asked(job, nodes, tasks)
   end
 end
 
+-- OverSubscribe=EXCLUSIVE
+local function gives_whole_nodes(partition, visible)
+  return visible[partition.name] ~= nil and visible[partition.name].max_share == 0
+end
+
 -- Reads the request. Beside the fields of gpus_asked: `tasks` for every `task_gpus` GPUs, nil if each node has one; `whole`
 -- nodes; and the `cpus` and `memory_mb` of a node with `node_gpus` GPUs, nil where they follow by themselves.
-local function request_of(job)
+local function request_of(job, partitions, visible)
   local nodes, tasks, on_each = number(job.max_nodes) or number(job.min_nodes), number(job.num_tasks), number(job.ntasks_per_node)
   if not nodes and tasks and on_each then nodes = math.ceil(tasks / on_each) end
   tasks = tasks or (on_each and on_each * (nodes or 1))
@@ -325,6 +330,7 @@ local function request_of(job)
   end
   if gpus == 1 and request.tasks == 1 then request.tasks, request.task_gpus = nil, nil end
   request.whole = job.shared == 0
+  for _, partition in ipairs(partitions) do request.whole = request.whole or gives_whole_nodes(partition, visible) end
   local memory = number(job.min_mem_per_node)
   if memory == 0 then request.whole = true end
   if not request.whole and gpus and (nodes or gpus == 1) and gpus % request.nodes == 0 then
@@ -351,7 +357,9 @@ end
 local function add_request(given, request, site)
   local largest, gpus = 0, request.gpus
   if request.whole then
-    if given["scale-unit"] then refuse("--scale-unit cannot be used with whole nodes (--exclusive or --mem=0): leave one of them out") end
+    if given["scale-unit"] then
+      refuse("--scale-unit cannot be used where jobs have whole nodes (--exclusive, --mem=0, or by the partition): leave it out")
+    end
     local most, units = largest_nodes(site), {}
     for _, gpu_type in ipairs(sorted(most)) do
       units[#units + 1] = string.format("%s=%d", gpu_type, most[gpu_type])
@@ -693,7 +701,8 @@ local function long_enough(partition, job)
   return not given_number(job.time_limit) or not given_number(partition.max_time) or job.time_limit <= partition.max_time
 end
 
--- The partitions to try: those that the user names, or else the managed ones that the user may use and that allow --time.
+-- The partitions to try: those that the user names, or else the managed ones that the user may use and that allow --time;
+-- among the latter, only those that share nodes, if there are some.
 local function partitions_for(job, visible, site)
   local managed, names, found, shorter = {}, {}, {}, false
   for _, partition in ipairs(site.partitions) do
@@ -715,6 +724,13 @@ local function partitions_for(job, visible, site)
     for i, partition in ipairs(found) do kept[i] = partition.name end
     job.partition = table.concat(kept, ",")
     slurm.log_user("penstock: the job runs in %s: Penstock does not manage partition %s", job.partition, shown(unmanaged))
+  end
+  if not job.partition then
+    local shared = {}
+    for _, partition in ipairs(found) do
+      if not gives_whole_nodes(partition, visible) then shared[#shared + 1] = partition end
+    end
+    if #shared > 0 then found = shared end
   end
   if #found == 0 and shorter then
     refuse("--time is more than the MaxTime of every partition that Penstock manages and you may use: give a shorter one")
@@ -776,7 +792,8 @@ local function adapt(job, visible, given)
   end
   local try, complain, problems = gathering()
   local allows, node_note = try(allowed_nodes, job, given, site)
-  local request = try(request_of, job)
+  local partitions = try(partitions_for, job, visible, site)
+  local request = try(request_of, job, partitions or {}, visible)
   check_request(job, complain)
   local spec, json
   if request then spec, json = try(penstock.spec, given, site, request) end
@@ -784,7 +801,6 @@ local function adapt(job, visible, given)
   if not job.script and given["non-preemptible"] ~= "yes" then
     complain("a job of salloc or srun cannot be restarted: add --non-preemptible, or use sbatch")
   end
-  local partitions = try(partitions_for, job, visible, site)
   if #problems > 0 then error({refusals = problems}, 0) end
   local usual = is_usual(job, spec)
   for _, partition in ipairs(partitions) do
@@ -817,6 +833,7 @@ local function adapt(job, visible, given)
     end
   end
   local on = node_note ~= "" and " on the nodes that --nodelist, --exclude and --constraint allow" or ""
+  if request.whole then on = on .. " on whole nodes" end
   if request.most_nodes then on = on .. string.format(" on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
   refuse("no partition has %d to %d GPUs of the kind that the flags ask for%s; there are %s", spec.low, spec.high, on, describe(site))
 end

@@ -82,6 +82,21 @@ def test_a_partition_that_penstock_does_not_manage_is_left_out(flags: FlagSite) 
     assert flags.job(done.stdout.strip()).partition == ("t4",)
 
 
+def test_a_partition_that_gives_whole_nodes_gives_them_to_adaptive_jobs_too(flags: FlagSite) -> None:
+    flags.slurm.command("scontrol", "update", "PartitionName=t4", "OverSubscribe=EXCLUSIVE")
+    try:
+        done = flags.sbatch("--adaptive", "--gres=gpu:1", "--partition=t4")
+        said = flags.refusal("--adaptive", "--max-gpus=2", "--partition=t4")
+        elsewhere = flags.submit("--adaptive", "--max-gpus=2")
+    finally:
+        flags.slurm.command("scontrol", "update", "PartitionName=t4", "OverSubscribe=NO")
+    comment = flags.job(done.stdout.strip()).admin_comment
+    assert parse_spec(comment) == JobSpec(max_gpus=8, max_nodes=1, scale_unit=WHOLE)
+    assert json.loads(comment)["penstock_request"] == {"whole_nodes": True}
+    assert "no partition has 1 to 2 GPUs of the kind that the flags ask for on whole nodes; there are" in said
+    assert (elsewhere.partition, "penstock_request" in elsewhere.admin_comment) == (("all",), False)
+
+
 def test_all_reasons_against_a_header_are_told_at_once(flags: FlagSite) -> None:
     said = flags.refusal(
         *(

@@ -169,7 +169,7 @@ def test_a_bad_value_is_refused_before_anything_is_sent(flags: FlagSite, argv: s
         ),
         ((*ADAPTIVE, "--ntasks-per-socket=2"), "--ntasks-per-socket cannot be used with --adaptive; give --ntasks"),
         ((*ADAPTIVE, "--burst=only"), "--burst=only: this site has no cloud: leave it out, or ask an admin"),
-        ((*ADAPTIVE, "--exclusive", "--scale-unit=2"), "--scale-unit cannot be used with whole nodes (--exclusive or"),
+        ((*ADAPTIVE, "--exclusive", "--scale-unit=2"), "--scale-unit cannot be used where jobs have whole nodes"),
         (
             (*ADAPTIVE, "--no-requeue"),
             "--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing",
