@@ -15,10 +15,10 @@ WITH_ROOMS = ("penstock_scheduler", "penstock_slurm")
 """Packages whose folders and modules at the top are rooms. Each other package is one room."""
 
 SEVERAL_HOMES = """
-    Account AgentSettings Answer Arrivals Batch BudgetLine Burst Claim Client Cluster Controls Daemon Difference Driver
-    Entry Estimator Event Events Facts Group Held History Holder Kind Line Measured Measuring NodeStatus NodeView Option
-    Orders Owned Owner Part PenstockCallback Places Pool Problem Process Progress Provider Query Queue Reader Refusal
-    Request Resident Service Settings State Stream Suspension Unreadable Watcher World
+    Account AgentSettings Arrivals Batch BudgetLine Burst Claim Client Cluster Controls Daemon Difference Driver Entry
+    Estimator Event Events Facts Group Held History Holder Kind Line Measured Measuring NodeStatus Orders Owned Owner
+    Part PenstockCallback Places Pool Problem Process Provider Query Reader Refusal Request Resident Service Settings
+    State Stream Suspension Unreadable Watcher World
 """
 """Names that still have several homes. This list may only shrink."""
 

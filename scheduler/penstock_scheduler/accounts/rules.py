@@ -71,7 +71,7 @@ class BudgetSettings(BaseModel):
     )
     prices: dict[str, NonNegativeFloat] = Field(
         default={},
-        description="Price of a GPU-hour at the site by GPU type, USD, such as {t4 = 0.4}, for `penstock usage` and `cost`.",
+        description="Price of a GPU-hour at the site by GPU type, USD, such as {t4 = 0.4}, for `penstock usage`.",
     )
 
 

@@ -337,7 +337,7 @@ class Write:
 
 
 class SlurmReader(Protocol):
-    """What Penstock asks Slurm. Every error is a SlurmError.
+    """Penstock's questions to Slurm. Every error is a SlurmError.
 
     Each reading is one call to slurmctld (`limits`: two to slurmdbd; the jobs through pyslurm: two).
     """
@@ -408,7 +408,7 @@ class SlurmReader(Protocol):
 
 
 class SlurmWriter(Protocol):
-    """What Penstock has Slurm do. Each write is safe to repeat.
+    """Penstock's orders to Slurm. Each write is safe to repeat.
 
     After `Transient` it may have taken effect or not: read the job, then repeat the write. All writes raise ControllerAway,
     JobGone, Refused or Transient (also its subclasses TimedOut and Unregistered).

@@ -45,7 +45,7 @@ CHECKED = ("State", "RestartCnt")
 """Fields of both answers. If they differ, the job has changed in between."""
 
 FEW = 200
-"""Most jobs of which squeue is asked for the whole record. If more have changed, it is asked for all jobs."""
+"""The most jobs for whose whole record squeue is asked. If more have changed, it is asked for all jobs."""
 
 
 class ProgramFailed(PenstockError):
@@ -63,7 +63,7 @@ class PyslurmReader(CommandReader):
         self._again_at_s = 0.0
         """When pyslurm may be used, by the monotonic clock."""
         self._seen: dict[tuple[str, str], SlurmJob] = {}
-        """The records of the last answer by the texts of which they were made."""
+        """The records of the last answer by their texts."""
 
     def jobs(self, *, finished: bool = False) -> tuple[SlurmJob, ...]:
         """All jobs, each array element as one. After a fault of pyslurm, the commands read them."""

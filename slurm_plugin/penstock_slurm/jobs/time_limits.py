@@ -61,7 +61,7 @@ def left_s(run: LimitedRun, control: ControlMessage | None, grace_s: float) -> f
 
 
 def is_ours(run: LimitedRun, control: ControlMessage) -> bool:
-    """Whether Slurm's limit of the run is that of the control message, so that nobody has changed it since."""
+    """Whether Slurm's limit of the run is that of the control message, so it has not been changed since."""
     return control.time_limit_s is not None and slurm_minutes(control.time_limit_s) * 60 == run.limit_s
 
 

@@ -11,10 +11,10 @@ from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.solver import SolveFailed, solve
-from penstock_scheduler.rounds.solver.shares import Choice, ShareOption, choose_shares
+from penstock_scheduler.rounds.solver.shares import Choice, ValuedShare, choose_shares
 from tests.scheduler.solver.test_solve import crowd
 
-SHARES = [Choice((ShareOption(4, 4, 1.0), ShareOption(8, 8, 1.5)))]
+SHARES = [Choice((ValuedShare(4, 4, 1.0), ValuedShare(8, 8, 1.5)))]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_scheduler.model import SolveStatus
 from penstock_scheduler.rounds.solver import Limits, SolveFailed
-from penstock_scheduler.rounds.solver.shares import Choice, ShareOption, choose_shares, spread
+from penstock_scheduler.rounds.solver.shares import Choice, ValuedShare, choose_shares, spread
 
 
 def test_shares_go_where_they_add_up_to_most():
@@ -20,8 +20,8 @@ def test_shares_go_where_they_add_up_to_most():
     With the language model on 1 CPU and one image on 9, the other image has 2 of the 3 that it needs: no. So 3 + 3 + 3.
     With 13 CPUs it is 9 + 3 + 1, worth 3 + 1 + 1.
     """
-    image = Choice((ShareOption(3, 10, 1.0), ShareOption(9, 10, 3.0)))
-    language = Choice((ShareOption(3, 10, 1.0), ShareOption(1, 10, 1.0)))
+    image = Choice((ValuedShare(3, 10, 1.0), ValuedShare(9, 10, 3.0)))
+    language = Choice((ValuedShare(3, 10, 1.0), ValuedShare(1, 10, 1.0)))
     assert choose_shares([image, image, language], 12, 100).report.objective == 3
     shares = choose_shares([image, image, language], 13, 100)
     assert shares.report.objective == 5
@@ -29,17 +29,17 @@ def test_shares_go_where_they_add_up_to_most():
 
 
 def test_memory_binds_too():
-    choice = Choice((ShareOption(1, 10, 1.0), ShareOption(1, 30, 2.0)))
+    choice = Choice((ValuedShare(1, 10, 1.0), ValuedShare(1, 30, 2.0)))
     assert choose_shares([choice, choice], 10, 59).report.objective == 3
     assert choose_shares([choice, choice], 10, 60).report.objective == 4
 
 
 def test_what_does_not_fit_at_all_is_said():
     with pytest.raises(SolveFailed, match="do not fit"):
-        choose_shares([Choice((ShareOption(3, 1, 1.0),))], 2, 100)
+        choose_shares([Choice((ValuedShare(3, 1, 1.0),))], 2, 100)
 
 
-options = st.builds(ShareOption, st.integers(1, 9), st.integers(1, 9), st.sampled_from([1.0, 1.5, 2.0, 2.94]))
+options = st.builds(ValuedShare, st.integers(1, 9), st.integers(1, 9), st.sampled_from([1.0, 1.5, 2.0, 2.94]))
 choices = st.lists(options, min_size=1, max_size=4).map(lambda found: Choice(tuple(dict.fromkeys(found))))
 
 
@@ -63,8 +63,8 @@ def test_without_time_the_incumbent_stands():
     many = [
         Choice(
             (
-                ShareOption(3, 3, 1.0),
-                *(ShareOption(int(c), int(m), float(v)) for c, m, v in rng.uniform(1, 20, (30, 3))),
+                ValuedShare(3, 3, 1.0),
+                *(ValuedShare(int(c), int(m), float(v)) for c, m, v in rng.uniform(1, 20, (30, 3))),
             )
         )
         for _ in range(200)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock_profiles.sensitivity import Sensitivity
 from penstock_scheduler.model import JobId, Node
 from penstock_scheduler.rounds.solver import Limits
-from penstock_scheduler.rounds.solver.shares import Choice, ShareOption, Shares, choose_shares
+from penstock_scheduler.rounds.solver.shares import Choice, Shares, ValuedShare, choose_shares
 
 
 class TuneSettings(BaseModel):
@@ -361,11 +361,11 @@ def _speed(table: Sensitivity, amount: Amount, room: NodeCapacity) -> float:
 def _choice(claim: Claim, room: NodeCapacity, first: Amount) -> Choice:
     """What a job may have on this node: `first`, or any share with which it is at least as fast as the proportional one."""
     value = relative_speed(claim.table, claim.gpus, room, first)
-    options = [ShareOption(first.cpus, first.memory_mb, value)]
+    options = [ValuedShare(first.cpus, first.memory_mb, value)]
     if claim.table is not None:
         for option in claim.table.options():
             amount = Amount(option.cpus, option.memory_mb if room.memory_mb else 0)
             worth = relative_speed(claim.table, claim.gpus, room, amount)
             if worth >= 1 and amount.within(Amount(room.cpus, room.memory_mb)):
-                options.append(ShareOption(amount.cpus, amount.memory_mb, worth))
+                options.append(ValuedShare(amount.cpus, amount.memory_mb, worth))
     return Choice(tuple(dict.fromkeys(options)))

@@ -23,7 +23,7 @@ from penstock_scheduler.rounds.solver.problem import Limits, SolveFailed
 
 
 @dataclass(frozen=True, slots=True)
-class ShareOption:
+class ValuedShare:
     """A share that a job may have, and its value."""
 
     cpus: int
@@ -38,7 +38,7 @@ class Choice:
     The first options of all jobs together must fit.
     """
 
-    options: tuple[ShareOption, ...]
+    options: tuple[ValuedShare, ...]
 
 
 @dataclass(frozen=True, slots=True)
