@@ -53,6 +53,7 @@ def gateway_site(
     site.partitions = ["t4"]
     site.slurm_settings |= {"cloud_partition": "a10g"}
     site.extra = toml(settings)
+    ec2.on_demand = {"g5.xlarge": 1.006, "g4dn.xlarge": 0.526}  # those that penstockd comes with are too old
     with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
         try:
             site.start()

@@ -90,6 +90,7 @@ def cloud_site(
     site.slurm_settings |= {"cloud_partition": "burst"}
     site.extra = toml(cloud_settings(boot_timeout_s=120.0))
     monkeypatch.setenv("SLURM_CONF", str(slurm.slurm_conf))  # of the instances
+    ec2.on_demand = {"g5.xlarge": 1.006, "g4dn.xlarge": 0.526}  # those that penstockd comes with are too old
     with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
         try:
             site.start()

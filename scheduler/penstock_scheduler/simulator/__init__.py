@@ -4,12 +4,11 @@
 """
 
 from penstock_scheduler.simulator.api import simulate
-from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
+from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedSettings, nodes_from_spec, open_cluster
 from penstock_scheduler.simulator.disturbances import Latencies
 from penstock_scheduler.simulator.events import SimulatedClock
 from penstock_scheduler.simulator.frames import SimulationResult
 from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
-from penstock_scheduler.simulator.settings import SimulatedSettings, open_cluster
 from penstock_scheduler.simulator.truth import EstimatedJob
 
 __all__ = [

@@ -22,8 +22,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from penstock_profiles.wire import Report
-from penstock_scheduler.api.ports import Clock
+from penstock_scheduler.api.ports import Clock, ClusterParts, Leadership, SpecCheck
 from penstock_scheduler.model import (
     Action,
     ClusterState,
@@ -39,8 +41,9 @@ from penstock_scheduler.model import (
     SharedGpus,
     SharingState,
 )
-from penstock_scheduler.model.nodespec import parse_nodes
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC, parse_nodes
 from penstock_scheduler.rounds.policies.tuning import Amount, NodeCapacity, relative_speed
+from penstock_scheduler.rounds.settings import Settings
 from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.cloud import SimulatedCloud
 from penstock_scheduler.simulator.cluster_sharing import ClusterSharing
@@ -541,3 +544,18 @@ def nodes_from_spec(spec: str) -> tuple[Node, ...]:
         )
         for node in parse_nodes(spec)
     )
+
+
+class SimulatedSettings(BaseModel):
+    """Section `[simulated]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nodes: str = Field(default=DEFAULT_SPEC, description="Nodes as TYPE:NODESxGPUS,... such as t4:6x4,a100:2x8.")
+
+
+def open_cluster(settings: Settings, clock: Clock, check: SpecCheck, leadership: Leadership) -> ClusterParts:
+    """An empty simulated cluster."""
+    del check, leadership  # users submit no job specs to a simulated cluster
+    nodes = nodes_from_spec(settings.section(SimulatedSettings).nodes)
+    return ClusterParts(SimulatedCluster(nodes, (), clock))

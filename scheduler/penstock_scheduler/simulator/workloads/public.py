@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 
@@ -211,10 +211,7 @@ def _instant(column: str, text: str) -> float:
         raise Wrong(
             f"{column}={text!r}", "a date and time such as 2026-03-29T14:00:00, or seconds since 1970"
         ) from None
-    return (at.replace(tzinfo=None) - datetime(1970, 1, 1) - (at.utcoffset() or _NO_TIME)).total_seconds()
-
-
-_NO_TIME = datetime(1970, 1, 1) - datetime(1970, 1, 1)
+    return (at.replace(tzinfo=None) - datetime(1970, 1, 1) - (at.utcoffset() or timedelta())).total_seconds()
 
 
 SACCT_COLUMNS = (
