@@ -35,6 +35,12 @@ class Suspension:
     """Why, and what ends it, as a sentence."""
 
 
+def in_order(job_id: JobId) -> tuple[str, int, str]:
+    """Sort key of job ids: as texts, but the elements of an array by their numbers, 12_2 before 12_10."""
+    array, _, element = job_id.partition("_")
+    return array, int(element) if element.isdecimal() else -1, job_id
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job that Penstock manages."""
@@ -83,6 +89,11 @@ class Job:
     time_limit_s: float | None = None
     """Seconds of running after which the cluster ends it, an upper bound of the running time. None: no limit, or
     unknown."""
+
+    @property
+    def in_order(self) -> tuple[float, str, int, str]:
+        """Sort key of jobs by age: of two that were submitted at once, the lower number first."""
+        return self.submit_s, *in_order(self.id)
 
     @property
     def movable(self) -> bool:

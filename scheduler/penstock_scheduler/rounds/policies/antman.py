@@ -98,7 +98,7 @@ class _Round:
         self._in_transit = {job: where for job, where in pinned.items() if job in self._joining}
         for job_id, where in pins.items():
             self._take(self._jobs[job_id], where)
-        order = sorted(self._snapshot.jobs, key=lambda job: (job.submit_s, job.id))
+        order = sorted(self._snapshot.jobs, key=lambda job: job.in_order)
         guaranteed = [job for job in order if self._classes[job.id] is GpuClass.GUARANTEED]
         others = [job for job in order if self._classes[job.id] is GpuClass.OPPORTUNISTIC]
         for job in guaranteed:

@@ -178,7 +178,7 @@ def _beyond(max_queue: int | None, waits: Sequence[Job]) -> list[Job]:
     """The newest of these waiting jobs, as many as exceed the longest queue; the newest first."""
     if max_queue is None or len(waits) <= max_queue:
         return []
-    return sorted(waits, key=lambda job: (job.submit_s, job.id), reverse=True)[: len(waits) - max_queue]
+    return sorted(waits, key=lambda job: job.in_order, reverse=True)[: len(waits) - max_queue]
 
 
 def in_cloud(offer: Offer) -> Configuration:

@@ -74,7 +74,7 @@ class Gavel:
         pins = common.pinned(snapshot)
         requests = self._requests.of(snapshot)
         free = [job for job in snapshot.jobs if job.id not in pins and requests[job.id]]
-        jobs = sorted(free, key=lambda job: (job.submit_s, job.id))
+        jobs = sorted(free, key=lambda job: job.in_order)
         left = common.capacities(snapshot.nodes, pins)
         shares, prices = shares_of_time(jobs, requests, left, self._settings.throughput)
         order = self._order(jobs, shares, snapshot)

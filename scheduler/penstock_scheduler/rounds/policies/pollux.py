@@ -101,7 +101,7 @@ class Pollux:
         """The best allocation that the search finds."""
         pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in pins]
-        jobs = sorted(free, key=lambda job: (job.submit_s, job.id))
+        jobs = sorted(free, key=lambda job: job.in_order)
         options = _options(snapshot, jobs)
         speedup_JC = self._speedups(snapshot, jobs, options)
         held_J = np.array(

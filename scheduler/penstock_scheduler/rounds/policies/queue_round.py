@@ -96,8 +96,7 @@ class QueueRound:
             (
                 self._queue.rank(self._snapshot, job, self._requests[job.id]),
                 job.id not in self._given,
-                job.submit_s,
-                job.id,
+                *job.in_order,
             )
             for job in self._snapshot.jobs
             if job.id not in self._pins

@@ -48,6 +48,7 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
+from penstock_scheduler.model.job import in_order
 from penstock_scheduler.people.units import duration
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.policies import common
@@ -153,11 +154,11 @@ class _Turns:
             if kind not in in_vain and not self._serve(job):
                 in_vain.add(kind)
 
-    def _rank(self, job_id: JobId) -> tuple[bool, int, float, JobId]:
+    def _rank(self, job_id: JobId) -> tuple[bool, int, float, str, int, JobId]:
         job = self._jobs[job_id]
         pool = self._pool[job_id]
         has = pool.held[job.user]
-        return has + job.spec.min_gpus > pool.share, has, -self._waited_s[job_id], job_id
+        return has + job.spec.min_gpus > pool.share, has, -self._waited_s[job_id], *in_order(job_id)
 
     def _count(self, job: Job, where: Placement, sign: int) -> None:
         self._everywhere[job.user] += sign * where.gpus
@@ -295,7 +296,7 @@ class _Turns:
         more = (
             {job for job in plan.assignments if self._may_keep(job)} - self.kept.keys() if self.kept else set[JobId]()
         )
-        for job in sorted((self._jobs[job_id] for job_id in lost | more), key=lambda each: (each.submit_s, each.id)):
+        for job in sorted((self._jobs[job_id] for job_id in lost | more), key=lambda each: each.in_order):
             held = job.running_on
             if held is None or not book.may_have(job, held) or any(self._yields(job, held, *each) for each in due):
                 continue

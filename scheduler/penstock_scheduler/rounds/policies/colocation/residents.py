@@ -56,7 +56,7 @@ def waiting(snapshot: Snapshot, plan: Plan) -> list[Job]:
     moving = in_transit(snapshot)
     waits = {job for job, reason in plan.waiting.items() if reason.code in MAY_JOIN and job not in moving}
     jobs = [job for job in snapshot.jobs if job.id in waits]
-    return sorted(jobs, key=lambda job: (-job.sharing_priority, job.submit_s, job.id))
+    return sorted(jobs, key=lambda job: (-job.sharing_priority, job.in_order))
 
 
 def residents_only(snapshot: Snapshot) -> Snapshot:

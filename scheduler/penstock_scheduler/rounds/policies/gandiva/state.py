@@ -135,7 +135,7 @@ class RoundState:
             if node.may_start:
                 self.nodes[node.name] = SharedNode(node, self.free.on(node.name))
         by_node: dict[str, list[JobId]] = {}
-        for job, where in sorted(movable, key=lambda each: (each[0].submit_s, each[0].id)):
+        for job, where in sorted(movable, key=lambda each: each[0].in_order):
             self.gpus[job.id] = where.gpus
             self.free.charge(job, where.gpus, where.gpu_type)
             by_node.setdefault(where.nodes[0], []).append(job.id)

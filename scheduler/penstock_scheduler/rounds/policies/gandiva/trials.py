@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_scheduler.model import Job, JobId, Pack, Phase, Reason, ReasonCode, Snapshot
+from penstock_scheduler.model.job import in_order
 from penstock_scheduler.rounds.sharing.groups import GroupSettings, TrialSeen, judge
 from penstock_scheduler.rounds.sharing.packing import PackingSettings
 
@@ -84,7 +85,7 @@ class Trials:
         if snapshot.sharing is None:
             return found
         groups: dict[Search, list[Job]] = {}
-        for job in sorted(snapshot.jobs, key=lambda job: (job.submit_s, job.id)):
+        for job in sorted(snapshot.jobs, key=lambda job: job.in_order):
             if (key := search_of(job)) is not None and job.id in snapshot.sharing.uses:
                 groups.setdefault(key, []).append(job)
         for (_, name), jobs in groups.items():
@@ -110,8 +111,8 @@ class Trials:
         """Sort key of the queue: by submission; a search's trials together, the more promising first."""
         search = search_of(job)
         if search is None:
-            return (job.submit_s, 0, job.id)
-        return (self.submit_s[search], self.rank.get(job.id, len(self.rank)), job.id)
+            return (job.submit_s, 0, *in_order(job.id))
+        return (self.submit_s[search], self.rank.get(job.id, len(self.rank)), *in_order(job.id))
 
     def ranked(self, packs: Sequence[Pack], jobs: Mapping[JobId, Job]) -> tuple[Pack, ...]:
         """The packs of a node with time slices; those of trials of one search get their rank."""

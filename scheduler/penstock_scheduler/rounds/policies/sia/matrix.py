@@ -106,7 +106,7 @@ class SiaMatrix:
         self.by_id = {job.id: job for job in snapshot.jobs}
         self.pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in self.pins]
-        self.jobs: list[Job] = sorted(free, key=lambda job: (job.submit_s, job.id))
+        self.jobs: list[Job] = sorted(free, key=lambda job: job.in_order)
         self.facts = [snapshot.facts[job.id] for job in self.jobs]
         self.models: list[AnyEstimator] = [facts.model for facts in self.facts]
         self.age_s_J = snapshot.time_s - np.array([job.submit_s for job in self.jobs], dtype=np.float64)
