@@ -107,9 +107,9 @@ def _write(store: SqlStore, given: argparse.Namespace) -> None:
         state = ClusterState(nodes, (*runs, *queued))
         sampler.take_reports([observed(rng, job, minutes) for job in runs])
         for each in (sampler, spans, waits):
-            each.take_round(record)
-        spans.take_state(state, now_s)
-        waits.take_state(state, now_s)
+            each.decided(record)
+        spans.observed(state, now_s)
+        waits.observed(state, now_s)
         sampler.tick(state, now_s)
         for second in range(
             1, 60 if minutes % 60 < 10 else 1

@@ -29,6 +29,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from penstock_profiles.families import Families
@@ -37,7 +38,7 @@ from penstock_scheduler.accounts.limits import LimitSettings
 from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.daemon.service import process
-from penstock_scheduler.daemon.service.app import Controls, make_app
+from penstock_scheduler.daemon.service.app import make_app
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.leading import leading
 from penstock_scheduler.daemon.service.port import Chosen
@@ -47,8 +48,8 @@ from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.jobs.kin import KinOfJobs
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share
-from penstock_scheduler.rounds.plan_gate import Approval
 from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.safety import open_files
 from penstock_scheduler.store.sql import open_store
 
@@ -74,21 +75,17 @@ def serve(
     board = Board(store, None)
     models = SpecModels(Families(), 30.0)
     choice = make_policy("sia")[1]
-    controls = Controls(
-        policy=lambda: choice,
-        set_policy=lambda choice: choice,
-        paused=lambda: False,
-        set_paused=lambda paused: None,
-        settings=dict,
+    controls: Any = SimpleNamespace(
+        chosen=choice,
+        paused=False,
+        settings=parse_settings("", "text"),
         rules=SchedulingRules(BudgetSettings(), LimitSettings(), store),
-        approve=lambda number, by: Approval(round=number, jobs=frozenset(), by=by, until_s=0.0),
-        health=lambda now_s: Health(status="ok", version=""),
-        leader=lambda: leading(store.leadership, None),
-        may_lead=str,
-        hand_over=lambda to: None,
+        vitals=SimpleNamespace(
+            health=lambda now_s: Health(status="ok", version=""), leader=lambda: leading(store.leadership, None)
+        ),
         cloud=None,
-        memory=KinOfJobs(store, models.beginning),
-        store=str(folder),
+        kin=KinOfJobs(store, models.beginning),
+        store_place=str(folder),
     )
     settings = ApiSettings.model_validate(api_settings(folder) | {"embedded": not separate})
     app = make_app(settings, board, controls, models, models.check)
@@ -115,7 +112,7 @@ def serve(
         waits = tuple(Job(str(jobs + n), f"job {n}", user, spec, ("all",), Phase.QUEUED, 0.0) for n in range(queued))
         now_s = time.time()
         amounts = {job.id: {"a100": 8 * (now_s - begin_s)} for job in running}
-        board.take_state(ClusterState(nodes, running + waits), now_s, amounts)
+        board.observed(ClusterState(nodes, running + waits), now_s, amounts)
 
     begin_s = time.time()
     observe(0)

@@ -21,7 +21,7 @@ from penstock_scheduler.api.ports import ClusterParts
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.records import RoundRecord
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import (
@@ -113,7 +113,7 @@ def simulated(unit_s: float) -> Scene:
     policy, choice = make_policy("gandiva", scene.settings)
     models = SpecModels(load_families(), START_S, load_gpus())
     parts = ClusterParts(cluster, agents=cluster)
-    loop = RoundLoop(parts, clock, store, Period(1.0), policy, models, tick_s=0.2, choice=choice)
+    loop = RoundLoop(parts, clock, store, RoundTiming(Period(1.0), 0.2), policy, models, choice)
     loop.run(lambda: clock.now_s() >= scene.end * unit_s)
     cluster.close()
     scene.read(store.rounds, {each.name: each.name for each in ARRIVALS}, 0.0)

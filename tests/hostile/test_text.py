@@ -180,8 +180,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         nodes = tuple(dataclasses.replace(each, state=POISON) for each in snapshot("t4:2x4", []).nodes)
         refused = (Refusal("3", POISON, POISON, POISON), Refusal("2", POISON, POISON, POISON))
         state = ClusterState(nodes, (JOB, WAITS), refused=refused)
-        api.board.take_state(state, time.time(), {"1": {POISON: 5.0}})
-        AllocationLog(store, None, list).take_state(state, time.time())
+        api.board.observed(state, time.time(), {"1": {POISON: 5.0}})
+        AllocationLog(store, None, list).observed(state, time.time())
         store.save_waits(
             [
                 QueueEntry(

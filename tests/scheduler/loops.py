@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report
 from penstock_scheduler.accounts.limits import LimitSettings, site_limits
-from penstock_scheduler.api.ports import Accounts, Cluster, ClusterParts, Policy, Store
+from penstock_scheduler.api.ports import Accounts, Cluster, ClusterParts, Policy, SiteRules, Store
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Action, ClusterState, JobSpec, Outcome, Plan, Snapshot
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
@@ -39,14 +38,16 @@ def simulated(
         ClusterParts(parts.get("cluster", cluster)),  # type: ignore[arg-type]
         clock,
         parts.get("store", store),  # type: ignore[arg-type]
-        parts.get("trigger", Period(60.0)),  # type: ignore[arg-type]
+        RoundTiming(
+            parts.get("trigger", Period(60.0)),  # type: ignore[arg-type]
+            10.0,
+            parts.get("rest_s", 0.0),  # type: ignore[arg-type]
+            parts.get("settle_s", 0.0),  # type: ignore[arg-type]
+        ),
         parts.get("policy", policy),  # type: ignore[arg-type]
         SpecModels(Families(), 30.0),
-        tick_s=10.0,
-        rest_s=parts.get("rest_s", 0.0),  # type: ignore[arg-type]
-        settle_s=parts.get("settle_s", 0.0),  # type: ignore[arg-type]
-        choice=choice,
-        rules=partial(_within, parts.get("limits", LimitSettings())),  # type: ignore[arg-type]
+        choice,
+        RoundSurroundings(rules=Within(parts.get("limits", LimitSettings()))),  # type: ignore[arg-type]
     )
     return loop, cluster, store
 
@@ -87,8 +88,14 @@ def observing(
     """A loop that decides every 10 s, by default nothing."""
     parts = ClusterParts(cluster, accounts=accounts, cloud_nodes=cloud_nodes)  # type: ignore[arg-type]
     models = SpecModels(Families(), 30.0)
-    return RoundLoop(parts, clock, store, Period(10.0), policy or Nothing(), models, tick_s=10.0)
+    return RoundLoop(parts, clock, store, RoundTiming(Period(10.0), 10.0), policy or Nothing(), models)
 
 
-def _within(limits: LimitSettings, snapshot: Snapshot) -> Snapshot:
-    return dataclasses.replace(snapshot, limits=(*snapshot.limits, *site_limits(limits, snapshot.jobs)))
+class Within(SiteRules):
+    """Rules with the site's limits alone."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self._limits = limits
+
+    def on(self, snapshot: Snapshot) -> Snapshot:
+        return dataclasses.replace(snapshot, limits=(*snapshot.limits, *site_limits(self._limits, snapshot.jobs)))

@@ -16,7 +16,7 @@ from penstock_scheduler.api.ports import ClusterParts
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Action, ClusterState, Outcome
 from penstock_scheduler.people.errors import RoundFailed, StoreError
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import SimulatedClock
@@ -66,7 +66,7 @@ def without_store(store: SqlStore, why: str, begin: Callable[[], object], end: C
     policy, choice = make_policy("sia")
     models = SpecModels(Families(), 30.0)
     parts = ClusterParts(reporting)
-    loop = RoundLoop(parts, clock, store, Period(60.0), policy, models, tick_s=10.0, choice=choice)
+    loop = RoundLoop(parts, clock, store, RoundTiming(Period(60.0), 10.0), policy, models, choice)
     for _ in range(30):  # both jobs have come and run
         loop.tick()
         clock.sleep(10.0)

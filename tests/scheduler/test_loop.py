@@ -17,7 +17,7 @@ from penstock_scheduler.model import (
     Progress,
 )
 from penstock_scheduler.people.errors import ClusterAway, RoundFailed
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, nodes_from_spec
@@ -171,7 +171,7 @@ def test_a_cluster_that_is_away_is_waited_for():
     store = MemoryStore()
     away = Away(cluster)
     models = SpecModels(Families(), 30.0)
-    loop = RoundLoop(ClusterParts(away), clock, store, Period(60.0), policy, models, tick_s=10.0, choice=choice)
+    loop = RoundLoop(ClusterParts(away), clock, store, RoundTiming(Period(60.0), 10.0), policy, models, choice)
     loop.run(lambda: cluster.finished)
     assert cluster.finished
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock_profiles.families import Families
-from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.api.ports import ClusterParts, SiteRules
 from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, Used
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
@@ -25,7 +25,7 @@ from penstock_scheduler.model import (
     Progress,
     StopCode,
 )
-from penstock_scheduler.rounds.loop import BACK, RoundLoop
+from penstock_scheduler.rounds.loop import BACK, RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
@@ -82,12 +82,11 @@ def test_jobs_leave_once_within_the_cap_and_the_rest_runs_here():
         ClusterParts(cluster),
         clock,
         store,
-        Period(60.0),
+        RoundTiming(Period(60.0), 10.0),
         policy,
         SpecModels(Families(), 30.0),
-        tick_s=10.0,
-        choice=choice,
-        cloud=cloud,
+        choice,
+        RoundSurroundings(cloud=cloud),
     )
     here = {job.id for job in jobs}
     for _ in range(1000):
@@ -113,21 +112,20 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
     cloud, store, limit_usd = InMemoryCloud(clock), MemoryStore(), 30.0
     policy, choice = make_policy("fifo")
 
-    def overspent(account: str, usd: float, now_s: float) -> BudgetLine | None:
-        line = BudgetLine("", "total", limit_usd, sum(entry.usd for entry in cloud.ledger))
-        return line if usd > line.left_usd else None
+    class Budgeted(SiteRules):
+        def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
+            line = BudgetLine("", "total", limit_usd, sum(entry.usd for entry in cloud.ledger))
+            return line if usd > line.left_usd else None
 
     loop = RoundLoop(
         ClusterParts(cluster),
         clock,
         store,
-        Period(60.0),
+        RoundTiming(Period(60.0), 5.0),
         policy,
         SpecModels(Families(), 30.0),
-        tick_s=5.0,
-        choice=choice,
-        cloud=cloud,
-        overspent=overspent,
+        choice,
+        RoundSurroundings(cloud=cloud, rules=Budgeted()),
     )
     first = [outcome for outcome in loop.tick() if isinstance(outcome.action, BurstJob)]
     assert [outcome.progress for outcome in first] == [Progress.DONE, Progress.FAILED]
@@ -163,12 +161,11 @@ def test_a_stop_by_the_cloud_has_the_clouds_reason(stopped: str, told: str):
         ClusterParts(cluster),
         clock,
         MemoryStore(),
-        Period(60.0),
+        RoundTiming(Period(60.0), 10.0),
         policy,
         models,
-        tick_s=10.0,
-        choice=choice,
-        cloud=cloud,
+        choice,
+        RoundSurroundings(cloud=cloud),
     )
     for _ in range(12):
         loop.tick()

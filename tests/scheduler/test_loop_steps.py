@@ -11,7 +11,7 @@ import pytest
 
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report, Resumed
-from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.api.ports import ClusterParts, RoundListener, SiteRules
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import (
     Action,
@@ -36,7 +36,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import RoundFailed, StoreError
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import SimulatedClock, nodes_from_spec
 from penstock_scheduler.store.memory import MemoryStore
@@ -46,7 +46,7 @@ NODES = nodes_from_spec("t4:2x4")
 HERE = on("t4", t4_00=2)
 
 
-class Site:
+class Site(RoundListener):
     """A loop on a cluster that shows `jobs`, with a policy that gives each job of `plan` its placement. It writes a diary."""
 
     def __init__(self, *jobs: Job, plan: dict[str, Any] | None = None, rest_s: float = 0.0, **parts: Any) -> None:
@@ -61,13 +61,10 @@ class Site:
             ClusterParts(self, agents=parts.pop("agents", None)),  # type: ignore[arg-type]
             self.clock,
             self.store,
-            Period(parts.pop("period_s", 60.0)),
+            RoundTiming(Period(parts.pop("period_s", 60.0)), parts.pop("tick_s", 10.0), rest_s),
             self,
             SpecModels(Families(), 30.0),
-            tick_s=parts.pop("tick_s", 10.0),
-            rest_s=rest_s,
-            on_round=self.decided,
-            **parts,
+            site=RoundSurroundings(listeners=(self,), **parts),
         )
 
     def observe(self) -> ClusterState:
@@ -404,7 +401,12 @@ def test_a_run_that_nobody_saw_between_two_ticks_is_counted():
     assert site.snapshot.attained == {"1": {"t4": 20.0}}
 
 
+class NoJobs(SiteRules):
+    def on(self, snapshot: Snapshot) -> Snapshot:
+        return snapshot.only(())
+
+
 def test_a_site_that_gives_rules_decides_by_them():
-    site = Site(job("1"), rules=lambda snapshot: snapshot.only(()))
+    site = Site(job("1"), rules=NoJobs())
     site.ticks(1)
     assert site.snapshot.jobs == ()

@@ -163,14 +163,14 @@ def site(servers, tmp_path) -> Iterator[daemon.LiveScheduler]:
     site.loop.tick()
     wait_for(lambda: "budget" in kinds(hook), 120, "the notice of the budget")
     yield site
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     store.close()
 
 
 def run_job(site: daemon.LiveScheduler) -> Job:
     """Job 7 of ada runs on 2 GPUs."""
     running = job("7", user="ada", phase=Phase.RUNNING, allocation=on("t4", t4_00=2), started_s=time.time() - 99)
-    site.board.take_state(ClusterState(nodes_from_spec("t4:1x4"), (running,)), time.time())
+    site.board.observed(ClusterState(nodes_from_spec("t4:1x4"), (running,)), time.time())
     return running
 
 
@@ -211,7 +211,7 @@ def test_a_site_sends_notices_of_ended_jobs_and_what_they_used(servers, site):
     now_s = time.time()
     over = EndedRun("7", running.allocation, now_s, now_s + 10)
     state = ClusterState(nodes_from_spec("t4:1x4"), (), ended=(over,))
-    site.board.take_state(state, now_s + 10, {"7": {"t4": 20.0}})
+    site.board.observed(state, now_s + 10, {"7": {"t4": 20.0}})
     wait_for(lambda: "job-ended" in kinds(hook), 120, "the notice of a job's end")
     assert hook.bodies[-1]["facts"]["gpu_seconds"]["t4"] == pytest.approx(20.0, abs=0.1)
     assert [line.amount for line in site.board.store.ledger()] == [pytest.approx(20.0, abs=0.1)]
@@ -273,13 +273,13 @@ def test_a_site_sends_a_notice_when_an_agent_falls_silent_and_when_it_is_back(se
 
 def test_a_site_sends_one_notice_that_rounds_fail(servers, site, monkeypatch):
     _, hook = servers
-    monkeypatch.setattr(site.board, "take_state", failing)
+    monkeypatch.setattr(site.board, "observed", failing)
     looks = iter([False, False, True])
     site.loop.run(lambda: next(looks), lambda: time.sleep(0.05))
     site.watcher.check(site.loop.failing_s, site.loop.failure)
     site.watcher.check(site.loop.failing_s, site.loop.failure)
     wait_for(lambda: "protected" in kinds(hook), 120, "the notice of failing rounds")
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     assert kinds(hook).count("protected") == 1
 
 
@@ -287,7 +287,7 @@ def test_a_site_sends_a_notice_before_a_disk_is_full_when_it_is_and_when_it_has_
     for problem, warning in (("", ""), ("", "9 GiB free"), ("", "8 GiB free"), ("No space", "8 GiB free"), ("", "")):
         site.watcher.check_disk("store", problem, warning)
     wait_for(lambda: kinds(servers[1]).count("disk") >= 3, 120, "the notices of the disk")
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     told = [(each["facts"]["state"], each["text"]) for each in servers[1].bodies if each["kind"] == "disk"]
     assert told == [
         ("warning", "9 GiB free. Running jobs continue."),
@@ -301,7 +301,7 @@ def test_a_site_sends_a_notice_when_the_cloud_stops_launching_and_when_it_launch
     for protected in ("", "EC2 refuses to end i-1: no permission", "EC2 refuses to end i-1: no permission", ""):
         site.watcher.check_cloud(protected)
     wait_for(lambda: kinds(hook).count("protected") >= 2, 120, "both notices arrive")
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     texts = [body["text"] for body in hook.bodies if body["kind"] == "protected"]
     assert len(texts) == 2, "each once"
     assert "EC2 refuses to end i-1" in texts[0]
@@ -314,7 +314,7 @@ def test_an_admin_is_told_once_of_what_the_cloud_needs(servers, site):
     for troubles in ((), (old,), (old, "another"), (), (old,)):
         site.watcher.check_cloud_troubles(troubles)
     wait_for(lambda: kinds(hook).count("cloud-trouble") >= 3, 120, "the notices arrive")
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     texts = [body["text"] for body in hook.bodies if body["kind"] == "cloud-trouble"]
     assert texts == [f"I{old[1:]}.", "Another.", f"I{old[1:]}."]
 
@@ -325,7 +325,7 @@ def test_the_user_of_a_job_that_is_stopped_in_the_cloud_is_told_once(servers, si
     for runs in ((), (run,), (run,), (), (dataclasses.replace(run, since_s=200.0),)):
         site.watcher.check_cloud_stops(runs)
     wait_for(lambda: kinds(hook).count("cloud-stop") >= 2, 120, "a notice for each of two runs")
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     told = [body for body in hook.bodies if body["kind"] == "cloud-stop"]
     assert len(told) == 2
     assert {body["user"] for body in told} == {"ann"}
@@ -342,14 +342,14 @@ def test_a_site_tells_of_a_refused_plan_once_notes_every_stop_and_takes_an_appro
         plan = dataclasses.replace(first.plan, round=number, stops={} if gate.refused else {"7": stop})
         record = dataclasses.replace(first, snapshot=snapshot, plan=plan, gate=gate)
         site.store.save_round(record)
-        site.watcher.round_decided(record)
+        site.watcher.decided(record)
     wait_for(lambda: "plan-refused" in kinds(hook), 120, "the notice of a refused plan")
     approval = site.approve(3, "root")
     assert (approval.jobs, site.loop.gate.approval) == ({"7"}, approval)
     assert site.store.control("approval")["by"] == "root", "it outlives a restart"
     with pytest.raises(NothingToApprove, match="round 4 was not refused"):
         site.approve(4, "root")
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     assert kinds(hook).count("plan-refused") == 1
     told = next(body for body in hook.bodies if body["kind"] == "plan-refused")
     assert "penstock plan --approve 2" in told["text"]

@@ -11,13 +11,14 @@ import pytest
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
-from penstock_scheduler.api.ports import ClusterParts
+from penstock_scheduler.api.ports import ClusterParts, RoundListener
 from penstock_scheduler.daemon.penstockd import make_loop
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.jobs.pairs import PAIRS, kind_of, open_pairs
 from penstock_scheduler.model import JobSpec, JobUse, KnownPair, PackSeen, SharingState, Snapshot
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.rounds.loop import RoundSurroundings
 from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.agents import SharingKind, SimulatedAgents
@@ -85,7 +86,13 @@ def test_the_daemon_begins_with_the_sites_table(tmp_path: Path) -> None:
     cluster = SimulatedCluster(nodes_from_spec("t4:1x1"), jobs, clock, agents=agents)
     parts = ClusterParts(cluster, agents=cluster)
     rounds: list[RoundRecord] = []
-    loop = make_loop(settings, clock, MemoryStore(), parts, SpecModels(Families(), 30.0), on_round=rounds.append)
+
+    class Recorder(RoundListener):
+        def decided(self, record: RoundRecord) -> None:
+            rounds.append(record)
+
+    site = RoundSurroundings(listeners=(Recorder(),))
+    loop = make_loop(settings, clock, MemoryStore(), parts, SpecModels(Families(), 30.0), site)
     loop.tick()
     assert rounds[0].snapshot.sharing is not None
     assert rounds[0].snapshot.sharing.pairs == (KnownPair("t4", "net", "net", 0.8),)

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from penstock_profiles.estimators import TableEstimator
+from penstock_scheduler.api.ports import NOT_COUNTED, GpuSecondsByJob, RoundListener
 from penstock_scheduler.model import (
     Assignment,
     ClusterState,
@@ -147,12 +148,13 @@ def test_nothing_is_told_while_jobs_start_move_and_end_as_they_do(policy):
     loop, _, store = simulated(0, policy, clock, cluster=cluster)
     check, told = PlanCheck(), []
 
-    def looked(state: ClusterState, now_s: float, gpu_seconds: object) -> None:
-        record = store.last_round()
-        check.take(record, state, now_s)
-        told.append(check.warning(now_s))
+    class Looking(RoundListener):
+        def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
+            record = store.last_round()
+            check.take(record, state, now_s)
+            told.append(check.warning(now_s))
 
-    loop._on_observed = looked
+    loop._listeners = (Looking(),)
     while clock.now_s() < 4 * 3600:
         loop.tick()
         clock.sleep(10.0)

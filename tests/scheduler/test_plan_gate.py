@@ -34,7 +34,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.model.records import StoppedThen, dump_round, load_round
 from penstock_scheduler.people.errors import ClusterAway, StoreError
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.plan_gate import (
     Approval,
     NothingToApprove,
@@ -80,11 +80,10 @@ class Site:
             ClusterParts(self),  # type: ignore[arg-type]
             self.clock,
             self.store,
-            Period(60.0),
+            RoundTiming(Period(60.0), 10.0),
             self._made,
             SpecModels(Families(), 30.0),
-            tick_s=10.0,
-            safety=SAFETY,
+            site=RoundSurroundings(safety=SAFETY),
         )
         return self.loop
 

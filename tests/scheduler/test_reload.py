@@ -107,7 +107,7 @@ def test_a_store_that_is_away_refuses_settings_and_what_an_admin_sets_is_laid_ov
     assert "the disk is full" in store.audit()[0].text
     site.reload()
     assert site.chosen.settings["sia"]["gap"] == 0.02
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     store.close()
 
 
@@ -132,7 +132,7 @@ def test_a_policy_that_an_admin_had_set_and_that_is_gone_gives_way_to_the_files_
         assert "cannot be made any more" in newest.text
         assert "penstock policy set" in newest.text
         assert "policy not restored" in caplog.text
-        site.notifier.stop()
+        site.watcher.notifier.stop()
     store.close()
 
 

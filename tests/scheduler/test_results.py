@@ -94,10 +94,10 @@ def test_a_daemon_that_starts_again_knows_them(tmp_path: Path):
     state = ClusterState(snapshot("t4:2x4", []).nodes, (running,))
     store = open_store(tmp_path, writer=True)
     board = Board(store, None)
-    board.take_state(state, 0.0)
+    board.observed(state, 0.0)
     board.take_reports(LIFE)
     store.add_reports(LIFE)
-    board.take_state(state, 1.0)
+    board.observed(state, 1.0)
     view = board.job("1")
     assert view is not None
     assert view.result == ResultView(metric=0.4, progress=0.0, ran_s=45.0)
@@ -105,7 +105,7 @@ def test_a_daemon_that_starts_again_knows_them(tmp_path: Path):
     again = Board(store, None)
     again.take_reports(LIFE[-2:])  # the spool is read from its beginning
     assert judged(again.results) == judged(board.results)
-    again.take_state(state, 2.0)
+    again.observed(state, 2.0)
     assert again.job("1") == view
     store.close()
 

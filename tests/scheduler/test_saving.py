@@ -15,7 +15,7 @@ from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import Job, JobSpec, LeaveCause, LeaveRequest, Pack, Phase, SharedGpus
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.explain import explain, words
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
@@ -65,7 +65,7 @@ def test_a_job_that_only_sleeps_is_not_restarted_while_others_come_and_go(spec: 
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x4"), jobs, clock)
     policy, choice = make_policy("sia")
     loop = RoundLoop(
-        ClusterParts(cluster), clock, MemoryStore(), Period(20.0), policy, models(), tick_s=5.0, choice=choice
+        ClusterParts(cluster), clock, MemoryStore(), RoundTiming(Period(20.0), 5.0), policy, models(), choice
     )
     while not cluster.finished and clock.now_s() < 3600.0:
         loop.tick()

@@ -25,7 +25,7 @@ from penstock_scheduler.model import GpuClass, Job, JobSpec, JobUse, Pack, Phase
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import ConfigError
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
@@ -79,12 +79,11 @@ def record(
         ClusterParts(cluster, agents=cluster if agents else None),
         clock,
         store,
-        Period(60.0),
+        RoundTiming(Period(60.0), 10.0),
         decider,
         models,
-        tick_s=10.0,
-        choice=choice,
-        rules=open_pairs(folder / PAIRS).on if agents else lambda snapshot: snapshot,
+        choice,
+        RoundSurroundings(annotators=(open_pairs(folder / PAIRS),) if agents else ()),
     )
     ended_s = FIRST_S + until_s
     loop.run(lambda: cluster.finished or clock.now_s() > ended_s)

@@ -90,7 +90,7 @@ def make_rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
     yield make
     for rig in made:
-        rig.site.notifier.stop()
+        rig.site.watcher.notifier.stop()
     store.close()
 
 

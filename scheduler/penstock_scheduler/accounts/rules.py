@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_valid
 from penstock_scheduler.accounts.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.api.ledger_messages import BudgetView
 from penstock_scheduler.api.messages import Drain
+from penstock_scheduler.api.ports import SiteRules
 from penstock_scheduler.model import BudgetLine, GpuBudget, LeaveCause, LeaveRequest, Node, Period, Snapshot
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ Reached = Callable[[BudgetView, Literal["soft", "hard"]], None]
 """Called when a budget reaches a limit."""
 
 
-class SchedulingRules:
+class SchedulingRules(SiteRules):
     """The rules in force. Methods may be called from any thread."""
 
     def __init__(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from penstock_profiles.wire import Report
@@ -13,6 +14,7 @@ from penstock_scheduler.api.agent_messages import Contained, XidSeen
 from penstock_scheduler.api.messages import OutputFiles, Submission
 from penstock_scheduler.model import (
     Action,
+    BudgetLine,
     CloudAction,
     CloudState,
     ClusterState,
@@ -26,6 +28,7 @@ from penstock_scheduler.model import (
     SharedGpus,
     SharingState,
     Snapshot,
+    Stop,
 )
 from penstock_scheduler.model.records import RoundRecord
 
@@ -322,6 +325,47 @@ class ModelSource(Protocol):
         A job without news keeps the same estimator object. Policies use that to find out what has changed.
         """
         ...
+
+
+class SiteRules:
+    """The site's rules for a round. This class has none; rules override its methods."""
+
+    def on(self, snapshot: Snapshot) -> Snapshot:
+        """Apply limits, budgets and drains to a snapshot before it is decided."""
+        return snapshot
+
+    def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
+        """The budget that an order to the cloud would exceed by now; None: the order may go out.
+
+        The loop asks right before each order, since the round may have seen an older state.
+        """
+
+
+class Annotator(Protocol):
+    """Adds what has been learned to a snapshot, such as the newest results of jobs."""
+
+    def on(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what is known."""
+        ...
+
+
+GpuSecondsByJob = Mapping[JobId, Mapping[str, float]]
+"""Job -> GPU type -> GPU-seconds so far."""
+
+NOT_COUNTED: GpuSecondsByJob = MappingProxyType({})
+
+
+class RoundListener:
+    """Listens to the round loop, in the loop's thread. Listeners override what concerns them."""
+
+    def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
+        """Each tick has observed the cluster, and has counted the GPU-seconds of the jobs that are there or have just ended."""
+
+    def decided(self, record: RoundRecord) -> None:
+        """A round is decided and saved; the loop has not acted on it yet."""
+
+    def stopped(self, stops: Mapping[JobId, Stop]) -> None:
+        """Jobs were stopped without a round, and their history says so."""
 
 
 class Trigger(Protocol):

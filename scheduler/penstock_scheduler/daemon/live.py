@@ -11,13 +11,15 @@ from pathlib import Path
 from penstock_profiles.wire import Report
 from penstock_scheduler.accounts.limits import LimitSettings
 from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
-from penstock_scheduler.api.ports import Agents, ClusterParts, Policy, Trigger
-from penstock_scheduler.daemon.notices import Notice, NoticeSettings, Notifier
+from penstock_scheduler.api.ports import Agents, Burst, ClusterParts, Policy, Trigger
+from penstock_scheduler.daemon.notices import Notice, NoticeSettings
 from penstock_scheduler.daemon.service import leading
 from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.daemon.service.samples import Sampler
 from penstock_scheduler.daemon.service.vitals import Vitals
 from penstock_scheduler.daemon.watcher import Watcher
 from penstock_scheduler.jobs.kin import KinOfJobs
+from penstock_scheduler.jobs.learned_models import LearnedModels
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.jobs.sensitivities import Sensitivities
 from penstock_scheduler.model.policy_choice import PolicyChoice
@@ -58,6 +60,24 @@ class Handover:
     """Called when it is wanted, so that the loop does not wait for its next tick."""
 
 
+@dataclass(frozen=True)
+class SiteModels:
+    """What is known of jobs."""
+
+    specs: SpecModels
+    sensitivities: Sensitivities
+    kin: KinOfJobs
+    """What ended jobs have taught."""
+    learned: LearnedModels
+    """For the loop, in its thread."""
+    sampler: Sampler
+
+    def learn(self, reports: Sequence[Report]) -> None:
+        """Take in reports of jobs."""
+        self.learned.learn(reports)
+        self.sampler.take_reports(reports)
+
+
 @dataclass
 class LiveScheduler:
     """The round loop on a cluster, and the settings that may change while it runs."""
@@ -65,23 +85,42 @@ class LiveScheduler:
     path: Path
     settings: Settings
     store: SqlStore
-    loop: RoundLoop
-    board: Board
-    rules: SchedulingRules
-    notifier: Notifier
-    specs: SpecModels
-    sensitivities: Sensitivities
-    learn: Callable[[Sequence[Report]], None]
-    chosen: PolicyChoice
-    """The policy that decides, with all settings."""
     parts: ClusterParts
+    loop: RoundLoop
+    rules: SchedulingRules
+    board: Board
     watcher: Watcher
     vitals: Vitals
-    kin: KinOfJobs
-    """What ended jobs have taught."""
+    models: SiteModels
     handover: Handover = field(default_factory=Handover)
     restored: bool = False
     """Whether the store was restored from a backup, and the loop has not acted since."""
+
+    @property
+    def chosen(self) -> PolicyChoice:
+        """The policy that decides, with all settings."""
+        return self.loop.choice
+
+    @property
+    def paused(self) -> bool:
+        """Whether an admin has paused the decisions."""
+        return self.loop.paused
+
+    @property
+    def cloud(self) -> Burst | None:
+        """Where jobs may burst to; None: the site has no cloud."""
+        return self.loop.cloud
+
+    @property
+    def kin(self) -> KinOfJobs:
+        """What ended jobs have taught."""
+        return self.models.kin
+
+    @property
+    def store_place(self) -> str:
+        """The store, for processes of their own: a URL or a folder."""
+        daemon = self.settings.section(DaemonSettings)
+        return daemon.store or str(daemon.state_dir.absolute())
 
     def settle(self) -> None:
         """Note in the store when the loop acts again after a restore. To be called after each tick."""
@@ -104,7 +143,6 @@ class LiveScheduler:
         policy, full = make_decider(choice.over(self.settings.policies), self.parts.agents)
         self.store.set_control("policy", full.model_dump(mode="json"))
         self.loop.decide_by(policy, full)
-        self.chosen = full
         return full
 
     def restore_policy(self, choice: PolicyChoice) -> None:
@@ -122,7 +160,7 @@ class LiveScheduler:
             )
             log.error("policy not restored", extra={"text": text})
             self._audit(allowed=False, text=text, action="restore policy")
-            self.notifier.tell(
+            self.watcher.notifier.tell(
                 Notice("protected", f"the policy {choice} is not in force", text[0].upper() + text[1:] + ".")
             )
 
@@ -183,14 +221,13 @@ class LiveScheduler:
             return
         if decides_anew:
             self.loop.decide_by(policy, full)
-            self.chosen = full
         if any(key in ("daemon.rounds", "daemon.round_s", "daemon.tick_s") for key in changed):
             self.loop.pace(make_trigger(daemon), daemon.tick_s)
         self.rules.use(budgets, limits)
         if self.loop.gate is not None:
             self.loop.gate.settings = safety
-        self.notifier.settings = notices
-        self.vitals.settings = new.section(HealthSettings)
+        self.watcher.notifier.settings = notices
+        self.vitals.settings, self.vitals.round_s = new.section(HealthSettings), daemon.round_s
         self.settings = new
         log.info("settings reloaded", extra={"changed": ",".join(changed) or "nothing"})
         if later:

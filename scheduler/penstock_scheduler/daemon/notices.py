@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 
+from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.people.safe_text import one_line
 
 log = logging.getLogger(__name__)
@@ -131,6 +132,14 @@ class Notifier:
             log.warning(
                 "notice dropped", extra={"text": f"{MOST_WAITING} notices are waiting already: {notice.subject}"}
             )
+
+    def job_ended(self, view: JobView) -> None:
+        """Tell that a job has ended."""
+        used = ", ".join(f"{s / 3600:.2f} GPU-hours of {t}" for t, s in sorted(view.gpu_seconds.items())) or "no GPUs"
+        how = view.ended + (f", exit status {view.exit_code}" if view.exit_code else "")
+        text = f"Job {view.id} ({view.name}) has ended: {how}. It used {used} and was moved {view.restarts} times."
+        facts = {"job": view.id, "ended": view.ended, "exit_code": view.exit_code, "gpu_seconds": view.gpu_seconds}
+        self.tell(Notice("job-ended", f"job {view.id} {view.name}: {view.ended}", text, view.user, facts))
 
     def stop(self) -> None:
         """Send waiting notices for at most a few seconds, and end."""

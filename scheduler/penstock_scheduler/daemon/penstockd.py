@@ -11,22 +11,21 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_profiles.catalogue import CatalogueError
 from penstock_profiles.families import load_families
-from penstock_profiles.wire import Report
 from penstock_scheduler import __version__
 from penstock_scheduler.accounts.limits import LimitSettings
 from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
-from penstock_scheduler.api.ports import Clock, ClusterParts, Leadership, ModelSource, Store
+from penstock_scheduler.api.ports import Clock, ClusterParts, Leadership, ModelSource, RoundListener, Store
 from penstock_scheduler.burst.deciding.choices import check_cloud
 from penstock_scheduler.daemon.candidate import StandingBy, candidate
 from penstock_scheduler.daemon.clock import WallClock
-from penstock_scheduler.daemon.live import LiveScheduler, make_decider, make_trigger
+from penstock_scheduler.daemon.live import LiveScheduler, SiteModels, make_decider, make_trigger
 from penstock_scheduler.daemon.notices import NoticeSettings, Notifier
 from penstock_scheduler.daemon.plugins import load_cloud, open_cloud, open_cluster
 from penstock_scheduler.daemon.service.allocations import AllocationLog
@@ -43,13 +42,12 @@ from penstock_scheduler.jobs.learned_models import LearnedModels
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.jobs.pairs import PAIRS, open_pairs, read_prior
 from penstock_scheduler.jobs.sensitivities import LEARNED, Sensitivities
-from penstock_scheduler.model import BudgetLine, ClusterState, JobId, JobSpec, Snapshot, Stop
+from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.policy_choice import PolicyChoice
-from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.logs import configure_logging, sd_notify
 from penstock_scheduler.people.safe_text import guard
-from penstock_scheduler.rounds.loop import Observer, RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.one_thread import one_blas_thread
 from penstock_scheduler.rounds.plan_gate import Approval, SafetySettings
 from penstock_scheduler.rounds.policies import make_policy
@@ -58,7 +56,7 @@ from penstock_scheduler.safety import open_files
 from penstock_scheduler.safety.health import HealthSettings
 from penstock_scheduler.simulator.estimates import EstimatesOrder
 from penstock_scheduler.store.backup import RESTORED
-from penstock_scheduler.store.disks import spool_check, store_check
+from penstock_scheduler.store.disks import DiskCheck, spool_check, store_check
 from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_scheduler.store.leadership.leaving import Leaving
 from penstock_scheduler.store.opening import is_server
@@ -231,7 +229,7 @@ def _lead(site: LiveScheduler, signals: _Signals, clock: WallClock) -> int:
     if publisher is not None:
         publisher.stop()
     site.vitals.stop()
-    site.notifier.stop()
+    site.watcher.notifier.stop()
     store.close()
     if signals.stop:
         log.info("stopped", extra={"why": "asked to"})
@@ -250,18 +248,13 @@ def _prepare(settings: Settings, clock: Clock) -> None:
         load_cloud(daemon.cloud)
 
 
-def _store_of(daemon: DaemonSettings) -> str:
-    """The store, for processes of their own: a URL or a folder."""
-    return daemon.store or str(daemon.state_dir.absolute())
-
-
 def _estimator(site: LiveScheduler) -> Estimator | None:
     """What estimates when jobs start and end; None: the settings want none, or there is no API that would show it."""
     daemon = site.settings.section(DaemonSettings)
     if daemon.estimate_cores == 0 or not site.settings.section(ApiSettings).enabled:
         return None
     order = EstimatesOrder(
-        store=_store_of(daemon),
+        store=site.store_place,
         cores=daemon.estimate_cores,
         every_s=daemon.round_s,
         restart_cost_s=daemon.restart_cost_s,
@@ -296,157 +289,105 @@ def make_loop(
     store: Store,
     parts: ClusterParts,
     models: ModelSource,
-    on_round: Callable[[RoundRecord], None] = lambda record: None,
-    rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
-    overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
-    on_observed: Observer = lambda state, now_s, gpu_seconds: None,
-    on_stopped: Callable[[Mapping[JobId, Stop]], None] = lambda stops: None,
-    leadership: Leadership = ALONE,
+    site: RoundSurroundings | None = None,
     settle_s: float = 0.0,
 ) -> RoundLoop:
-    """The round loop that these settings describe, on this cluster. Raises ConfigError."""
-    daemon = settings.section(DaemonSettings)
-    site_rules = rules
+    """The round loop that these settings describe, on this cluster; they add to `site`. Raises ConfigError."""
+    daemon, site = settings.section(DaemonSettings), site or RoundSurroundings()
     table = read_prior(daemon.pairs)
-    if parts.agents is not None:
-        pairs = open_pairs(daemon.state_dir / PAIRS, table)
-
-        def rules(snapshot: Snapshot) -> Snapshot:
-            return pairs.on(site_rules(snapshot))
-
+    pairs = () if parts.agents is None else (open_pairs(daemon.state_dir / PAIRS, table),)
+    cloud = None if daemon.cloud is None else open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes)
     policy, choice = make_decider(settings.policy, parts.agents)
-    return RoundLoop(
-        parts,
-        clock,
-        store,
-        make_trigger(daemon),
-        policy,
-        models,
-        tick_s=daemon.tick_s,
-        settle_s=settle_s,
-        choice=choice,
-        rules=rules,
-        cloud=open_cloud(daemon.cloud, settings, clock, store, parts.cloud_nodes) if daemon.cloud is not None else None,
-        safety=settings.section(SafetySettings),
-        leadership=leadership,
-        overspent=overspent,
-        on_observed=on_observed,
-        on_round=on_round,
-        on_stopped=on_stopped,
-    )
+    timing = RoundTiming(make_trigger(daemon), daemon.tick_s, settle_s=settle_s)
+    safety = settings.section(SafetySettings)
+    complete = replace(site, annotators=(*site.annotators, *pairs), cloud=cloud, safety=safety)
+    return RoundLoop(parts, clock, store, timing, policy, models, choice, complete)
 
 
 def make_site(path: Path, settings: Settings, clock: Clock, store: SqlStore) -> LiveScheduler:
     """The round loop that these settings describe, watched by a board. Raises ConfigError."""
     parts, specs, sensitivities = _open(settings, clock, store.leadership)
     notifier = Notifier(settings.section(NoticeSettings))
-
-    board = Board(store, parts.submitter, lambda view: watcher.job_ended(view))
+    board = Board(store, parts.submitter, notifier.job_ended)
     watcher = Watcher(notifier, board, parts.node_events)
-    limits, budgets = settings.section(LimitSettings), settings.section(BudgetSettings)
-    rules = SchedulingRules(budgets, limits, store, watcher.budget_reached)
-    kin = KinOfJobs(store, specs.beginning, recalls=settings.section(DaemonSettings).recall_models)
-    models = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None, store.last_round())
-
-    def cloud_nodes() -> list[str]:
-        return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]
-
-    allocations = AllocationLog(store, parts.gpu_ids, cloud_nodes)
-    waits = WaitLog(store)
-    sampler = Sampler(store, settings.section(DaemonSettings))
-
-    def learn(reports: Sequence[Report]) -> None:
-        models.learn(reports)
-        sampler.take_reports(reports)
-
-    observed = ObservedCluster(parts.cluster, board, learn)
-
-    def decided(record: RoundRecord) -> None:
-        board.take_round(record)
-        for reader in (allocations, waits, sampler):
-            reader.take_round(record)
-        watcher.round_decided(record)
-
-    def stopped(stops: Mapping[JobId, Stop]) -> None:
-        board.take_stops(stops)
-        watcher.stopped(stops)
-
-    reconciler = None
-    if parts.submitter is not None and parts.accounts is not None:
-        reconciler = Reconciler(store, parts.submitter, parts.accounts, cloud_nodes, allocations)
-
-    def counted(state: ClusterState, now_s: float, gpu_seconds: Mapping[str, Mapping[str, float]]) -> None:
-        board.take_state(state, now_s, gpu_seconds)
-        allocations.take_state(state, now_s)
-        waits.take_state(state, now_s)
-        sampler.tick(state, now_s)
-        if reconciler is not None:
-            reconciler.tick(now_s)
-
-    restored = store.control(RESTORED) is not None
-    if restored:
-        text = "Penstock only looks at first, and acts after [safety] grace_s"
-        log.warning("the store was restored from a backup", extra={"text": text})
+    rules = SchedulingRules(
+        settings.section(BudgetSettings), settings.section(LimitSettings), store, watcher.budget_reached
+    )
+    models = _models(settings, store, specs, sensitivities)
+    restored = _is_restored(store)
     loop = make_loop(
         settings,
         clock,
         store,
-        replace(parts, cluster=observed),
-        models,
-        decided,
-        lambda snapshot: board.results.on(rules.on(snapshot)),
-        rules.overspent,
-        counted,
-        stopped,
-        store.leadership,
-        settings.section(SafetySettings).grace_s if restored else 0.0,
+        replace(parts, cluster=ObservedCluster(parts.cluster, board, models.learn)),
+        models.learned,
+        RoundSurroundings(
+            rules=rules,
+            annotators=(board.results,),
+            leadership=store.leadership,
+            listeners=(board, *_logs(store, parts), models.sampler, watcher),
+        ),
+        settle_s=settings.section(SafetySettings).grace_s if restored else 0.0,
     )
-    chosen = make_policy(settings.policy)[1]
-    disks = [store_check(store, clock.now_s)]
-    if parts.spool is not None:
-        disks.append(spool_check(parts.spool, clock.now_s))
     vitals = Vitals(
         settings.section(HealthSettings),
-        loop.health,
-        disks,
+        settings.section(DaemonSettings).round_s,
+        loop,
+        _disks(store, parts, clock),
         board,
-        lambda: site.loop.paused or bool(site.loop.settling),
-        lambda: site.settings.section(DaemonSettings).round_s,
-        lambda: site.loop.settling or (site.loop.gate.incomplete if site.loop.gate is not None else ""),
-        lambda: site.loop.cloud_protected,
-        lambda: site.loop.cloud_troubles,
         store.leadership,
     )
-    site = LiveScheduler(
-        path,
-        settings,
-        store,
-        loop,
-        board,
-        rules,
-        notifier,
-        specs,
-        sensitivities,
-        learn,
-        chosen,
-        parts,
-        watcher,
-        vitals,
-        kin,
-        restored=restored,
-    )
-    if (kept := store.control("policy")) is not None:
-        site.restore_policy(PolicyChoice.model_validate(kept, extra="ignore"))
-    loop.paused = bool(store.control("paused"))
-    if loop.gate is not None and (approval := store.control("approval")) is not None:
-        loop.gate.approval = Approval.model_validate(approval, extra="ignore")
+    site = LiveScheduler(path, settings, store, parts, loop, rules, board, watcher, vitals, models, restored=restored)
+    _take_up(site)
     return site
+
+
+def _models(settings: Settings, store: SqlStore, specs: SpecModels, sensitivities: Sensitivities) -> SiteModels:
+    daemon = settings.section(DaemonSettings)
+    kin = KinOfJobs(store, specs.beginning, recalls=daemon.recall_models)
+    learned = LearnedModels(specs, store, sensitivities, kin.of if kin.recalls else None, store.last_round())
+    return SiteModels(specs, sensitivities, kin, learned, Sampler(store, daemon))
+
+
+def _is_restored(store: SqlStore) -> bool:
+    """Whether the store was restored from a backup, and no loop has acted since."""
+    if store.control(RESTORED) is None:
+        return False
+    text = "Penstock only looks at first, and acts after [safety] grace_s"
+    log.warning("the store was restored from a backup", extra={"text": text})
+    return True
+
+
+def _logs(store: SqlStore, parts: ClusterParts) -> tuple[RoundListener, ...]:
+    """What writes jobs' allocations and waits to the store, and corrects them where the cluster's accounts know better."""
+
+    def cloud_nodes() -> list[str]:
+        return [] if parts.cloud_nodes is None else [node.name for node in parts.cloud_nodes.nodes()]
+
+    allocations, waits = AllocationLog(store, parts.gpu_ids, cloud_nodes), WaitLog(store)
+    if parts.submitter is None or parts.accounts is None:
+        return allocations, waits
+    return allocations, waits, Reconciler(store, parts.submitter, parts.accounts, cloud_nodes, allocations)
+
+
+def _disks(store: SqlStore, parts: ClusterParts, clock: Clock) -> list[DiskCheck]:
+    spool = [] if parts.spool is None else [spool_check(parts.spool, clock.now_s)]
+    return [store_check(store, clock.now_s), *spool]
+
+
+def _take_up(site: LiveScheduler) -> None:
+    """Take up what admins had chosen before the restart."""
+    if (kept := site.store.control("policy")) is not None:
+        site.restore_policy(PolicyChoice.model_validate(kept, extra="ignore"))
+    site.loop.paused = bool(site.store.control("paused"))
+    if site.loop.gate is not None and (approval := site.store.control("approval")) is not None:
+        site.loop.gate.approval = Approval.model_validate(approval, extra="ignore")
 
 
 def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
     """The API over what the site's loop sees, and what publishes that to an API in a process of its own. Raises ConfigError."""
     try:
-        from penstock_scheduler.daemon.service.app import Controls, make_app
+        from penstock_scheduler.daemon.service.app import make_app
         from penstock_scheduler.daemon.service.forwarding import PublishFirst
         from penstock_scheduler.daemon.service.port import Chosen
         from penstock_scheduler.daemon.service.publisher import Publisher
@@ -454,47 +395,31 @@ def make_service(site: LiveScheduler) -> tuple[Service, Publisher | None]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"[api] {error}; install Penstock with its extra `service`, or set enabled = false") from None
     daemon, api = site.settings.section(DaemonSettings), site.settings.section(ApiSettings)
-    controls = Controls(
-        lambda: site.chosen,
-        site.set_policy,
-        lambda: site.loop.paused,
-        site.set_paused,
-        lambda: site.settings.as_dict(),
-        site.rules,
-        site.approve,
-        site.vitals.health,
-        site.vitals.leader,
-        site.may_lead,
-        site.hand_over,
-        site.loop.cloud,
-        site.kin,
-        _store_of(daemon),
-    )
 
     def check(spec: JobSpec) -> None:
         """Raises BadJobSpec for a job spec that this site refuses at submission."""
-        site.specs.check(spec)
+        site.models.specs.check(spec)
         check_cloud(spec, has_cloud=daemon.cloud is not None)
 
     app = make_app(
         api,
         site.board,
-        controls,
+        site,
         # The loop has its own, in its thread.
         SpecModels(
             load_families(daemon.families),
             daemon.restart_cost_s,
-            sensitivities=site.sensitivities,
+            sensitivities=site.models.sensitivities,
             check_claims=daemon.check_claims,
         ),
         check,
-        site.learn,
+        site.models.learn,
     )
     if api.embedded:
         return Service(api, app, site.board), None
     let_read(site.store, api)
     gatekeeper = app.state.api.gatekeeper
-    publisher = Publisher(site.board, lambda: Chosen.of(controls), lambda: gatekeeper.changes)
+    publisher = Publisher(site.board, lambda: Chosen.of(site), lambda: gatekeeper.changes)
     app.add_middleware(PublishFirst, publish=publisher.publish)
     return Service(api, app, site.board, private=True), publisher
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from penstock_profiles.nvml import OF_PROGRAMS
 from penstock_scheduler.api.ledger_messages import BudgetView
 from penstock_scheduler.api.messages import JobView
-from penstock_scheduler.api.ports import NodeEvents
+from penstock_scheduler.api.ports import NodeEvents, RoundListener
 from penstock_scheduler.daemon.notices import Kind, Notice, Notifier
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.model import CloudRun, JobId, Stop
@@ -29,11 +29,11 @@ XID_AGAIN_S = 86_400.0
 """A repeated error of a GPU is told once in this time."""
 
 
-class Watcher:
+class Watcher(RoundListener):
     """Tells each thing once, until it has changed."""
 
     def __init__(self, notifier: Notifier, board: Board, node_events: NodeEvents | None) -> None:
-        self._notifier, self._board = notifier, board
+        self.notifier, self._board = notifier, board
         self.node_events = node_events
         self._told_of_failing = self._told_of_refusal = False
         self._cloud_protected = ""
@@ -55,7 +55,7 @@ class Watcher:
             failing_s: for how long rounds have failed; None: they do not.
             failure: why.
         """
-        wanted, now_s = self._notifier.settings, time.time()
+        wanted, now_s = self.notifier.settings, time.time()
         for view, idle_s in self._board.idle(wanted.gpu_idle_s):
             done = f"which have done nothing for {duration(idle_s)} according to NVML"
             self._tell_of_job(view, "gpu-idle", "{gpus} of job {job} are idle", done, {"idle_s": idle_s})
@@ -83,7 +83,7 @@ class Watcher:
             if protected
             else "Protected mode has ended."
         )
-        self._notifier.tell(Notice("protected", subject, text, facts={"cloud": protected}))
+        self.notifier.tell(Notice("protected", subject, text, facts={"cloud": protected}))
 
     def check_cloud_troubles(self, troubles: tuple[str, ...]) -> None:
         """Tell what an admin must put right in the cloud, such as prices that are too old to be used, once for each.
@@ -94,7 +94,7 @@ class Watcher:
         for trouble in troubles:
             if trouble not in self._cloud_troubles:
                 text = f"{trouble[0].upper()}{trouble[1:]}."
-                self._notifier.tell(Notice("cloud-trouble", "the cloud needs an admin", text))
+                self.notifier.tell(Notice("cloud-trouble", "the cloud needs an admin", text))
         self._cloud_troubles = troubles
 
     def check_cloud_stops(self, stopped: Sequence[CloudRun]) -> None:
@@ -110,7 +110,7 @@ class Watcher:
             text = f"Job {run.job} was stopped in the cloud, on {run.offer}: {run.stopped}. It is queued again on site."
             facts = {"job": run.job, "why": run.stopped, "offer": run.offer.id}
             subject = f"job {run.job} was stopped in the cloud"
-            self._notifier.tell(Notice("cloud-stop", subject, text, run.user, facts))
+            self.notifier.tell(Notice("cloud-stop", subject, text, run.user, facts))
         self._cloud_stops = now
 
     def check_disk(self, what: str, problem: str, warning: str) -> None:
@@ -131,9 +131,9 @@ class Watcher:
         )
         facts = {"disk": what, "state": state or "ok"}
         subject = subjects.get(state, f"the disk of the {what} has room again")
-        self._notifier.tell(Notice("disk", subject, text[0].upper() + text[1:], facts=facts))
+        self.notifier.tell(Notice("disk", subject, text[0].upper() + text[1:], facts=facts))
 
-    def round_decided(self, record: RoundRecord) -> None:
+    def decided(self, record: RoundRecord) -> None:
         """Note each stop in the audit log, and tell admins when the plan gate begins or ceases to refuse plans."""
         number, refused = record.snapshot.round, record.gate.refused
         for job, stop in record.plan.stops.items():
@@ -146,7 +146,7 @@ class Watcher:
                 f"wait start where GPUs are free. See penstock plan; to let the plan pass: penstock plan --approve {number}"
             )
             facts = {"round": number, "jobs": sorted(record.gate.stops)}
-            self._notifier.tell(Notice("plan-refused", f"the plan of round {number} was refused", text, facts=facts))
+            self.notifier.tell(Notice("plan-refused", f"the plan of round {number} was refused", text, facts=facts))
         self._told_of_refusal = bool(refused)
 
     def stopped(self, stops: Mapping[JobId, Stop]) -> None:
@@ -168,15 +168,7 @@ class Watcher:
             f"{budget.used_usd:.2f} USD are used. See penstock usage --ledger."
         )
         subject = f"{owner} has reached its {limit} budget"
-        self._notifier.tell(Notice("budget", subject, text, facts=budget.model_dump(mode="json") | {"limit": limit}))
-
-    def job_ended(self, view: JobView) -> None:
-        """A job has ended."""
-        used = ", ".join(f"{s / 3600:.2f} GPU-hours of {t}" for t, s in sorted(view.gpu_seconds.items())) or "no GPUs"
-        how = view.ended + (f", exit status {view.exit_code}" if view.exit_code else "")
-        text = f"Job {view.id} ({view.name}) has ended: {how}. It used {used} and was moved {view.restarts} times."
-        facts = {"job": view.id, "ended": view.ended, "exit_code": view.exit_code, "gpu_seconds": view.gpu_seconds}
-        self._notifier.tell(Notice("job-ended", f"job {view.id} {view.name}: {view.ended}", text, view.user, facts))
+        self.notifier.tell(Notice("budget", subject, text, facts=budget.model_dump(mode="json") | {"limit": limit}))
 
     def _tell_of_job(self, view: JobView, kind: Kind, subject: str, done: str, facts: dict[str, float]) -> None:
         """Tell of a job that holds GPUs and does not seem to use them."""
@@ -187,7 +179,7 @@ class Watcher:
             f"See penstock logs {view.id}; penstock cancel {view.id} ends it."
         )
         all_facts = {"job": view.id, "gpus": view.allocation.gpus} | facts
-        self._notifier.tell(Notice(kind, subject.format(gpus=gpus, job=view.id), text, view.user, all_facts))
+        self.notifier.tell(Notice(kind, subject.format(gpus=gpus, job=view.id), text, view.user, all_facts))
 
     def _tell_of_contained(self, events: NodeEvents) -> None:
         for contained in events.take_contained():
@@ -196,7 +188,7 @@ class Watcher:
             subject = f"job {contained.job} {'was cancelled' if contained.killed else 'did not share as it must'}"
             text = f"On GPUs that it shares, {contained.text}"
             facts = contained.model_dump(mode="json", exclude={"text", "time_s", "number"})
-            self._notifier.tell(Notice("job-contained", subject, text, user, facts, contained.time_s))
+            self.notifier.tell(Notice("job-contained", subject, text, user, facts, contained.time_s))
 
     def _tell_of_xids(self, events: NodeEvents) -> None:
         for node, seen in events.take_xids():
@@ -211,13 +203,13 @@ class Watcher:
             )
             facts = {"node": node, "gpu": seen.device, "xid": seen.xid}
             subject = f"GPU {seen.device} of {node} fails: XID {seen.xid}"
-            self._notifier.tell(Notice("gpu-error", subject, text, facts=facts, time_s=seen.time_s))
+            self.notifier.tell(Notice("gpu-error", subject, text, facts=facts, time_s=seen.time_s))
 
     def _tell_of_silent_agents(self, events: NodeEvents) -> None:
         silent = {each.node: each for each in events.silent()}
         self._board.silent_agents = len(silent)
         for node in self._silent.keys() - silent.keys():
-            self._notifier.tell(Notice("agent-silent", f"the agent of {node} is back", f"The agent of {node} reports."))
+            self.notifier.tell(Notice("agent-silent", f"the agent of {node} is back", f"The agent of {node} reports."))
         for node, each in silent.items():
             if not set(each.suspended) - set(self._silent.get(node, ())) and node in self._silent:
                 continue
@@ -235,15 +227,15 @@ class Watcher:
             )
             log.warning("agent silent", extra={"node": node, "since": since, "suspended": jobs})
             facts = {"node": node, "since_s": each.since_s, "suspended": list(each.suspended)}
-            self._notifier.tell(Notice("agent-silent", f"the agent of {node} is silent", text, facts=facts))
+            self.notifier.tell(Notice("agent-silent", f"the agent of {node} is silent", text, facts=facts))
         self._silent = {node: each.suspended for node, each in silent.items()}
 
     def _tell_of_failing(self, failing_s: float | None, failure: str, patience_s: float) -> None:
         if failing_s is None:
             if self._told_of_failing:
-                self._notifier.tell(Notice("protected", "rounds are decided again", "The daemon has recovered."))
+                self.notifier.tell(Notice("protected", "rounds are decided again", "The daemon has recovered."))
             self._told_of_failing = False
         elif failing_s >= patience_s and not self._told_of_failing:
             self._told_of_failing = True
             text = f"For {duration(failing_s)} no round could be decided: {failure}. Running jobs go on running."
-            self._notifier.tell(Notice("protected", "no round is decided", text, facts={"failing_s": failing_s}))
+            self.notifier.tell(Notice("protected", "no round is decided", text, facts={"failing_s": failing_s}))

@@ -14,15 +14,27 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.accounts.gpu_seconds import GpuSeconds
-from penstock_scheduler.api.ports import Burst, Clock, ClusterParts, Leadership, ModelSource, Policy, Store, Trigger
+from penstock_scheduler.api.ports import (
+    Annotator,
+    Burst,
+    Clock,
+    ClusterParts,
+    Leadership,
+    ModelSource,
+    Policy,
+    RoundListener,
+    SiteRules,
+    Store,
+    Trigger,
+)
 from penstock_scheduler.jobs.claims import believed
 from penstock_scheduler.jobs.reused_ids import is_another
 from penstock_scheduler.model import (
-    BudgetLine,
     BurstJob,
     CloudAction,
     CloudRun,
@@ -62,7 +74,37 @@ UNSAVED = 100_000
 """Reports kept in memory while the store is away. Older ones are still in the jobs' own files."""
 
 
-Observer = Callable[[ClusterState, float, Mapping[JobId, Mapping[str, float]]], None]
+@dataclass(frozen=True)
+class RoundTiming:
+    """When the loop ticks and decides."""
+
+    trigger: Trigger
+    """When a round is due."""
+    tick_s: float
+    """Seconds between two ticks."""
+    rest_s: float = 0.0
+    """Skips a round that is due for up to this long after the last one if only the time has changed since: the last plan still
+    stands. 0: every round is decided."""
+    settle_s: float = 0.0
+    """How long after its start the loop decides and does nothing, seconds; it observes, counts and stores. For a store that was
+    restored from a backup, with a plan that is out of date."""
+
+
+@dataclass(frozen=True)
+class RoundSurroundings:
+    """What a site adds to the loop on its cluster."""
+
+    rules: SiteRules = field(default_factory=SiteRules)
+    annotators: tuple[Annotator, ...] = ()
+    """What adds to each snapshot, in this order, after the rules."""
+    safety: SafetySettings | None = None
+    """How many running jobs a plan may stop; None: as many as it likes."""
+    cloud: Burst | None = None
+    """Where jobs may burst to; None: the site has no cloud."""
+    leadership: Leadership = ALONE
+    """The right to write. Without it, a tick fails before it has done anything."""
+    listeners: tuple[RoundListener, ...] = ()
+    """What listens to the loop, in this order. A listener that fails ends the tick."""
 
 
 class RoundLoop:
@@ -70,21 +112,8 @@ class RoundLoop:
 
     Args:
         parts: the cluster, with its accounts, agents and cloud nodes where it has them.
-        tick_s: seconds between two ticks.
-        settle_s: how long after its start the loop decides and does nothing, seconds; it observes, counts and stores. For a store
-            that was restored from a backup, with a plan that is out of date.
-        rest_s: skips a round that is due for up to this long after the last one if only the time has changed since: the last
-            plan still stands. 0: every round is decided.
         choice: the policy with its settings, for the record; None: its name alone.
-        rules: applies the site's rules to a snapshot before it is decided: limits, budgets, drained nodes.
-        safety: how many running jobs a plan may stop; None: as many as it likes.
-        cloud: where jobs may burst to; None: the site has no cloud.
-        leadership: the right to write. Without it, a tick fails before it has done anything.
-        overspent: called before each order to the cloud with account, dollars and time. Returns the budget that the order would
-            exceed by now, since the round may have seen an older state; None: the order may go out.
-        on_observed: called in each tick with the observation, its time, and the GPU-seconds of each job so far by GPU type.
-        on_round: called with each decided round, after it was saved and before the loop acts on it.
-        on_stopped: called with stops that no round decided, after they are in the jobs' history.
+        site: the site's rules, its cloud, and who listens.
     """
 
     def __init__(
@@ -92,40 +121,31 @@ class RoundLoop:
         parts: ClusterParts,
         clock: Clock,
         store: Store,
-        trigger: Trigger,
+        timing: RoundTiming,
         policy: Policy,
         models: ModelSource,
-        *,
-        tick_s: float,
-        rest_s: float = 0.0,
-        settle_s: float = 0.0,
         choice: PolicyChoice | None = None,
-        rules: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
-        safety: SafetySettings | None = None,
-        cloud: Burst | None = None,
-        leadership: Leadership = ALONE,
-        overspent: Callable[[str, float, float], BudgetLine | None] = lambda account, usd, now_s: None,
-        on_observed: Observer = lambda state, now_s, gpu_seconds: None,
-        on_round: Callable[[RoundRecord], None] = lambda record: None,
-        on_stopped: Callable[[Mapping[JobId, Stop]], None] = lambda stops: None,
+        site: RoundSurroundings | None = None,
     ) -> None:
+        site = site or RoundSurroundings()
         self._cluster = parts.cluster
         self._accounts = parts.accounts
         self._agents = parts.agents
         self._cloud_nodes = parts.cloud_nodes
-        self._cloud = cloud
+        self._cloud = site.cloud
         self._clock = clock
         self._store = store
-        self._trigger = trigger
+        self._trigger = timing.trigger
         self._policy = policy
         self._choice = choice or PolicyChoice(name=policy.name)
         self._models = models
-        self._rules = rules
-        self._overspent = overspent
-        self._on_observed, self._on_round, self._on_stopped = on_observed, on_round, on_stopped
-        self._leadership = leadership
-        self._tick_s, self._rest_s = tick_s, rest_s
-        self._settled_s = clock.now_s() + settle_s if settle_s else -math.inf  # whatever the clock is set to later
+        self._rules, self._annotators = site.rules, site.annotators
+        self._listeners = site.listeners
+        self._leadership = site.leadership
+        self._tick_s, self._rest_s = timing.tick_s, timing.rest_s
+        self._settled_s = (
+            clock.now_s() + timing.settle_s if timing.settle_s else -math.inf
+        )  # whatever the clock is set to later
         self.paused = False
         """While true, no round is decided; actions that are under way go on."""
         self.health = LoopHealth(clock.now_s)
@@ -144,14 +164,14 @@ class RoundLoop:
         last = store.last_round()
         self._outcomes = OutcomeLog(store, last)
         self._round = last.snapshot.round if last else 0
-        self._plan: Plan | None = last.plan if last and not settle_s else None
+        self._plan: Plan | None = last.plan if last and not timing.settle_s else None
         self._submitted_s = {job.id: job.submit_s for job in last.snapshot.jobs} if last else {}
         """When the jobs of the plan were submitted."""
         self.gate: PlanGate | None = None
         """Refuses plans that stop too much; None: none is refused."""
-        if safety is not None:
+        if site.safety is not None:
             seen_before, noted = (last.snapshot, last.gate) if last else (None, None)
-            self.gate = PlanGate(safety, seen_before, noted, clock.now_s())
+            self.gate = PlanGate(site.safety, seen_before, noted, clock.now_s())
         self._gpu_seconds = GpuSeconds()
         if last is not None:
             seen = last.snapshot
@@ -214,7 +234,7 @@ class RoundLoop:
 
         1. Observe the cluster.
         2. Count the GPU-seconds since the previous tick, before anything can fail: the cluster tells only once what has ended.
-           Then the board takes in the observation.
+           Then the listeners hear of the observation.
         3. Store the reports of jobs.
         4. Observe the cloud.
         5. If a round is due, decide a new plan and save it.
@@ -232,7 +252,8 @@ class RoundLoop:
             state = self._cluster.observe()
         observe_seconds = time.perf_counter() - started
         self._count(state, now_s)
-        self._on_observed(state, now_s, self._gpu_seconds.so_far)
+        for listener in self._listeners:
+            listener.observed(state, now_s, self._gpu_seconds.so_far)
         if self.gate is not None:
             self.gate.saw(state, now_s)
         with self.health.step(StepName.REPORTS):
@@ -250,7 +271,8 @@ class RoundLoop:
         with self.health.step(StepName.APPLY, self._plan.round):
             outcomes = self._act(self._plan, state, cloud)
             if stops := self._outcomes.record(self._plan, state, outcomes, self._clock.now_s()):
-                self._on_stopped(stops)
+                for listener in self._listeners:
+                    listener.stopped(stops)
         self._gpu_seconds.sent(state.jobs, _starts_under_way(outcomes), now_s)
         return outcomes
 
@@ -266,6 +288,22 @@ class RoundLoop:
         if self._unsaved:
             self._store.add_reports(tuple(self._unsaved))
             self._unsaved.clear()
+
+    @property
+    def choice(self) -> PolicyChoice:
+        """The policy that decides the next round, with all settings."""
+        pending = self._next
+        return self._choice if pending is None else pending[1]
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no round is decided because an admin has paused the loop, or because the store was restored lately."""
+        return self.paused or bool(self.settling)
+
+    @property
+    def incomplete(self) -> str:
+        """What the newest observation of the cluster lacks, or why the loop settles; empty: neither."""
+        return self.settling or (self.gate.incomplete if self.gate is not None else "")
 
     @property
     def cloud(self) -> Burst | None:
@@ -313,7 +351,7 @@ class RoundLoop:
         for action in wanted:
             if (
                 isinstance(action, BurstJob)
-                and (line := self._overspent(accounts[action.job], action.usd, self._clock.now_s())) is not None
+                and (line := self._rules.overspent(accounts[action.job], action.usd, self._clock.now_s())) is not None
             ):
                 text = f"{line} does not allow ${action.usd:.2f} any more"
                 outcomes += (Outcome(action, Progress.FAILED, text),)
@@ -353,7 +391,8 @@ class RoundLoop:
                 }
                 | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
             )
-        self._on_round(record)
+        for listener in self._listeners:
+            listener.decided(record)
 
     def _log_doubts(self, snapshot: Snapshot) -> None:
         """Log each claim of a job that does not hold, once."""
@@ -412,7 +451,10 @@ class RoundLoop:
             partitions=state.partitions,
             idle_since_s=self._idle_since_s,
         )
-        return self._rules(snapshot)
+        snapshot = self._rules.on(snapshot)
+        for annotator in self._annotators:
+            snapshot = annotator.on(snapshot)
+        return snapshot
 
     def _only_time_has_changed(self, snapshot: Snapshot) -> bool:
         last = self._decided

@@ -14,14 +14,14 @@ from penstock_profiles.families import Families, load_families
 from penstock_profiles.gpus import Gpus, load_gpus
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Report
-from penstock_scheduler.api.ports import ClusterParts, ModelSource, Trigger
+from penstock_scheduler.api.ports import ClusterParts, ModelSource, RoundListener, Trigger
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.jobs.pairs import Pairs
 from penstock_scheduler.model import JobSpec, Node, Outcome, ReasonCode
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import RoundFailed
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.one_thread import one_blas_thread
 from penstock_scheduler.rounds.policies import make_policy, sharing_parts
 from penstock_scheduler.rounds.policies.wrapper import front_only
@@ -300,28 +300,29 @@ def simulate_policy(
         clock.next_event_s = cluster.next_event_s
     trigger = pace if away is None else _events_with_cloud(cluster, clock, away, pace)
 
-    def on_round(record: RoundRecord) -> None:
-        simulation.rounds += 1
-        if on_record is not None:
-            on_record(record)
-        if away is not None:
-            away.on_round(record)
-        waiting = record.plan.waiting.values()
-        cluster.pass_over(sum(reason.code is ReasonCode.NEVER_FITS for reason in waiting))
+    class Rounds(RoundListener):
+        def decided(self, record: RoundRecord) -> None:
+            simulation.rounds += 1
+            if on_record is not None:
+                on_record(record)
+            if away is not None:
+                away.on_round(record)
+            waiting = record.plan.waiting.values()
+            cluster.pass_over(sum(reason.code is ReasonCode.NEVER_FITS for reason in waiting))
 
     loop = RoundLoop(
         ClusterParts(cluster, agents=cluster if agents is not None else None, cloud_nodes=away),
         clock,
         _NoStore(),
-        trigger,
+        RoundTiming(trigger, tick_s, rest_s=0.0 if driving.round_s is None else REST_S),
         policy,
         models,
-        tick_s=tick_s,
-        rest_s=0.0 if driving.round_s is None else REST_S,
-        choice=in_full,
-        on_round=on_round,
-        rules=(pairs or Pairs(Colocation())).on,
-        cloud=None if away is None else away.manager,
+        in_full,
+        RoundSurroundings(
+            annotators=(pairs or Pairs(Colocation()),),
+            cloud=None if away is None else away.manager,
+            listeners=(Rounds(),),
+        ),
     )
     try:
         with one_blas_thread():

@@ -23,8 +23,8 @@ def unchanged(tmp_path_factory):
     """A service that no test changes."""
     with serving(tmp_path_factory.mktemp("api")) as api:
         state = ClusterState(snapshot("t4:2x4", []).nodes, (ADAS, BOBS))
-        AllocationLog(api.board.store, None, list).take_state(state, time.time())
-        WaitLog(api.board.store).take_state(state, time.time())
+        AllocationLog(api.board.store, None, list).observed(state, time.time())
+        WaitLog(api.board.store).observed(state, time.time())
         yield api
 
 

@@ -32,7 +32,7 @@ def test_doctor_says_what_is_missing(api, monkeypatch):
 
 def test_doctor_shows_what_slurm_says_in_unknown_words(api):
     state = dataclasses.replace(api.board.state, unknown=(UnknownValue("node", "State", "State=IDLE+TIRED", ("n0",)),))
-    api.board.take_state(state, time.time())
+    api.board.observed(state, time.time())
     told = penstock(api, "doctor", "--json")
     found = {line["check"]: line for line in json.loads(told.stdout)}
     assert told.exit_code == 1
@@ -103,7 +103,7 @@ def test_doctor_fails_and_names_the_jobs_for_which_plan_and_cluster_differ(api):
     assert planned["2"] > 0
     api.board.plan_check = PlanCheck()
     for at_s in (now_s - 100_000, now_s):
-        api.board.take_state(type(api.board.state)(nodes, (ADAS, dataclasses.replace(BOBS, name="evil\x1b[2J"))), at_s)
+        api.board.observed(type(api.board.state)(nodes, (ADAS, dataclasses.replace(BOBS, name="evil\x1b[2J"))), at_s)
     for who, names in ((None, True), ("bob", True), ("ada", False)):
         told = penstock(api, "doctor", "--json", who=who)
         found = {line["check"]: line for line in json.loads(told.stdout)}

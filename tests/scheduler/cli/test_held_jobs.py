@@ -26,7 +26,7 @@ def api(tmp_path: Path) -> Iterator[Api]:
 
 def look(api: Api, *waiting: WaitingJob, refused: tuple[Refusal, ...] = ()) -> None:
     state = ClusterState(snapshot("t4:2x4", []).nodes, (BOBS,), refused, waiting=waiting)
-    api.board.take_state(state, time.time())
+    api.board.observed(state, time.time())
 
 
 def test_a_held_job_is_listed_and_says_who_holds_it(api: Api) -> None:

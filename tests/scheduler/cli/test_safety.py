@@ -32,7 +32,7 @@ def decide(api, *, stops=None, gate=None):
     snapshot = dataclasses.replace(first.snapshot, round=2, time_s=time.time())
     record = dataclasses.replace(first, snapshot=snapshot, plan=plan, gate=gate or GateRecord())
     api.board.store.save_round(record)
-    api.board.take_round(record)
+    api.board.decided(record)
     return record
 
 
@@ -40,7 +40,7 @@ def test_a_user_reads_why_the_job_is_stopped(api):
     decide(api, stops={"1": STOP})
     state = api.board.state
     jobs = tuple(dataclasses.replace(job, restarts=job.restarts + 1) for job in state.jobs)
-    api.board.take_state(dataclasses.replace(state, jobs=jobs), time.time())
+    api.board.observed(dataclasses.replace(state, jobs=jobs), time.time())
     action = Migrate("1", 2, on("t4", t4_01=2))
     api.board.store.add_outcomes(1000.0, [Outcome(action, Progress.UNDER_WAY, "was asked to save", STOP)])
     sentence = "preempted: makes room for job 2 on node t4-00"
@@ -48,7 +48,7 @@ def test_a_user_reads_why_the_job_is_stopped(api):
     assert "Round 2 stops its run (preempted): makes room for job 2" in penstock(api, "explain", "1", who="ada").output
     assert sentence in penstock(api, "history", "1", who="ada").output
     decide(api)
-    api.board.take_state(state, time.time())
+    api.board.observed(state, time.time())
     assert sentence in penstock(api, "show", "1", who="ada").output, "the last stop stays"
 
 

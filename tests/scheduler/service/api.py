@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 
@@ -25,7 +26,7 @@ from penstock_scheduler.api.access_messages import TokenOrder
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import OutputFiles, Role, Submission
 from penstock_scheduler.api.ports import Fate, Owned, Unmanaged
-from penstock_scheduler.daemon.service.app import Controls, make_app
+from penstock_scheduler.daemon.service.app import make_app
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.forwarding import PublishFirst
 from penstock_scheduler.daemon.service.port import Chosen
@@ -36,10 +37,12 @@ from penstock_scheduler.daemon.service.vitals import Vitals
 from penstock_scheduler.jobs.kin import KinOfJobs
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import ClusterState, Phase
+from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import BadJobSpec, NoSuchRun
 from penstock_scheduler.rounds.plan_gate import Approval
 from penstock_scheduler.rounds.policies import make_policy
+from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.safety.health import HealthSettings, LoopHealth, StepName
 from penstock_scheduler.store.disks import store_check
 from penstock_scheduler.store.sql import open_store
@@ -131,7 +134,7 @@ class Api:
     def look(self, *jobs, finished: dict[str, Fate] | None = None, gpu_seconds: object = None) -> None:
         self.submitter.ended.update(finished or {})
         self.submitter.owners |= {each.id: Owned(each.user, 0, each.restarts, each.submit_s) for each in jobs}
-        self.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time(), gpu_seconds or {})
+        self.board.observed(ClusterState(snapshot("t4:2x4", []).nodes, jobs), time.time(), gpu_seconds or {})
         if self.process.process is not None:
             self.publisher.publish()
             if self.tokens:
@@ -247,44 +250,62 @@ class MadeUpCloud:
         return self._unreadable.pop(run)
 
 
-def made_up_controls(
-    board: Board, changes: dict[str, object], prices: dict[str, float], models: SpecModels
-) -> tuple[Controls, Vitals]:
+class Resting:
+    """A loop that ticks and finds all well, and rests while it is paused."""
+
+    incomplete = cloud_protected = ""
+    cloud_troubles: tuple[str, ...] = ()
+
+    def __init__(self, changes: dict[str, object]) -> None:
+        self._changes = changes
+        self.health = LoopHealth(time.time)
+        for step in StepName:
+            with self.health.step(step, 1):
+                pass
+
+    @property
+    def at_rest(self) -> bool:
+        return bool(self._changes["paused"])
+
+
+class MadeUpControls:
     """Controls that only note what is changed, and the health of a loop that ticks."""
 
-    def set_policy(choice):
-        changes["policy"] = make_policy(choice)[1]
-        return changes["policy"]
+    def __init__(self, board: Board, changes: dict[str, object], prices: dict[str, float], models: SpecModels) -> None:
+        self.changes, self._board = changes, board
+        self.settings = parse_settings("", "text")
+        self.rules = SchedulingRules(BudgetSettings(prices=prices), LimitSettings(), board.store)
+        checks = [store_check(board.store, time.time)]
+        checks[0].check()
+        # No daemon ticks here, so nothing may count as late on a slow machine.
+        self.vitals = Vitals(HealthSettings(late_s=3600.0), 60.0, Resting(changes), checks, board)
+        self.cloud: Any = MadeUpCloud()
+        self.kin = KinOfJobs(board.store, models.beginning, recalls=False)
+        self.store_place = str(board.store.file.parent if board.store.file is not None else "")
 
-    loop = LoopHealth(time.time)
-    for step in StepName:
-        with loop.step(step, 1):
-            pass
-    checks = [store_check(board.store, time.time)]
-    checks[0].check()
-    # No daemon ticks here, so nothing may count as late on a slow machine.
-    vitals = Vitals(HealthSettings(late_s=3600.0), loop, checks, board, lambda: bool(changes["paused"]), lambda: 60.0)
+    @property
+    def chosen(self) -> PolicyChoice:
+        return cast(PolicyChoice, self.changes["policy"])
 
-    def may_lead(to):
-        return to or "b"
+    def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
+        self.changes["policy"] = make_policy(choice)[1]
+        return self.chosen
 
-    controls = Controls(
-        lambda: changes["policy"],
-        set_policy,
-        lambda: bool(changes["paused"]),
-        lambda paused: changes.update(paused=paused),
-        lambda: {"daemon": {}},
-        SchedulingRules(BudgetSettings(prices=prices), LimitSettings(), board.store),
-        lambda number, by: Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900),
-        vitals.health,
-        lambda: vitals.leader(),
-        may_lead,
-        lambda to: changes.update(moved_after=board.store.audit(limit=1)[0].action),
-        MadeUpCloud(),  # type: ignore[arg-type]
-        KinOfJobs(board.store, models.beginning, recalls=False),
-        str(board.store.file.parent if board.store.file is not None else ""),
-    )
-    return controls, vitals
+    @property
+    def paused(self) -> bool:
+        return bool(self.changes["paused"])
+
+    def set_paused(self, paused: bool) -> None:
+        self.changes["paused"] = paused
+
+    def approve(self, number: int, by: str) -> Approval:
+        return Approval(round=number, jobs=frozenset({"1"}), by=by, until_s=time.time() + 900)
+
+    def may_lead(self, successor: str) -> str:
+        return successor or "b"
+
+    def hand_over(self, successor: str) -> None:
+        self.changes["moved_after"] = self._board.store.audit(limit=1)[0].action
 
 
 @contextmanager
@@ -308,7 +329,8 @@ def serving(
     board = Board(store, submitter)
     changes: dict[str, object] = {"paused": False, "policy": make_policy("sia")[1]}
     models = SpecModels(load_families(None), 30.0)
-    controls, vitals = made_up_controls(board, changes, prices or {}, models)
+    controls = MadeUpControls(board, changes, prices or {}, models)
+    vitals = controls.vitals
     api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "socket": folder / "api.sock"} | settings)
     if separate:
         given = {

@@ -67,15 +67,15 @@ class Site:
 
     def look(self, now_s: float, *jobs, ended=(), refused=()) -> None:
         state = ClusterState(NODES, jobs, tuple(refused), ended=tuple(EndedRun("1", *each) for each in ended))
-        self.board.take_state(state, now_s, {})
-        self.log.take_state(state, now_s)
+        self.board.observed(state, now_s, {})
+        self.log.observed(state, now_s)
 
     def decide(self, now_s: float, held=TWO, code=ReasonCode.CHOSEN, shared=(), jobs=()) -> None:
         plan = Plan(1, {"1": Assignment(held, Reason(code, "it fits"), 1.0)}, shared=shared)
         state = dataclasses.replace(snapshot(NODES, list(jobs)), time_s=now_s)
         record = RoundRecord(state, make_policy("fifo")[1], plan)
         self.store.save_round(record)
-        self.log.take_round(record)
+        self.log.decided(record)
 
     def spans(self) -> list[tuple[float, float | None, int, str, bool]]:
         """(from, to, GPUs, end, exact) of job 1's spans."""
@@ -266,8 +266,8 @@ def get(api, who: str, path: str, **query: object) -> httpx.Response:
 def spanned(api, name: str, user: str, from_s: float, to_s: float | None) -> None:
     log = AllocationLog(api.board.store, None, list)
     held = job(name, user=user, phase=Phase.RUNNING, allocation=TWO, started_s=from_s)
-    log.take_round(RoundRecord(snapshot(NODES, []), make_policy("fifo")[1], Plan(1, {name: given()})))
-    log.take_state(ClusterState(NODES, (held,)), from_s)
+    log.decided(RoundRecord(snapshot(NODES, []), make_policy("fifo")[1], Plan(1, {name: given()})))
+    log.observed(ClusterState(NODES, (held,)), from_s)
     if to_s is not None:
         (span,) = (each for each in api.board.store.open_spans() if each.job == name)
         api.board.store.save_spans([span.model_copy(update={"to_s": to_s, "end": "gain", "end_text": "why"})])

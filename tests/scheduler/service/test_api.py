@@ -31,7 +31,7 @@ def api(tmp_path):
 
 def test_only_its_user_learns_why_a_job_is_not_managed(api):
     refused = Refusal("7", "train", "ada", "max_gpus must be at least min_gpus; raise --max-gpus")
-    api.board.take_state(ClusterState((), (), (refused,)), time.time())
+    api.board.observed(ClusterState((), (), (refused,)), time.time())
     with api.client("ada") as ada, api.client("bob") as bob:
         for ask in (ada.job, ada.explain, ada.cancel):
             with pytest.raises(ApiError, match="does not manage job 7: max_gpus must be at least") as error:

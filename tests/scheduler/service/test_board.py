@@ -65,7 +65,7 @@ def test_a_job_that_ends_while_it_is_adopted_has_ended(api):
 def test_a_running_job_that_cannot_be_read_has_not_ended(api):
     """It is refused, for example because a new Slurm has a word for its state that Penstock does not know."""
     nodes = api.board.state.nodes
-    api.board.take_state(ClusterState(nodes, (BOBS,), (Refusal("1", "j", "ada", "cannot be read"),)), 78.0)
+    api.board.observed(ClusterState(nodes, (BOBS,), (Refusal("1", "j", "ada", "cannot be read"),)), 78.0)
     with api.client("ada") as ada:
         assert (ada.job("1").state, ada.job("1").ended) == ("running", "")
         assert ada.ledger().lines == []
@@ -152,7 +152,7 @@ def test_a_job_whose_id_another_job_has_is_kept_under_an_id_of_its_own(api):
         ada.report("1", [report(0, body=Started(gpu_type="t4", gpu_ids={}, progress=5.0, total=100.0))])
         before = ada.job("1")
         state = api.board.state
-        api.board.take_state(ClusterState(state.nodes, (BOBS,), replaced=frozenset("1")), 999.0, {"1": {"t4": 60.0}})
+        api.board.observed(ClusterState(state.nodes, (BOBS,), replaced=frozenset("1")), 999.0, {"1": {"t4": 60.0}})
         assert (ada.job("1").ended, ada.job("1").gpu_seconds) == ("UNKNOWN", {"t4": 60.0})
         assert "another job has its id now" in ada.job("1").ended_text
         api.look(NEWER, BOBS)
@@ -195,11 +195,11 @@ def test_a_submission_that_gets_the_id_of_a_former_job_is_not_that_job(api):
 )
 def test_a_job_that_is_not_managed_any_more_is_shown_as_it_is(api, runs, state, holds):
     refused = Refusal("1", "j", "ada", "its comment no longer has the job spec", runs)
-    api.board.take_state(ClusterState(api.board.state.nodes, (BOBS,), (refused,)), 78.0)
+    api.board.observed(ClusterState(api.board.state.nodes, (BOBS,), (refused,)), 78.0)
     with api.client("ada") as ada:
         view = ada.job("1")
         assert (view.state, view.allocation is not None, view.reason) == (state, holds, "refused")
         assert view.note == "is not managed any more: its comment no longer has the job spec"
         version = view.version
-        api.board.take_state(ClusterState(api.board.state.nodes, (BOBS,), (refused,)), 79.0)
+        api.board.observed(ClusterState(api.board.state.nodes, (BOBS,), (refused,)), 79.0)
         assert ada.job("1").version == version, "nothing has changed"

@@ -31,7 +31,7 @@ def test_jobs_queue_and_explanations_have_the_estimate(api):
     start, end = (TimeRange(from_s=now_s + at_s, to_s=now_s + 4 * at_s) for at_s in (700.0, 8000.0))
     estimate = JobEstimate(at_s=now_s, start=start, end=end)
     api.board.estimates = Estimates(round=1, at_s=now_s, seconds=0.1, jobs={"2": estimate})
-    WaitLog(api.board.store).take_state(snapshot_state(ADAS, BOBS), now_s)
+    WaitLog(api.board.store).observed(snapshot_state(ADAS, BOBS), now_s)
     api.look(ADAS, BOBS)
     with api.client("bob") as bob, api.client("ada") as ada:
         assert bob.job("2").estimate == estimate
@@ -50,7 +50,7 @@ def test_a_job_that_waits_has_no_end_that_was_estimated_while_it_ran(api):
     now_s = time.time()
     ran = JobEstimate(at_s=now_s, end=TimeRange(from_s=now_s + 60, to_s=now_s + 120))
     api.board.estimates = Estimates(round=1, at_s=now_s, seconds=0.1, jobs={"2": ran})
-    WaitLog(api.board.store).take_state(snapshot_state(ADAS, BOBS), now_s)
+    WaitLog(api.board.store).observed(snapshot_state(ADAS, BOBS), now_s)
     api.look(ADAS, BOBS)
     with api.client("bob") as bob:
         told = [bob.job("2").estimate, *(each.estimate for each in bob.queue() if each.job == "2")]

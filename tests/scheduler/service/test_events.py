@@ -96,9 +96,7 @@ def test_a_job_has_at_most_one_event_a_second_and_its_newest_state_in_the_end(ap
     with Listener(api.url, api.tokens["bob"]) as bob:
         begun_s = time.monotonic()
         for step in range(12):
-            api.board.take_state(
-                type(api.board.state)(api.board.state.nodes, (ADAS, running(1 + step % 2))), time.time()
-            )
+            api.board.observed(type(api.board.state)(api.board.state.nodes, (ADAS, running(1 + step % 2))), time.time())
             api.publisher.publish()
             time.sleep(0.1)
         last = api.board.live_job("2").version
@@ -142,9 +140,7 @@ def test_events_survive_a_restart_of_the_api(tmp_path):
     with serving(tmp_path, separate=True, requests_per_s=1e6, burst=10**6) as api:
         with Listener(api.url, api.tokens["bob"]) as bob:
             for step in range(4):
-                api.board.take_state(
-                    type(api.board.state)(api.board.state.nodes, (ADAS, running(step + 1))), time.time()
-                )
+                api.board.observed(type(api.board.state)(api.board.state.nodes, (ADAS, running(step + 1))), time.time())
                 api.publisher.publish()
                 if step % 2:
                     api.process.kill()

@@ -38,7 +38,7 @@ def test_a_job_is_cancelled_once_its_lease_has_run_out_and_its_owner_reads_why(a
         wait_for(lambda: api.submitter.cancelled == [silent], 120, "the job to be cancelled")
         here = [job(each, user=ME) for each in (long, none)]
         api.submitter.ended[silent] = Fate("CANCELLED", None, None)
-        api.board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, tuple(here)), time.time(), {})
+        api.board.observed(ClusterState(snapshot("t4:2x4", []).nodes, tuple(here)), time.time(), {})
         assert "nothing had waited for it for 1 h, the lease of its owner silent" in me.job(silent).ended_text
         assert api.submitter.cancelled == [silent]
     ended = ("lease", f"jobs/{silent}")

@@ -84,7 +84,7 @@ def test_what_happens_is_counted(tmp_path):
             api.look(running)
         record = api.board.record
         stops = {"1": Stop(StopCode.DRAIN, "its node is drained"), "7": Stop(StopCode.DRAIN, "its node is drained")}
-        api.board.take_round(dataclasses.replace(record, plan=dataclasses.replace(record.plan, stops=stops)))
+        api.board.decided(dataclasses.replace(record, plan=dataclasses.replace(record.plan, stops=stops)))
         headers = {"Authorization": f"Bearer {api.tokens['ada']}"}
         lines = [httpx.get(f"{api.url}/v1/metrics", headers=headers).text for _ in range(2)][-1].splitlines()
     assert 'penstock_job_wait_seconds_bucket{le="60.0"} 0.0' in lines
@@ -124,7 +124,7 @@ def test_what_slurm_says_in_unknown_words_is_counted_and_a_warning(tmp_path):
     )
     with serving(tmp_path) as api:
         state = api.board.state
-        api.board.take_state(dataclasses.replace(state, unknown=unknown), time.time())
+        api.board.observed(dataclasses.replace(state, unknown=unknown), time.time())
         with api.client("ada") as ada:
             health = ada.ready()
             assert (health.status, len(health.warnings)) == ("ok", 3), "the daemon works; admins should look"

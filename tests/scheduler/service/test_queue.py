@@ -35,11 +35,11 @@ def store(tmp_path) -> Iterator[SqlStore]:
 
 def decided(log: WaitLog, waiting: dict[str, Reason], starting: tuple[str, ...] = ()) -> None:
     given = {name: Assignment(TWO, Reason(ReasonCode.CHOSEN, "it fits"), 1.0) for name in starting}
-    log.take_round(RoundRecord(snapshot(NODES, []), make_policy("fifo")[1], Plan(1, given, waiting)))
+    log.decided(RoundRecord(snapshot(NODES, []), make_policy("fifo")[1], Plan(1, given, waiting)))
 
 
 def look(log: WaitLog, now_s: float, *jobs, waiting=(), refused=()) -> None:
-    log.take_state(ClusterState(NODES, jobs, tuple(refused), waiting=tuple(waiting)), now_s)
+    log.observed(ClusterState(NODES, jobs, tuple(refused), waiting=tuple(waiting)), now_s)
 
 
 def queue(store: SqlStore) -> list[tuple[str, str, float]]:

@@ -68,8 +68,8 @@ def accounts(tmp_path, monkeypatch) -> Accounts:
 def reconciler(store, accounts) -> Reconciler:
     """Job 1 was submitted at 0 s, ran from 1,000 s on, and was gone without a trace at 10,000 s: charged 2 x 4,500 s."""
     board = Board(store, accounts.submitter)
-    board.take_state(ClusterState(NODES, (dataclasses.replace(RAN, submit_s=0.0),)), 1000.0, {})
-    board.take_state(ClusterState(NODES, ()), 10_000.0, {"1": {"t4": 9000.0}})
+    board.observed(ClusterState(NODES, (dataclasses.replace(RAN, submit_s=0.0),)), 1000.0, {})
+    board.observed(ClusterState(NODES, ()), 10_000.0, {"1": {"t4": 9000.0}})
     assert (board.job("1").ended, board.job("1").end_s) == ("UNKNOWN", 10_000.0)
     assert "Slurm has forgotten it" in board.job("1").ended_text
     return Reconciler(store, accounts.submitter, accounts, cloud_nodes, AllocationLog(store, None, cloud_nodes))
@@ -87,7 +87,7 @@ def charges(store: SqlStore) -> list[tuple[float, float]]:
 def test_the_charge_is_corrected_by_an_entry_and_only_once(store, accounts, reconciler):
     accounts.know(Fate("FAILED", 3, 3000.0), (1000.0, 2000.0), (2500.0, 3000.0))
     for hour in range(3):
-        reconciler.tick(10_000.0 + hour * EVERY_S)
+        reconciler.observed(ClusterState((), ()), 10_000.0 + hour * EVERY_S)
     view = store.job("1")
     assert (view.ended, view.exit_code, view.end_s, view.ended_text) == ("FAILED", 3, 3000.0, "")
     assert view.gpu_seconds == {"t4": 3000.0}
@@ -97,12 +97,12 @@ def test_the_charge_is_corrected_by_an_entry_and_only_once(store, accounts, reco
 
 def test_it_asks_every_hour_until_the_accounts_answer(store, accounts, reconciler):
     accounts.away = True
-    reconciler.tick(10_000.0)
+    reconciler.observed(ClusterState((), ()), 10_000.0)
     accounts.away = False
     accounts.know(Fate("COMPLETED", 0, 5500.0), (1000.0, 5500.0))
-    reconciler.tick(10_000.0 + EVERY_S - 1)
+    reconciler.observed(ClusterState((), ()), 10_000.0 + EVERY_S - 1)
     assert store.job("1").ended == "UNKNOWN"
-    reconciler.tick(10_000.0 + EVERY_S)
+    reconciler.observed(ClusterState((), ()), 10_000.0 + EVERY_S)
     assert store.job("1").ended == "COMPLETED"
     assert charges(store) == [(10_000.0, 9000.0)]  # the charge was right
 
@@ -117,7 +117,7 @@ def test_it_asks_every_hour_until_the_accounts_answer(store, accounts, reconcile
 )
 def test_what_is_not_known_is_not_corrected(store, accounts, reconciler, fate, runs, held, ended):
     accounts.know(fate, *runs, held=held)
-    reconciler.tick(10_000.0)
+    reconciler.observed(ClusterState((), ()), 10_000.0)
     assert store.job("1").ended == ended
     assert "may lack the time" in store.job("1").ended_text
     assert charges(store) == [(10_000.0, 9000.0)]
@@ -126,7 +126,7 @@ def test_what_is_not_known_is_not_corrected(store, accounts, reconciler, fate, r
 def test_runs_in_the_cloud_and_of_an_earlier_job_do_not_count(store, accounts, reconciler):
     accounts.know(Fate("COMPLETED", 0, 3000.0), (-500.0, -50.0), (1000.0, 3000.0))
     accounts.runs.append(EndedRun("1", on("a100", cloud_0=8), 4000.0, 5000.0))
-    reconciler.tick(10_000.0)
+    reconciler.observed(ClusterState((), ()), 10_000.0)
     assert store.job("1").gpu_seconds == {"t4": 4000.0}
 
 
@@ -147,7 +147,7 @@ def test_the_daemons_first_tick_asks_the_accounts(store, accounts, reconciler, t
     try:
         site.loop.tick()
     finally:
-        site.notifier.stop()
+        site.watcher.notifier.stop()
     assert store.job("1").ended == "COMPLETED"
     assert store.job("1").gpu_seconds == {"t4": pytest.approx(6000.0)}
     assert sum(amount for _, amount in charges(store)) == pytest.approx(6000.0)

@@ -50,11 +50,11 @@ def round_of(goodput: float, **fields: object) -> RoundRecord:
 
 
 def test_a_job_is_sampled_once_a_minute_and_only_if_it_has_reported(store, sampler):
-    sampler.take_round(round_of(40.0))
+    sampler.decided(round_of(40.0))
     for second in range(181):
         if second < 100 and second % 10 == 0:
             told(sampler, progress=float(second), goodput=30.0, utilisation=0.8768, device_memory_mb=99.6)
-        sampler.tick(STATE, 1000.0 + second)
+        sampler.observed(STATE, 1000.0 + second)
     assert [(each.time_s, each.progress) for each in store.samples("1", 0, 9e9, 1)] == [
         (1000, 0),
         (1060, 60),
@@ -71,13 +71,13 @@ def test_a_job_is_sampled_once_a_minute_and_only_if_it_has_reported(store, sampl
 @pytest.mark.parametrize("state", [ClusterState(NODES, ()), ClusterState(NODES, (job("1"),))])
 def test_a_job_that_does_not_run_is_not_sampled(store, sampler, state):
     told(sampler)
-    sampler.tick(state, 1000.0)
+    sampler.observed(state, 1000.0)
     assert store.samples("1", 0, 9e9, 1) == []
 
 
 def test_a_report_from_before_a_move_is_not_held_against_what_is_expected_after_it(store, sampler):
     told(sampler, gpus=1)
-    sampler.tick(STATE, 1000.0)
+    sampler.observed(STATE, 1000.0)
     assert store.samples("1", 0, 9e9, 1) == []
 
 
@@ -86,12 +86,12 @@ def test_the_cluster_in_figures(store, sampler):
     shared = [job(str(number), phase=Phase.RUNNING, allocation=on("t4", t4_00=4)) for number in range(2)]
     waiting = (WaitingJob(job("7"), "held", "is held"),)
     state = ClusterState((NODES[0], others), (*shared, job("8")), (Refusal("9", "n", "ada", "no"),), waiting=waiting)
-    sampler.take_round(round_of(1.0, prices={"t4": 0.5}, stops={"1": Stop(StopCode.GAIN, "faster")}))
+    sampler.decided(round_of(1.0, prices={"t4": 0.5}, stops={"1": Stop(StopCode.GAIN, "faster")}))
     refused = dataclasses.replace(round_of(1.0), gate=GateRecord(refused=("too many",)), seconds={"decide": 2.0})
-    sampler.take_round(refused)
-    sampler.take_round(round_of(1.0, prices={"t4": 0.25}))
-    sampler.tick(state, 1000.0)
-    sampler.tick(state, 1060.0)
+    sampler.decided(refused)
+    sampler.decided(round_of(1.0, prices={"t4": 0.25}))
+    sampler.observed(state, 1000.0)
+    sampler.observed(state, 1060.0)
     found = {name: [value for _, value in points] for name, points in store.series([], 0, 9e9, 1).items()}
     assert found == {
         "gpus.t4.all": [8, 8],
@@ -128,10 +128,10 @@ def test_old_samples_become_hourly_averages_a_few_jobs_a_tick_and_then_go(store)
     fill(store, 25, 5 * HOUR, 9.5 * HOUR)
     sampler = Sampler(store, settings)
     for tick in range(2):
-        sampler.tick(ClusterState((), ()), 9.5 * HOUR + tick)
+        sampler.observed(ClusterState((), ()), 9.5 * HOUR + tick)
     assert len(store.samples("9", 0, 9e9, 1)) == 4.5 * 60, "it is the turn of others"
     for tick in range(2, 6):
-        sampler.tick(ClusterState((), ()), 9.5 * HOUR + tick)
+        sampler.observed(ClusterState((), ()), 9.5 * HOUR + tick)
     for name in range(25):
         found = store.samples(str(name), 0, 8 * HOUR, 1)
         assert [(each.time_s, each.span_s) for each in found] == [(7 * HOUR, HOUR)]
@@ -145,7 +145,7 @@ def test_old_samples_become_hourly_averages_a_few_jobs_a_tick_and_then_go(store)
     }
     before = store.samples("1", 0, 9e9, 1)
     for tick in range(10):
-        sampler.tick(ClusterState((), ()), 9.5 * HOUR + 4000 + tick)
+        sampler.observed(ClusterState((), ()), 9.5 * HOUR + 4000 + tick)
     again = store.samples("1", 0, 9e9, 1)
     assert again[-30:] == before[-30:]
     assert [each.span_s for each in again[:1]] == [HOUR]

@@ -76,7 +76,7 @@ class Played:
             self._said[number] = said + 1
         plan = dataclasses.replace(board.record.plan, waiting=waiting)
         board.record = dataclasses.replace(board.record, plan=plan)
-        board.take_state(ClusterState(snapshot("t4:2x4", []).nodes, tuple(there)), time.time())
+        board.observed(ClusterState(snapshot("t4:2x4", []).nodes, tuple(there)), time.time())
 
 
 @pytest.fixture(scope="module")

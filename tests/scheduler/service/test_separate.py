@@ -66,7 +66,7 @@ def test_a_steady_job_is_published_twice_and_no_more(api):
     before = api.board.store.figures_changed(0)
     begin_s = time.time()
     for _ in range(8):
-        api.board.take_state(api.board.state, now_s := time.time(), {"1": {"t4": 100.0 + 2.0 * (now_s - begin_s)}})
+        api.board.observed(api.board.state, now_s := time.time(), {"1": {"t4": 100.0 + 2.0 * (now_s - begin_s)}})
         api.publisher.publish()
         time.sleep(0.05)
     newest = [number for number, _, _ in api.board.store.figures_changed(0)]
@@ -136,7 +136,7 @@ def test_logs_and_unmanaged_jobs_are_asked_of_penstockd(api, tmp_path):
     api.look(ADAS, BOBS)
     refused = Refusal("7", "train", "ada", "max_gpus must be at least min_gpus")
     state = api.board.state
-    api.board.take_state(type(state)(state.nodes, state.jobs, (refused,)), time.time())
+    api.board.observed(type(state)(state.nodes, state.jobs, (refused,)), time.time())
     api.publisher.publish()
     api.catch_up()
     with api.client("ada") as ada, api.client("bob") as bob:

@@ -16,7 +16,7 @@ from penstock_scheduler.api.ports import ClusterParts
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.waiting import Averages, Wait, by_budget
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, MemoryRunStore, SimulatedCloud, cloud_settings
@@ -228,12 +228,11 @@ def live(where: Scenario, policy: PolicyChoice, spec: CloudSpec, store: SqlStore
         ClusterParts(cluster, cloud_nodes=behind),
         clock,
         store,
-        OnEvent(60.0) if driving.round_s is None else Period(driving.round_s),
+        RoundTiming(OnEvent(60.0) if driving.round_s is None else Period(driving.round_s), tick_s),
         made,
         SimulatedModels(cluster.jobs, {}, SpecModels(where.families, RESTART_COST_S, where.gpus)),
-        tick_s=tick_s,
-        choice=in_full,
-        cloud=behind.manager,
+        in_full,
+        RoundSurroundings(cloud=behind.manager),
     )
     while not cluster.finished or behind.manager.runs:
         loop.tick()

@@ -37,7 +37,7 @@ class Site:
     def look(self) -> None:
         """Let the board see the jobs as they are now."""
         jobs = (*self.running, *self.waiting)
-        self.api.board.take_state(ClusterState(self.nodes, jobs, refused=self.refused), time.time(), {})
+        self.api.board.observed(ClusterState(self.nodes, jobs, refused=self.refused), time.time(), {})
         if self.api.process.process is not None:
             self.api.publisher.publish()
 

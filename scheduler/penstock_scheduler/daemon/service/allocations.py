@@ -14,7 +14,7 @@ from penstock_profiles.wire import Started
 from penstock_scheduler.accounts.gpu_seconds import in_cloud
 from penstock_scheduler.accounts.spans import Closed, corrected, fits, follow, nodes_of, of_run, shared_jobs, unseen
 from penstock_scheduler.api.history_messages import AllocationSpan
-from penstock_scheduler.api.ports import Accounts, GpuIds
+from penstock_scheduler.api.ports import NOT_COUNTED, Accounts, GpuIds, GpuSecondsByJob, RoundListener
 from penstock_scheduler.model import ClusterState, EndedRun, Job, JobId, ReasonCode
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.store.sql import SqlStore
@@ -32,7 +32,7 @@ _STAYS = frozenset({ReasonCode.KEPT, ReasonCode.PINNED, ReasonCode.IN_FLIGHT})
 """Reasons that do not say why a job has what it has."""
 
 
-class AllocationLog:
+class AllocationLog(RoundListener):
     """Keeps the store's allocation spans. To be called by the round loop's thread alone.
 
     Args:
@@ -53,9 +53,9 @@ class AllocationLog:
         if last is not None:
             self._seen_s = last.snapshot.time_s
             self._jobs = {job.id: job for job in last.snapshot.jobs}
-            self.take_round(last)
+            self.decided(last)
 
-    def take_round(self, record: RoundRecord) -> None:
+    def decided(self, record: RoundRecord) -> None:
         """Take in a round: why jobs get what they get."""
         plan = record.plan
         self._shared = shared_jobs(plan)
@@ -65,7 +65,7 @@ class AllocationLog:
             if given.reason.code not in _STAYS
         }
 
-    def take_state(self, state: ClusterState, now_s: float) -> None:
+    def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
         """Take in an observation. Raises StoreError; then the next call takes in what this one did not."""
         found = follow(self._open, state, self._shared, self._seen_s or now_s, now_s)
         ended = [*map(self._ended, found.closed), *filter(None, map(self._gone, found.gone))]

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request
@@ -21,7 +21,6 @@ from fastapi import Depends, Request
 from penstock_profiles.wire import Report
 from penstock_scheduler.accounts.rules import SchedulingRules
 from penstock_scheduler.api.access_messages import Caller, Identity
-from penstock_scheduler.api.health_messages import Health, LeaderHealth
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.api.ports import Burst, ModelSource, Submitter
 from penstock_scheduler.daemon.service.addresses import host_of
@@ -37,6 +36,7 @@ from penstock_scheduler.daemon.service.report_writer import ReportWriter
 from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.daemon.service.turns import Turns
 from penstock_scheduler.daemon.service.visibility import PrivateData, may_see
+from penstock_scheduler.daemon.service.vitals import Vitals
 from penstock_scheduler.daemon.service.whatif import WhatIfTasks
 from penstock_scheduler.jobs.kin import KinOfJobs
 from penstock_scheduler.jobs.report_quota import ReportQuota
@@ -44,6 +44,7 @@ from penstock_scheduler.jobs.reused_ids import is_another
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.rounds.plan_gate import Approval
+from penstock_scheduler.rounds.settings import Settings
 from penstock_scheduler.safety.children import Pool
 from penstock_scheduler.safety.places import Places
 
@@ -60,34 +61,57 @@ _RANK: dict[str, int] = {"nobody": -1, "job": 0, "user": 1, "operator": 2, "admi
 """Each role may do what the roles below it may do."""
 
 
-@dataclass(frozen=True)
-class Controls:
-    """What admins may change of the round loop, and what the API asks of the daemon."""
+class Controls(Protocol):
+    """What admins may change of penstockd, and what the API asks of it. `LiveScheduler` is penstockd's."""
 
-    policy: Callable[[], PolicyChoice]
-    set_policy: Callable[[PolicyChoice], PolicyChoice]
-    """Returns the choice with all settings. Raises ConfigError."""
-    paused: Callable[[], bool]
-    set_paused: Callable[[bool], None]
-    settings: Callable[[], dict[str, Any]]
-    """The settings by section, with secrets masked."""
+    settings: Settings
     rules: SchedulingRules
-    approve: Callable[[int, str], Approval]
-    """Approve the stops of a refused round, in the name of a user. Raises PenstockError."""
-    health: Callable[[float], Health]
-    """The daemon's health at a time, in seconds since 1970."""
-    leader: Callable[[], LeaderHealth]
-    """Which of several penstockd leads."""
-    may_lead: Callable[[str], str]
-    """Who may lead next, by name, if this one or anybody (empty) is asked for. Raises NoStandby."""
-    hand_over: Callable[[str], None]
-    """Let another penstockd lead, of this name or any, from now on."""
-    cloud: Burst | None
-    """Where jobs may burst to; None: the site has no cloud."""
-    memory: KinOfJobs
-    """What ended jobs have taught."""
-    store: str
-    """The store, a folder or a URL, for processes of their own."""
+    vitals: Vitals
+
+    @property
+    def chosen(self) -> PolicyChoice:
+        """The policy that decides, with all settings."""
+        ...
+
+    def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
+        """Decide by this policy from the next round on. Returns the choice with all settings. Raises ConfigError."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether an admin has paused the decisions."""
+        ...
+
+    def set_paused(self, paused: bool) -> None:
+        """Stop or resume deciding rounds."""
+        ...
+
+    def approve(self, number: int, by: str) -> Approval:
+        """Approve the stops of a refused round, in the name of a user. Raises PenstockError."""
+        ...
+
+    def may_lead(self, successor: str) -> str:
+        """Who may lead next, by name, if this one or any (empty) is asked for. Raises NoStandby."""
+        ...
+
+    def hand_over(self, successor: str) -> None:
+        """Let another penstockd lead, of this name or any, from now on."""
+        ...
+
+    @property
+    def cloud(self) -> Burst | None:
+        """Where jobs may burst to; None: the site has no cloud."""
+        ...
+
+    @property
+    def kin(self) -> KinOfJobs:
+        """What ended jobs have taught."""
+        ...
+
+    @property
+    def store_place(self) -> str:
+        """The store, a folder or a URL, for processes of their own."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -144,7 +168,7 @@ class Api:
         """For requests that wait for a change."""
         self.listening = Places(MAX_LISTENERS)
         """For requests that listen to events."""
-        self._whatif = None if here is None else WhatIfTasks(here.controls.store)
+        self._whatif = None if here is None else WhatIfTasks(here.controls.store_place)
         self.live: Live | None = None
         """What keeps open pages up to date, from the first page on."""
 

@@ -36,8 +36,6 @@ from penstock_scheduler.people.errors import BadJobSpec, ClusterAway, ConfigErro
 from penstock_scheduler.safety.children import Busy
 from penstock_scheduler.store.database import NoSuchRow
 
-__all__ = ["Controls", "make_app", "make_reading_app"]
-
 log = logging.getLogger(__name__)
 
 _FAILURES: tuple[tuple[type[PenstockError], int, str, float | None], ...] = (

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from penstock_profiles.wire import Report, Result
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.messages import AllocationView, JobView, ResultView
-from penstock_scheduler.api.ports import Cluster, Fate, Submitter
+from penstock_scheduler.api.ports import NOT_COUNTED, Cluster, Fate, GpuSecondsByJob, RoundListener, Submitter
 from penstock_scheduler.daemon.service.activity import Activity
 from penstock_scheduler.daemon.service.known import Event, Known
 from penstock_scheduler.daemon.service.outputs import Outputs
@@ -60,7 +60,7 @@ FORGOTTEN = Fate(
 """The end of a job that nothing knows of."""
 
 
-class Board(Known):
+class Board(Known, RoundListener):
     """What is known now, from the round loop. Methods may be called from any thread.
 
     Args:
@@ -113,9 +113,7 @@ class Board(Known):
 
     # --- for the round loop
 
-    def take_state(
-        self, state: ClusterState, now_s: float, gpu_seconds: Mapping[str, Mapping[str, float]] = MappingProxyType({})
-    ) -> None:
+    def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
         """Take in an observation of the cluster.
 
         Args:
@@ -174,14 +172,14 @@ class Board(Known):
         found |= {job: state.present[job] for job in touched if job in state.present}
         return list(found.values()), touched
 
-    def take_round(self, record: RoundRecord) -> None:
+    def decided(self, record: RoundRecord) -> None:
         """Take in a round."""
         self._record = record
         self.counts.round(record)
         self._publish(Event("round", "", summarise(record).model_dump_json(), record.snapshot.round))
         self.on_tick()
 
-    def take_stops(self, stops: Mapping[str, Stop]) -> None:
+    def stopped(self, stops: Mapping[str, Stop]) -> None:
         """Take in stops that no round decided."""
         with self._changing:
             self._stops |= {job: (self.record, stop) for job, stop in stops.items() if job in self._live}

@@ -41,8 +41,8 @@ class Chosen(BaseModel):
         """What the controls of this process say."""
         rules = controls.rules
         return cls(
-            policy=controls.policy(),
-            paused=controls.paused(),
+            policy=controls.chosen,
+            paused=controls.paused,
             drains=rules.drains,
             budgets=rules.budgets,
             prices=rules.prices,
@@ -107,7 +107,7 @@ class InProcess:
     @property
     def leader(self) -> LeaderHealth | None:
         """See `Daemon`."""
-        return self._controls.leader()
+        return self._controls.vitals.leader()
 
     @property
     def chosen(self) -> Chosen:
@@ -119,7 +119,7 @@ class InProcess:
 
     async def health(self, now_s: float) -> Health:
         """See `Daemon`."""
-        return await asyncio.to_thread(self._controls.health, now_s)
+        return await asyncio.to_thread(self._controls.vitals.health, now_s)
 
     async def read_log(self, call: Call, view: JobView, stream: Stream, offset: int, limit: int) -> LogPart:
         """See `Daemon`."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock_scheduler.accounts.gpu_seconds import add, in_cloud
 from penstock_scheduler.api.ledger_messages import CORRECTED
 from penstock_scheduler.api.messages import JobView
-from penstock_scheduler.api.ports import Accounts, Fate, Submitter
+from penstock_scheduler.api.ports import NOT_COUNTED, Accounts, Fate, GpuSecondsByJob, RoundListener, Submitter
 from penstock_scheduler.daemon.service.allocations import AllocationLog
 from penstock_scheduler.daemon.service.board import charges_of
-from penstock_scheduler.model import EndedRun, JobId
+from penstock_scheduler.model import ClusterState, EndedRun, JobId
 from penstock_scheduler.people.errors import ClusterAway, StoreError
 from penstock_scheduler.store.sql import SqlStore
 
@@ -35,7 +35,7 @@ LEAST = 1.0
 """GPU-seconds below which a charge is not corrected: the accounts count whole seconds."""
 
 
-class Reconciler:
+class Reconciler(RoundListener):
     """Asks the cluster's accounts at the start and every hour, in the round loop's thread.
 
     Args:
@@ -55,7 +55,7 @@ class Reconciler:
         self._allocations = allocations
         self._asked_s: float | None = None
 
-    def tick(self, now_s: float) -> None:
+    def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
         """Correct what can be corrected, if an hour has passed. An error is logged, and it is tried again in an hour."""
         if self._asked_s is not None and now_s - self._asked_s < EVERY_S:
             return

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.api.history_messages import JobSample
+from penstock_scheduler.api.ports import NOT_COUNTED, GpuSecondsByJob, RoundListener
 from penstock_scheduler.model import ClusterState, Phase, Snapshot
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.settings import DaemonSettings
@@ -22,7 +23,7 @@ THIN_AT_ONCE = 10
 """Jobs that one tick thins out: about 1 ms each."""
 
 
-class Sampler:
+class Sampler(RoundListener):
     """Writes samples to the store. `take_reports` may be called from any thread, the rest by the round loop's alone."""
 
     def __init__(self, store: SqlStore, settings: DaemonSettings) -> None:
@@ -45,7 +46,7 @@ class Sampler:
             if isinstance(report.body, Observation):
                 self._newest[report.job_id] = report.body
 
-    def take_round(self, record: RoundRecord) -> None:
+    def decided(self, record: RoundRecord) -> None:
         """Take in a round."""
         self._record = record
         for name, value in round_figures(record).items():
@@ -54,7 +55,7 @@ class Sampler:
             else:
                 self._rounds[name] += round(value)
 
-    def tick(self, state: ClusterState, now_s: float) -> None:
+    def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
         """Take a sample if one is due, and thin out some old ones. Raises StoreError."""
         if self._sampled_s is None or now_s - self._sampled_s >= self._every_s or now_s < self._sampled_s:
             self._sample(state, now_s)

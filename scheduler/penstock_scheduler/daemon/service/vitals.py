@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock_scheduler import __version__
 from penstock_scheduler.api.health_messages import DiskHealth, FilesHealth, Health, LeaderHealth, StepHealth
@@ -25,25 +26,41 @@ from penstock_scheduler.store.disks import DiskCheck
 from penstock_scheduler.store.leadership.lease import ALONE
 
 
+class LoopStatus(Protocol):
+    """What the round loop says of itself."""
+
+    health: LoopHealth
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no round is decided on purpose."""
+        ...
+
+    @property
+    def incomplete(self) -> str:
+        """What the newest observation of the cluster lacks; empty: it is complete."""
+        ...
+
+    @property
+    def cloud_protected(self) -> str:
+        """Why the cloud launches nothing until an admin says so; empty: it may."""
+        ...
+
+    @property
+    def cloud_troubles(self) -> tuple[str, ...]:
+        """What an admin must put right in the cloud, with the remedy."""
+        ...
+
+
 @dataclass
 class Vitals:
     """Where the daemon's health can be read. Methods may be called from any thread, and none waits for a disk or the cluster."""
 
     settings: HealthSettings
-    loop: LoopHealth
+    round_s: float
+    loop: LoopStatus
     disks: Sequence[DiskCheck]
     board: Board
-    paused: Callable[[], bool]
-    round_s: Callable[[], float]
-    incomplete: Callable[[], str] = lambda: ""
-    """What the newest observation of the cluster lacks; empty: nothing."""
-
-    cloud_protected: Callable[[], str] = lambda: ""
-    """Why the cloud launches nothing until an admin says so; empty: it may."""
-
-    cloud_troubles: Callable[[], tuple[str, ...]] = tuple
-    """What an admin must put right in the cloud, with the remedy."""
-
     leadership: Leadership = ALONE
 
     def start(self) -> None:
@@ -76,16 +93,16 @@ class Vitals:
         report_s, reporting = board.newest_report
         found = Findings(
             now_s=now_s,
-            started_s=self.loop.started_s,
-            steps=self.loop.steps(),
+            started_s=self.loop.health.started_s,
+            steps=self.loop.health.steps(),
             disks=disks,
-            paused=self.paused(),
-            round_s=self.round_s(),
+            paused=self.loop.at_rest,
+            round_s=self.round_s,
             report_s=report_s,
             reporting=reporting,
-            incomplete=self.incomplete(),
-            cloud_protected=self.cloud_protected(),
-            cloud_troubles=self.cloud_troubles(),
+            incomplete=self.loop.incomplete,
+            cloud_protected=self.loop.cloud_protected,
+            cloud_troubles=self.loop.cloud_troubles,
             differs=board.plan_check.warning(now_s),
             doubted=0 if board.record is None else sum(bool(f.doubts) for f in board.record.snapshot.facts.values()),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from penstock_scheduler.api.history_messages import QueueEntry
+from penstock_scheduler.api.ports import NOT_COUNTED, GpuSecondsByJob, RoundListener
 from penstock_scheduler.jobs.reused_ids import is_another
 from penstock_scheduler.model import ClusterState, Job, JobId, Phase, Reason
 from penstock_scheduler.model.records import RoundRecord
@@ -19,7 +20,7 @@ Why = tuple[str, str, str, float | None]
 """Code, text, needs, estimated start."""
 
 
-class WaitLog:
+class WaitLog(RoundListener):
     """Writes to the store what has changed in the queue. To be called by the round loop's thread alone."""
 
     def __init__(self, store: SqlStore) -> None:
@@ -29,11 +30,11 @@ class WaitLog:
         self._seen: tuple[ClusterState, RoundRecord | None] | None = None
         """The newest observation that is in the store, and the round by which its jobs' reasons are."""
 
-    def take_round(self, record: RoundRecord) -> None:
+    def decided(self, record: RoundRecord) -> None:
         """Take in a round: why jobs wait."""
         self._record = record
 
-    def take_state(self, state: ClusterState, now_s: float) -> None:
+    def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
         """Take in an observation. Raises StoreError; then the next call takes in what this one did not."""
         seen, round_before = self._seen if self._seen is not None else (None, None)
         jobs = state.changed(seen if round_before is self._record else None)

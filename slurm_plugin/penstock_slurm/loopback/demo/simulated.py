@@ -14,7 +14,7 @@ from penstock_scheduler.cli.report import History
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.nodespec import DEFAULT_SPEC
-from penstock_scheduler.rounds.loop import RoundLoop
+from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator import (
@@ -84,7 +84,7 @@ def simulate_site(
     models, store = SpecModels(families, RESTART_COST_S), MemoryStore()
     trigger: Trigger = OnEvent() if plain else Period(pace.round_s)
     parts = ClusterParts(cluster)
-    loop = RoundLoop(parts, clock, store, trigger, policy, models, tick_s=pace.tick_s, choice=choice)
+    loop = RoundLoop(parts, clock, store, RoundTiming(trigger, pace.tick_s), policy, models, choice)
     loop.run(lambda: cluster.finished or clock.now_s() > END_OF_TIME_S)
     cluster.close()
     return history(nodes, simulated, clock.now_s(), title, note), store

@@ -141,7 +141,7 @@ async def delete_drain(kind: Drained, name: str, call: Operator) -> None:
 @router.get("/settings")
 def get_settings(call: Admin) -> dict[str, Any]:
     """Show the settings by section."""
-    return call.api.controls.settings()
+    return call.api.controls.settings.as_dict()
 
 
 @router.get("/audit")

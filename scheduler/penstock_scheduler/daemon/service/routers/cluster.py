@@ -77,7 +77,7 @@ def _metrics(api: Api) -> bytes:
     cluster = views.cluster_view(api.board, api.daemon)
     live, counters = api.board.live(), api.board.counters
     unknown = api.board.state.unknown if api.board.state is not None else ()
-    health = api.controls.health(now_s)
+    health = api.controls.vitals.health(now_s)
     return metrics.metrics(
         cluster,
         live,

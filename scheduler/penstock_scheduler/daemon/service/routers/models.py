@@ -20,14 +20,14 @@ router = APIRouter(prefix="/v1", route_class=Route)
 @router.get("/models")
 async def get_models(call: Operator) -> KindList:
     """List the kinds of jobs from which new jobs learn."""
-    return await asyncio.to_thread(call.api.controls.memory.kinds)
+    return await asyncio.to_thread(call.api.controls.kin.kinds)
 
 
 @router.get("/models/kind")
 async def get_model(call: Operator, kind: Annotated[str, Query(max_length=3000)]) -> KindView:
     """Show a kind of jobs, with what it has shown."""
     try:
-        found = await asyncio.to_thread(call.api.controls.memory.kinds, kind)
+        found = await asyncio.to_thread(call.api.controls.kin.kinds, kind)
     except NoSuchKind as error:
         raise Refusal(404, "no-such-kind", str(error)) from None
     return found.kinds[0]
@@ -37,7 +37,7 @@ async def get_model(call: Operator, kind: Annotated[str, Query(max_length=3000)]
 async def post_forget(order: KindOrder, call: Admin) -> KindView:
     """Let jobs of a kind that have ended teach no more. Jobs that are there keep what they have recalled."""
     try:
-        found = await asyncio.to_thread(call.api.controls.memory.forget, order.kind, time.time())
+        found = await asyncio.to_thread(call.api.controls.kin.forget, order.kind, time.time())
     except NoSuchKind as error:
         raise Refusal(404, "no-such-kind", str(error)) from None
     await call.audit(allowed=True, text=order.kind)
@@ -47,6 +47,6 @@ async def post_forget(order: KindOrder, call: Admin) -> KindView:
 @router.post("/models/import")
 async def post_import(order: KindImport, call: Admin) -> KindsImported:
     """Import what another site has learned. It is for jobs of all users, and believed less than the site's own."""
-    kinds = await asyncio.to_thread(call.api.controls.memory.bring, order.kinds, time.time())
+    kinds = await asyncio.to_thread(call.api.controls.kin.bring, order.kinds, time.time())
     await call.audit(allowed=True, text=", ".join(kinds))
     return KindsImported(kinds=kinds)
