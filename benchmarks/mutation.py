@@ -52,7 +52,7 @@ SWAPS = {"sorted": "(lambda items, **_: list(items))", "min": "max", "max": "min
 SCHEDULER, SLURM = "scheduler/penstock_scheduler/", "slurm_plugin/penstock_slurm/"
 
 SURVEY: dict[str, tuple[str, ...]] = {
-    SCHEDULER + "rounds/plan_gate.py": ("scheduler/test_plan_gate.py", "scheduler/test_plan_gate_boundaries.py"),
+    SCHEDULER + "rounds/plan_gate.py": ("scheduler/test_plan_gate_boundaries.py", "scheduler/test_plan_gate.py"),
     SCHEDULER + "rounds/diff.py": ("scheduler/test_diff.py", "scheduler/test_diff_cloud.py"),
     SCHEDULER + "rounds/loop.py": (
         "scheduler/test_loop.py",
@@ -62,7 +62,6 @@ SURVEY: dict[str, tuple[str, ...]] = {
     SCHEDULER + "rounds/free_gpus/book.py": (
         "scheduler/test_free_gpus.py",
         "scheduler/test_placement.py",
-        "scheduler/policies/test_queues.py",
     ),
     SCHEDULER + "rounds/free_gpus/allowance.py": ("scheduler/test_free_gpus.py",),
     SCHEDULER + "rounds/solver/dual.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
