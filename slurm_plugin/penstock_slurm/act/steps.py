@@ -251,7 +251,7 @@ def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
             tasks=shape.nodes * tasks,
             cpus=shape.nodes * max(cpus, tasks),
             cpus_per_task=max(share.cpus // tasks, 1) if share.cpus else each,
-            tasks_per_node=on_node,
+            tasks_per_node=on_node or (1 if each else None),
             memory_mb_per_node=share.memory_mb or asked.memory_mb_on(share.gpus),
             time_limit_s=scope.limit_s,
             ends_begin=slurm.begins_later(scope.now_s),
