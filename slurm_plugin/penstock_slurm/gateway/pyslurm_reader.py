@@ -49,7 +49,7 @@ FEW = 200
 
 
 class ProgramFailed(PenstockError):
-    """`pyslurm_program.py` gave no answer that can be used."""
+    """`pyslurm_program.py` gave no usable answer."""
 
 
 class PyslurmReader(CommandReader):
@@ -85,7 +85,7 @@ class PyslurmReader(CommandReader):
         self._unread["reader"], self._again_at_s, self._fields = told, time.monotonic() + AGAIN_S, ()
 
     def _jobs(self, options: tuple[str, ...]) -> tuple[SlurmJob, ...] | None:
-        """The jobs of both answers. None: the commands have to read them all. Raises ProgramFailed."""
+        """The jobs of both answers, or None if the commands have to read them all. Raises ProgramFailed."""
         if not self._fields:
             self._fields = self._asked("fields")[0]
         changed: list[str] = []
@@ -130,7 +130,7 @@ class PyslurmReader(CommandReader):
         return (*IDS, *dict.fromkeys((*CHECKED, *lacking)), TIME)
 
     def _made(self, line: str, row: str, values: dict[str, str], hosts: HostLists, release: Release) -> SlurmJob | None:
-        """The job of a line of pyslurm's and a row of squeue's. None: squeue has to be asked for it. Raises ProgramFailed."""
+        """The job of pyslurm's line and squeue's row, or None if squeue has to be asked for it. Raises ProgramFailed."""
         if not line:
             return None
         try:
