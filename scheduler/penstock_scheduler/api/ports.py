@@ -335,7 +335,7 @@ class SiteRules:
         return snapshot
 
     def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
-        """The budget that an order to the cloud would exceed by now; None: the order may go out.
+        """The budget that an order to the cloud would exceed by now, or None if the order may go out.
 
         The loop asks right before each order, since the round may have seen an older state.
         """
@@ -365,7 +365,7 @@ class RoundListener:
         """A round is decided and saved; the loop has not acted on it yet."""
 
     def stopped(self, stops: Mapping[JobId, Stop]) -> None:
-        """Jobs were stopped without a round, and their history says so."""
+        """Jobs were stopped without a round. Their history has these stops."""
 
 
 class Trigger(Protocol):

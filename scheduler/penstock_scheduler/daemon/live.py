@@ -62,12 +62,12 @@ class Handover:
 
 @dataclass(frozen=True)
 class SiteModels:
-    """What is known of jobs."""
+    """The models of jobs."""
 
     specs: SpecModels
     sensitivities: Sensitivities
     kin: KinOfJobs
-    """What ended jobs have taught."""
+    """Lessons of ended jobs."""
     learned: LearnedModels
     """For the loop, in its thread."""
     sampler: Sampler
@@ -108,12 +108,12 @@ class LiveScheduler:
 
     @property
     def cloud(self) -> Burst | None:
-        """Where jobs may burst to; None: the site has no cloud."""
+        """The cloud, or None if the site has none."""
         return self.loop.cloud
 
     @property
     def kin(self) -> KinOfJobs:
-        """What ended jobs have taught."""
+        """Lessons of ended jobs."""
         return self.models.kin
 
     @property

@@ -92,19 +92,19 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class RoundSurroundings:
-    """What a site adds to the loop on its cluster."""
+    """A site's additions to the loop on its cluster."""
 
     rules: SiteRules = field(default_factory=SiteRules)
     annotators: tuple[Annotator, ...] = ()
-    """What adds to each snapshot, in this order, after the rules."""
+    """They add to each snapshot, in this order, after the rules."""
     safety: SafetySettings | None = None
-    """How many running jobs a plan may stop; None: as many as it likes."""
+    """Bounds on the running jobs that a plan may stop, or None if there are none."""
     cloud: Burst | None = None
-    """Where jobs may burst to; None: the site has no cloud."""
+    """The cloud, or None if the site has none."""
     leadership: Leadership = ALONE
     """The right to write. Without it, a tick fails before it has done anything."""
     listeners: tuple[RoundListener, ...] = ()
-    """What listens to the loop, in this order. A listener that fails ends the tick."""
+    """They hear of each step of the loop, in this order. A listener that fails ends the tick."""
 
 
 class RoundLoop:
@@ -302,12 +302,12 @@ class RoundLoop:
 
     @property
     def incomplete(self) -> str:
-        """What the newest observation of the cluster lacks, or why the loop settles; empty: neither."""
+        """Parts that the newest observation of the cluster lacks, or why the loop settles; empty if neither."""
         return self.settling or (self.gate.incomplete if self.gate is not None else "")
 
     @property
     def cloud(self) -> Burst | None:
-        """Where jobs may burst to; None: the site has no cloud."""
+        """The cloud, or None if the site has none."""
         return self._cloud
 
     @property

@@ -62,7 +62,7 @@ _RANK: dict[str, int] = {"nobody": -1, "job": 0, "user": 1, "operator": 2, "admi
 
 
 class Controls(Protocol):
-    """What admins may change of penstockd, and what the API asks of it. `LiveScheduler` is penstockd's."""
+    """The parts of penstockd that admins may change and that the API reads. `LiveScheduler` implements it."""
 
     settings: Settings
     rules: SchedulingRules
@@ -100,12 +100,12 @@ class Controls(Protocol):
 
     @property
     def cloud(self) -> Burst | None:
-        """Where jobs may burst to; None: the site has no cloud."""
+        """The cloud, or None if the site has none."""
         ...
 
     @property
     def kin(self) -> KinOfJobs:
-        """What ended jobs have taught."""
+        """Lessons of ended jobs."""
         ...
 
     @property

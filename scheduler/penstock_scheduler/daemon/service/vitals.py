@@ -27,7 +27,7 @@ from penstock_scheduler.store.leadership.lease import ALONE
 
 
 class LoopStatus(Protocol):
-    """What the round loop says of itself."""
+    """The state of the round loop."""
 
     health: LoopHealth
 
@@ -38,7 +38,7 @@ class LoopStatus(Protocol):
 
     @property
     def incomplete(self) -> str:
-        """What the newest observation of the cluster lacks; empty: it is complete."""
+        """Parts that the newest observation of the cluster lacks; empty if it is complete."""
         ...
 
     @property
