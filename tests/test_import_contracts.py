@@ -82,3 +82,15 @@ def test_lint_imports_reports_every_import_that_a_contract_forbids(contract: dic
         return
     missing = {pair for pair in imports if f"{pair[0]} is not allowed to import {pair[1]}" not in printed}
     assert not missing, result.stdout
+
+
+def test_the_airflow_provider_has_no_circle_and_imports_nothing_of_penstock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a wheel of its own and is installed beside Airflow, so the contracts of `pyproject.toml` cannot list it."""
+    grimp = pytest.importorskip("grimp")
+    monkeypatch.syspath_prepend(str(ROOT / "airflow_provider"))
+    graph = grimp.build_graph("airflow_provider_penstock", include_external_packages=True)
+    inside = {module for module in graph.modules if module.split(".")[0] == "airflow_provider_penstock"}
+    assert len(inside) > 30
+    assert [name for name in graph.modules if name.startswith("penstock_")] == []
+    packages = {module for module in inside if graph.find_children(module)}
+    assert {name: circle for name in packages if (circle := graph.nominate_cycle_breakers(name))} == {}

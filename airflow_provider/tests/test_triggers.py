@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from airflow_provider_penstock.operators.penstock import PenstockCancelOperator,
 from airflow_provider_penstock.ownership import ownership
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
-from airflow_provider_penstock.triggers.poller import Output, Poller, Waiting, connect, poller
+from airflow_provider_penstock.triggers.poller import Output, OutputLog, Poller, Waiting, connect, poller
 
 TIMED_OUT = "Trigger/execution timeout" if version("apache-airflow").startswith("2.") else "Trigger timeout"
 
@@ -42,14 +43,14 @@ def test_a_deferred_task_is_told_of_the_end_and_has_the_log(folder, instance, ho
     operator = submit("deferred", folder, script=script)
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute(context(ti))
-    log_output = PenstockJobTrigger.log_output
+    write = OutputLog.write
 
     def log_and_open(self, output):
-        log_output(self, output)
+        write(self, output)
         if self.shown:
             gate.touch()
 
-    monkeypatch.setattr(PenstockJobTrigger, "log_output", log_and_open)
+    monkeypatch.setattr(OutputLog, "write", log_and_open)
     with caplog.at_level("INFO"):
         event = first_event(revived(deferred))
         told = capsys.readouterr().out + caplog.text  # a trigger's log is structlog's from Airflow 3 on
@@ -193,23 +194,22 @@ def test_the_outputs_of_many_jobs_are_read_before_any_of_them_is_logged(monkeypa
         nonlocal ending
         made = Poller("penstock_default", 0.05)
         for job_id in ("one", "silent", "ends", "two"):
-            trigger = PenstockJobTrigger("penstock_default", job_id, log_interval_s=60.0)
-            waiting = Waiting(trigger, asyncio.get_running_loop().create_future(), job={"state": "running"})
+            output = OutputLog(job_id, logging.getLogger("task"), 60.0)
+            end = asyncio.get_running_loop().create_future()
+            waiting = Waiting(output, False, end, job={"state": "running"})
             made._waiting[job_id] = {waiting}
             if job_id == "ends":
                 ending = waiting
         task = asyncio.create_task(made._show_outputs(None))
         await asyncio.sleep(0.3)
         task.cancel()
-        return [waiting.trigger.shown for (waiting,) in made._waiting.values()]
+        return [waiting.output.shown for (waiting,) in made._waiting.values()]
 
     ending = None
-    monkeypatch.setattr(PenstockJobTrigger, "read_output", read_output)
-    log_output = PenstockJobTrigger.log_output
+    monkeypatch.setattr(OutputLog, "read", read_output)
+    write = OutputLog.write
     monkeypatch.setattr(
-        PenstockJobTrigger,
-        "log_output",
-        lambda self, output: (done.append(f"log {self.job_id}"), log_output(self, output)),
+        OutputLog, "write", lambda self, output: (done.append(f"log {self.job_id}"), write(self, output))
     )
     shown = asyncio.run(show())
     assert done == ["read one", "read silent", "read ends", "read two", "log one", "log silent", "log two"]
@@ -230,14 +230,14 @@ def test_of_a_long_output_the_end_is_shown_and_a_line_without_end_does_not_stop_
     assert end == 1_500_009
     assert lines[0] == f"({end - (1 << 20)} bytes left out)"
     assert lines[-1] == "the end"
-    trigger = PenstockJobTrigger("penstock_default", job_id)
+    output = PenstockJobTrigger("penstock_default", job_id).output
 
     async def read():
         shown = []
         async with connect("penstock_default") as client:
             for _ in range(10):
-                await trigger.show_output(client)
-                shown.append(trigger.shown)
+                output.write(await output.read(client))
+                shown.append(output.shown)
         return shown
 
     shown = asyncio.run(read())

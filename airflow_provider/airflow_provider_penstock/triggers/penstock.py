@@ -17,7 +17,7 @@ from asgiref.sync import sync_to_async
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, final_summary, read
-from airflow_provider_penstock.triggers.poller import FEW, RECHECK_S, Output, connect, pages, poller
+from airflow_provider_penstock.triggers.poller import FEW, RECHECK_S, OutputLog, connect, pages, poller
 
 try:
     from airflow.triggers.base import BaseEventTrigger
@@ -99,8 +99,7 @@ class PenstockJobTrigger(BaseTrigger):
         self.poll_interval_s = poll_interval_s
         self.cancel = cancel
         self.log_interval_s = log_interval_s
-        self.shown = 0
-        """The byte up to which the output was logged."""
+        self.output = OutputLog(job_id, self.log, log_interval_s)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments, without secrets."""
@@ -112,7 +111,7 @@ class PenstockJobTrigger(BaseTrigger):
         settled = asyncio.create_task(asyncio.sleep(SETTLE_S))
         try:
             shared = poller(self.penstock_conn_id, self.poll_interval_s)
-            job = await shared.ended(self)
+            job = await shared.ended(self.output, leased=self.leased)
             await settled
             ending = await self._ending(shared.options) if self.ends_task and job["ended"] == "COMPLETED" else None
         except asyncio.CancelledError:
@@ -122,7 +121,7 @@ class PenstockJobTrigger(BaseTrigger):
         except Exception as error:
             yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}"})
         else:
-            yield ending or TriggerEvent({"job_id": self.job_id, "shown": self.shown})
+            yield ending or TriggerEvent({"job_id": self.job_id, "shown": self.output.shown})
         finally:
             settled.cancel()
 
@@ -131,9 +130,9 @@ class PenstockJobTrigger(BaseTrigger):
         try:
             async with connect(self.penstock_conn_id, options) as client:
                 before = -1
-                while before != self.shown:
-                    before = self.shown
-                    await self.show_output(client)
+                while before != self.output.shown:
+                    before = self.output.shown
+                    self.output.write(await self.output.read(client))
                 result = await final_summary(client, self.job_id)
             return await self._success(result)
         except Exception as error:
@@ -173,31 +172,6 @@ class PenstockJobTrigger(BaseTrigger):
             self.log.warning("it is unknown whether the task was stopped (%s): job %s runs on", error, self.job_id)
             return False
         return state != "deferred"
-
-    async def show_output(self, client: httpx.AsyncClient) -> None:
-        """Log the output from byte `shown` on."""
-        self.log_output(await self.read_output(client))
-
-    async def read_output(self, client: httpx.AsyncClient) -> Output | None:
-        """The output from byte `shown` on; None if penstockd does not answer. Then the next reading, or the end of the job,
-        shows it."""
-        try:
-            query = {"offset": self.shown}
-            part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
-        except (httpx.TransportError, PenstockAway, PenstockRefused):
-            return None
-        whole, _, begun = part["text"].rpartition("\n")
-        shown = part["next"] - len(begun.encode())  # an incomplete line is shown once it is complete
-        if part["next"] < part["size"] and not whole:  # a line longer than a part, such as that of a progress bar
-            whole, shown = begun, part["next"]
-        return Output(whole.splitlines(), shown)
-
-    def log_output(self, output: Output | None) -> None:
-        """Log what `read_output` returned."""
-        if output is not None:
-            for line in output.lines:
-                self.log.info("%s", line)
-            self.shown = output.shown
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -17,9 +17,6 @@ from airflow.providers.common.compat.connection import get_async_connection
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, did_not_answer, read
-
-if TYPE_CHECKING:
-    from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +47,54 @@ class Output:
     """The byte up to which the output was read once they are logged."""
 
 
+class OutputLog:
+    """Logs a job's output in the log of the task that waits for the job.
+
+    Args:
+        job_id: of the job.
+        log: of the task.
+        interval_s: seconds between two readings while the job runs; 0: the output is read only after the job's end.
+    """
+
+    def __init__(self, job_id: str, log: Any, interval_s: float) -> None:
+        self.job_id = job_id
+        self.log = log
+        self.interval_s = interval_s
+        self.shown = 0
+        """The byte up to which the output was logged."""
+
+    async def read(self, client: httpx.AsyncClient) -> Output | None:
+        """The output from byte `shown` on; None if penstockd does not answer. Then the next reading, or the end of the job,
+        shows it."""
+        try:
+            query = {"offset": self.shown}
+            part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
+        except (httpx.TransportError, PenstockAway, PenstockRefused):
+            return None
+        whole, _, begun = part["text"].rpartition("\n")
+        shown = part["next"] - len(begun.encode())  # an incomplete line is shown once it is complete
+        if part["next"] < part["size"] and not whole:  # a line longer than a part, such as that of a progress bar
+            whole, shown = begun, part["next"]
+        return Output(whole.splitlines(), shown)
+
+    def write(self, output: Output | None) -> None:
+        """Log what `read` returned."""
+        if output is not None:
+            for line in output.lines:
+                self.log.info("%s", line)
+            self.shown = output.shown
+
+
 @dataclass(eq=False)
 class Waiting:
-    """A trigger that waits for a job."""
+    """A task that waits for a job."""
 
-    trigger: PenstockJobTrigger
+    output: OutputLog
+    leased: bool
+    """Whether the poller renews the job's lease."""
     end: asyncio.Future[Job]
     context: Context = field(default_factory=copy_context)
-    """With it, what the poller logs for the trigger is in the log of the trigger's task."""
+    """With it, what the poller logs is in the log of the task."""
     job: Job | None = None
     """The latest view."""
     read_s: float = float("-inf")
@@ -68,14 +105,13 @@ class Waiting:
     def take(self, job: Job) -> None:
         """Take in a view of the job, and log what has changed."""
         if self.job is None or describe(job) != describe(self.job):
-            self.context.run(self.trigger.log.info, "%s", describe(job))
+            self.context.run(self.output.log.info, "%s", describe(job))
         self.job = job
 
     def wants_output(self, now_s: float) -> bool:
         """Whether the output of a running job is to be read again."""
-        interval_s = self.trigger.log_interval_s
         runs = self.job is not None and self.job["state"] in ("running", "stopping")
-        return runs and interval_s > 0 and now_s - self.read_s >= interval_s and not self.end.done()
+        return runs and 0 < self.output.interval_s <= now_s - self.read_s and not self.end.done()
 
 
 class Poller:
@@ -101,15 +137,16 @@ class Poller:
         self._is_known = False
         """Whether penstockd has accepted the connection's token."""
 
-    async def ended(self, trigger: PenstockJobTrigger) -> Job:
-        """Wait until a trigger's job has ended, and return it. Meanwhile logs changes and output, and renews the job's lease.
+    async def ended(self, output: OutputLog, *, leased: bool) -> Job:
+        """Wait until the job of `output` has ended, and return it. Meanwhile logs changes and output, and renews the lease of a
+        job that is `leased`.
 
         Raises:
             PenstockRefused: the API does not know the job.
         """
-        waiting = Waiting(trigger, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(trigger.job_id, set()).add(waiting)
-        if trigger.leased:
+        waiting = Waiting(output, leased, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(output.job_id, set()).add(waiting)
+        if leased:
             self._renew_at_s = 0.0
         self._ask.set()
         if self._task is None or self._task.done():
@@ -119,10 +156,10 @@ class Poller:
         finally:
             if waiting.reading is not None:
                 waiting.reading.cancel()
-            those = self._waiting.get(trigger.job_id, set())
+            those = self._waiting.get(output.job_id, set())
             those.discard(waiting)
             if not those:
-                self._waiting.pop(trigger.job_id, None)
+                self._waiting.pop(output.job_id, None)
 
     async def _poll(self) -> None:
         while self._waiting:
@@ -166,7 +203,7 @@ class Poller:
     async def _renew(self, client: httpx.AsyncClient) -> None:
         """Renew the leases of the jobs that tasks wait for."""
         now_s = asyncio.get_running_loop().time()
-        leased = sorted(job for job, those in self._waiting.items() if any(each.trigger.leased for each in those))
+        leased = sorted(job for job, those in self._waiting.items() if any(each.leased for each in those))
         if not leased or now_s < self._renew_at_s:
             return
         try:
@@ -207,7 +244,7 @@ class Poller:
             each.take(job)
 
     async def _show_outputs(self, client: httpx.AsyncClient) -> None:
-        """Let triggers show their jobs' output, `LOGS_AT_ONCE` together, and `LOGS_PER_S` a second at most."""
+        """Log the output of the jobs, `LOGS_AT_ONCE` together, and `LOGS_PER_S` a second at most."""
         now_s = asyncio.get_running_loop().time
         while True:
             due = [each for those in self._waiting.values() for each in those if each.wants_output(now_s())]
@@ -215,12 +252,12 @@ class Poller:
             read = []
             for each in due:
                 each.read_s = now_s()
-                each.reading = asyncio.create_task(each.trigger.read_output(client), context=each.context)
+                each.reading = asyncio.create_task(each.output.read(client), context=each.context)
                 await asyncio.wait([each.reading])
                 read.append((each, each.reading))
             for each, reading in read:
                 if not each.end.done() and not reading.cancelled():  # else the end shows it
-                    each.context.run(each.trigger.log_output, reading.result())
+                    each.context.run(each.output.write, reading.result())
             await asyncio.sleep(max(self.poll_interval_s, len(due) / LOGS_PER_S))
 
     async def _read_all(self, client: httpx.AsyncClient) -> None:
