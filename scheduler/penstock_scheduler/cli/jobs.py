@@ -282,7 +282,8 @@ def hold(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_
     A job that runs continues, and is not started again after a stop. All jobs are tried. The exit status is 1 if one could not
     be held.
     """
-    _each(jobs, lambda penstock, job: penstock.hold(job), "is held; `penstock release` lets it start", as_json)
+    runs = "goes on; after a stop it is not started again until `penstock release`"
+    _each(jobs, lambda penstock, job: penstock.hold(job), "is held; `penstock release` lets it start", as_json, runs)
 
 
 def release(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), as_json: bool = JSON) -> None:
@@ -294,8 +295,18 @@ def release(jobs: list[str] = typer.Argument(help="Ids of the jobs in Slurm."), 
     _each(jobs, lambda penstock, job: penstock.release(job), "is released; the next round considers it", as_json)
 
 
-def _each(jobs: list[str], order: Callable[[Client, str], JobView], done: str, as_json: bool) -> None:
-    """Give an order about each job. Exits with status 1 if one was refused."""
+def _each(
+    jobs: list[str], order: Callable[[Client, str], JobView], done: str, as_json: bool, running: str = ""
+) -> None:
+    """Give an order about each job. Exits with status 1 if one was refused.
+
+    Args:
+        jobs: their ids.
+        order: gives it.
+        done: is said of a job afterwards.
+        as_json: whether to print the jobs instead.
+        running: is said instead of a job that runs.
+    """
 
     def give(penstock: Client) -> tuple[list[JobView], list[str]]:
         asked, refused = [], []
@@ -312,7 +323,8 @@ def _each(jobs: list[str], order: Callable[[Client, str], JobView], done: str, a
     if as_json:
         print_json(asked)
     for view in asked if not as_json else ():
-        typer.echo(f"Job {view.id} " + (f"had ended before: {view.ended}." if view.state == "ended" else f"{done}."))
+        said = running if running and view.state == "running" else done
+        typer.echo(f"Job {view.id} " + (f"had ended before: {view.ended}." if view.state == "ended" else f"{said}."))
     for text in refused:
         typer.echo(f"penstock: {text}", err=True)
     if refused:

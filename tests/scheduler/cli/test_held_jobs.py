@@ -58,7 +58,7 @@ def test_a_job_whose_spec_was_overwritten_says_so(api: Api) -> None:
 
 def test_users_hold_and_release_their_own_jobs_and_operators_all(api: Api) -> None:
     told = penstock(api, "hold", "1", who="ada")
-    assert told.output == "Job 1 is held; `penstock release` lets it start.\n"
+    assert told.output == "Job 1 goes on; after a stop it is not started again until `penstock release`.\n"
     assert api.submitter.held == {"1": ("ada", False)}
     assert penstock(api, "release", "1", who="ada").exit_code == 0
     assert api.submitter.held == {}
