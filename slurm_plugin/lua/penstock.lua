@@ -353,9 +353,9 @@ local function largest_nodes(site)
 end
 
 -- Adds what the header asks for to the flags. A flag wins over the header. A job with whole nodes has all of their GPUs, even
--- if its header asks for fewer: no other job could use them.
+-- if its header asks for fewer or does not count them: no other job could use them.
 local function add_request(given, request, site)
-  local largest, gpus = 0, request.gpus
+  local largest = 0
   if request.whole then
     if given["scale-unit"] then
       refuse("--scale-unit cannot be used where jobs have whole nodes (--exclusive, --mem=0, or by the partition): leave it out")
@@ -366,10 +366,12 @@ local function add_request(given, request, site)
       if request.gpu_type == nil or request.gpu_type == gpu_type then largest = math.max(largest, most[gpu_type]) end
     end
     given["scale-unit"] = table.concat(units, ",")
+    request.nodes = request.nodes or 1
+    request.gpus = math.max(request.gpus or 0, largest * request.nodes)
   end
   request.most_nodes = request.own_nodes
-  if gpus and not given["max-gpus"] then
-    given["max-gpus"] = string.format("%d", math.max(gpus, largest * request.nodes))
+  if request.gpus and not given["max-gpus"] then
+    given["max-gpus"] = string.format("%d", request.gpus)
     request.most_nodes = request.nodes
   end
   if request.gpu_type and not given["gpu-types"] then given["gpu-types"] = request.gpu_type end

@@ -45,6 +45,12 @@ CASES = [
     ),
     ("--nodes=1 --gres=gpu:4 --mem=0", {"max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE}, {"whole_nodes": True}),
     ("--gpus=8", {"max_gpus": 8, "max_nodes": 1}, {}),
+    (
+        "-N 2 --ntasks-per-node=8 --exclusive --mem=0 --overcommit",
+        {"max_gpus": 16, "max_nodes": 2, "scale_unit": WHOLE},
+        {"tasks": 1, "gpus": 1, "whole_nodes": True},
+    ),
+    ("-N 1 --exclusive", {"max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE}, {"whole_nodes": True}),
     ("--ntasks=8 --ntasks-per-gpu=2", {"max_gpus": 4, "max_nodes": 4}, {"tasks": 2, "gpus": 1}),
     (
         "--nodes=1 --ntasks-per-node=2 --gres=gpu:8",
@@ -129,6 +135,41 @@ def test_published_headers_are_accepted(flags: FlagSite) -> None:
             if done.returncode:
                 refused[number] = done.stderr
     assert refused == {}
+
+
+FOUND = [
+    "--gres=gpu:2 -w rtx-01 --cpus-per-task=4",
+    "--nodes=1 --ntasks=1 --cpus-per-task=4 --mem=0 --time=15 --gres=gpu:a100:4",
+    "--cpus-per-task=1 --gpus-per-node=8 --mem=4000 --nodes=1 --ntasks-per-node=8 --open-mode=append",
+    "--nodes=1 --ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=2 --time=01:00:00",
+    "--mem=1G --nodes=2 --gres=gpu:2 --ntasks-per-node=2 --cpus-per-task=2 --nodelist=rtx-[00-01],a100-[00-01]",
+    "--time=4:00:00 --nodes=1 --ntasks-per-node=1 --gpus-per-task=1 --cpus-per-task=2",
+    "--ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 -t 00:36:00",
+    "--nodes=1 --ntasks-per-node=1 --gpus-per-task=1 --cpus-per-task=4 --gres=gpu:1",
+    "-t 00:45:00 -N 4 --ntasks-per-node=4 --gpus-per-task=1 --gpu-bind=closest",
+    "--nodes=1 --ntasks=1 --cpus-per-task=2 --gpus-per-node=1 --gpus-per-task=1 --gpu-bind=closest --mem-per-cpu=100M",
+    "--nodes=1 --gpus-per-task=8 --cpus-per-task=8 --mem=2G --time=24:00:00",
+    "-t 23:59:00 -n 1 -c 4 --gpus-per-task=1",
+    "-N 2 --ntasks-per-node=1 --exclusive --mem=0 --mail-type=FAIL --overcommit",
+    "-N 1 -t 0:30:00 --exclusive --gres=gpu:1 --ntasks-per-node=1 --hint=nomultithread",
+    "--nodes=1 --ntasks-per-node=1 --cpus-per-task=4 --gres=gpu:2 --exclusive --exclude t4-00",
+    "-N 1 -t 04:00:00 --exclusive --mem=0 --ntasks-per-node=8 --overcommit --open-mode=append --get-user-env",
+    "--exclusive --ntasks=1 --cpus-per-task=4 --mem=2G -w rtx-00 --gres=gpu:1 --time=20:00:00",
+]
+"""Options of public scripts, found after the header was read for the first time; smaller where the loopback nodes are."""
+
+
+@pytest.mark.parametrize("header", FOUND)
+def test_headers_that_were_found_later_are_accepted(flags: FlagSite, header: str) -> None:
+    """But for what sbatch itself refuses, on this release."""
+    plain, done = flags.sbatch("--hold", *header.split()), flags.sbatch("--adaptive", *header.split())
+    assert done.returncode == plain.returncode, done.stderr
+    if done.returncode:
+        return
+    spec = parse_spec(flags.job(done.stdout.strip()).admin_comment)
+    assert spec is not None
+    assert spec.max_nodes is not None
+    assert spec.max_gpus >= 1
 
 
 def here(words: list[str]) -> list[str]:
