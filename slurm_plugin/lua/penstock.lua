@@ -304,6 +304,12 @@ local function gpus_asked(job, nodes, tasks)
   end
 end
 
+-- Sets how many tasks for how many GPUs follow from so many tasks in all.
+local function share_out(request, tasks)
+  local both = common_divisor(tasks, request.gpus)
+  request.all_tasks, request.tasks, request.task_gpus = tasks, tasks / both, request.gpus / both
+end
+
 -- OverSubscribe=EXCLUSIVE
 local function gives_whole_nodes(partition, visible)
   return visible[partition.name] ~= nil and visible[partition.name].max_share == 0
@@ -318,13 +324,13 @@ local function request_of(job, partitions, visible)
   local request = gpus_asked(job, nodes, tasks) or {nodes = nodes}
   request.own_nodes = number(job.max_nodes) or number(job.min_nodes)
   local gpus = request.gpus
+  request.script = job.script ~= nil
   if request.each then
     request.tasks, request.task_gpus = 1, request.each
   elseif gpus and tasks and tasks > (nodes or 1) then
-    local both = common_divisor(tasks, gpus)
-    request.tasks, request.task_gpus = tasks / both, gpus / both
+    share_out(request, tasks)
   elseif not gpus and (on_each or 1) > 1 then
-    request.tasks, request.task_gpus = 1, 1
+    request.tasks, request.task_gpus, request.all_tasks = 1, 1, tasks
   elseif not gpus and tasks and tasks > (nodes or 1) then
     refuse("--ntasks=%d without a number of GPUs: give that, such as --gpus-per-task=1, or --ntasks-per-node instead", tasks)
   end
@@ -368,11 +374,14 @@ local function add_request(given, request, site)
     given["scale-unit"] = table.concat(units, ",")
     request.nodes = request.nodes or 1
     request.gpus = math.max(request.gpus or 0, largest * request.nodes)
+    if request.all_tasks then share_out(request, request.all_tasks) end
   end
   request.most_nodes = request.own_nodes
   if request.gpus and not given["max-gpus"] then
     given["max-gpus"] = string.format("%d", request.gpus)
     request.most_nodes = request.nodes
+    -- What salloc and srun write into the user's shell stays as they were asked.
+    if not request.script then given["min-gpus"] = given["min-gpus"] or given["max-gpus"] end
   end
   if request.gpu_type and not given["gpu-types"] then given["gpu-types"] = request.gpu_type end
 end
@@ -429,6 +438,7 @@ local function check_tasks(job, spec, request, complain)
 end
 
 local function mark(job, variables)
+  if not job.script then return end -- salloc and srun write their own
   for _, variable in ipairs(variables) do
     if job.environment[variable] then job.environment[variable] = UNCOUNTED end
   end

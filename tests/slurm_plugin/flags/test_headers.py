@@ -50,6 +50,17 @@ CASES = [
         {"max_gpus": 16, "max_nodes": 2, "scale_unit": WHOLE},
         {"tasks": 1, "gpus": 1, "whole_nodes": True},
     ),
+    (
+        "-N 1 -n 8 --exclusive --gres=gpu:1",
+        {"max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE},
+        {"tasks": 1, "gpus": 1, "whole_nodes": True},
+    ),
+    (
+        "-N 1 --ntasks-per-node=4 --exclusive",
+        {"min_gpus": 2, "max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE, "gpus_per_task": 2},
+        {"tasks": 1, "gpus": 2, "whole_nodes": True},
+    ),
+    ("--nodes=1 --gres=gpu:2 --mem-per-cpu=100M", {"max_gpus": 2, "max_nodes": 1}, {}),
     ("-N 1 --exclusive", {"max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE}, {"whole_nodes": True}),
     ("--ntasks=8 --ntasks-per-gpu=2", {"max_gpus": 4, "max_nodes": 4}, {"tasks": 2, "gpus": 1}),
     (
@@ -73,6 +84,14 @@ def test_the_request_is_the_most_that_the_job_gets(
     assert json.loads(job.admin_comment).get("penstock_request", {}) == note
     assert job.held
     assert job.gpu_type is None
+
+
+def test_salloc_gets_as_many_gpus_as_it_asks_for(flags: FlagSite) -> None:
+    """What it writes into the user's shell would be wrong for another number."""
+    flags.run("timeout", "3", "salloc", "--adaptive", "--gres=gpu:2", "--non-preemptible", "--job-name=shell", "true")
+    (job,) = (each for each in flags.gateway.jobs(finished=True) if each.name == "shell")
+    spec = parse_spec(job.admin_comment)
+    assert spec == JobSpec(min_gpus=2, max_gpus=2, max_nodes=1, preemptible=False)
 
 
 def test_the_user_is_told_how_the_header_was_read(flags: FlagSite) -> None:
