@@ -14,6 +14,7 @@ local penstock = {}
 local HERE = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
 local SITE, STARTS = HERE .. "penstock_site.lua", HERE .. "penstock_starts.lua"
 local MOST_DIGITS, MOST_NAME, MOST_LIST = 9, 64, 1024 -- as in flags.c
+local MOST_TASKS = 2 ^ 16 - 3 -- on a node, as Slurm counts them
 local MOST_NODES = 10000 -- in a list of nodes
 local MOST_LOOKED_AT = 2 ^ 22 -- bytes, in all steps of expanding a list of nodes
 
@@ -284,6 +285,9 @@ end
 -- What the header asks for, or nil if it names no GPUs: `gpus` in all, `gpu_type`; the most `nodes`; `on_node`, GPUs on each
 -- node, where that is known; `each`, the GPUs of a task where the header says so itself.
 local function gpus_asked(job, nodes, tasks)
+  for _, field in ipairs({"tres_per_node", "tres_per_job", "tres_per_task"}) do
+    if #(job[field] or "") > MOST_LIST then refuse("the request of GPUs is too long: give at most %d characters", MOST_LIST) end
+  end
   local on_node, gpu_type = nil, nil
   if job.tres_per_node ~= nil then
     on_node, gpu_type = gpus_in(job.tres_per_node, "--gres")
@@ -318,6 +322,12 @@ end
 -- Reads the request. Beside the fields of gpus_asked: `tasks` for every `task_gpus` GPUs, nil if each node has one; `whole`
 -- nodes; and the `cpus` and `memory_mb` of a node with `node_gpus` GPUs, nil where they follow by themselves.
 local function request_of(job, partitions, visible)
+  for _, field in ipairs({"min_nodes", "max_nodes", "num_tasks", "ntasks_per_node", "ntasks_per_tres"}) do
+    local most = field:find("nodes$") and 10 ^ MOST_DIGITS or slurm.NO_VAL
+    if number(job[field]) and (job[field] < 1 or job[field] > most) then
+      refuse("the number of nodes or of tasks is out of bounds: give at least 1 node and 1 task, and at most %d nodes", 10 ^ MOST_DIGITS)
+    end
+  end
   local nodes, tasks, on_each = number(job.max_nodes) or number(job.min_nodes), number(job.num_tasks), number(job.ntasks_per_node)
   if not nodes and tasks and on_each then nodes = math.ceil(tasks / on_each) end
   tasks = tasks or (on_each and on_each * (nodes or 1))
@@ -462,6 +472,9 @@ local function reshape(job, request, nodes, gpus)
   local function note(field, value) fields[#fields + 1] = string.format('"%s":%s', field, value) end
   local each = request.tasks and math.floor(gpus * request.tasks / request.task_gpus) or 1
   local cpus = number(job.cpus_per_task) or 1
+  if each > MOST_TASKS then
+    refuse("%d GPUs of a node would have %.0f tasks, but Slurm takes at most %d on a node: ask for fewer", gpus, each, MOST_TASKS)
+  end
   if request.tasks then
     note("tasks", string.format("%d", request.tasks))
     note("gpus", string.format("%d", request.task_gpus))

@@ -37,6 +37,9 @@ NODES = "penstock_nodes"
 REQUEST = "penstock_request"
 """How the job's tasks, CPUs and memory follow its GPUs, by the names of `Request`'s fields."""
 
+MOST = 2**64
+"""The largest number in a note. Slurm's own are smaller."""
+
 TEXTS = 32_768
 """Comments whose meaning is remembered: each is looked at several times in every tick, and seldom changes."""
 
@@ -85,7 +88,7 @@ def plain_shape(job: SlurmJob) -> PlainShape | None:
     try:
         gpus = int(shape["gpus_per_node"])
         return PlainShape(str(shape["partition"]), int(shape["nodes"]), gpus, request(job).tasks_on(gpus))
-    except (TypeError, KeyError, ValueError, BadJobSpec):
+    except (TypeError, KeyError, ValueError, OverflowError, BadJobSpec):  # int(inf) overflows
         return None
 
 
@@ -123,8 +126,11 @@ def request(job: SlurmJob) -> Request:
     found: Any = (notes(job) or {}).get(REQUEST, {})
     try:
         given = Request(**found)
-        if given.gpus < 1 or given.node_gpus < 1 or min(given.tasks, given.cpus, given.memory_mb) < 0:
-            raise ValueError("a number is out of bounds")
+        numbers = given.tasks, given.gpus, given.node_gpus, given.cpus, given.memory_mb
+        if not all(type(number) is int and 0 <= number <= MOST for number in numbers) or not (given.gpus and given.node_gpus):
+            raise ValueError("a number is out of bounds, or no whole number")
+        if not isinstance(given.whole_nodes, bool):
+            raise ValueError("whole_nodes is neither true nor false")
         return given
     except (TypeError, ValueError) as error:
         raise BadJobSpec(

@@ -184,7 +184,8 @@ def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
         raise BadJobSpec(
             "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
         )
-    if job.exclusive and not request(job).whole_nodes:
+    asked = request(job)  # also raises if the note cannot be read, since a job is placed by it
+    if job.exclusive and not asked.whole_nodes:
         raise BadJobSpec(
             "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
         )
