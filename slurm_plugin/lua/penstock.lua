@@ -414,6 +414,9 @@ local function check_request(job, complain)
   for _, each in ipairs(REFUSED_NUMBERS) do
     if given_number(job[each[1]]) then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
   end
+  if given_number(job.shared) and job.shared > 1 then -- user, mcs, topo: Penstock counts the job's GPUs, not its nodes
+    complain("--exclusive=user, =mcs and =topo cannot be used with --adaptive: give --exclusive, or leave it out")
+  end
   if job.requeue == 0 then
     complain("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them: leave it out, or give "
       .. "--non-preemptible instead")

@@ -50,6 +50,7 @@ from penstock_slurm.observe.site import SlurmSite, gpu_limits, reserved
 from penstock_slurm.observe.view import (
     Scene,
     accounted_run,
+    closed_nodes,
     ended_run,
     free_gpus,
     gpu_type,
@@ -198,7 +199,8 @@ class SlurmCluster:
             placeholders = {each.node: reservations.gpus(each.node) for each in reservations.placeholders}
         kept_for = reserved(records.reservations, scene.now_s, self._settings.reservation_lead_s)
         jobs = {job_id: (record, managed.jobs[job_id]) for job_id, record in managed.busy.items()}
-        nodes = node_views(slurm_nodes, jobs, scene, kept_for=kept_for, placeholders=placeholders)
+        closed = closed_nodes(records.jobs)
+        nodes = node_views(slurm_nodes, jobs, scene, kept_for=kept_for, placeholders=placeholders, closed=closed)
         ours = jobs.keys() | managed.not_yet.keys() | managed.held.keys()
         return plain_jobs.with_room(
             nodes,

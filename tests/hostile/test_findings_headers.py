@@ -149,3 +149,29 @@ def test_slurm_accepts_no_job_whose_spec_penstockd_refuses(tmp_path: Path, lua: 
     spec = parse_spec(found["note"])
     assert spec is not None
     assert spec.max_nodes == 10**9
+
+
+@pytest.mark.parametrize("lua", LUAS)
+@pytest.mark.parametrize("shared", [2, 3, 4], ids=["user", "mcs", "topo"])
+def test_no_adaptive_job_keeps_other_users_off_its_nodes(tmp_path: Path, lua: str, shared: int) -> None:
+    """With --exclusive=user, a job of one GPU had its node for itself and counted as one GPU."""
+    found = submitted(lua, tmp_path, f'tres_per_node = "gres:gpu:1", shared = {shared}')
+    assert found["code"].startswith("-1")
+    assert "--exclusive=user" in found["told"]
+
+
+@pytest.mark.parametrize("word", ["apart", "exclusive"])
+@pytest.mark.parametrize("comment", ["", '{"penstock": {"max_gpus": 1}}'], ids=["plain", "managed"])
+def test_nobody_is_sent_to_a_node_beside_a_job_that_slurm_keeps_apart(tmp_path: Path, word: str, comment: str) -> None:
+    """Slurm starts no job of another user there. Honest jobs were stopped elsewhere, and sent there in vain."""
+    told = Told()
+    settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
+    cluster = SlurmCluster(told, told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+    runs = {"state": "RUNNING", "nodes": ("n0",), "priority": 9, "start_s": 10.0}
+    told.listed = [pending("gpu", comment=comment, **runs, **{word: True})]
+    state = cluster.observe()
+    taken = {name: sum(job.allocation.gpus for job in state.jobs if job.allocation) for name in ("n0",)}["n0"]
+    assert {node.name: node.gpus_for_us - (taken if node.name == "n0" else 0) for node in state.nodes} == {
+        "n0": 0,
+        "n1": 4,
+    }

@@ -48,6 +48,9 @@ class Release:
     """Whether the cgroup (v2) of a job is always named by its number. Otherwise only with CgroupJobIdPaths=yes."""
 
 
+APART = frozenset({"USER", "MCS", "TOPO"})
+"""The words in `whole_nodes_field` for jobs on whose nodes Slurm runs only some other jobs."""
+
 _FIRST = Release(
     since=(22, 5),
     job_states=frozenset(

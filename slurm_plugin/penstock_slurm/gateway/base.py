@@ -157,6 +157,8 @@ class SlurmJob:
     licenses: str = ""
     exclusive: bool = False
     """Whether the job requested whole nodes (--exclusive)."""
+    apart: bool = False
+    """Whether Slurm keeps some other jobs off its nodes (`--exclusive=user`, `mcs` or `topo`, or by its partition)."""
     deadline_s: float | None = None
     """When Slurm ends the job at the latest, if it is not held."""
     cpus_per_gpu: int | None = None

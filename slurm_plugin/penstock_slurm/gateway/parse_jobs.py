@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_slurm.gateway.abilities import Release
+from penstock_slurm.gateway.abilities import APART, Release
 from penstock_slurm.gateway.accounts import parse_tres
 from penstock_slurm.gateway.base import SlurmJob, Unknown
 from penstock_slurm.gateway.fields import (
@@ -257,6 +257,7 @@ def make_job(values: dict[str, str], nodes: HostLists, release: Release) -> Slur
         dependency=job.read("Dependency", lambda cut: text(cut.rstrip()), ""),
         licenses=job.text("Licenses"),
         exclusive=job.read(release.whole_nodes_field, release.whole_nodes.__getitem__, False),
+        apart=job.read(release.whole_nodes_field, APART.__contains__, False),
         deadline_s=job.read("Deadline", time_s, None),
         cpus_per_gpu=job.read("cpus-per-tres", parse_cpus_per_gpu, None),
         unknown=tuple(job.unknown),

@@ -127,7 +127,9 @@ def request(job: SlurmJob) -> Request:
     try:
         given = Request(**found)
         numbers = given.tasks, given.gpus, given.node_gpus, given.cpus, given.memory_mb
-        if not all(type(number) is int and 0 <= number <= MOST for number in numbers) or not (given.gpus and given.node_gpus):
+        if not all(type(number) is int and 0 <= number <= MOST for number in numbers) or not (
+            given.gpus and given.node_gpus
+        ):
             raise ValueError("a number is out of bounds, or no whole number")
         if not isinstance(given.whole_nodes, bool):
             raise ValueError("whole_nodes is neither true nor false")

@@ -429,6 +429,13 @@ def unlisted_nodes(
     return tuple(found.values())
 
 
+def closed_nodes(jobs: Iterable[SlurmJob]) -> frozenset[str]:
+    """Nodes with a job beside which Slurm starts no job, or only some. Their free GPUs are of no use to the others."""
+    return frozenset(
+        node for job in jobs if (job.apart or job.exclusive) and job.state in HOLDING | LEAVING for node in job.nodes
+    )
+
+
 def node_views(
     nodes: Iterable[SlurmNode],
     jobs: Mapping[JobId, tuple[SlurmJob, Job]],
@@ -436,6 +443,7 @@ def node_views(
     *,
     kept_for: Mapping[str, tuple[str, float]],
     placeholders: Mapping[str, int],
+    closed: Collection[str] = (),
 ) -> tuple[Node, ...]:
     """The managed nodes with GPUs.
 
@@ -445,6 +453,7 @@ def node_views(
         scene: the observation.
         kept_for: node -> the reservation that it is kept for, and its start, s since 1970.
         placeholders: node -> GPUs that Penstock's placeholder jobs hold.
+        closed: nodes with a job that Slurm keeps others away from. Nobody else gets their free GPUs.
     """
     gpus, cpus, memory_mb = Counter(placeholders), Counter[str](), Counter[str]()
     for slurm_job, job in jobs.values():
@@ -464,7 +473,11 @@ def node_views(
             may_start=node_facts(node.state).may_start and not node.unknown,
             leave=leave_request(node),
             # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
-            gpus_others=max(min(sum(node.gpus_used.values()), sum(node.gpus.values())) - gpus[node.name], 0),
+            gpus_others=max(
+                min(sum((node.gpus if node.name in closed else node.gpus_used).values()), sum(node.gpus.values()))
+                - gpus[node.name],
+                0,
+            ),
             reservation=kept_for.get(node.name, ("", None))[0],
             reserved_s=kept_for.get(node.name, ("", None))[1],
             switch=scene.rules.switches.get(node.name, ""),
