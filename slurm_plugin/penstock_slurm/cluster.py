@@ -124,8 +124,9 @@ class SlurmCluster:
         listed = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         rules, now_s = self._site.rules(), self._clock.now_s()
         max_time_s = {name: each.max_time_s for name, each in records.partitions.items()}
+        whole_nodes = frozenset(name for name, each in records.partitions.items() if each.whole_nodes)
         types = {node.name: gpu_type(node) for node in records.nodes}
-        jobs, replaced = managed.changed(listed, (max_time_s, rules, types), now_s)
+        jobs, replaced = managed.changed(listed, (max_time_s, whole_nodes, rules, types), now_s)
         self._has_observed = True
         found = managed.sort(jobs)
         gone = {**records.gone, **dict.fromkeys(replaced)}
@@ -159,6 +160,7 @@ class SlurmCluster:
             types=types | {node.name: gpu_type(node) for node in every_node[len(records.nodes) :]},
             silent=silent_nodes(every_node),
             max_time_s=max_time_s,
+            whole_nodes=whole_nodes,
             rules=rules,
             stopped_s=managed.remembered.stopped_s,
             without_gpus={job.id for job in busy if self._lost_gpus.lacks(job)},

@@ -15,6 +15,7 @@ from penstock_scheduler.model import Placement, Progress, Share, Start, parse_sp
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.gateway.parse import parse_partitions
 from penstock_slurm.install.sources import source
 from penstock_slurm.jobs.notes import plain_shape
 from penstock_slurm.settings import SlurmSettings
@@ -175,3 +176,29 @@ def test_nobody_is_sent_to_a_node_beside_a_job_that_slurm_keeps_apart(tmp_path: 
         "n0": 0,
         "n1": 4,
     }
+
+
+def test_a_job_of_some_gpus_is_not_moved_into_a_partition_that_gives_whole_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There it would keep a node's other GPUs idle. Slurm then shows it as one with --exclusive, which was refused."""
+    told = Told()
+    before = told.partitions()
+    whole = tuple(dataclasses.replace(each, whole_nodes=each.name == "debug") for each in before)
+    monkeypatch.setattr(told, "partitions", lambda: whole)
+    settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
+    cluster = SlurmCluster(told, told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+    note = json.dumps({"penstock": {"max_gpus": 1}, "penstock_request": {"whole_nodes": True}})
+    told.listed = [
+        pending("gpu"),
+        dataclasses.replace(pending("gpu", admin_comment=note), id="8", number=8),
+        dataclasses.replace(pending("debug"), id="9", number=9),
+    ]
+    found = {job.id: job.partitions for job in cluster.observe().jobs}
+    assert found == {"7": ("gpu",), "8": ("gpu", "debug"), "9": ("debug", "gpu")}
+
+
+def test_whether_a_partition_gives_whole_nodes_is_read() -> None:
+    line = "PartitionName=a Default=NO MaxTime=UNLIMITED Nodes=n[0-1] OverSubscribe=EXCLUSIVE State=UP"
+    lines = (line, line.replace("=a ", "=b ").replace("EXCLUSIVE", "NO"))
+    assert [each.whole_nodes for each in parse_partitions("\n".join(lines))] == [True, False]

@@ -96,6 +96,8 @@ class SlurmPartition:
     """What Slurm says of the partition that cannot be read."""
     state: str = ""
     """Slurm's name, such as UP or INACTIVE."""
+    whole_nodes: bool = False
+    """Whether each of its jobs has whole nodes (OverSubscribe=EXCLUSIVE)."""
 
 
 @dataclass(frozen=True, slots=True)

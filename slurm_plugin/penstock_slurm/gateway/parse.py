@@ -56,7 +56,7 @@ ARRAY_LIMIT = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+(?: ArrayTask
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 GPUS_OF_NODES = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 GPU_IDS = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
-PARTITION_KEYS = re.compile(r"\s(Nodes|State|Default|MaxTime)=(\S*)")
+PARTITION_KEYS = re.compile(r"\s(Nodes|State|Default|MaxTime|OverSubscribe)=(\S*)")
 
 PARTITION_STATES = frozenset({"UP", "DOWN", "DRAIN", "INACTIVE"})
 RESERVATION_STATES = {"ACTIVE": True, "INACTIVE": False}
@@ -293,6 +293,7 @@ def _partition(line: str) -> SlurmPartition:
         up=state == "UP",
         default=partition.read("Default", YES_NO.__getitem__, False),
         max_time_s=partition.read("MaxTime", duration_s, None),
+        whole_nodes=partition.values.get("OverSubscribe") == "EXCLUSIVE",
         unknown=tuple(partition.unknown),
         state=state,
     )

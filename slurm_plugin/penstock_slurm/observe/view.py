@@ -78,6 +78,8 @@ class Scene:
     """Nodes that do not respond."""
     max_time_s: Mapping[str, float | None] = field(default_factory=dict)
     """MaxTime of each partition; None: it has none."""
+    whole_nodes: frozenset[str] = frozenset()
+    """Partitions whose jobs have whole nodes. Only jobs that count so are sent there, or that were submitted there."""
     rules: SlurmRules = field(default_factory=SlurmRules)
     stopped_s: Mapping[tuple[JobId, int], float] = field(default_factory=dict)
     """(job, restarts of the run) -> when Penstock stopped it."""
@@ -264,7 +266,7 @@ class Views:
 
     def begin(self, scene: Scene) -> None:
         """A new observation. If something has changed that every view depends on, all are made again."""
-        site = scene.managed, scene.max_time_s, scene.types, scene.rules
+        site = scene.managed, scene.max_time_s, scene.whole_nodes, scene.types, scene.rules
         if site != self._site:
             self._site, self._made = site, {}
 
@@ -302,7 +304,8 @@ def _partitions(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> 
     told = control.submitted_to if control is not None else None
     asked = (told,) if told in scene.managed else job.partition
     mine = [name for name in asked if name in scene.managed]
-    others = [name for name in scene.managed if name not in mine]
+    shut = scene.whole_nodes if scene.whole_nodes and not request(job).whole_nodes else frozenset[str]()
+    others = [name for name in scene.managed if name not in mine and name not in shut]
 
     def long_enough(names: list[str]) -> list[str]:
         return [name for name in names if time_limits.admits(scene.max_time_s.get(name), job.time_limit_s)]
