@@ -21,7 +21,7 @@ from penstock_slurm.jobs.notes import plain_shape
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, pending
 
-ODD_NOTES = [
+ODD_NOTES: list[object] = [
     "x",
     [],
     None,
