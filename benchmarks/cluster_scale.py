@@ -198,7 +198,7 @@ def measure(site: StubSite, folder: Path, spool: Path, options: argparse.Namespa
     }
     if not options.json:
         show(result)
-    live.notifier.stop()
+    live.watcher.notifier.stop()
     store.close()
     return result
 

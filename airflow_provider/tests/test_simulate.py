@@ -56,6 +56,6 @@ def test_a_password_in_a_stores_url_is_neither_logged_nor_shown_nor_on_the_comma
     assert task.store == url
     rendered = masker.redact({"store": task.store, "error": "no user with not@for-you"})
     assert rendered == {"store": "postgresql+psycopg://ada:***@db:5432/penstock", "error": "no user with ***"}
-    words = "whatif --policy=sia --seeds=1 --json"
+    words = "simulate whatif --policy=sia --seeds=1 --json"
     assert task.execute({}) == {"words": words, "store": url}
     assert shown == [f"{program} {words}", "store postgresql+psycopg://ada:***@db:5432/penstock"]

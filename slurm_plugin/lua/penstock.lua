@@ -785,9 +785,14 @@ local function is_usual(job, spec)
     and job.begin_time == 0
 end
 
+local function counted(low, high)
+  if low < high then return string.format("%d to %d GPUs", low, high) end
+  return string.format("%d GPU%s", low, low == 1 and "" or "s")
+end
+
 -- What the user is told about how the header was read.
 local function say_request(spec, request)
-  local parts = {string.format("%d to %d GPUs", spec.low, spec.high)}
+  local parts = {counted(spec.low, spec.high)}
   if request.most_nodes then parts[#parts + 1] = string.format("on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
   if request.tasks then
     local tasks = request.tasks == 1 and "one task" or string.format("%d tasks", request.tasks)
@@ -863,7 +868,7 @@ local function adapt(job, visible, given)
   local on = node_note ~= "" and " on the nodes that --nodelist, --exclude and --constraint allow" or ""
   if request.whole then on = on .. " on whole nodes" end
   if request.most_nodes then on = on .. string.format(" on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
-  refuse("no partition has %d to %d GPUs of the kind that the flags ask for%s; there are %s", spec.low, spec.high, on, describe(site))
+  refuse("no partition has %s of the kind that the flags ask for%s; there are %s", counted(spec.low, spec.high), on, describe(site))
 end
 
 -- For slurm_job_submit.

@@ -163,7 +163,7 @@ def test_health_is_open_and_honest(api):
         (store,) = ready.disks
         assert store.writable
         assert store.used_bytes
-        with contextlib.suppress(ClusterAway), api.vitals.loop.step(StepName.OBSERVE):
+        with contextlib.suppress(ClusterAway), api.vitals.loop.health.step(StepName.OBSERVE):
             raise ClusterAway("no answer")
         assert ada.ready().status == "ok", "one failure is not the end"
         api.vitals.settings = HealthSettings(late_s=1e-6)
