@@ -47,7 +47,9 @@ def test_slurmctld_restarted_in_mid_run(site: Site):
     jobs = [site.submit(1800, max_gpus=8) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 120, "all to start", details=site.tail)
     pause(12)
-    assert set(site.states(*jobs).values()) == {"RUNNING"}
+    wait_for(
+        lambda: set(site.states(*jobs).values()) == {"RUNNING"}, 30, "all to run, for one may grow", details=site.tail
+    )
     site.slurm.kill_slurmctld()
     wait_for(lambda: "ClusterAway" in site.log.read_text(), 120, "a round to notice", details=site.tail)
     site.slurm.start_slurmctld()

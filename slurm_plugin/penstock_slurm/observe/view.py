@@ -456,7 +456,7 @@ def node_views(
         scene: the observation.
         kept_for: node -> the reservation that it is kept for, and its start, s since 1970.
         placeholders: node -> GPUs that Penstock's placeholder jobs hold.
-        closed: nodes with a job that Slurm keeps others away from. Nobody else gets their free GPUs.
+        closed: nodes with a job that Slurm keeps others away from. Their free GPUs count as taken.
     """
     gpus, cpus, memory_mb = Counter(placeholders), Counter[str](), Counter[str]()
     for slurm_job, job in jobs.values():
