@@ -219,12 +219,15 @@ local function flags_of(job)
   return found
 end
 
-local function site_types(site)
-  local all = {}
+-- GPU type -> most GPUs of one of its nodes.
+local function largest_nodes(site)
+  local most = {}
   for _, partition in ipairs(site.partitions) do
-    for gpu_type in pairs(partition.types) do all[gpu_type] = true end
+    for gpu_type, sizes in pairs(partition.types) do
+      for _, size in pairs(sizes) do most[gpu_type] = math.max(most[gpu_type] or 0, size) end
+    end
   end
-  return all
+  return most
 end
 
 local function check_types(flag, names, known)
@@ -355,17 +358,6 @@ local function request_of(job, partitions, visible)
     if not request.tasks then request.cpus = number(job.cpus_per_task) end
   end
   return request
-end
-
--- GPU type -> most GPUs of one of its nodes.
-local function largest_nodes(site)
-  local most = {}
-  for _, partition in ipairs(site.partitions) do
-    for gpu_type, sizes in pairs(partition.types) do
-      for _, size in pairs(sizes) do most[gpu_type] = math.max(most[gpu_type] or 0, size) end
-    end
-  end
-  return most
 end
 
 -- Adds what the header asks for to the flags. A flag wins over the header. A job with whole nodes has all of their GPUs, even
@@ -571,7 +563,7 @@ function penstock.spec(given, site, request)
   if request.most_nodes then fields[#fields + 1] = string.format('"max_nodes":%d', request.most_nodes) end
   if task_gpus > 1 then fields[#fields + 1] = string.format('"gpus_per_task":%d', task_gpus) end
 
-  local known = site_types(site)
+  local known = largest_nodes(site)
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   if chosen then check_types("gpu-types", chosen.names, known) end
   if unit then check_types("scale-unit", unit.names, known) end
