@@ -41,6 +41,7 @@ from penstock_slurm.jobs.endings import Endings
 from penstock_slurm.jobs.messages import note_shares
 from penstock_slurm.jobs.states import HOLDING, LEAVING
 from penstock_slurm.observe import plain_jobs
+from penstock_slurm.observe.boots import Boots
 from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.observe.lost_gpus import LostGpus
 from penstock_slurm.observe.managed import ManagedJobs
@@ -50,6 +51,7 @@ from penstock_slurm.observe.site import SlurmSite, gpu_limits, reserved
 from penstock_slurm.observe.view import (
     Scene,
     accounted_run,
+    booting_jobs,
     closed_nodes,
     ended_run,
     free_gpus,
@@ -97,6 +99,7 @@ class SlurmCluster:
             writer, spool, clock, settings, self._managed, self._lost_gpus, self._shrinking, sharing, self._scene
         )
         self._absences = Absences()
+        self._boots = Boots()
         self._plain_attempts = plain_jobs.Attempts(
             settings.start_patience_s + settings.checkpoint_wait_s + plain_jobs.ROUNDS_S
         )
@@ -153,6 +156,7 @@ class SlurmCluster:
         busy = (*managed.steady.values(), *jobs)
         known = managed.jobs.keys() | {job.id for job in failed}
         self._lost_gpus.check((*failed, *busy), known, now_s, counts_gpus=rules.features.counts_gpus)
+        boot_s = self._boots.saw(here, types, rules.features.resume_timeout_s, now_s)
         scene = self._scene = Scene(
             now_s=now_s,
             managed=self._settings.partitions,
@@ -168,6 +172,8 @@ class SlurmCluster:
                 *(self._sharing.misplaced if self._sharing is not None else ()),
                 *(job.id for job in busy if self._shrinking.stuck(job)),
             },
+            boot_s=boot_s,
+            booting=booting_jobs(jobs, boot_s, self._scene.booting),
         )
         managed.take_over(found, jobs, gone, scene)
         for memory in (self._lost_gpus, self._shrinking, managed.remembered):

@@ -11,7 +11,7 @@ from penstock_slurm.gateway.node_states import NODE_STATES, OWN_REASONS, PARTITI
 
 OPEN = {
     *("IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"),
-    *("RESUME", "UNDRAIN", "CANCEL_REBOOT"),
+    *("RESUME", "UNDRAIN", "CANCEL_REBOOT", "POWERED_DOWN", "POWERING_UP", "POWER_UP"),
 }
 """Words with which a node takes new work."""
 
@@ -61,7 +61,10 @@ def test_a_word_alone_means_what_the_issue_wants(word):
 
 @pytest.mark.parametrize("pair", list(itertools.combinations(sorted(NODE_STATES), 2)))
 def test_two_words_open_a_node_only_if_both_do(pair):
-    assert node_facts(pair).may_start == OPEN.issuperset(pair)
+    words = set(pair)
+    if words & {"POWERING_UP", "POWER_UP"}:
+        words -= {"NOT_RESPONDING"}  # a node that boots does not respond yet
+    assert node_facts(pair).may_start == OPEN.issuperset(words)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,6 @@ def test_two_words_open_a_node_only_if_both_do(pair):
     [
         ("MIXED+UNKNOWN", False, True),
         ("ALLOCATED+NOT_RESPONDING", False, True),
-        ("MIXED+NOT_RESPONDING+POWERING_UP", False, False),
         ("DOWN+NOT_RESPONDING", False, True),
         ("IDLE+DRAIN", True, False),
         ("DOWN+DRAIN", True, True),
@@ -85,6 +87,32 @@ def test_states_that_slurm_shows_together(state, leave, silent):
     facts = node_facts(state.split("+"))
     assert not facts.may_start
     assert (facts.leave, facts.silent) == (leave, silent)
+
+
+@pytest.mark.parametrize(
+    ("state", "asleep", "boots", "open_"),
+    [
+        ("IDLE+POWERED_DOWN", True, False, True),
+        ("IDLE+CLOUD+POWERED_DOWN", True, False, True),
+        ("MIXED+POWERED_DOWN", True, False, True),  # a job has just got it, and ResumeProgram has not run yet
+        ("IDLE+CLOUD+PLANNED+POWERED_DOWN", True, False, True),
+        ("MIXED+NOT_RESPONDING+POWERING_UP", False, True, True),
+        ("ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", False, True, True),
+        ("IDLE+POWERING_DOWN", False, False, False),
+        ("MIXED+CLOUD+POWER_DOWN", False, False, False),
+        ("IDLE+CLOUD+POWER_DOWN+POWERED_DOWN", False, False, False),
+        ("DOWN+POWERED_DOWN+NOT_RESPONDING", False, False, False),  # it did not boot in time
+        ("DOWN+CLOUD+POWERING_UP", False, True, False),
+        ("IDLE+CLOUD+POWERED_DOWN+NOT_RESPONDING", False, False, False),  # plain Slurm starts nothing there either
+        ("IDLE+DRAIN+POWERED_DOWN", False, False, False),
+        ("IDLE+MAINT+POWERED_DOWN", False, False, False),
+        ("MIXED+REBOOT_ISSUED+POWERING_UP", False, True, False),
+    ],
+)
+def test_what_power_saving_shows(state, asleep, boots, open_):
+    """As Slurm 22.05.8 printed on a cluster with power saving, and as users of AWS ParallelCluster report."""
+    facts = node_facts(state.split("+"))
+    assert (facts.asleep, facts.boots, facts.may_start) == (asleep, boots, open_)
 
 
 # Each as Slurm 22.05 to 26.05 writes it.

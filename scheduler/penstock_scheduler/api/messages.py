@@ -483,6 +483,10 @@ class NodeView(Body):
     """Why its jobs are asked to leave: `drain` or `penstock-drain`; empty: they stay."""
     state: str
     reservation: str = ""
+    boot_s: float = 0.0
+    """About how long it takes until a job can run here, s, because the node is powered down or boots; 0: it is awake."""
+    note: str = ""
+    """What people should know of the node beside its state, as a sentence without its subject."""
     jobs: list[NodeJob] = []
     """Penstock's jobs that hold GPUs here, of those that the caller may see."""
 

@@ -79,7 +79,9 @@ def nodes(as_json: bool = JSON) -> None:
             str(node.allocated),
             str(node.others),
             str(max(node.gpus - node.allocated - node.others, 0) if node.may_start else 0),
-            node.state + (f", reserved: {node.reservation}" if node.reservation else ""),
+            node.state
+            + (f", reserved: {node.reservation}" if node.reservation else "")
+            + (f"; it {node.note}" if node.note else ""),
             ", ".join(f"{each.job} {each.user} ({each.gpus})" for each in node.jobs),
         )
         for node in found

@@ -151,6 +151,10 @@ class Node:
     """Memory that is held by jobs which Penstock does not manage, MB."""
     features: tuple[str, ...] = ()
     """The features that an admin gave the node, which a job may ask for."""
+    boot_s: float = 0.0
+    """About how long it takes until a job can run here, s, because the node is powered down or boots; 0: it is awake."""
+    note: str = ""
+    """What people should know of the node beside its state, as a sentence without its subject; empty: nothing."""
 
     def leave_request(self, reservation: str = "") -> LeaveRequest | None:
         """The request to leave for a job of this reservation (empty: of none); None: the job may stay."""

@@ -132,6 +132,8 @@ class Explanation:
     """CPU and memory; None: the policy does not allocate them, or the job waits."""
     cloud: CloudForecast | None = None
     """Only for a job that waits and may leave for the cloud."""
+    notes: tuple[str, ...] = ()
+    """What people should know of its nodes before it runs; for a job that waits, of nodes that are out of service."""
 
 
 def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES) -> Explanation | None:
@@ -174,7 +176,20 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         plan.stops.get(job_id),
         None if assignment is None else share_use(snapshot, job_id, assignment.placement),
         forecast(job, snapshot) if waits and job.phase is Phase.QUEUED else None,
+        _notes(snapshot, job, assignment),
     )
+
+
+def _notes(snapshot: Snapshot, job: Job, assignment: Assignment | None) -> tuple[str, ...]:
+    if job.phase not in (Phase.QUEUED, Phase.STARTING):
+        return ()
+    if assignment is not None:
+        names = set(assignment.placement.nodes)
+        there = [node for node in snapshot.nodes if node.name in names]
+    else:
+        usable = (node for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type))
+        there = [node for node in usable if not node.may_start]
+    return tuple(f"Node {node.name} {node.note}." for node in there if node.note)[:MOST_HOLDERS]
 
 
 def _reason(plan: Plan, job: Job) -> Reason:
@@ -212,6 +227,7 @@ def words(explanation: Explanation, *, now_s: float, estimate: JobEstimate | Non
         else:
             lines.append(_unsaved(said.job, said.decided_s))
         lines += describe_share(said.share) if said.share is not None else []
+    lines += said.notes
     lines += [f"A claim of the job does not hold: {doubt}." for doubt in said.doubts]
     if said.job.nodes is not None:
         lines.append(f"Its user allows only some nodes: {shortened(str(said.job.nodes))}.")

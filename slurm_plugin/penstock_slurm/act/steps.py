@@ -138,6 +138,8 @@ def step(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
             return Step(Outcome(action, Progress.DONE), _hold(slurm), _holding(action, scope))
         return _start(action, scope, settings)
     if stays(action, scope.job, misplaced=scope.misplaced is not None):
+        if scope.job.phase is Phase.STARTING:
+            return under_way(action, "waits for Slurm to boot its nodes")
         return _stay(action, scope)
     found = _stop(action, scope, settings)
     if scope.misplaced:

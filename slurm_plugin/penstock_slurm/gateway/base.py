@@ -239,6 +239,8 @@ class SlurmFeatures:
     """Whether Slurm allocates memory, as it does CPUs (SelectTypeParameters=CR_Core_Memory)."""
     counts_gpus: bool = False
     """Whether `SlurmJob.gpus_counted` has a running job's GPUs (AccountingStorageTRES=gres/gpu)."""
+    resume_timeout_s: float | None = None
+    """How long a node may take to boot (ResumeTimeout), s; None: this Slurm wakes no nodes, because it has no ResumeProgram."""
 
 
 @dataclass(frozen=True, slots=True)

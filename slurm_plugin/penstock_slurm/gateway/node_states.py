@@ -1,8 +1,9 @@
 """What Slurm's states of nodes and partitions mean for jobs, as tables. `docs/admin/node-states.md` prints them.
 
 Two facts of a node are kept apart: whether new work may start there, and whether the work that is there is asked to leave. Only
-an admin's drain asks it to leave. A node that Slurm drains by itself, does not respond, has not registered yet or boots takes no
-new work, and what runs there stays. A node that is DOWN is left to Slurm, which ends its jobs.
+an admin's drain asks it to leave. A node that Slurm drains by itself, does not respond or has not registered yet takes no new
+work, and what runs there stays. A node that is DOWN is left to Slurm, which ends its jobs. A node that is powered down or boots
+takes new work where Slurm wakes nodes by itself.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _IN_USE = Meaning("in use", may_start=True)
 _NOTE = Meaning("a note of Slurm's, without effect on jobs", may_start=True)
 _DRAIN = Meaning("an admin drains it", leave=True)
 _REBOOT = Meaning("an admin wants it rebooted once its jobs have ended")
-_POWER = Meaning("powered down, or about to be")
-_BOOTS = Meaning("it boots")
+_ASLEEP = Meaning("it is powered down; Slurm wakes it for a job", may_start=True)
+_POWERING_DOWN = Meaning("it is about to be powered down, and cannot be woken before that")
+_BOOTS = Meaning("it boots", may_start=True)
 _MAINT = Meaning("it is in a maintenance reservation; the reservation says which jobs leave, and when")
 _FAILS = Meaning("an admin expects it to fail soon")
 _BAD = Meaning("it registered with less than slurm.conf says, and Slurm drained it by itself")
@@ -62,10 +64,10 @@ NODE_STATES: Mapping[str, Meaning] = {
     "REBOOT": _REBOOT,
     "REBOOT_REQUESTED": _REBOOT,
     "REBOOT_ISSUED": _REBOOT,
-    "POWER_DOWN": _POWER,
-    "POWER_DRAIN": _POWER,
-    "POWERING_DOWN": _POWER,
-    "POWERED_DOWN": _POWER,
+    "POWER_DOWN": _POWERING_DOWN,
+    "POWER_DRAIN": _POWERING_DOWN,
+    "POWERING_DOWN": _POWERING_DOWN,
+    "POWERED_DOWN": _ASLEEP,
     "POWER_UP": _BOOTS,
     "POWERING_UP": _BOOTS,
     "INVAL": _BAD,
@@ -83,8 +85,11 @@ NODE_STATES: Mapping[str, Meaning] = {
 }
 """Every word that scontrol of Slurm 22.05, 24.11 and 26.05 prints for a node, and `UNLISTED`."""
 
-BOOTS = frozenset({"POWERING_UP"})
-"""A node with one of these states is silent too, but it will answer."""
+BOOTS = frozenset({"POWERING_UP", "POWER_UP"})
+"""States of a node that boots. It is silent, but it will answer."""
+
+ASLEEP = frozenset({"POWERED_DOWN"})
+"""States of a node that is powered down."""
 
 OWN_DRAIN = frozenset({"INVAL", "INVALID_REG"})
 """States with which Slurm drains a node by itself. That is no request to leave."""
@@ -138,6 +143,10 @@ class NodeFacts:
     """Words that Penstock does not know. Nothing starts on such a node, and what runs there stays."""
     why: str = ""
     """Why nothing starts there, for people; empty: work may start."""
+    boots: bool = False
+    """Whether it boots."""
+    asleep: bool = False
+    """Whether it is powered down, and Slurm wakes it for a job. One that Slurm has given up is not asleep."""
 
 
 def node_facts(state: Iterable[str], reason: str = "") -> NodeFacts:
@@ -150,15 +159,22 @@ def _facts(state: frozenset[str], reason: str) -> NodeFacts:
     words = sorted(state)
     unknown = tuple(word for word in words if word not in NODE_STATES)
     known = [NODE_STATES[word] for word in words if word in NODE_STATES]
-    closed = [each.text for each in known if not each.may_start]
+    boots = not BOOTS.isdisjoint(words)
+    closed = [
+        NODE_STATES[word].text
+        for word in words
+        if word in NODE_STATES and not NODE_STATES[word].may_start and not (boots and word == "NOT_RESPONDING")
+    ]
     if unknown:
         closed.append(f"Penstock does not know the state {'+'.join(unknown)}, and starts nothing there")
     return NodeFacts(
         may_start=not closed,
         leave=any(each.leave for each in known) and OWN_DRAIN.isdisjoint(words) and not reason.startswith(OWN_REASONS),
-        silent=any(each.silent for each in known) and BOOTS.isdisjoint(words),
+        silent=any(each.silent for each in known) and not boots,
         unknown=unknown,
         why="; ".join(dict.fromkeys(closed)),
+        boots=boots,
+        asleep=not closed and not boots and not ASLEEP.isdisjoint(words),
     )
 
 

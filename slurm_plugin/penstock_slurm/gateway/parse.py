@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.base import (
@@ -24,6 +24,9 @@ NODE_KEYS = re.compile(
     r"|ActiveFeatures)"
     r"=(\S*)"
 )
+RESUME_TIMEOUT_S = 60.0
+"""Slurm's default."""
+
 POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"})
 """States of nodes whose slurmd need not have registered."""
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
@@ -338,7 +341,16 @@ def parse_features(text: str) -> SlurmFeatures:
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
         memory="MEMORY" in keys.get("SelectTypeParameters", ""),
         counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
+        resume_timeout_s=_resume_timeout_s(keys),
     )
+
+
+def _resume_timeout_s(keys: Mapping[str, str]) -> float | None:
+    """ResumeTimeout, such as `60 sec`; None without a ResumeProgram. One that cannot be read counts as Slurm's default."""
+    if keys.get("ResumeProgram", "(null)") in NOTHING:
+        return None
+    number = keys.get("ResumeTimeout", "").split(" ")[0]
+    return float(number) if number.isdigit() else RESUME_TIMEOUT_S
 
 
 def parse_switches(text: str, lost: list[str]) -> dict[str, str]:

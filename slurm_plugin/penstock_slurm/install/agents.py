@@ -24,7 +24,19 @@ from penstock_slurm.install.units import AGENT, MOUNT
 from penstock_slurm.share.agents import STAND_IN_REMEDY, without_stand_in
 from penstock_slurm.share.gpu_reservation import NAME as PLACEHOLDER
 
-AWAY = frozenset({"DOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "UNKNOWN"})
+AWAY = frozenset(
+    {
+        "DOWN",
+        "FUTURE",
+        "NOT_RESPONDING",
+        "POWERED_DOWN",
+        "POWERING_DOWN",
+        "POWERING_UP",
+        "POWER_DOWN",
+        "POWER_UP",
+        "UNKNOWN",
+    }
+)
 """States of nodes whose agents need not run."""
 
 SHOWN = 8

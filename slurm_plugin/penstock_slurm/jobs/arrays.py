@@ -48,7 +48,7 @@ class Arrays:
             if (array := record.array_job_id) is None:
                 continue
             job = jobs[job_id]
-            if job.phase is Phase.QUEUED or job.phase is Phase.STARTING:
+            if job.phase in (Phase.QUEUED, Phase.STARTING) and record.state not in HOLDING:
                 waiting.setdefault(array, []).append(job_id)
             else:
                 running.setdefault(array, set()).add(job_id)

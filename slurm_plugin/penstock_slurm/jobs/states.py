@@ -19,7 +19,8 @@ class State(StrEnum):
     HELD = "held"
     """Penstock keeps the job back, by a hold or by a begin time that it renews. It holds no GPUs and Slurm does not start it."""
     PLACING = "placing"
-    """Slurm may start it: where Penstock sent it or, if Slurm or its user requeued it, at its begin time."""
+    """Slurm may start it: where Penstock sent it or, if Slurm or its user requeued it, at its begin time. Or Slurm boots its
+    nodes."""
     RUNNING = "running"
     CHECKPOINTING = "checkpointing"
     """It was asked to save before it has to leave, and has not answered yet."""
@@ -62,6 +63,8 @@ class Facts:
     """Whether one of its nodes does not respond."""
     ended: bool = False
     """Whether its newest run has reported that the job is over."""
+    boots: bool = False
+    """Whether Slurm boots its nodes."""
 
 
 def state(job: SlurmJob | None, facts: Facts) -> State:
@@ -77,6 +80,8 @@ def state(job: SlurmJob | None, facts: Facts) -> State:
         return State.STOPPING
     if job.state not in HOLDING or facts.silent:
         return State.LOST
+    if facts.boots and not facts.asked:
+        return State.PLACING
     if facts.asked:
         return State.CHECKPOINTING if facts.answers and not facts.saved else State.STOPPING
     return State.SUSPENDED if job.state in STILL else State.RUNNING
@@ -90,6 +95,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
         State.PLACING,
         State.HELD,
     ): "a round takes its place back, Slurm does not start it in time, or somebody holds it: hold",
+    (State.PLACING, State.STOPPING): "a round takes its place back while Slurm boots its nodes: requeuehold",
     (State.PLACING, State.DONE): "scancel, or its start fails",
     (State.RUNNING, State.CHECKPOINTING): "a round moves or stops it, and it answers requests: it is asked to save",
     (State.RUNNING, State.STOPPING): "a round moves or stops it, and it answers no requests; or its run ends",

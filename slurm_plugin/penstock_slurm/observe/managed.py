@@ -246,7 +246,9 @@ class ManagedJobs:
     def _not_now(self, now_s: float) -> Iterable[WaitingJob]:
         """Take the jobs out of `records` and `jobs` that a round is not to place yet."""
         beyond = self._arrays.beyond(self.records, self.jobs, self._listed)
-        beyond |= self.unstarted.paused(self.jobs, ChainMap(self.held, self.not_yet), now_s)
+        paused = self.unstarted.paused(self.jobs, ChainMap(self.held, self.not_yet), now_s)
+        # Slurm has started those that are not pending any more, and boots their nodes.
+        beyond |= {job_id: text for job_id, text in paused.items() if self.records[job_id].state in WAITING}
         self._kept_back = {job_id: self._keep_back(job_id, text) for job_id, text in beyond.items()}
         return self._kept_back.values()
 

@@ -38,6 +38,7 @@ from penstock_slurm.gateway.node_states import UNLISTED, node_facts, partition_f
 from penstock_slurm.jobs import time_limits
 from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, node_choice, notes, request
 from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
+from penstock_slurm.observe import boots
 from penstock_slurm.observe.site import SlurmRules
 
 CLOCKS_DIFFER_S = 60.0
@@ -87,6 +88,11 @@ class Scene:
     """Jobs that Slurm has started without their GPUs."""
     misplaced: Collection[JobId] = ()
     """Jobs that share GPUs and have to restart."""
+
+    boot_s: Mapping[str, float] = field(default_factory=dict)
+    """Nodes that are powered down or boot -> how long they take until a job can run there, s."""
+    booting: Collection[JobId] = ()
+    """Jobs that Slurm has given nodes which boot. They begin once these are ready."""
 
     def concerns(self, job: SlurmJob) -> bool:
         """Whether something is the matter with a running job that its own record does not show."""
@@ -222,6 +228,7 @@ def job_facts(job: SlurmJob, spooled: Spooled, scene: Scene) -> Facts:
         saved=spooled.saved,
         kept_back=kept_by_begin(job, scene.now_s),
         silent=bool(scene.silent & set(job.nodes)),
+        boots=job.id in scene.booting,
     )
 
 
@@ -243,7 +250,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         restarts=job.restarts,
         allocation=_granted(allocation, control),
         leaving=job.state in LEAVING,
-        started_s=job.start_s if job.state in HOLDING else None,
+        started_s=job.start_s if job.state in HOLDING and phase is not Phase.STARTING else None,
         suspended_s=job.suspended_s if job.state in HOLDING else 0.0,
         stopped_s=_stopped_s(job, scene),
         requeued_s=job.submit_s if job.restarts else None,
@@ -281,6 +288,7 @@ class Views:
             scene.stopped_s.get((job.id, job.restarts - 1)),
             job.id in scene.without_gpus,
             job.id in scene.misplaced,
+            job.id in scene.booting,
         )
         made = self._made.get(job.id)
         if made is not None and made[1] == facts and all(map(operator.is_, made[0], records)):
@@ -319,6 +327,8 @@ def _phase(
     """Where the job is between the queue and its GPUs, and what it holds."""
     if now is State.HELD:
         return Phase.QUEUED, None
+    if now is State.PLACING and facts.boots:
+        return Phase.STARTING, placement(job, job.nodes, scene.types, control)
     if now is State.PLACING:
         # A job that Slurm or its user has requeued waits for a begin time, two minutes by default: send it again.
         later = job.reason == "BeginTime" and job.begins_later(scene.now_s)
@@ -416,6 +426,26 @@ def partition_views(partitions: Mapping[str, SlurmPartition], managed: Iterable[
     )
 
 
+def can_wake(node: SlurmNode, scene: Scene) -> bool:
+    """Whether the node is awake, or Slurm wakes it for a job."""
+    return scene.rules.features.resume_timeout_s is not None or not node_facts(node.state).asleep
+
+
+def booting_jobs(jobs: Iterable[SlurmJob], boot_s: Mapping[str, float], before: Collection[JobId]) -> frozenset[JobId]:
+    """Jobs for which Slurm boots nodes. Slurm begins a job up to half a minute after its nodes are ready.
+
+    Args:
+        jobs: those that may be such.
+        boot_s: the nodes that are powered down or boot.
+        before: such jobs of the last observation.
+    """
+    return frozenset(
+        job.id
+        for job in jobs
+        if job.state == "CONFIGURING" and (job.id in before or not boot_s.keys().isdisjoint(job.nodes))
+    )
+
+
 def unlisted_nodes(
     jobs: Iterable[SlurmJob], listed: Iterable[SlurmNode], seen: Mapping[str, SlurmNode]
 ) -> tuple[SlurmNode, ...]:
@@ -473,7 +503,7 @@ def node_views(
             gpu_type=scene.types[node.name],
             gpus=sum(node.gpus.values()),
             partitions=tuple(name for name in node.partitions if name in managed),
-            may_start=node_facts(node.state).may_start and not node.unknown,
+            may_start=node_facts(node.state).may_start and not node.unknown and can_wake(node, scene),
             leave=leave_request(node),
             # Right after a restart, slurmctld may count the GPUs of a completing job twice: 8 of 4 used.
             gpus_others=max(
@@ -488,6 +518,8 @@ def node_views(
             cpus_others=max(node.cpus_used - cpus[node.name], 0),
             features=node.features,
             state="+".join(sorted(node.state)),
+            boot_s=scene.boot_s.get(node.name, 0.0),
+            note=boots.note(node, scene.boot_s.get(node.name, 0.0), scene.rules.features.resume_timeout_s),
             memory_mb=node.memory_mb if counts_memory else 0,
             memory_others_mb=max(node.memory_used_mb - memory_mb[node.name], 0) if counts_memory else 0,
         )

@@ -184,6 +184,8 @@ def recorded(record: RoundRecord) -> Picture:
             leave=node.leave.cause if node.leave is not None else "",
             state=node.state,
             reservation=node.reservation,
+            boot_s=node.boot_s,
+            note=node.note,
         )
         for node in state.nodes
     )

@@ -82,6 +82,8 @@ def node_views(board: Known, drains: Sequence[Drain]) -> list[NodeView]:
             leave=node.leave.cause if node.leave is not None else "",
             state=node.state,
             reservation=node.reservation,
+            boot_s=node.boot_s,
+            note=node.note,
         )
         for node in (drained(each, drains) for each in state.nodes)
     ]

@@ -71,6 +71,7 @@ class FreeGpus:
         else:
             self._frame = _Frame(nodes)
             self._at_first_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
+        self._boots = any(node.boot_s for node in nodes)
         self.free_N = self._at_first_N.copy()
         """Free GPUs by node, in the order of `nodes`. Callers read it only."""
 
@@ -191,8 +192,11 @@ class FreeGpus:
         return None
 
     def _on_one_node(self, job: Job, option: Configuration, candidates: Counts, free_N: Counts) -> Placement | None:
-        """The fullest node of the job's first partition that has one."""
-        order = candidates[np.lexsort((self._frame.ranks()[candidates], free_N[candidates]))].tolist()
+        """The node of the job's first partition that has one: of those that are ready soonest, the fullest."""
+        keys = [self._frame.ranks()[candidates], free_N[candidates]]
+        if self._boots:
+            keys.append(np.array([self.nodes[index].boot_s for index in candidates.tolist()]))
+        order = candidates[np.lexsort(tuple(keys))].tolist()
         for partition, index in itertools.product(job.partitions, order):
             node = self.nodes[index]
             if partition in node.partitions and node.reservation == job.reservation:

@@ -38,11 +38,13 @@ class NodeIndex:
         self.kept: dict[JobId, Placement] = {}
         """Jobs that have kept their nodes so far. `find` may still move them."""
         self._kept_on: dict[str, list[JobId]] = {}
-        self._parts: dict[tuple[Access, int], list[str]] = {}
-        """Access and free GPUs of a node -> such nodes."""
-        self._idle: dict[tuple[Access, int], dict[str, list[str]]] = {}
-        """Access and size of a node -> switch -> idle nodes."""
-        self._idle_count: dict[tuple[Access, int, str], int] = {}
+        self._boots_s = sorted({node.boot_s for node in self._nodes.values()})
+        """How long nodes take until a job can run there; [0.0]: all are awake. Those that are ready sooner are taken first."""
+        self._parts: dict[tuple[float, Access, int], list[str]] = {}
+        """Boot time, access and free GPUs of a node -> such nodes."""
+        self._idle: dict[tuple[Access, int], dict[str, list[tuple[float, str]]]] = {}
+        """Access and size of a node -> switch -> boot times and names of idle nodes."""
+        self._idle_count: dict[tuple[float, Access, int, str], int] = {}
         self._counted: set[str] = set()
         """Nodes that are in `_idle_count`."""
         self._offers: dict[tuple[int, int], _Offers] = {}
@@ -108,43 +110,48 @@ class NodeIndex:
         """Sort a node in again after its free GPUs or its kept jobs have changed."""
         node, free = self._nodes[name], self._free[name]
         access = self._access[name]
-        place = (access, node.gpus, node.switch)
+        place = (node.boot_s, access, node.gpus, node.switch)
         if name in self._counted:
             self._counted.remove(name)
             self._idle_count[place] -= 1
         if free > 0:
-            heapq.heappush(self._parts.setdefault((access, free), []), name)
+            heapq.heappush(self._parts.setdefault((node.boot_s, access, free), []), name)
         if free == node.gpus > 0:
             self._counted.add(name)
             self._idle_count[place] = self._idle_count.get(place, 0) + 1
             by_switch = self._idle.setdefault((access, node.gpus), {})
-            heapq.heappush(by_switch.setdefault(node.switch, []), name)
+            heapq.heappush(by_switch.setdefault(node.switch, []), (node.boot_s, name))
         for offers in self._offers.values():
             offers.stale.add(name)
 
     def _part(self, count: int, gpus: int, door: Door) -> list[str]:
-        """The `count` nodes of a partition with the fewest free GPUs that have `gpus`."""
+        """The `count` nodes of a partition that have `gpus`: those that are ready soonest, and of these the fullest."""
         open_to = [access for access in self._accesses if opens(door, access)]
         names: list[str] = []
-        for free in range(gpus, self._largest + 1):
-            found: list[str] = []
-            for access in open_to:
-                heap = self._parts.get((access, free), [])
-                while heap and self._free[heap[0]] != free:
-                    heapq.heappop(heap)
-                found += heap[:1] if count == 1 else {name for name in heap if self._free[name] == free}
-            names += sorted(found)[: count - len(names)]
-            if len(names) == count:
-                return names
+        for boot_s in self._boots_s:
+            for free in range(gpus, self._largest + 1):
+                found: list[str] = []
+                for access in open_to:
+                    heap = self._parts.get((boot_s, access, free), [])
+                    while heap and self._free[heap[0]] != free:
+                        heapq.heappop(heap)
+                    found += heap[:1] if count == 1 else {name for name in heap if self._free[name] == free}
+                names += sorted(found)[: count - len(names)]
+                if len(names) == count:
+                    return names
         return []
 
     def _whole(self, count: int, gpus: int, door: Door) -> list[str]:
-        """`count` idle nodes of `gpus` GPUs: of the switch with just enough, else of as few switches as possible."""
+        """`count` idle nodes of `gpus` GPUs that are ready soonest: of the switch with just enough, else of as few switches as
+        possible."""
         idle: dict[str, int] = {}
-        for (access, size, switch), idle_nodes in self._idle_count.items():
-            if size == gpus and opens(door, access):
-                idle[switch] = idle.get(switch, 0) + idle_nodes
-        if sum(idle.values()) < count:
+        for most_s in self._boots_s:
+            for (boot_s, access, size, switch), idle_nodes in self._idle_count.items():
+                if boot_s == most_s and size == gpus and opens(door, access):
+                    idle[switch] = idle.get(switch, 0) + idle_nodes
+            if sum(idle.values()) >= count:
+                break
+        else:
             return []
         enough = [switch for switch, nodes in idle.items() if nodes >= count]
         if enough:
@@ -159,7 +166,7 @@ class NodeIndex:
                 if size == gpus and opens(door, access) and switch in by_switch
             ]
             while len(names) < count and any(heaps):
-                name = heapq.heappop(min((heap for heap in heaps if heap), key=lambda heap: heap[0]))
+                _, name = heapq.heappop(min((heap for heap in heaps if heap), key=lambda heap: heap[0]))
                 if self._free[name] == gpus and name not in names[-1:]:  # a node may have two entries in a row
                     names.append(name)
         return names

@@ -51,7 +51,10 @@ PAYS_WITHIN_S = 3600.0
 
 
 def least_gain(restart_cost_s: float) -> float:
-    """The factor by which a move for its own sake must make a job faster: at least 1 + `LEAST_GAIN`."""
+    """The factor by which a move for its own sake must make a job faster: at least 1 + `LEAST_GAIN`.
+
+    `restart_cost_s` has the time that the job's new nodes take to boot, too.
+    """
     return 1 + max(LEAST_GAIN, restart_cost_s / PAYS_WITHIN_S)
 
 
@@ -166,8 +169,10 @@ class _Reasons:
     def _gain(self, job: Job, held: Placement) -> Stop | None:
         given = self._plan.assignments.get(job.id)
         before = self._before[job.id]
-        least = before * least_gain(self._snapshot.facts[job.id].restart_cost_s)
-        if given is None or not given.goodput > before or given.goodput < least:
+        if given is None or not given.goodput > before:
+            return None
+        boot_s = max((node.boot_s for node in self._there(given.placement)), default=0.0)
+        if given.goodput < before * least_gain(self._snapshot.facts[job.id].restart_cost_s + boot_s):
             return None
         faster = f"about {times(given.goodput / before)} as fast" if before > 0 else "it makes progress there"
         text = f"from {held.configuration} to {given.configuration}: {faster}"

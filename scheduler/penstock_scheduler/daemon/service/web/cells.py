@@ -129,6 +129,8 @@ def _states(node: NodeView) -> tuple[tuple[str, ...], str]:
     if node.reservation:
         states.append("reserved")
         notes.append(f"reserved for {node.reservation}")
+    if node.note:
+        notes.append(node.note)
     return tuple(states), "; ".join(notes)
 
 

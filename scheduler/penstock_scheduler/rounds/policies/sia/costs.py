@@ -101,6 +101,9 @@ MEASURE_BONUS = 0.01
 START_ORDER = ("t4", "v100", "a100", "rtx6000", "rtx")
 """The artifact's own order of GPU types. Types that it does not name come last."""
 
+BOOT_LEAST = 0.999
+"""Least gain that a configuration keeps whose nodes have to boot, in multiples of the job's slowest configuration."""
+
 AGING_MOST = 4.0
 """Most that a wait weighs: that of a job which has waited `aging_s` this many times more."""
 
@@ -120,6 +123,7 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
     moved_JC[held, matrix.held_J[held]] = False
     factor_J = np.where(held, np.maximum(restart_factors(matrix, left_JP, settings), LEAST_FACTOR), 1.0)
     gain_JC = np.where(matrix.gain_JC > 0, np.where(moved_JC, factor_J[:, None], 1.0) * matrix.gain_JC, 1.0)
+    _pay_boots(matrix, gain_JC, left_JP, settings)
     powered_JC = gain_JC**p
     if settings.variant == "artifact":
         powered_JC = np.minimum(np.round(powered_JC, 2), 3000.0)
@@ -142,6 +146,21 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
         leave_J *= factor_J**p
     # Waits weigh the same for all sizes: else a long job could wait for ever.
     return leave_J + abs(settings.allocation_lambda) * _aging(matrix, settings), size_J[:, None] * cost_JC
+
+
+def _pay_boots(
+    matrix: SiaMatrix, gain_JC: NDArray[np.float64], left_JP: NDArray[np.float64], settings: SiaSettings
+) -> None:
+    """Lower `gain_JC` of jobs that wait where nodes have to boot first, to T / (T + S): T is what they have left there, S the
+    boot. It stays at `BOOT_LEAST` of the slowest configuration's, so that no boot is a reason to let a job wait. A running job
+    pays for a boot in `stops`."""
+    waits_J = np.flatnonzero(matrix.held_J < 0)
+    for column in np.flatnonzero(matrix.boot_s_C).tolist() if waits_J.size else ():
+        before_J = gain_JC[waits_J, column]
+        time_JP = np.minimum(left_JP[waits_J] / before_J[:, None], settings.amortise_s or np.inf)
+        kept_J = np.mean(time_JP / (time_JP + matrix.boot_s_C[column]), axis=1)
+        least_J = np.minimum(before_J, BOOT_LEAST * matrix.base_J[waits_J])
+        gain_JC[waits_J, column] = np.maximum(before_J * kept_J, least_J)
 
 
 def _leaving(size_J: NDArray[np.float64], held_J: NDArray[np.bool_], settings: SiaSettings) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -124,6 +125,7 @@ class SiaMatrix:
         self.held_J = np.array([column.get(held.get(job.id), -1) for job in self.jobs], dtype=np.int64)  # type: ignore[arg-type]
         self.weight_J = np.array([job.weight for job in self.jobs], dtype=np.float64)
         self._set_access()
+        self._set_boots()
         self._set_possible(settings)
         self._set_gain()
         self.measuring: dict[int, Measuring] = {}
@@ -192,6 +194,22 @@ class SiaMatrix:
                     for size, nodes in sizes.items():
                         count[gpu_type, size] = count.get((gpu_type, size), 0) + nodes
             self.open_AC[access] = [_there_is(option, count) for option in self.options]
+
+    def _set_boots(self) -> None:
+        """How long it takes until each configuration can begin, s, because not enough nodes with free GPUs are awake."""
+        self.boot_s_C = np.zeros(len(self.options))
+        nodes = self.snapshot.nodes
+        if not any(node.boot_s for node in nodes):
+            return
+        held = Counter[str]()
+        for job in self.snapshot.jobs:
+            for share in job.allocation.shares if job.allocation is not None and job.phase is not Phase.QUEUED else ():
+                held[share.node] += share.gpus
+        ready = sorted((node.boot_s, node.gpu_type, node.gpus_for_us - held[node.name]) for node in nodes)
+        for column, option in enumerate(self.options):
+            each = option.gpus // option.nodes
+            there = [boot_s for boot_s, gpu_type, free in ready if gpu_type == option.gpu_type and free >= each]
+            self.boot_s_C[column] = there[option.nodes - 1] if len(there) >= option.nodes else 0.0
 
     def _set_possible(self, settings: SiaSettings) -> None:
         """Which entries a job may have at all (`ever_JC`), and which of them in this round (`possible_JC`)."""
