@@ -79,6 +79,8 @@ def test_every_word_with_all_facts_has_the_state_that_the_words_mean(word):
             wanted = State.PLACING
         elif facts.silent:
             wanted = State.LOST
+        elif word == "CONFIGURING" and facts.boots and not facts.asked:
+            wanted = State.PLACING
         elif facts.asked and facts.answers and not facts.saved:
             wanted = State.CHECKPOINTING
         elif facts.asked:

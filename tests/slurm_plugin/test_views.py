@@ -7,10 +7,11 @@ from pathlib import Path
 
 from penstock_profiles.wire import ControlMessage, Request, Started
 from penstock_scheduler.api.agent_messages import agent_folder
+from penstock_scheduler.model import Phase
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.observe.site import SlurmRules
-from penstock_slurm.observe.view import Scene, Spooled, Views, job_spec, job_view
+from penstock_slurm.observe.view import Scene, Spooled, Views, booting_jobs, job_spec, job_view
 from penstock_slurm.share.agent_files import nodes_with_agents
 from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
@@ -20,6 +21,7 @@ JOB = dataclasses.replace(SEEN, admin_comment=TEXT, unknown=())
 PENDING = dataclasses.replace(
     JOB, state="PENDING", reason="BeginTime", nodes=(), start_s=None, priority=1, required_nodes=("t4-00",)
 )
+BOOTING = dataclasses.replace(JOB, state="CONFIGURING")
 SCENE = Scene(now_s=1795225300.0, managed=("all",), up=("all",), types={"t4-00": "t4", "t4-01": "t4"})
 CONTROL = ControlMessage(job_id=JOB.id, epoch=1, round=1, nodes=2, gpus=2)
 ASKED = CONTROL.model_copy(update={"request": Request(id="1", asked_s=1.0)})
@@ -47,6 +49,9 @@ OBSERVATIONS: list[tuple[SlurmJob, Spooled, Scene]] = [
     (dataclasses.replace(PENDING, eligible_s=SCENE.now_s - 5), Spooled(CONTROL), SCENE),
     (PENDING, Spooled(CONTROL), dataclasses.replace(SCENE, stopped_s={(JOB.id, JOB.restarts - 1): 7.0})),
     (PENDING, Spooled(CONTROL), SCENE),
+    (BOOTING, Spooled(CONTROL), dataclasses.replace(SCENE, booting={JOB.id})),
+    (BOOTING, Spooled(CONTROL), SCENE),
+    (BOOTING, Spooled(ASKED), dataclasses.replace(SCENE, booting={JOB.id})),
 ]
 
 
@@ -83,6 +88,28 @@ def test_a_job_of_which_nothing_has_changed_has_the_very_same_view_and_one_that_
     assert views.of(JOB, spec, Spooled(CONTROL), SCENE)[1] is first
     views.forget(set())
     assert views.of(JOB, spec, Spooled(CONTROL), SCENE)[1] is not first
+
+
+def test_a_job_whose_nodes_boot_holds_them_and_has_not_begun():
+    """Slurm sets its start time anew when the nodes are ready, so the time of the boot is not charged."""
+    spec = job_spec(BOOTING)
+    assert spec is not None
+    _, boots = job_view(BOOTING, spec, Spooled(CONTROL), dataclasses.replace(SCENE, booting={JOB.id}))
+    assert boots is not None
+    assert (boots.phase, boots.started_s, boots.running_on) == (Phase.STARTING, None, None)
+    assert boots.allocation is not None
+    assert boots.allocation.nodes == ("t4-00", "t4-01")
+    _, awake = job_view(BOOTING, spec, Spooled(CONTROL), SCENE)
+    assert awake is not None
+    assert awake.phase is Phase.RUNNING
+
+
+def test_a_job_boots_its_nodes_until_slurm_begins_it():
+    """Slurm begins it up to half a minute after the nodes are ready."""
+    assert booting_jobs([BOOTING], {"t4-01": 30.0}, ()) == {JOB.id}
+    assert booting_jobs([BOOTING], {}, {JOB.id}) == {JOB.id}
+    assert booting_jobs([BOOTING], {"t4-07": 30.0}, ()) == frozenset(), "its nodes are awake: Slurm runs the prolog"
+    assert booting_jobs([JOB, PENDING], {"t4-01": 30.0}, {JOB.id}) == frozenset()
 
 
 def test_only_nodes_with_an_agent_are_looked_at(tmp_path: Path):

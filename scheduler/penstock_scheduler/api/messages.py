@@ -486,7 +486,7 @@ class NodeView(Body):
     boot_s: float = 0.0
     """About how long it takes until a job can run here, s, because the node is powered down or boots; 0: it is awake."""
     note: str = ""
-    """What people should know of the node beside its state, as a sentence without its subject."""
+    """A remark for people about the node, as a sentence without its subject."""
     jobs: list[NodeJob] = []
     """Penstock's jobs that hold GPUs here, of those that the caller may see."""
 

@@ -154,7 +154,7 @@ class Node:
     boot_s: float = 0.0
     """About how long it takes until a job can run here, s, because the node is powered down or boots; 0: it is awake."""
     note: str = ""
-    """What people should know of the node beside its state, as a sentence without its subject; empty: nothing."""
+    """A remark for people about the node, as a sentence without its subject."""
 
     def leave_request(self, reservation: str = "") -> LeaveRequest | None:
         """The request to leave for a job of this reservation (empty: of none); None: the job may stay."""

@@ -133,7 +133,7 @@ class Explanation:
     cloud: CloudForecast | None = None
     """Only for a job that waits and may leave for the cloud."""
     notes: tuple[str, ...] = ()
-    """What people should know of its nodes before it runs; for a job that waits, of nodes that are out of service."""
+    """Remarks about its nodes before it runs; for a job that waits, about nodes that are out of service."""
 
 
 def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES) -> Explanation | None:

@@ -80,7 +80,7 @@ def state(job: SlurmJob | None, facts: Facts) -> State:
         return State.STOPPING
     if job.state not in HOLDING or facts.silent:
         return State.LOST
-    if facts.boots and not facts.asked:
+    if job.state == "CONFIGURING" and facts.boots and not facts.asked:
         return State.PLACING
     if facts.asked:
         return State.CHECKPOINTING if facts.answers and not facts.saved else State.STOPPING

@@ -86,11 +86,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             asks = draw(st.sampled_from([None, LeaveRequest(LeaveCause.DRAIN)])) if not may_start else None
             name = f"{gpu_type}-{index:02d}"
             has = draw(st.sampled_from([(), ("ib",), ("ib", "nvme")]))
-            nodes.append(
-                Node(
-                    name, gpu_type, size, partitions, may_start, others, reservation=kept_for, leave=asks, features=has
-                )
-            )
+            boot_s = draw(st.sampled_from([0.0, 0.0, 60.0, 1800.0]))
+            more = {"reservation": kept_for, "leave": asks, "features": has, "boot_s": boot_s}
+            nodes.append(Node(name, gpu_type, size, partitions, may_start, others, **more))  # type: ignore[arg-type]
     free = {node.name: max(node.gpus - node.gpus_others, 0) for node in nodes}
     jobs, models, remaining, attained, costs_s = [], {}, {}, {}, {}
     for number in range(draw(st.integers(0, 8))):

@@ -165,8 +165,8 @@ class NodeIndex:
                 for (access, size), by_switch in self._idle.items()
                 if size == gpus and opens(door, access) and switch in by_switch
             ]
-            while len(names) < count and any(heaps):
-                _, name = heapq.heappop(min((heap for heap in heaps if heap), key=lambda heap: heap[0]))
+            while len(names) < count and (ready := [heap for heap in heaps if heap and heap[0][0] <= most_s]):
+                _, name = heapq.heappop(min(ready, key=lambda heap: heap[0]))
                 if self._free[name] == gpus and name not in names[-1:]:  # a node may have two entries in a row
                     names.append(name)
         return names

@@ -92,9 +92,12 @@ def _find(state: RoundState, job: Job, request: common.Request, *, introspective
 
 
 def _free(state: RoundState, gpus: int, nodes: Sequence[SharedNode], most: float = 1.0) -> SharedNode | None:
-    """Algorithm 1, up to `most` times the GPUs of a node."""
-    found = landing(gpus, [shared.view() for shared in nodes], most, spread=False)
-    return state.nodes[found.shares[0][0]] if found is not None else None
+    """Algorithm 1, up to `most` times the GPUs of a node, on the nodes that are ready soonest."""
+    for boot_s in sorted({shared.node.boot_s for shared in nodes}):
+        there = [shared.view() for shared in nodes if shared.node.boot_s == boot_s]
+        if (found := landing(gpus, there, most, spread=False)) is not None:
+            return state.nodes[found.shares[0][0]]
+    return None
 
 
 def _freed(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> SharedNode | None:
