@@ -651,6 +651,8 @@ local function allowed_nodes(job, given, site)
   if job.req_nodes then named, count = hosts("--nodelist", job.req_nodes) end
   if named and job.min_nodes == count then job.min_nodes, job.max_nodes = slurm.NO_VAL, slurm.NO_VAL end -- sbatch counts the list
   local excluded = job.exc_nodes and hosts("--exclude", job.exc_nodes) or {}
+  local alone = job.features and job.features:match("^%[([^%[%]&|*]+)%]$")
+  if alone then job.features = alone end -- [a] asks Slurm for what a asks for
   local has = job.features and having(job.features, site)
   local unknown, fields = set_of(sorted(named or {})), {}
   for _, partition in ipairs(site.partitions) do

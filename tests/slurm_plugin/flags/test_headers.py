@@ -1,12 +1,8 @@
-"""Ordinary headers of training scripts, with --adaptive added: how they are read, and that they are not refused."""
+"""How the ordinary headers of training scripts are read when --adaptive is added. Public scripts' headers: tests/reality."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import shlex
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +10,6 @@ from penstock_scheduler.model import JobSpec, parse_spec
 from tests.slurm_plugin.flags.site import FlagSite
 
 pytestmark = pytest.mark.slurm
-
-DATA = os.environ.get("PENSTOCK_TEST_DATA")
 
 WHOLE = {"a100": 8, "rtx": 8, "t4": 4}
 
@@ -141,61 +135,3 @@ def test_all_reasons_against_a_header_are_told_at_once(flags: FlagSite) -> None:
         "Penstock does not manage partition rtx",
     ):
         assert words in said, said
-
-
-@pytest.mark.skipif(DATA is None, reason="no published headers: PENSTOCK_TEST_DATA is not set")
-def test_published_headers_are_accepted(flags: FlagSite) -> None:
-    """Where the site has such GPUs, nodes and partitions. Slurm itself knows neither --nvmps nor these accounts and features."""
-    refused = {}
-    for line in (Path(str(DATA)) / "headers" / "headers.tsv").read_text().splitlines():
-        number, header = line.split("\t")
-        if "hetjob" not in header:
-            done = flags.sbatch("--adaptive", *here(shlex.split(header)))
-            if done.returncode:
-                refused[number] = done.stderr
-    assert refused == {}
-
-
-FOUND = [
-    "--gres=gpu:2 -w rtx-01 --cpus-per-task=4",
-    "--nodes=1 --ntasks=1 --cpus-per-task=4 --mem=0 --time=15 --gres=gpu:a100:4",
-    "--cpus-per-task=1 --gpus-per-node=8 --mem=4000 --nodes=1 --ntasks-per-node=8 --open-mode=append",
-    "--nodes=1 --ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=2 --time=01:00:00",
-    "--mem=1G --nodes=2 --gres=gpu:2 --ntasks-per-node=2 --cpus-per-task=2 --nodelist=rtx-[00-01],a100-[00-01]",
-    "--time=4:00:00 --nodes=1 --ntasks-per-node=1 --gpus-per-task=1 --cpus-per-task=2",
-    "--ntasks-per-node=4 --cpus-per-task=1 --gpus-per-node=4 -t 00:36:00",
-    "--nodes=1 --ntasks-per-node=1 --gpus-per-task=1 --cpus-per-task=4 --gres=gpu:1",
-    "-t 00:45:00 -N 4 --ntasks-per-node=4 --gpus-per-task=1 --gpu-bind=closest",
-    "--nodes=1 --ntasks=1 --cpus-per-task=2 --gpus-per-node=1 --gpus-per-task=1 --gpu-bind=closest --mem-per-cpu=100M",
-    "--nodes=1 --gpus-per-task=8 --cpus-per-task=8 --mem=2G --time=24:00:00",
-    "-t 23:59:00 -n 1 -c 4 --gpus-per-task=1",
-    "-N 2 --ntasks-per-node=1 --exclusive --mem=0 --mail-type=FAIL --overcommit",
-    "-N 1 -t 0:30:00 --exclusive --gres=gpu:1 --ntasks-per-node=1 --hint=nomultithread",
-    "--nodes=1 --ntasks-per-node=1 --cpus-per-task=4 --gres=gpu:2 --exclusive --exclude t4-00",
-    "-N 1 -t 04:00:00 --exclusive --mem=0 --ntasks-per-node=8 --overcommit --open-mode=append --get-user-env",
-    "--exclusive --ntasks=1 --cpus-per-task=4 --mem=2G -w rtx-00 --gres=gpu:1 --time=20:00:00",
-]
-"""Options of public scripts, found after the header was read for the first time; smaller where the loopback nodes are."""
-
-
-@pytest.mark.parametrize("header", FOUND)
-def test_headers_that_were_found_later_are_accepted(flags: FlagSite, header: str) -> None:
-    """But for what sbatch itself refuses, on this release."""
-    plain, done = flags.sbatch("--hold", *header.split()), flags.sbatch("--adaptive", *header.split())
-    assert done.returncode == plain.returncode, done.stderr
-    if done.returncode:
-        return
-    spec = parse_spec(flags.job(done.stdout.strip()).admin_comment)
-    assert spec is not None
-    assert spec.max_nodes is not None
-    assert spec.max_gpus >= 1
-
-
-def here(words: list[str]) -> list[str]:
-    """A header without accounts, partitions, features and plugins of other sites, and with the memory of small nodes."""
-    kept: list[str] = []
-    for before, word in itertools.pairwise(["", *words]):
-        foreign = ("-A", "-p", "--account", "--partition", "--constraint", "--nvmps", "--tmp", "--mem-per-gpu")
-        if before not in ("-A", "-p") and not word.startswith(foreign):
-            kept.append("--mem=1000" if word.startswith("--mem=") else word)
-    return kept

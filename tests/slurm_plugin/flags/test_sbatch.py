@@ -200,6 +200,7 @@ def test_a_contradiction_is_refused_with_its_remedy(flags: FlagSite, argv: tuple
         (("--exclude=rtx-[00-01],a100-00",), {"exclude": "rtx-[00-01],a100-00"}, (1, 5)),
         (("--constraint=t4|rtx", "-x", "rtx-00"), {"constraint": "t4|rtx", "exclude": "rtx-00"}, (1, 5)),
         (("--constraint=t4",), {"constraint": "t4"}, (2, 3)),
+        (("--constraint=[t4]",), {"constraint": "t4"}, (2, 3)),
     ],
 )
 def test_nodes_that_the_user_allows_are_noted_for_the_daemon(

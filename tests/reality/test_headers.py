@@ -1,0 +1,122 @@
+"""Ordinary headers of public training scripts, with --adaptive added: Penstock accepts and starts what sbatch accepts.
+
+headers.tsv has their options alone, facts about how people ask for GPUs. Numbers of nodes above 2, CPUs and memory are smaller
+than in the scripts; a name of a GPU type, a feature or a node became one that this site has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock_scheduler.model import parse_spec
+from penstock_slurm.gateway import SlurmJob
+from penstock_slurm.loopback.fixtures import skip_without_slurm
+from tests.reality.cluster import Configuration, Request
+from tests.reality.differential import Differential, differences, running
+
+pytestmark = pytest.mark.slurm
+
+DATA = os.environ.get("PENSTOCK_TEST_DATA")
+
+NODE = "CPUs=64 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=256000"
+
+SITE = Configuration(
+    name="headers",
+    shape="the nodes that the headers' names mean",
+    nodes={
+        "t4-[00-01]": f"{NODE} Gres=gpu:t4:4 Feature=t4",
+        "rtx-[00-01]": f"{NODE} Gres=gpu:rtx:8 Feature=rtx",
+        "a100-[00-01]": f"{NODE} Gres=gpu:a100:8 Feature=a100",
+    },
+    gres=(
+        "NodeName=t4-[00-01] Name=gpu Type=t4 File={gpus}/nvidia[0-3]",
+        "NodeName=rtx-[00-01] Name=gpu Type=rtx File={gpus}/nvidia[0-7]",
+        "NodeName=a100-[00-01] Name=gpu Type=a100 File={gpus}/nvidia[0-7]",
+    ),
+    partitions=("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP",),
+    managed=("all",),
+    settings={"SelectTypeParameters": "CR_Core_Memory", "DefMemPerCPU": "1000"},
+    cases=(),
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
+    skip_without_slurm(accounting=False)
+    if not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
+    with running(tmp_path_factory.mktemp("headers"), SITE) as differential:
+        yield differential
+
+
+def published() -> list[str]:
+    """The headers of the public data, but for what this site has not."""
+    if DATA is None:
+        return []
+    lines = (Path(DATA) / "headers" / "headers.tsv").read_text().splitlines()
+    headers = [line.split("\t")[1] for line in lines]
+    return [shlex.join(here(shlex.split(header))) for header in headers if "hetjob" not in header]
+
+
+def here(words: list[str]) -> list[str]:
+    """A header without accounts, partitions, features and plugins of other sites, and with the memory of small nodes."""
+    kept: list[str] = []
+    for before, word in itertools.pairwise(["", *words]):
+        foreign = ("-A", "-p", "--account", "--partition", "--constraint", "--nvmps", "--tmp", "--mem-per-gpu")
+        if before not in ("-A", "-p") and not word.startswith(foreign):
+            kept.append("--mem=1000" if word.startswith("--mem=") else word)
+    return kept
+
+
+def found() -> list[tuple[str, str]]:
+    """Source and options of the headers in headers.tsv."""
+    lines = Path(__file__).with_name("headers.tsv").read_text().splitlines()
+    return [(source, options) for line in lines if "\t" in line for source, options in [line.split("\t")]]
+
+
+def headers() -> list[str]:
+    """The options of all headers."""
+    return [options for _, options in found()] + published()
+
+
+def test_there_are_at_least_forty() -> None:
+    assert len(set(headers())) >= 40
+
+
+def test_every_header_is_accepted_unless_sbatch_itself_refuses_it(site: Differential) -> None:
+    refused = {}
+    for options in headers():
+        request = Request(options)
+        _, plainly = site.submit(request, "--hold")
+        job, why = site.submit(request, "--adaptive")
+        if why and not plainly:
+            refused[options] = why
+        elif job:
+            spec = parse_spec(record(site, job).admin_comment)
+            assert spec is not None
+            assert spec.max_nodes is not None
+            assert spec.max_gpus >= 1
+    site.clean()
+    assert refused == {}
+
+
+@pytest.mark.long
+def test_every_header_starts_that_plain_slurm_starts(site: Differential) -> None:
+    """Each alone on the whole site."""
+    plain = {options: site.plain([Request(options)]) for options in headers()}
+    site.site.start()
+    late = {}
+    for options in headers():
+        late[options] = differences(plain[options], site.adaptive([Request(options)], plain[options]))
+    assert {options: found for options, found in late.items() if found} == {}, site.site.tail()
+
+
+def record(site: Differential, job: str) -> SlurmJob:
+    """Slurm's record of a job, or of the first element of an array."""
+    return next(each for each in site.site.gateway.jobs() if each.id.split("_")[0] == job)
