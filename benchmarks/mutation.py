@@ -55,9 +55,9 @@ SURVEY: dict[str, tuple[str, ...]] = {
     SCHEDULER + "rounds/plan_gate.py": ("scheduler/test_plan_gate_boundaries.py", "scheduler/test_plan_gate.py"),
     SCHEDULER + "rounds/diff.py": ("scheduler/test_diff.py", "scheduler/test_diff_cloud.py"),
     SCHEDULER + "rounds/loop.py": (
-        "scheduler/test_loop.py",
         "scheduler/test_loop_steps.py",
         "scheduler/test_loop_cloud.py",
+        "scheduler/test_loop.py",
     ),
     SCHEDULER + "rounds/free_gpus/book.py": (
         "scheduler/test_free_gpus.py",
@@ -67,17 +67,16 @@ SURVEY: dict[str, tuple[str, ...]] = {
     SCHEDULER + "rounds/solver/dual.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
     SCHEDULER + "rounds/solver/reduced.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
     SCHEDULER + "rounds/policies/sia/costs.py": ("scheduler/policies/sia",),
-    SCHEDULER + "store/rounds.py": ("scheduler/store/test_store.py", "scheduler/store/test_deltas.py"),
-    SLURM + "act/steps.py": (
-        "slurm_plugin/test_job_walks.py",
-        "slurm_plugin/test_holds.py",
-        "slurm_plugin/test_own_stops.py",
-    ),
-    SLURM + "observe/view.py": ("slurm_plugin/test_views.py", "slurm_plugin/test_states.py"),
-    SLURM + "observe/records.py": ("slurm_plugin/test_views.py", "slurm_plugin/test_managed.py"),
-    SLURM + "gateway/parse.py": ("slurm_plugin/gateway/test_parse.py", "slurm_plugin/gateway/test_unknown_values.py"),
+    SCHEDULER + "store/rounds.py": ("scheduler/store/test_store.py",),
+    SLURM + "act/steps.py": ("slurm_plugin/test_steps.py",),
+    SLURM + "observe/view.py": ("slurm_plugin/test_view.py", "slurm_plugin/test_view_nodes.py"),
+    SLURM + "observe/records.py": ("slurm_plugin/test_incomplete_answers.py",),
+    SLURM + "gateway/parse.py": ("slurm_plugin/gateway/test_parse_edges.py", "slurm_plugin/gateway/test_parse.py"),
 }
 """The modules that decide about running jobs -> the tests that judge them, under tests/."""
+
+FIXTURES = {"scheduler/store/": "tests.scheduler.store.conftest"}
+"""Folders of tests -> the module with their fixtures. The store is tested in SQLite, where each test takes milliseconds."""
 
 SLOW = ("rounds/loop.py", "rounds/solver/dual.py", "rounds/solver/reduced.py", "store/rounds.py")
 """Ends of the modules whose tests take too long for CI."""
@@ -167,7 +166,8 @@ def survives(path: Path, source: str, tests: Sequence[str], timeout_s: float) ->
         sys.meta_path.insert(0, Mutated(path, source))
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer to import than most tests to run
         options = ["-x", "-q", "--noconftest", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
-        options += ["-W", "ignore:Module already imported"]
+        options += ["-W", "ignore:Module already imported", "-k", "not postgresql"]
+        options += [f"-p{each}" for folder, each in FIXTURES.items() if any(folder in test for test in tests)]
         os._exit(int(pytest.main([*options, *tests])))
     end = time.monotonic() + timeout_s
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):

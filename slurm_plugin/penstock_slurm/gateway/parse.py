@@ -171,14 +171,15 @@ def _gres_items(text: str) -> Iterator[tuple[str, str, int]]:
     """(name, type or "", count) of each GRES. One without a count counts 1."""
     for item in re.sub(r"\((?!null\))[^)]*\)", "", text).split(","):
         parts = [part for part in re.split(r"[:/=]", item.strip()) if part != "no_consume"]
-        if parts[0] == "gres":
-            parts = parts[1:]
+        if parts[:1] == ["gres"]:
+            del parts[0]
+        if not parts:
+            raise ValueError(f"{item!r} names no GRES")
         count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
         if parts[0] == "gpu" and len(parts) > 2:
             raise ValueError(f"{item!r} is not gpu:TYPE:COUNT")
         gpu_type = parts[1] if len(parts) > 1 else ""
-        if parts:
-            yield parts[0], "" if gpu_type == "(null)" else gpu_type, count
+        yield parts[0], "" if gpu_type == "(null)" else gpu_type, count
 
 
 def parse_state(text: str) -> frozenset[str]:
