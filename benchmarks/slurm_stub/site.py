@@ -201,6 +201,7 @@ class StubSite:
             "Deadline": "N/A",
             "TimeUsed": ran,
             "cpus-per-tres": "(null)",
+            "MinMemory": "0",
         }
         return [fields[name] for name in JOB_FIELDS]
 

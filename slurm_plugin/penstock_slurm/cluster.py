@@ -41,6 +41,7 @@ from penstock_slurm.jobs.endings import Endings
 from penstock_slurm.jobs.messages import note_shares
 from penstock_slurm.jobs.states import HOLDING, LEAVING
 from penstock_slurm.observe import plain_jobs
+from penstock_slurm.observe.amounts import Narrowed, with_amounts
 from penstock_slurm.observe.boots import Boots
 from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.observe.lost_gpus import LostGpus
@@ -103,6 +104,7 @@ class SlurmCluster:
         self._plain_attempts = plain_jobs.Attempts(
             settings.start_patience_s + settings.checkpoint_wait_s + plain_jobs.ROUNDS_S
         )
+        self._narrowed = Narrowed()
         self._slurm_nodes: dict[str, SlurmNode] = {}
         self._has_observed = False
 
@@ -129,7 +131,8 @@ class SlurmCluster:
         max_time_s = {name: each.max_time_s for name, each in records.partitions.items()}
         whole_nodes = frozenset(name for name, each in records.partitions.items() if each.whole_nodes)
         types = {node.name: gpu_type(node) for node in records.nodes}
-        jobs, replaced = managed.changed(listed, (max_time_s, whole_nodes, rules, types), now_s)
+        sizes_mb = frozenset(node.memory_mb for node in records.nodes if rules.features.memory)
+        jobs, replaced = managed.changed(listed, (max_time_s, whole_nodes, rules, types, sizes_mb), now_s)
         self._has_observed = True
         found = managed.sort(jobs)
         gone = {**records.gone, **dict.fromkeys(replaced)}
@@ -165,6 +168,7 @@ class SlurmCluster:
             silent=silent_nodes(every_node),
             max_time_s=max_time_s,
             whole_nodes=whole_nodes,
+            node_sizes_mb=sizes_mb,
             rules=rules,
             stopped_s=managed.remembered.stopped_s,
             without_gpus={job.id for job in busy if self._lost_gpus.lacks(job)},
@@ -179,7 +183,8 @@ class SlurmCluster:
         for memory in (self._lost_gpus, self._shrinking, managed.remembered):
             memory.forget(managed.matters)
         self._endings.saw(managed.left, records.ended)
-        nodes = self._nodes(records, here, jobs)
+        nodes = with_amounts(self._nodes(records, here, jobs), managed.jobs.values())
+        managed.jobs |= self._narrowed.look(managed.jobs, nodes)
         cleared = {job_id for job_id, record in managed.looked.items() if managed.cleared(record)}
         self._see_sharing(nodes, here, cleared)
         views = [managed.jobs[job_id] for job_id in managed.busy]

@@ -477,6 +477,8 @@ class NodeView(Body):
     """GPUs that Penstock's jobs hold."""
     others: int
     """GPUs that other jobs hold."""
+    out_of_reach: int = 0
+    """Free GPUs that no job can have, because jobs outside Penstock hold the CPUs or memory beside them."""
     may_start: bool
     """Whether new work may be placed here."""
     leave: str = ""
@@ -505,7 +507,7 @@ class ClusterView(Body):
     others: dict[str, int]
     """GPU type -> GPUs that other jobs hold."""
     unusable: dict[str, int]
-    """GPU type -> GPUs on nodes that are drained or out of service."""
+    """GPU type -> GPUs on nodes that are drained or out of service, and free GPUs that lack CPUs or memory."""
     jobs: dict[str, int]
     """State -> number of jobs of all users."""
     prices: dict[str, float]

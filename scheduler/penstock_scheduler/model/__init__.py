@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         NodeChoice,
         Partition,
         Placement,
+        ResourceRequest,
         Share,
     )
     from penstock_scheduler.model.facts import JobFacts, Promise
@@ -99,6 +100,7 @@ __all__ = [
     "Recall",
     "Refusal",
     "Resize",
+    "ResourceRequest",
     "Share",
     "SharedGpus",
     "SharingState",

@@ -30,6 +30,13 @@ class Share:
     memory_mb: int = 0
     """Memory on the node, MB as Slurm counts them; 0: as much as the job itself asked for."""
 
+    def amounts(self, request: ResourceRequest | None, node: Node) -> tuple[int, int]:
+        """CPUs and memory in MB of a job with this request here, on this node; 0: not known."""
+        if request is None:
+            return self.cpus, self.memory_mb
+        cpus = self.cpus or request.cpus_on(self.gpus, node.cpus)
+        return cpus, self.memory_mb or request.memory_mb_on(self.gpus, node.memory_mb)
+
     def suits(self, held: Share) -> bool:
         """Whether a job that holds `held` has what this share asks for. An amount of 0 in this share accepts any amount."""
         return (
@@ -37,6 +44,45 @@ class Share:
             and self.cpus in (0, held.cpus)
             and self.memory_mb in (0, held.memory_mb)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceRequest:
+    """The CPUs and memory that a job needs on each of its nodes."""
+
+    cpus: int = 1
+    memory_mb: int = 0
+    """0: none that the cluster counts."""
+    cpus_gpus: int = 0
+    """`cpus` are for so many GPUs, and more GPUs need more; 0: any number of GPUs needs the same."""
+    memory_gpus: int = 0
+    """Likewise for `memory_mb`."""
+    all_cpus: bool = False
+    """Whether it needs all CPUs of its nodes, however many these are: no other job can share one."""
+    all_memory: bool = False
+    """Likewise for their memory."""
+
+    def __str__(self) -> str:
+        cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}" + _for(self.cpus_gpus)
+        memory = f"{self.memory_mb} MB" + _for(self.memory_gpus) if self.memory_mb else ""
+        both = "all CPUs" if self.all_cpus else cpus, "all memory" if self.all_memory else memory
+        return " and ".join(filter(None, both))
+
+    def cpus_on(self, gpus: int, node_cpus: int) -> int:
+        """CPUs on a node with `node_cpus` where the job has so many GPUs."""
+        if self.all_cpus:
+            return node_cpus
+        return -(-self.cpus * gpus // self.cpus_gpus) if self.cpus_gpus else self.cpus
+
+    def memory_mb_on(self, gpus: int, node_mb: int) -> int:
+        """MB on a node with `node_mb` for jobs where the job has so many GPUs."""
+        if self.all_memory:
+            return node_mb
+        return -(-self.memory_mb * gpus // self.memory_gpus) if self.memory_gpus else self.memory_mb
+
+
+def _for(gpus: int) -> str:
+    return f" for {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +201,10 @@ class Node:
     """About how long it takes until a job can run here, s, because the node is powered down or boots; 0: it is awake."""
     note: str = ""
     """A remark for people about the node, as a sentence without its subject."""
+    scarce: bool = False
+    """Whether its CPUs or memory may run out before its GPUs do. Only then a round counts them."""
+    gpus_out_of_reach: int = 0
+    """Free GPUs that no job can have, because jobs which Penstock does not manage hold the CPUs or memory beside them."""
 
     def leave_request(self, reservation: str = "") -> LeaveRequest | None:
         """The request to leave for a job of this reservation (empty: of none); None: the job may stay."""
@@ -165,7 +215,7 @@ class Node:
     @property
     def gpus_for_us(self) -> int:
         """GPUs that a plan may allocate here; 0 where nothing may start."""
-        return max(self.gpus - self.gpus_others, 0) if self.may_start else 0
+        return max(self.gpus - self.gpus_others - self.gpus_out_of_reach, 0) if self.may_start else 0
 
     @property
     def cpus_for_us(self) -> int:
@@ -176,6 +226,13 @@ class Node:
     def memory_mb_for_us(self) -> int:
         """Memory that a plan may allocate here, MB."""
         return max(self.memory_mb - self.memory_others_mb, 0) if self.may_start else 0
+
+    def has_room_for(self, request: ResourceRequest, gpus: int) -> bool:
+        """Whether jobs that Penstock does not manage leave the CPUs and memory that a job needs for so many GPUs."""
+        return not self.scarce or (
+            request.cpus_on(gpus, self.cpus) <= self.cpus_for_us
+            and (not self.memory_mb or request.memory_mb_on(gpus, self.memory_mb) <= self.memory_mb_for_us)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +245,17 @@ class NodeChoice:
     """Names of nodes that are not allowed."""
     features: frozenset[frozenset[str]] = frozenset()
     """Sets of features. A node that has all features of one of the sets is allowed."""
+    request: ResourceRequest | None = None
+    """The CPUs and memory that the job needs, if some node has fewer for it. A node is allowed that has them for `gpus` GPUs."""
+    gpus: int = 1
+    """Fewest GPUs that the job can use."""
 
     def admits(self, node: Node) -> bool:
         """Whether the job may run on the node, as far as its user chose."""
+        return self.names(node) and (self.request is None or node.has_room_for(self.request, min(self.gpus, node.gpus)))
+
+    def names(self, node: Node) -> bool:
+        """Whether the user's options allow the node, whatever else the job needs."""
         return (
             (not self.only or node.name in self.only)
             and node.name not in self.exclude
@@ -206,4 +271,7 @@ def _shown(choice: NodeChoice) -> str:
     """A choice as sbatch's options. It names every node, so that different choices differ."""
     features = "|".join(sorted("&".join(sorted(wanted)) for wanted in choice.features))
     values = {"nodelist": ",".join(sorted(choice.only)), "exclude": ",".join(sorted(choice.exclude))}
-    return " ".join(f"--{name}={value}" for name, value in (values | {"constraint": features}).items() if value)
+    options = [f"--{name}={value}" for name, value in (values | {"constraint": features}).items() if value]
+    if choice.request is not None:
+        options.append(f"{choice.request} with {choice.gpus} GPU{'s' if choice.gpus > 1 else ''}")
+    return " ".join(options)

@@ -28,7 +28,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock_scheduler.model import Configuration, JobId, Node, NodeChoice, Placement
+from penstock_scheduler.model import Configuration, JobId, Node, NodeChoice, Placement, ResourceRequest
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 
 
@@ -53,6 +53,7 @@ def place(
     reservations: Mapping[JobId, str] | None = None,
     choices: Mapping[JobId, NodeChoice] | None = None,
     move_cost: Mapping[JobId, float] | None = None,
+    requests: Mapping[JobId, ResourceRequest] | None = None,
 ) -> Placed:
     """Place every job of `wanted`.
 
@@ -65,6 +66,7 @@ def place(
         reservations: job -> its reservation. Only jobs of a reservation use its nodes.
         choices: job -> its node choice. A job without one may use all nodes.
         move_cost: GPU-seconds of work that moving a job costs, >= 0; None or absent: its GPUs.
+        requests: what jobs need beside GPUs, those in `pinned` included.
     """
     placements: dict[JobId, Placement] = {}
     made_room_for: dict[JobId, JobId] = {}
@@ -73,8 +75,9 @@ def place(
     choice = {job: str(each) for job, each in (choices or {}).items()}
     by_text = dict(sorted((str(each), each) for each in set((choices or {}).values())))
     free = FreeGpus(nodes)
-    for placement in pinned.values():
-        free.take_nodes(placement)
+    needs = requests or {}
+    for job, placement in pinned.items():
+        free.take_nodes(placement, needs.get(job))
     by_type: dict[str, dict[JobId, Configuration]] = {}
     for job, configuration in wanted.items():
         by_type.setdefault(configuration.gpu_type, {})[job] = configuration
@@ -84,13 +87,16 @@ def place(
         for job, configuration in todo.items():
             held = current.get(job)
             stays = held is not None and held.configuration == configuration and held.partition in partitions[job]
-            if not (stays and held is not None and room.keep(job, held, inside.get(job, ""), choice.get(job, ""))):
+            own = inside.get(job, ""), choice.get(job, ""), needs.get(job)
+            if not (stays and held is not None and room.keep(job, held, *own)):
                 queue.append((-configuration.gpus, -configuration.nodes, job))
         heapq.heapify(queue)
         while queue:
             _, _, job = heapq.heappop(queue)
             found, moved = room.find(
-                todo[job], [(name, inside.get(job, ""), choice.get(job, "")) for name in partitions[job]]
+                todo[job],
+                [(name, inside.get(job, ""), choice.get(job, "")) for name in partitions[job]],
+                needs.get(job),
             )
             if found is None:
                 left_over.append(job)

@@ -7,8 +7,10 @@ from collections import Counter
 from typing import Literal
 
 from penstock_slurm.gateway.base import ENDED, SlurmEnd, SlurmLimit, SlurmRun
+from penstock_slurm.gateway.fields import SIZE, megabytes
 from penstock_slurm.gateway.hostlist import HostLists
 
+TRES_MEMORY = re.compile(rf"(?:^|,)mem=({SIZE.pattern})(?=,|$)")
 TRES_GPUS = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
 
 NUMBER = "ID%20"
@@ -26,6 +28,12 @@ RUN_FIELDS = ("JobID", "Start", "End", "NodeList", "AllocTRES")
 def parse_tres(text: str) -> dict[str, int]:
     """GPUs by type of TRES such as `cpu=4,gres/gpu=2,gres/gpu:a100=2`; the type "" is all together."""
     return {gpu_type: int(count) for gpu_type, count in TRES_GPUS.findall(text)}
+
+
+def parse_memory(text: str) -> int:
+    """Memory in MB of TRES such as `cpu=4,mem=2500M,node=1`; 0 if it has none that can be read."""
+    found = TRES_MEMORY.search(text)
+    return megabytes(found[1]) if found is not None else 0
 
 
 def parse_qos(text: str, lost: list[str]) -> tuple[SlurmLimit, ...]:

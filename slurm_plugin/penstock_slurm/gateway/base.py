@@ -154,6 +154,10 @@ class SlurmJob:
     gpus_counted: dict[str, int] = field(default_factory=dict)
     """GPUs that count against Slurm's limits by type, "" for all together. For a pending job: the requested ones. Empty if the
     site does not track gres/gpu (AccountingStorageTRES), in which case it can have no limits on GPUs."""
+    memory_mb: int = 0
+    """Memory on all its nodes, MB: what a pending job requests, and what a running one holds."""
+    least_memory_mb: int = 0
+    """Memory that it requests on each node, or for each CPU; 0: for each GPU, or all memory of its nodes."""
     dependency: str = ""
     """The jobs that it still waits for, in Slurm's syntax. Empty once the dependency is fulfilled."""
     licenses: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
@@ -69,6 +70,19 @@ def number_or_none(field: str) -> int | None:
 def number_or_one(field: str) -> int:
     """A whole number; 1 where Slurm has none. Raises ValueError."""
     return 1 if field in NOTHING else int(field)
+
+
+SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([KMGTP]?)")
+
+
+def megabytes(field: str) -> int:
+    """MB as Slurm counts them of `2500M`, `3G` or `1.50T`, rounded up; 0 where Slurm has none. Raises ValueError."""
+    if field in NOTHING:
+        return 0
+    match = SIZE.fullmatch(field)
+    if match is None:
+        raise ValueError(f"{field!r} is no amount of memory")
+    return math.ceil(float(match[1]) * 1024.0 ** ("KMGTP".index(match[2] or "M") - 1))
 
 
 def time_s(field: str) -> float | None:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock_slurm.gateway.abilities import APART, Release
-from penstock_slurm.gateway.accounts import parse_tres
+from penstock_slurm.gateway.accounts import parse_memory, parse_tres
 from penstock_slurm.gateway.base import SlurmJob, Unknown
 from penstock_slurm.gateway.fields import (
     Fields,
     duration_s,
     flag,
+    megabytes,
     number_or_none,
     number_or_one,
     text,
@@ -61,6 +62,7 @@ JOB_FIELDS = (
     "Licenses",
     "Deadline",
     "cpus-per-tres",
+    "MinMemory",
 )
 """The fields that every squeue has. `Release.whole_nodes_field` and `TIME` are two more."""
 
@@ -254,6 +256,8 @@ def make_job(values: dict[str, str], nodes: HostLists, release: Release) -> Slur
         het_job_id=job.read("HetJobID", number_or_none, None),
         reservation=job.text("Reservation"),
         gpus_counted=job.read("tres-alloc", parse_tres, {}),
+        memory_mb=job.read("tres-alloc", parse_memory, 0),
+        least_memory_mb=job.read("MinMemory", megabytes, 0),
         dependency=job.read("Dependency", lambda cut: text(cut.rstrip()), ""),
         licenses=job.text("Licenses"),
         exclusive=job.read(release.whole_nodes_field, release.whole_nodes.__getitem__, False),

@@ -39,6 +39,7 @@ from penstock_slurm.jobs import time_limits
 from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, node_choice, notes, request
 from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
 from penstock_slurm.observe import boots
+from penstock_slurm.observe.amounts import resource_request
 from penstock_slurm.observe.site import SlurmRules
 
 CLOCKS_DIFFER_S = 60.0
@@ -81,6 +82,8 @@ class Scene:
     """MaxTime of each partition; None: it has none."""
     whole_nodes: frozenset[str] = frozenset()
     """Partitions whose jobs have whole nodes. Only jobs that count so are sent there, or that were submitted there."""
+    node_sizes_mb: frozenset[int] = frozenset()
+    """Memory of the nodes, MB; empty: Slurm does not allocate memory."""
     rules: SlurmRules = field(default_factory=SlurmRules)
     stopped_s: Mapping[tuple[JobId, int], float] = field(default_factory=dict)
     """(job, restarts of the run) -> when Penstock stopped it."""
@@ -260,6 +263,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         qos=job.qos,
         reservation=job.reservation,
         nodes=node_choice(job),
+        request=resource_request(job, request(job), scene.node_sizes_mb),
         weight=scene.rules.weight(job),
     )
 
@@ -273,7 +277,7 @@ class Views:
 
     def begin(self, scene: Scene) -> None:
         """A new observation. If something has changed that every view depends on, all are made again."""
-        site = scene.managed, scene.max_time_s, scene.whole_nodes, scene.types, scene.rules
+        site = scene.managed, scene.max_time_s, scene.whole_nodes, scene.types, scene.node_sizes_mb, scene.rules
         if site != self._site:
             self._site, self._made = site, {}
 
@@ -495,7 +499,7 @@ def node_views(
         for share in job.allocation.shares:
             gpus[share.node] += 0 if slurm_job.gpus_per_node is None else share.gpus
             cpus[share.node] += slurm_job.cpus // max(len(slurm_job.nodes), 1)
-            memory_mb[share.node] += share.memory_mb
+            memory_mb[share.node] += slurm_job.memory_mb // max(len(slurm_job.nodes), 1)
     managed, counts_memory = set(scene.managed), scene.rules.features.memory
     return tuple(
         Node(

@@ -190,14 +190,14 @@ RUNNING = (
     "6%q4%q2%qN/A%qRUNNING%qNone%qall%qwrap%qroot%q0%q(null)%q(null)%qt4-[00-01]%q%q2%qgres:gpu:1%q2%q1%q2%q(null)%q"
     "(null)%q1795225238%q1795225239%q1795225240%q1795225540%q5:00%q1%q1%q4294901758%qexam%q"
     "cpu=1,node=1,billing=1,gres/gpu=1,gres/gpu:t4=1%q"
-    "(null)%q(null)%q1795225999%qN/A%qOK%q1-02:03:04%qend"
+    "(null)%q(null)%q1795225999%qN/A%q3G%qOK%q1-02:03:04%qend"
 )
 
 
 HELD = (
     "9%q9%qN/A%qN/A%qPENDING%qJobHeldUser%qt4,all%qNAME%qann%q1001%qlab%qnormal%q%qt4-01%q1%qgres:gpu:t4:2%q3%q3%q1%q"
     'COMMENT%q{"penstock": 1}%q1795225115%qN/A%q1795225243%qNONE%qUNLIMITED%q0%q0%q0%q(null)%qcpu=1,mem=250G,node=1,billing=1%q'
-    "afterok:1(unfulfilled)%qmatlab:1%qN/A%qgres:gpu:3%qNO%q0:00%qend"
+    "afterok:1(unfulfilled)%qmatlab:1%qN/A%qgres:gpu:3%q0%qNO%q0:00%qend"
 )
 
 

@@ -20,6 +20,7 @@ from penstock_slurm.loopback import LoopbackCluster, wait_for
 
 JOB = {
     **dict.fromkeys(("ArrayJobID", "ArrayTaskID", "HetJobID", "Deadline", "cpus-per-tres", "Dependency"), "N/A"),
+    "MinMemory": "0",
     **dict.fromkeys(("ReqNodes", "Licenses", "Reservation", "admin_comment"), ""),
     **{"State": "RUNNING", "Reason": "None", "Partition": "gpu,debug", "UserName": "ann", "UserID": "1001"},
     **{"Account": "lab", "QOS": "normal", "NodeList": "n[1-2]", "NumNodes": "2", "tres-per-node": "gres:gpu:a100:2"},

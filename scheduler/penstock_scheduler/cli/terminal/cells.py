@@ -67,7 +67,9 @@ def node_cells(node: NodeView, lines: Sequence[Line], letters: Letters) -> Text:
     free = node.gpus - shown - hidden - others
     cells.append(HIDDEN * hidden, style="dim")
     cells.append(PLAIN * others, style="magenta")
-    cells.append((FREE if node.may_start else OUT) * free, style="dim" if node.may_start else "red")
+    usable = max(free - node.out_of_reach, 0) if node.may_start else 0
+    cells.append(FREE * usable, style="dim")
+    cells.append(OUT * (free - usable), style="red")
     return cells
 
 

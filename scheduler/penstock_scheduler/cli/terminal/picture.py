@@ -87,7 +87,7 @@ class GpuCounts:
     others: int
     """GPUs that other jobs hold."""
     out: int
-    """GPUs on nodes where nothing may start."""
+    """GPUs on nodes where nothing may start, and free GPUs that lack CPUs or memory."""
 
     def __str__(self) -> str:
         text = f"{self.allocated} of {self.total} allocated"
@@ -105,7 +105,7 @@ def by_type(nodes: Sequence[NodeView]) -> dict[str, GpuCounts]:
             sum(node.gpus for node in its),
             sum(node.allocated for node in its),
             sum(node.others for node in its),
-            sum(node.gpus for node in its if not node.may_start),
+            sum(node.out_of_reach if node.may_start else node.gpus for node in its),
         )
     return found
 

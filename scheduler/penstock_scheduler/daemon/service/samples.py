@@ -115,7 +115,7 @@ def cluster_figures(state: ClusterState) -> dict[str, float]:
         gpus[f"gpus.{node.gpu_type}.all"] += node.gpus
         gpus[f"gpus.{node.gpu_type}.others"] += node.gpus_others
         gpus[f"gpus.{node.gpu_type}.allocated"] += 0
-        gpus[f"gpus.{node.gpu_type}.unusable"] += 0 if node.may_start else node.gpus
+        gpus[f"gpus.{node.gpu_type}.unusable"] += node.gpus_out_of_reach if node.may_start else node.gpus
     held: Counter[str] = Counter()
     for job in state.jobs:
         if job.allocation is not None and job.phase in (Phase.RUNNING, Phase.STOPPING):

@@ -78,6 +78,7 @@ def node_views(board: Known, drains: Sequence[Drain]) -> list[NodeView]:
             gpus=node.gpus,
             allocated=board.held.get(node.name, 0),
             others=node.gpus_others,
+            out_of_reach=node.gpus_out_of_reach,
             may_start=node.may_start,
             leave=node.leave.cause if node.leave is not None else "",
             state=node.state,
@@ -157,7 +158,7 @@ def cluster_view(board: Known, daemon: Daemon) -> ClusterView:
         gpus[node.gpu_type] += node.gpus
         allocated[node.gpu_type] += board.held.get(node.name, 0)
         others[node.gpu_type] += node.gpus_others
-        unusable[node.gpu_type] += 0 if node.may_start else node.gpus
+        unusable[node.gpu_type] += node.gpus_out_of_reach if node.may_start else node.gpus
     number, prices = board.round or (None, {})
     return ClusterView(
         observed_s=board.observed_s,

@@ -21,8 +21,8 @@ A policy that lets jobs share GPUs counts the packs of each node itself (`polici
 left for them; `charge` counts a sharing job against the limits alone. `Timeline` is the same book over time, for backfill.
 `placement.place` is the batch version, for policies that choose configurations first and nodes later; it may move jobs.
 
-Rooms: `access` (partitions, reservations and node choices), `allowance` (limits), `book` (`FreeGpus`), `index` (nodes by free
-GPUs and switch), `timeline`.
+Rooms: `access` (partitions, reservations and node choices), `allowance` (limits), `amounts` (CPUs and memory), `book`
+(`FreeGpus`), `index` (nodes by free GPUs and switch), `timeline`.
 """
 
 from penstock_scheduler.rounds.free_gpus.access import (
@@ -38,6 +38,7 @@ from penstock_scheduler.rounds.free_gpus.access import (
     opens,
 )
 from penstock_scheduler.rounds.free_gpus.allowance import Allowance
+from penstock_scheduler.rounds.free_gpus.amounts import Amounts
 from penstock_scheduler.rounds.free_gpus.book import FreeGpus, changed_nodes
 from penstock_scheduler.rounds.free_gpus.index import NodeIndex
 from penstock_scheduler.rounds.free_gpus.timeline import Timeline
@@ -45,6 +46,7 @@ from penstock_scheduler.rounds.free_gpus.timeline import Timeline
 __all__ = [
     "Access",
     "Allowance",
+    "Amounts",
     "Choices",
     "Door",
     "FreeGpus",

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.model import Configuration, GpuLimit, Job, JobId, Node, Placement, Share, Snapshot
+from penstock_scheduler.model import (
+    Configuration,
+    GpuLimit,
+    Job,
+    JobId,
+    Node,
+    Placement,
+    ResourceRequest,
+    Share,
+    Snapshot,
+)
 from penstock_scheduler.rounds.free_gpus.access import Choices, choices_of, doors, is_open
 from penstock_scheduler.rounds.free_gpus.allowance import Allowance
+from penstock_scheduler.rounds.free_gpus.amounts import Amounts
 from penstock_scheduler.rounds.free_gpus.index import NodeIndex
 
 """The node that part of a node is taken from: the first with enough free GPUs, or the one that then has fewest left."""
@@ -47,7 +59,7 @@ class _Frame:
 
 
 class FreeGpus:
-    """The free GPUs of each node, and what the limits still allow; see the package.
+    """The free GPUs of each node, with the CPUs and memory beside them, and what the limits still allow; see the package.
 
     Args:
         nodes: all nodes.
@@ -72,6 +84,7 @@ class FreeGpus:
             self._frame = _Frame(nodes)
             self._at_first_N = np.array([node.gpus_for_us for node in nodes], dtype=np.int64)
         self._boots = any(node.boot_s for node in nodes)
+        self._amounts = Amounts(nodes)
         self.free_N = self._at_first_N.copy()
         """Free GPUs by node, in the order of `nodes`. Callers read it only."""
 
@@ -84,26 +97,32 @@ class FreeGpus:
         """A copy that changes independently."""
         self._shared = True
         other = object.__new__(FreeGpus)
-        other.__dict__ |= self.__dict__ | {"allowance": self.allowance.copy()}
+        other.__dict__ |= self.__dict__ | {"allowance": self.allowance.copy(), "_amounts": self._amounts.copy()}
         return other
 
     # What jobs get and give back.
 
     def take(self, job: Job, placement: Placement) -> None:
         """Count GPUs that the job gets, on the nodes and against the limits that cover it."""
-        self.take_nodes(placement)
+        self.take_nodes(placement, job.request)
         self.charge(job, placement.gpus, placement.gpu_type)
 
     def give_back(self, job: Job, placement: Placement) -> None:
         """Count GPUs that the job leaves."""
-        self._own()
-        self.add_to(self.free_N, placement, 1)
+        self.leave_nodes(placement, job.request)
         self.charge(job, -placement.gpus, placement.gpu_type)
 
-    def take_nodes(self, placement: Placement) -> None:
-        """Count GPUs on the nodes alone."""
+    def take_nodes(self, placement: Placement, request: ResourceRequest | None = None) -> None:
+        """Count GPUs on the nodes alone, with the CPUs and memory beside them by a job's request."""
         self._own()
         self.add_to(self.free_N, placement, -1)
+        self._amounts.take(request, placement)
+
+    def leave_nodes(self, placement: Placement, request: ResourceRequest | None = None) -> None:
+        """The reverse of `take_nodes`."""
+        self._own()
+        self.add_to(self.free_N, placement, 1)
+        self._amounts.take(request, placement, -1)
 
     def charge(self, job: Job, gpus: int, gpu_type: str) -> None:
         """Count GPUs against the limits alone, as for a job that shares them; below 0: the job gives them back."""
@@ -133,11 +152,16 @@ class FreeGpus:
             for share in placement.shares
         )
 
-    def may_stay(self, placement: Placement) -> bool:
-        """Whether a job that runs there may stay: its GPUs are free but for the job, or their node is out of service."""
+    def may_stay(self, placement: Placement, request: ResourceRequest | None = None) -> bool:
+        """Whether a job that runs there may stay: its GPUs are free but for the job, or their node is out of service.
+
+        Args:
+            placement: where the job runs.
+            request: the CPUs and memory that must be free, too, unless it is sure to have them.
+        """
         return all(
             (index := self._frame.index.get(share.node)) is None
-            or self.free_N[index] >= share.gpus
+            or (self.free_N[index] >= share.gpus and self._amounts.has(share.node, request, share.gpus))
             or not self.nodes[index].may_start
             for share in placement.shares
         )
@@ -162,25 +186,34 @@ class FreeGpus:
         """Whether these GPUs are free, on nodes that are open to the job, and within the limits."""
         return (
             self.has(placement)
+            and (
+                placement is job.running_on
+                or all(self._amounts.has(share.node, job.request, share.gpus) for share in placement.shares)
+            )
             and placement.partition in job.partitions
             and all(is_open(self.nodes[self._frame.index[name]], job) for name in placement.nodes)
             and self.allowance.refuses(job, placement.gpus, placement.gpu_type) is None
         )
 
-    def find_nodes(self, job: Job, options: Iterable[Configuration], free_N: Counts | None = None) -> Placement | None:
+    def find_nodes(
+        self, job: Job, options: Iterable[Configuration], free_N: Counts | None = None, *, later: bool = False
+    ) -> Placement | None:
         """As `find`, without regard to the limits.
 
         Args:
             job: the job.
             options: configurations, the preferred one first.
             free_N: free GPUs at another time; None: now.
+            later: whether the job starts later. Which CPUs and memory are free then is not known, and is not asked.
         """
         free_N = self.free_N if free_N is None else free_N
+        counts_all = bool(self._amounts) and job.request is not None and not later
         for option in options:
             candidates = self.enough(option, free_N).nonzero()[0]
             if job.nodes is not None:
-                admitted = [job.nodes.admits(self.nodes[index]) for index in candidates.tolist()]
-                candidates = candidates[np.array(admitted, dtype=np.bool_)]
+                candidates = self._only(candidates, job.nodes.admits)
+            if counts_all:
+                candidates = self._only(candidates, functools.partial(self._has_amounts, job, option))
             if len(candidates) < option.nodes:
                 continue
             if option.nodes == 1:
@@ -190,6 +223,12 @@ class FreeGpus:
             if found is not None:
                 return found
         return None
+
+    def _only(self, candidates: Counts, suits: Callable[[Node], bool]) -> Counts:
+        return candidates[np.array([suits(self.nodes[index]) for index in candidates.tolist()], dtype=np.bool_)]
+
+    def _has_amounts(self, job: Job, option: Configuration, node: Node) -> bool:
+        return self._amounts.has(node.name, job.request, option.gpus // option.nodes)
 
     def _on_one_node(self, job: Job, option: Configuration, candidates: Counts, free_N: Counts) -> Placement | None:
         """The node of the job's first partition that has one: of those that are ready soonest, the fullest."""
@@ -230,7 +269,8 @@ class FreeGpus:
             for node, free in zip(self.nodes, self.free_N.tolist(), strict=True)
             if node.gpu_type == gpu_type
         }
-        return NodeIndex((node for node in self.nodes if node.gpu_type == gpu_type), free, move_cost, choices)
+        nodes = (node for node in self.nodes if node.gpu_type == gpu_type)
+        return NodeIndex(nodes, free, move_cost, choices, self._amounts.copy())
 
 
 def changed_nodes(old: Sequence[Node], new: Sequence[Node]) -> list[int] | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
-from penstock_scheduler.model import Configuration, JobId, Node, Placement, Share
+from penstock_scheduler.model import Configuration, JobId, Node, Placement, ResourceRequest, Share
 from penstock_scheduler.rounds.free_gpus.access import Access, Choices, Door, access_of, opens
+from penstock_scheduler.rounds.free_gpus.amounts import Amounts
 
 
 class NodeIndex:
@@ -19,6 +20,7 @@ class NodeIndex:
         free: free GPUs by node.
         move_cost: GPU-seconds of work that moving a kept job costs, >= 0; absent: its GPUs.
         choices: the node choices of the jobs to be placed.
+        amounts: free CPUs and memory, which are counted from then on, where they may run out.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class NodeIndex:
         free: Mapping[str, int],
         move_cost: Mapping[JobId, float] | None = None,
         choices: Choices | None = None,
+        amounts: Amounts | None = None,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._free = {name: free[name] for name in self._nodes}
@@ -35,6 +38,9 @@ class NodeIndex:
         self._largest = max(self._free.values(), default=0)
         self._sizes = {node.gpus for node in self._nodes.values()}
         self._move_cost = move_cost or {}
+        self._amounts = amounts or Amounts(())
+        self._requests: dict[JobId, ResourceRequest | None] = {}
+        """What the kept jobs need."""
         self.kept: dict[JobId, Placement] = {}
         """Jobs that have kept their nodes so far. `find` may still move them."""
         self._kept_on: dict[str, list[JobId]] = {}
@@ -50,7 +56,14 @@ class NodeIndex:
         self._offers: dict[tuple[int, int], _Offers] = {}
         self._ready = False
 
-    def keep(self, job: JobId, placement: Placement, reservation: str, choice: str = "") -> bool:
+    def keep(
+        self,
+        job: JobId,
+        placement: Placement,
+        reservation: str,
+        choice: str = "",
+        request: ResourceRequest | None = None,
+    ) -> bool:
         """Let a job stay where it is; False if its GPUs are not free there, or not open to this reservation and node choice."""
         for share in placement.shares:
             if share.node not in self._nodes or self._free[share.node] < share.gpus:
@@ -61,15 +74,19 @@ class NodeIndex:
         for share in placement.shares:
             self._free[share.node] -= share.gpus
             self._kept_on.setdefault(share.node, []).append(job)
-        self.kept[job] = placement
+        self._amounts.take(request, placement)
+        self.kept[job], self._requests[job] = placement, request
         return True
 
-    def find(self, configuration: Configuration, doors: Sequence[Door]) -> tuple[Placement | None, list[JobId]]:
+    def find(
+        self, configuration: Configuration, doors: Sequence[Door], request: ResourceRequest | None = None
+    ) -> tuple[Placement | None, list[JobId]]:
         """Take nodes for a job, and name the kept jobs that have to leave them. Every `keep` comes before the first `find`.
 
         Args:
             configuration: what the job gets.
             doors: partitions of the job, each with its reservation and node choice, the preferred partition first.
+            request: what the job needs beside GPUs, if that is known.
         """
         if not self._ready:
             self._ready = True
@@ -77,25 +94,39 @@ class NodeIndex:
                 self._changed(name)
         for make_room in (False, True) if self.kept else (False,):
             for door in doors:
-                names, moved = self._choose(configuration, door, make_room=make_room)
+                names, moved = self._choose(configuration, door, request, make_room=make_room)
                 if names:
-                    return self._take(configuration, door[0], names, moved), moved
+                    return self._take(configuration, door[0], names, moved, request), moved
         return None, []
 
-    def _choose(self, configuration: Configuration, door: Door, *, make_room: bool) -> tuple[list[str], list[JobId]]:
+    def _choose(
+        self, configuration: Configuration, door: Door, request: ResourceRequest | None, *, make_room: bool
+    ) -> tuple[list[str], list[JobId]]:
         """Nodes for a job in this partition and reservation, and the jobs that have to leave them; none if they are too few."""
         count, per_node = configuration.nodes, configuration.gpus // configuration.nodes
         if make_room:
-            return self._cheapest(configuration, per_node, door)
+            return self._cheapest(configuration, per_node, door, request)
+        short = self._short(request, per_node)
         if count > 1 and per_node in self._sizes:
-            return self._whole(count, per_node, door), []
-        return self._part(count, per_node, door), []
+            return self._whole(count, per_node, door, short), []
+        return self._part(count, per_node, door, short), []
+
+    def _short(self, request: ResourceRequest | None, gpus: int) -> set[str]:
+        """Nodes that lack the CPUs or memory which a job needs beside this many GPUs."""
+        return {name for name in self._amounts.nodes if not self._amounts.has(name, request, gpus)}
 
     def _take(
-        self, configuration: Configuration, partition: str, names: list[str], moved: Iterable[JobId]
+        self,
+        configuration: Configuration,
+        partition: str,
+        names: list[str],
+        moved: Iterable[JobId],
+        request: ResourceRequest | None,
     ) -> Placement:
         for job in moved:
-            for share in self.kept.pop(job).shares:
+            held = self.kept.pop(job)
+            self._amounts.take(self._requests.pop(job), held, -1)
+            for share in held.shares:
                 self._free[share.node] += share.gpus
                 self._kept_on[share.node].remove(job)
                 self._changed(share.node)
@@ -104,7 +135,9 @@ class NodeIndex:
             self._free[name] -= per_node
             self._changed(name)
         shares = tuple(Share(name, per_node) for name in sorted(names))
-        return Placement(configuration.gpu_type, partition, shares)
+        found = Placement(configuration.gpu_type, partition, shares)
+        self._amounts.take(request, found)
+        return found
 
     def _changed(self, name: str) -> None:
         """Sort a node in again after its free GPUs or its kept jobs have changed."""
@@ -124,8 +157,9 @@ class NodeIndex:
         for offers in self._offers.values():
             offers.stale.add(name)
 
-    def _part(self, count: int, gpus: int, door: Door) -> list[str]:
-        """The `count` nodes of a partition that have `gpus`: those that are ready soonest, and of these the fullest."""
+    def _part(self, count: int, gpus: int, door: Door, short: Set[str]) -> list[str]:
+        """The `count` nodes of a partition that have `gpus`, but none of `short`: those that are ready soonest, and of these the
+        fullest."""
         open_to = [access for access in self._accesses if opens(door, access)]
         names: list[str] = []
         for boot_s in self._boots_s:
@@ -135,20 +169,26 @@ class NodeIndex:
                     heap = self._parts.get((boot_s, access, free), [])
                     while heap and self._free[heap[0]] != free:
                         heapq.heappop(heap)
-                    found += heap[:1] if count == 1 else {name for name in heap if self._free[name] == free}
+                    if count == 1 and heap and heap[0] not in short:
+                        found.append(heap[0])
+                    else:
+                        found += {name for name in heap if self._free[name] == free} - short
                 names += sorted(found)[: count - len(names)]
                 if len(names) == count:
                     return names
         return []
 
-    def _whole(self, count: int, gpus: int, door: Door) -> list[str]:
-        """`count` idle nodes of `gpus` GPUs that are ready soonest: of the switch with just enough, else of as few switches as
-        possible."""
+    def _whole(self, count: int, gpus: int, door: Door, short: Set[str]) -> list[str]:
+        """`count` idle nodes of `gpus` GPUs that are ready soonest, but none of `short`: of the switch with just enough, else of
+        as few switches as possible."""
         idle: dict[str, int] = {}
         for most_s in self._boots_s:
             for (boot_s, access, size, switch), idle_nodes in self._idle_count.items():
                 if boot_s == most_s and size == gpus and opens(door, access):
                     idle[switch] = idle.get(switch, 0) + idle_nodes
+            for node in (self._nodes[name] for name in short & self._counted):
+                if node.boot_s == most_s and node.gpus == gpus and opens(door, self._access[node.name]):
+                    idle[node.switch] -= 1
             if sum(idle.values()) >= count:
                 break
         else:
@@ -159,6 +199,7 @@ class NodeIndex:
         else:
             switches = sorted(idle, key=lambda switch: (-idle[switch], switch))
         names: list[str] = []
+        passed_over: set[str] = set()
         for switch in switches:
             heaps = [
                 by_switch[switch]
@@ -167,11 +208,17 @@ class NodeIndex:
             ]
             while len(names) < count and (ready := [heap for heap in heaps if heap and heap[0][0] <= most_s]):
                 _, name = heapq.heappop(min(ready, key=lambda heap: heap[0]))
-                if self._free[name] == gpus and name not in names[-1:]:  # a node may have two entries in a row
+                if name in short:
+                    passed_over.add(name)
+                elif self._free[name] == gpus and name not in names[-1:]:  # a node may have two entries in a row
                     names.append(name)
+        for name in passed_over:
+            self._changed(name)
         return names
 
-    def _cheapest(self, configuration: Configuration, gpus: int, door: Door) -> tuple[list[str], list[JobId]]:
+    def _cheapest(
+        self, configuration: Configuration, gpus: int, door: Door, request: ResourceRequest | None
+    ) -> tuple[list[str], list[JobId]]:
         """The nodes on which making room costs least, and the jobs that have to leave them."""
         key = (gpus, configuration.gpus)
         if key not in self._offers:
@@ -183,10 +230,18 @@ class NodeIndex:
             offers.set(name, None if departing is None else (cost, name, departing))
         offers.stale.clear()
 
-        def suits(name: str) -> bool:
+        def suits(offer: Offer) -> bool:
+            _, name, departing = offer
             node = self._nodes[name]
             whole = configuration.nodes > 1 and gpus in self._sizes
-            return opens(door, self._access[name]) and (node.gpus == gpus or not whole)
+            if not opens(door, self._access[name]) or (node.gpus != gpus and whole):
+                return False
+            if not self._amounts:
+                return True
+            after = self._amounts.copy()
+            for job in departing:
+                after.take(self._requests[job], self.kept[job], -1)
+            return after.has(name, request, gpus)
 
         best = offers.cheapest(configuration.nodes, suits)
         return [name for _, name, _ in best], sorted({job for _, _, departing in best for job in departing})
@@ -232,7 +287,7 @@ class _Offers:
             self._now[name] = offer
             heapq.heappush(self._heap, offer)
 
-    def cheapest(self, count: int, suits: Callable[[str], bool]) -> list[Offer]:
+    def cheapest(self, count: int, suits: Callable[[Offer], bool]) -> list[Offer]:
         """The `count` cheapest offers of suitable nodes; an empty list if there are fewer."""
         found: list[Offer] = []
         passed: list[Offer] = []
@@ -240,7 +295,7 @@ class _Offers:
             offer = heapq.heappop(self._heap)
             if self._now.get(offer[1]) == offer and offer not in passed[-1:]:
                 passed.append(offer)
-                if suits(offer[1]):
+                if suits(offer):
                     found.append(offer)
         for offer in passed:
             heapq.heappush(self._heap, offer)

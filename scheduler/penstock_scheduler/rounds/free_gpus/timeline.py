@@ -56,7 +56,7 @@ class Timeline:
                 until_s = self._times_s[begin] + seconds(option)
                 end = bisect.bisect_left(self._times_s, until_s)
                 least_N = self._free_BN[begin : max(end, begin + 1)].min(axis=0)
-                found = self._free.find_nodes(job, (option,), least_N)
+                found = self._free.find_nodes(job, (option,), least_N, later=begin > 0)
                 if found is not None:
                     return self._times_s[begin], until_s, found
         return None

@@ -43,6 +43,7 @@ from penstock_scheduler.rounds.policies.colocation import (
     joining_jobs,
     with_opportunistic_jobs,
 )
+from penstock_scheduler.rounds.policies.never_fits import never_fits
 
 
 class AntmanSettings(AntmanShareSettings):
@@ -141,7 +142,7 @@ class _Round:
                     self._wait(job, f"waits for {next(iter(request)).gpus} GPUs that no guaranteed job uses")
                 else:
                     self._start(job, where, "guaranteed")
-                    untouched.take_nodes(where)
+                    untouched.take_nodes(where, job.request)
 
     def _serve_others(self, others: list[Job]) -> None:
         for job in others:
@@ -161,7 +162,7 @@ class _Round:
     def _asks(self, job: Job) -> bool:
         """Whether the cluster has anything that the job can use."""
         if not self._requests[job.id]:
-            self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
+            self._waiting[job.id] = never_fits(job, self._snapshot.nodes)
         return bool(self._requests[job.id])
 
     def _within_limits(self, job: Job) -> common.Request:

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from penstock_scheduler.api.ports import Policy, Stage
-from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
+from penstock_scheduler.model import CloudState, Job, Node, NodeChoice, Phase, Plan, Share, Snapshot
 from penstock_scheduler.rounds.free_gpus import Allowance
 from penstock_scheduler.rounds.policies.colocation import residents_only
 from penstock_scheduler.rounds.policies.staying import Staying
@@ -45,10 +45,13 @@ class Staged:
         self._stages = tuple(stages)
         self._own = tuple(own)
         self._shares = any(getattr(stage, "shares", False) for stage in stages)
+        self._allocates = any(getattr(stage, "allocates", False) for stage in stages)
         self.name = name
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """The policy's plan, refined by each stage."""
+        if self._allocates:
+            snapshot = without_requests(snapshot)
         plan = self._policy.decide(residents_only(snapshot) if self._shares else snapshot)
         seen = dataclasses.replace(snapshot, nodes=tuple(apart(node, self._own) for node in snapshot.nodes))
         for stage in self._stages:
@@ -58,6 +61,32 @@ class Staged:
     def remarks(self, snapshot: Snapshot, plan: Plan, job: Job) -> Sequence[str]:
         """The policy's remarks."""
         return remarks(self._policy, snapshot, plan, job)
+
+
+def without_requests(snapshot: Snapshot) -> Snapshot:
+    """The same snapshot as if all CPUs and memory came with the GPUs: a stage will allocate them, whatever jobs request."""
+    if not any(node.scarce for node in snapshot.nodes):
+        return snapshot
+    nodes = tuple(_with_enough(node) for node in snapshot.nodes)
+    jobs = (
+        job if job.request is None else dataclasses.replace(job, request=None, nodes=_named(job))
+        for job in snapshot.jobs
+    )
+    return dataclasses.replace(snapshot, nodes=nodes, jobs=tuple(jobs))
+
+
+def _with_enough(node: Node) -> Node:
+    """The node as if its CPUs and memory sufficed, but for GPUs beside which there is not even one CPU."""
+    beyond = max(node.gpus - node.gpus_others - node.cpus_for_us, 0)
+    return dataclasses.replace(node, scarce=False, gpus_out_of_reach=min(node.gpus_out_of_reach, beyond))
+
+
+def _named(job: Job) -> NodeChoice | None:
+    """The job's node choice by its user's options alone."""
+    if job.nodes is None:
+        return None
+    named = dataclasses.replace(job.nodes, request=None, gpus=1)
+    return None if named == NodeChoice() else named
 
 
 OUTSIDE = "node {name} is in another part of the cluster, and what runs there stays"

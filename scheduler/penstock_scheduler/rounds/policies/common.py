@@ -25,7 +25,6 @@ from penstock_scheduler.model import (
     Share,
     Snapshot,
 )
-from penstock_scheduler.people.units import shortened
 from penstock_scheduler.rounds.free_gpus import FreeGpus, changed_nodes, open_nodes
 
 
@@ -113,11 +112,11 @@ def pinned(snapshot: Snapshot) -> dict[JobId, Placement]:
     for job in snapshot.jobs:
         if (held := job.running_on) is not None and not job.movable:
             pins[job.id] = held
-            free.take_nodes(held)
+            free.take_nodes(held, job.request)
     for job in snapshot.jobs:
         if (going := job.bound_for) is not None and free.has(going):
             pins[job.id] = going
-            free.take_nodes(going)
+            free.take_nodes(going, job.request)
     return pins
 
 
@@ -300,57 +299,6 @@ def remaining_s(snapshot: Snapshot, job: Job, option: Configuration, goodput: fl
     if said_s is not None:
         left_s.append(said_s - ran if ran < said_s else ran)
     return max(min(left_s), 0.0) if left_s else None
-
-
-def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:
-    """Why the job can never start. `options`: the configurations of the site; None: those for a job of its size."""
-    spec = job.spec
-    here = "here"
-    if job.nodes is not None:
-        allowed_by = shortened(str(job.nodes))
-        here = f"among those that {allowed_by} allows"
-        nodes, options = [node for node in nodes if job.nodes.admits(node)], None
-        if not nodes:
-            text = f"no managed node is allowed by {allowed_by}: submit it with other nodes or features"
-            return Reason(ReasonCode.NEVER_FITS, text, smallest_need(job))
-    if options is None:
-        options = configurations(nodes, {spec.max_gpus})
-    types = sorted({node.gpu_type for node in nodes})
-    needs = smallest_need(job)
-    if types and not any(map(spec.allows_type, types)):
-        wanted = f"has {', '.join(spec.gpu_types)}" if spec.gpu_types else "is of another type than those excluded"
-        text = f"no node {here} {wanted}; the types are {', '.join(types)}: change gpu_types or excluded_gpu_types"
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
-    shapes = [option for option in options if spec.allows_type(option.gpu_type)]
-    sizes = sorted({option.gpus for option in shapes})
-    if not sizes:
-        text = f"no node {here} with GPUs of its types takes new jobs now: all are down, silent or drained"
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
-    if not any(spec.min_gpus <= size <= spec.max_gpus for size in sizes):
-        few_to_many = f"{spec.min_gpus}" + (f" to {spec.max_gpus}" if spec.max_gpus != spec.min_gpus else "")
-        text = (
-            f"needs {few_to_many} GPUs, but jobs can have "
-            f"{', '.join(map(str, sizes))} {here}: change min_gpus or max_gpus"
-        )
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
-    if not any(spec.allows(option.gpu_type, option.gpus) for option in shapes):
-        name, unit = (
-            ("gpus_per_task", spec.gpus_per_task) if spec.gpus_per_task > 1 else ("scale_unit", spec.scale_unit)
-        )
-        text = f"no count that jobs can have {here} is a multiple of {name}={unit}: change it or max_gpus"
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
-    if not any(spec.allows(option.gpu_type, option.gpus, option.nodes) for option in shapes):
-        on = (
-            f"on at most {spec.max_nodes} node{'s' if spec.max_nodes != 1 else ''} "
-            if spec.max_nodes is not None
-            else ""
-        )
-        each = f"with a multiple of {spec.gpus_per_task} on each node " if spec.gpus_per_task > 1 else ""
-        text = f"no nodes {here} have its GPUs {on}{each}: lower min_gpus, or allow more nodes"
-        return Reason(ReasonCode.NEVER_FITS, text.replace(" :", ":"), needs)
-    return Reason(
-        ReasonCode.NEVER_FITS, "its model gives no progress on any configuration: check its goodput_table", needs
-    )
 
 
 def smallest_need(job: Job) -> str:

@@ -37,6 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock_scheduler.model import Assignment, Configuration, Job, JobId, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.people.errors import RoundFailed
 from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.never_fits import never_fits
 from penstock_scheduler.rounds.policies.settling import settle
 
 HEAD_START_S = 180.0
@@ -94,7 +95,7 @@ class Gavel:
                 reason = common.given(job, placements[job.id], f"due {due:.0%} of the time")
                 assignments[job.id] = common.assign(job, placements[job.id], reason, snapshot)
             elif not requests[job.id]:
-                waiting[job.id] = common.never_fits(job, snapshot.nodes)
+                waiting[job.id] = never_fits(job, snapshot.nodes)
             else:
                 text = f"due {sum(shares[job.id].values()):.0%} of the time; others are further behind"
                 waiting[job.id] = Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))

@@ -55,6 +55,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.people.units import times
 from penstock_scheduler.rounds.free_gpus import open_nodes
 from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.never_fits import never_fits
 from penstock_scheduler.rounds.policies.settling import settle
 from penstock_scheduler.rounds.policies.sia import restart_factor
 
@@ -196,7 +197,7 @@ class Pollux:
                 reason = common.given(job, where, f"about {times(speedup)} as fast as on one GPU of its slowest type")
                 assignments[job.id] = common.assign(job, where, reason, snapshot)
             elif not speedups[job.id].any():
-                waiting[job.id] = common.never_fits(job, snapshot.nodes, common.configurations(snapshot.nodes))
+                waiting[job.id] = never_fits(job, snapshot.nodes, common.configurations(snapshot.nodes))
             else:
                 waiting[job.id] = common.others_have_them(snapshot, job)
         return Plan(snapshot.round, assignments, waiting)

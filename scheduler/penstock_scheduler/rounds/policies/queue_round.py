@@ -21,6 +21,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.rounds.free_gpus import FreeGpus, Timeline
 from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.never_fits import never_fits
 
 SOONEST_END_S = 60.0
 """A job that has run longer than estimated is expected to end in this many seconds, Slurm's default `bf_resolution`."""
@@ -108,7 +109,7 @@ class QueueRound:
                 continue
             request, refused = self._free.allowance.within(job, self._requests[job.id])
             if not self._requests[job.id]:
-                self._waiting[job.id] = common.never_fits(job, self._snapshot.nodes)
+                self._waiting[job.id] = never_fits(job, self._snapshot.nodes)
             elif refused:
                 self._wait(job, refused)
             elif first_without is not None and self._backfill == "none":
@@ -140,7 +141,7 @@ class QueueRound:
                 self._start(job, found, f"starts on {found.configuration}: first in the queue")
                 for former in reversed(leaving):
                     held = self._given.pop(former.id)
-                    if self._free.may_stay(held):  # on nodes that the job did not need
+                    if self._free.may_stay(held, former.request):  # on nodes that the job did not need
                         self._take(former, held)
                     else:
                         self._wait(former, f"makes room for job {job.id}, which is before it in the queue")

@@ -45,6 +45,7 @@ def settle(
         pins,
         reservations={job.id: job.reservation for job in snapshot.jobs if job.reservation},
         choices={job.id: job.nodes for job in snapshot.jobs if job.nodes is not None},
+        requests={job.id: job.request for job in snapshot.jobs if job.request is not None},
     ).placements
     for job_id, placement in placements.items():
         free.take(jobs[job_id], placement)

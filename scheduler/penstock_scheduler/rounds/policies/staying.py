@@ -38,6 +38,8 @@ from penstock_scheduler.model import (
     Plan,
     Reason,
     ReasonCode,
+    ResourceRequest,
+    Share,
     SharedGpus,
     SharingState,
     Snapshot,
@@ -235,8 +237,7 @@ def without(
     """
     grouped = {job for group in groups for job in group.jobs}
     gpus = dict(aside)
-    cpus: dict[str, int] = {}
-    memory_mb: dict[str, int] = {}
+    beside: dict[str, list[tuple[Share, ResourceRequest | None]]] = {}
     for group in groups:
         gpus[group.node] = gpus.get(group.node, 0) + group.gpus
     allowance = Allowance(snapshot.limits)
@@ -246,18 +247,18 @@ def without(
         allowance.take(job, where.gpus, where.gpu_type)
         for share in where.shares:
             gpus[share.node] = gpus.get(share.node, 0) + (0 if job.id in grouped else share.gpus)
-            cpus[share.node] = cpus.get(share.node, 0) + share.cpus
-            memory_mb[share.node] = memory_mb.get(share.node, 0) + share.memory_mb
+            beside.setdefault(share.node, []).append((share, job.request))
 
     def seen(node: Node) -> Node:
         if node.name not in gpus and closed.keys().isdisjoint(node.partitions):
             return node  # the same object, which policies recognise from round to round
+        amounts = [share.amounts(request, node) for share, request in beside.get(node.name, ())]
         return dataclasses.replace(
             node,
             partitions=tuple(name for name in node.partitions if name not in closed),
             gpus_others=node.gpus_others + gpus.get(node.name, 0),
-            cpus_others=node.cpus_others + cpus.get(node.name, 0),
-            memory_others_mb=node.memory_others_mb + memory_mb.get(node.name, 0),
+            cpus_others=node.cpus_others + sum(cpus for cpus, _ in amounts),
+            memory_others_mb=node.memory_others_mb + sum(memory_mb for _, memory_mb in amounts),
         )
 
     sharing = snapshot.sharing

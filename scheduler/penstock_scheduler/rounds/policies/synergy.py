@@ -81,6 +81,7 @@ class Proportional:
     """The stage `proportional`: the baseline, and what most sites have."""
 
     name = "proportional"
+    allocates = True
 
     def __init__(self, settings: NoSettings) -> None:
         pass
@@ -101,6 +102,7 @@ class SynergyTune:
     """The stage `synergy-tune`; see the module."""
 
     name = "synergy-tune"
+    allocates = True
 
     def __init__(self, settings: TuneSettings) -> None:
         self._settings = settings
@@ -115,6 +117,7 @@ class SynergyOpt:
     """The stage `synergy-opt`: the best shares on each node for the jobs that TUNE would put there."""
 
     name = "synergy-opt"
+    allocates = True
 
     def __init__(self, settings: NoSettings) -> None:
         """Raises ConfigError if python-mip is not installed."""

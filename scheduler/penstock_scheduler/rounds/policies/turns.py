@@ -229,9 +229,9 @@ class _Turns:
 
     def _leave(self, job: Job, found: Placement, book: FreeGpus, leaving: list[tuple[Job, Placement]]) -> None:
         """Count that running jobs make room for a due job; those on nodes that it does not need stay."""
-        book.take_nodes(found)
+        book.take_nodes(found, job.request)
         for other, held in reversed(leaving):
-            if book.may_stay(held):
+            if book.may_stay(held, other.request):
                 book.take(other, held)
                 continue
             self._room.setdefault(job.id, set()).add(other.user)
@@ -242,7 +242,7 @@ class _Turns:
                 rest = dataclasses.replace(held, shares=tuple(each for each in shares if each.gpus))
                 book.take(other, rest)
                 self._count(other, rest, 1)
-        book.add_to(book.free_N, found, 1)
+        book.leave_nodes(found, job.request)
         self._book = book
 
     def _keep_free(self, job: Job, options: Sequence[Configuration], pool: Pool) -> None:

@@ -126,6 +126,9 @@ def _states(node: NodeView) -> tuple[tuple[str, ...], str]:
     elif not node.may_start:
         states.append("down")
         notes.append(f"out of service ({node.state.lower()})" if node.state else "out of service")
+    if node.out_of_reach:
+        gpus = "1 free GPU" if node.out_of_reach == 1 else f"{node.out_of_reach} free GPUs"
+        notes.append(f"{gpus} without free CPUs or memory beside them")
     if node.reservation:
         states.append("reserved")
         notes.append(f"reserved for {node.reservation}")

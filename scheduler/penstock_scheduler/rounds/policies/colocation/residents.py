@@ -24,7 +24,7 @@ from penstock_scheduler.model import (
     SharingState,
     Snapshot,
 )
-from penstock_scheduler.rounds.free_gpus import Allowance, is_open
+from penstock_scheduler.rounds.free_gpus import Allowance, Amounts, is_open
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.gandiva import colocation
 from penstock_scheduler.rounds.sharing.packing import Memory
@@ -132,6 +132,7 @@ class Residents:
         self._memory = Memory(state)
         self._total = {frozenset(seen.jobs): sum(seen.speeds) if min(seen.speeds) > 0 else 0.0 for seen in state.seen}
         self._allowance = Allowance(snapshot.limits)
+        self._amounts = Amounts(snapshot.nodes)
         self._turned_away: dict[JobId, Reason] = {}
         """Jobs in transit for which their resident job no longer has room."""
         self.residents: dict[JobId, Resident] = {}
@@ -139,6 +140,7 @@ class Residents:
         for job_id, assignment in plan.assignments.items():
             job, where = self.jobs[job_id], assignment.placement
             self._allowance.take(job, where.gpus, where.gpu_type)
+            self._amounts.take(job.request, where)
             node = self._nodes.get(where.nodes[0])
             if len(where.shares) == 1 and job_id not in already and node is not None and node.may_start:
                 self.residents[job_id] = Resident(job, where, {})
@@ -160,6 +162,7 @@ class Residents:
             and is_open(node, job)
             and job.movable
             and self._allowance.refuses(job, gpus, resident.where.gpu_type) is None
+            and (self.is_with(job, resident) or self._amounts.has(node.name, job.request, gpus))
         )
         rate = common.rate(self.snapshot.facts[job.id].model, option) if fits else 0.0
         return gpus if rate > 0 and math.isfinite(rate) else None
@@ -237,6 +240,7 @@ class Residents:
         where = common.on_one_node(job, node, gpus)
         resident.joined[job.id] = gpus
         self._allowance.take(job, gpus, where.gpu_type)
+        self._amounts.take(job.request, where)
         code = ReasonCode.FIRST_SLICE if resident.time_sliced else ReasonCode.SHARES
         reason = Reason(code, f"shares {where.configuration}: {why}")
         if common.in_flight(job) and where == job.target:

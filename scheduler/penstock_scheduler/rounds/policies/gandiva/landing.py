@@ -9,6 +9,7 @@ from penstock_scheduler.rounds.free_gpus import FreeGpus, is_open, open_nodes
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.gandiva.moves import defragment, give_back, grown, shrink
 from penstock_scheduler.rounds.policies.gandiva.state import RoundState, SharedNode
+from penstock_scheduler.rounds.policies.never_fits import never_fits
 from penstock_scheduler.rounds.sharing.gandiva import land as landing
 
 Way = Callable[[RoundState, int, Sequence[SharedNode]], SharedNode | None]
@@ -22,9 +23,19 @@ def land(state: RoundState, *, introspective: bool) -> None:
     for job in [job for job in queue if not _go_on(state, job)]:
         request = _request(state, job)
         movable = job.movable
-        key = (tuple(request), movable, job.partitions, job.reservation, job.nodes, job.user, job.account, job.qos)
+        key = (
+            tuple(request),
+            movable,
+            job.partitions,
+            job.reservation,
+            job.nodes,
+            job.request,
+            job.user,
+            job.account,
+            job.qos,
+        )
         if not request:
-            state.waiting[job.id] = common.never_fits(job, state.snapshot.nodes)
+            state.waiting[job.id] = never_fits(job, state.snapshot.nodes)
         elif key in refused or not _find(state, job, request, introspective=introspective):
             refused.add(key)
             if job.id not in state.waiting:
@@ -46,6 +57,7 @@ def _go_on(state: RoundState, job: Job) -> bool:
         or shared.free < option.gpus
         or not (common.allowed(job, option) and is_open(shared.node, job))
         or state.free.allowance.refuses(job, option.gpus, option.gpu_type) is not None
+        or not state.amounts.has(shared.node.name, job.request, option.gpus)
     ):
         return False
     state.place(job, option, shared)
@@ -69,7 +81,13 @@ def _find(state: RoundState, job: Job, request: common.Request, *, introspective
     options = _within_limits(state, job, request)
     there = [state.nodes[node.name] for node in open_nodes(state.snapshot.nodes, job) if node.may_start]
     single = {
-        option: [shared for shared in there if shared.node.gpu_type == option.gpu_type and shared.gpus > 0]
+        option: [
+            shared
+            for shared in there
+            if shared.node.gpu_type == option.gpu_type
+            and shared.gpus > 0
+            and state.amounts.has(shared.node.name, job.request, option.gpus)
+        ]
         for option in options
         if option.nodes == 1
     }

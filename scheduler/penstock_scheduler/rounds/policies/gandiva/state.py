@@ -22,7 +22,7 @@ from penstock_scheduler.model import (
     Snapshot,
     Stop,
 )
-from penstock_scheduler.rounds.free_gpus import FreeGpus, is_open
+from penstock_scheduler.rounds.free_gpus import Amounts, FreeGpus, is_open
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.gandiva.trials import GandivaSettings, Trials
 from penstock_scheduler.rounds.sharing.packing import Memory, Tenant
@@ -97,6 +97,8 @@ class RoundState:
         self.max_height = settings.max_height if self.sharing is not None else 1.0
         self.jobs = {job.id: job for job in snapshot.jobs}
         self.free = FreeGpus.of(snapshot)
+        self.amounts = Amounts(snapshot.nodes)
+        """CPUs and memory beside the jobs of packs. Jobs that share GPUs share no CPUs."""
         self.memory = Memory(self.sharing if self.sharing is not None else SharingState())
         self.fixed: dict[JobId, Placement] = {}
         """Jobs with GPUs of their own, which the round does not change from here on."""
@@ -124,11 +126,11 @@ class RoundState:
         nodes = {node.name: node for node in self.snapshot.nodes}
         movable, firm = self._sort_jobs(nodes)
         for job_id, where in self.fixed.items():
-            self.free.take(self.jobs[job_id], where)
+            self._take(self.jobs[job_id], where)
         for job, where in firm:
             if self.free.has(where):
                 self.fixed[job.id] = where
-                self.free.take(job, where)
+                self._take(job, where)
             else:
                 self.queue.append(job)
         for node in self.snapshot.nodes:
@@ -138,9 +140,14 @@ class RoundState:
         for job, where in sorted(movable, key=lambda each: each[0].in_order):
             self.gpus[job.id] = where.gpus
             self.free.charge(job, where.gpus, where.gpu_type)
+            self.amounts.take(job.request, where)
             by_node.setdefault(where.nodes[0], []).append(job.id)
         for name, there in by_node.items():
             self._restore_packs(self.nodes[name], there)
+
+    def _take(self, job: Job, where: Placement) -> None:
+        self.free.take(job, where)
+        self.amounts.take(job.request, where)
 
     def _sort_jobs(self, nodes: Mapping[str, Node]) -> tuple[list[Held], list[Held]]:
         """Sort each job into the queue, the fixed jobs, or one of the two lists that this returns.
@@ -204,6 +211,7 @@ class RoundState:
         where = job.allocation or job.target
         assert where is not None, "it has a place"
         self.free.charge(job, -self.gpus.pop(job_id), where.gpu_type)
+        self.amounts.take(job.request, where, -1)
         self.queue.append(job)
 
     def add(self, shared: SharedNode, jobs: tuple[JobId, ...]) -> None:
@@ -227,6 +235,7 @@ class RoundState:
         if job.movable:
             self.free.charge(job, option.gpus, option.gpu_type)
             self.gpus[job.id] = option.gpus
+            self.amounts.take(job.request, common.on_one_node(job, shared.node, option.gpus))
             self.add(shared, (job.id,))
             self.busy.add(job.id)
         else:  # GPUs of its own, so that no later job makes it run in time slices
@@ -236,7 +245,7 @@ class RoundState:
     def take_whole(self, job: Job, where: Placement) -> None:
         """Give a job GPUs of its own, on which no other job may land."""
         self.fixed[job.id] = where
-        self.free.take(job, where)
+        self._take(job, where)
         for share in where.shares:
             self.nodes[share.node].gpus -= share.gpus
 
@@ -245,6 +254,9 @@ class RoundState:
         source.packs.remove(pack)
         target.packs.append(pack)
         for job in pack.jobs:
+            for there, sign in ((source, -1), (target, 1)):
+                where = common.on_one_node(self.jobs[job], there.node, self.gpus[job])
+                self.amounts.take(self.jobs[job].request, where, sign)
             self.node_of[job] = target
             self.notes[job] = note
             self.busy.add(job)
@@ -260,6 +272,10 @@ class RoundState:
             self.rested(job, self.settings.interval_s)
             and self.may_be_on(job, shared)
             and self.jobs[job].spec.allows(shared.node.gpu_type, self.gpus[job])
+            and (
+                self.node_of[job] is shared
+                or self.amounts.has(shared.node.name, self.jobs[job].request, self.gpus[job])
+            )
             for job in pack.jobs
         )
 

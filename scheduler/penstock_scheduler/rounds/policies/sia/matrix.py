@@ -363,6 +363,7 @@ class SiaMatrix:
                 for job in jobs
                 if job.allocation is not None
             },
+            requests={job.id: job.request for job in self.snapshot.jobs if job.request is not None},
         )
 
 

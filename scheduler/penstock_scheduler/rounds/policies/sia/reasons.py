@@ -24,6 +24,7 @@ from penstock_scheduler.model import (
 from penstock_scheduler.people.units import duration, times
 from penstock_scheduler.rounds.placement import Placed
 from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.never_fits import never_fits
 from penstock_scheduler.rounds.policies.sia.costs import remaining, restart_factors, size_weights, source
 from penstock_scheduler.rounds.policies.sia.matrix import SiaMatrix
 from penstock_scheduler.rounds.policies.sia.settings import SiaSettings
@@ -147,6 +148,8 @@ def _why_not(matrix: SiaMatrix, job: Job, row: int, chosen: Configuration | None
         return Reason(ReasonCode.NEVER_FITS, text, needs)
     if chosen is not None:
         text = f"{chosen} would be best, but the free GPUs are scattered over too many nodes"
+        if any(node.scarce for node in matrix.snapshot.nodes):
+            text += ", or lack the CPUs and memory that the job needs beside them"
         return Reason(ReasonCode.WAITING_FRAGMENTS, text, needs)
     nodes = [node for node in matrix.snapshot.nodes if node.reservation == job.reservation]
     if not nodes and job.reservation:
@@ -155,7 +158,7 @@ def _why_not(matrix: SiaMatrix, job: Job, row: int, chosen: Configuration | None
     if not nodes and matrix.snapshot.nodes:
         return Reason(ReasonCode.WAITING_CAPACITY, "all nodes are reserved now", needs)
     if not matrix.ever_JC[row].any():
-        return common.never_fits(job, nodes, matrix.all_shapes)
+        return never_fits(job, nodes, matrix.all_shapes)
     for limit in matrix.snapshot.limits:
         if limit.covers(job):
             counted_C = np.array([limit.counts(option.gpu_type) for option in matrix.options], dtype=np.bool_)
