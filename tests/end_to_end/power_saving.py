@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from pathlib import Path
 
 from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_slurm.loopback.machine import free_ports
 from penstock_slurm.loopback.processes import MARK
 
 UNBLOCKED = 'import os, signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); os.execvp("slurmd", sys.argv[1:])'
@@ -72,6 +74,34 @@ def with_power_saving(
     """A Slurm that powers its nodes down after `idle_s` s without jobs, and wakes them in `boot_s` s."""
     power = PowerSaving(folder / "power", boot_s)
     slurm = make_loopback(nodes, settings=power.settings(idle_s=idle_s, resume_timeout_s=timeout_s))
+    power.serve(slurm)
+    return slurm, power
+
+
+def with_cloud_nodes(
+    make_loopback: MakeLoopback, folder: Path, *, boot_s: float = 4.0, idle_s: int = 5, timeout_s: int = 60
+) -> tuple[LoopbackCluster, PowerSaving]:
+    """A Slurm as AWS ParallelCluster and slurm-gcp set it up: one T4 node that always runs, and two A100 nodes in the cloud."""
+    power, host, first = PowerSaving(folder / "power", boot_s), socket.gethostname().split(".")[0], free_ports(2)
+    settings = power.settings(idle_s=idle_s, resume_timeout_s=timeout_s) | {
+        "NodeName": f"q1-dy-a100-[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{first + 1}] CPUs=8 Boards=1 "
+        "SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:a100:2 State=CLOUD Weight=1000 "
+        "Feature=dynamic,gpu",
+        "PartitionName": "q1 Nodes=q1-dy-a100-[1-2] MaxTime=INFINITE State=UP",
+        "SuspendExcNodes": "t4-00",
+        "SlurmctldParameters": "idle_on_node_suspend,power_save_min_interval=2,cloud_reg_addrs",
+        "PrivateData": "cloud",
+        "TreeWidth": "65533",
+    }
+    gres = (
+        "AutoDetect=off\nNodeName=t4-00 Name=gpu Type=t4 File={devices}\n"
+        "NodeName=q1-dy-a100-[1-2] Name=gpu Type=a100 File={devices}\n"
+    )
+    devices = folder / "nvidia"
+    devices.mkdir()
+    for number in range(2):
+        (devices / str(number)).touch()
+    slurm = make_loopback("t4:1x2", settings=settings, files={"gres.conf": gres.format(devices=f"{devices}/[0-1]")})
     power.serve(slurm)
     return slurm, power
 

@@ -11,7 +11,7 @@ import pytest
 from penstock_scheduler.api.client import Client
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.fixtures import MakeLoopback
-from tests.end_to_end.power_saving import asleep, states, with_power_saving
+from tests.end_to_end.power_saving import asleep, states, with_cloud_nodes, with_power_saving
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm
@@ -93,3 +93,35 @@ def test_a_node_that_does_not_boot_costs_the_job_no_more_than_resume_timeout(
         notes = {node.name: node.note for node in penstock.nodes()}
         assert "did not boot within 15 s (ResumeTimeout)" in notes[broken]
         assert not notes[other]
+
+
+def test_cloud_nodes_are_woken_for_a_job_of_two_nodes_and_an_awake_type_of_equal_worth_comes_first(
+    make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    """As on AWS ParallelCluster: the nodes have never run. A job that is killed while they boot leaves nothing behind."""
+    slurm, power = with_cloud_nodes(make_loopback, tmp_path)
+    site = make_site(slurm)
+    site.slurm_settings["start_patience_s"] = 5
+    site.start()
+
+    def told() -> str:
+        return f"{states(slurm)}\n{power.log.read_text()}\n{site.tail()}"
+
+    cloud = ("q1-dy-a100-1", "q1-dy-a100-2")
+    assert {states(slurm)[name] for name in cloud} == {"IDLE+CLOUD+POWERED_DOWN"}, told()
+    rates = {"t4": {"1": 1.0}, "a100": {"1": 1.01}}
+    short = site.submit(4.0, rates=rates)
+    site.wait_completed(short)
+    assert site.job(short).nodes == ("t4-00",)
+    assert power.resumed() == []
+    four = "--comment=" + json.dumps({"penstock": {"min_gpus": 4, "max_gpus": 4}})
+    first, second = (site.sbatch(*OURS, four, "--wrap=sleep 5") for _ in range(2))
+    site.wait_states("CONFIGURING", first)
+    site.slurm.command("scancel", first)
+    site.wait_states("RUNNING", second)
+    assert site.job(second).nodes == cloud
+    site.wait_states("COMPLETED", second)
+    wait_for(
+        lambda: {states(slurm)[name] for name in cloud} == {"IDLE+CLOUD+POWERED_DOWN"}, 90, "they sleep", details=told
+    )
+    assert "t4-00" not in power.log.read_text()

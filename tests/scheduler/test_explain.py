@@ -296,3 +296,19 @@ def test_a_job_is_told_which_of_its_claims_does_not_hold():
     said = explain(dataclasses.replace(record, snapshot=snapshot_), "2", remedies=0)
     assert said is not None
     assert "A claim of the job does not hold: its table is wrong: correct it." in words(said, now_s=1000.0)
+
+
+def test_a_job_is_told_that_its_node_sleeps_and_one_that_waits_which_node_did_not_boot():
+    (node,) = snapshot("t4:1x4", []).nodes
+    sleeps = dataclasses.replace(node, boot_s=90.0, note="is powered down; Slurm wakes it in about 2 min")
+    said = explain(decided(snapshot((sleeps,), [job("1", max_gpus=1)])), "1")
+    assert said is not None
+    assert f"Node {node.name} is powered down; Slurm wakes it in about 2 min." in words(said, now_s=1000.0)
+    failed = dataclasses.replace(node, may_start=False, note="did not boot within 10 min (ResumeTimeout)")
+    said = explain(decided(snapshot((failed,), [job("1", max_gpus=1)])), "1")
+    assert said is not None
+    assert f"Node {node.name} did not boot within 10 min (ResumeTimeout)." in words(said, now_s=1000.0)
+    runs = job("1", max_gpus=1, phase=Phase.RUNNING, allocation=on("t4", t4_00=1))
+    said = explain(decided(snapshot((sleeps,), [runs])), "1")
+    assert said is not None
+    assert not said.notes

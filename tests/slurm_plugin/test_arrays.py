@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import ControlMessage, Request
+from penstock_scheduler.model import Phase, Progress, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import JobGone, SlurmError, Transient
+from penstock_slurm.gateway import JobGone, SlurmError, SlurmFeatures, Transient
 from penstock_slurm.jobs.arrays import AGAIN, NEW
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, pending
@@ -128,6 +129,38 @@ def test_an_element_that_holds_gpus_counts_whatever_it_does(world: World, state:
     world.add(1, 3, limit=1)
     world.run("1_3", state=state)
     assert world.planned() == {"1_3"}
+
+
+def test_an_element_whose_node_boots_counts_as_one_that_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm has started it, so it is not taken back in favour of another one, nor is it to be sent again."""
+    monkeypatch.setattr(world, "features", lambda: SlurmFeatures("loop", resume_timeout_s=600.0))
+    world.words = {"n0": {"MIXED", "NOT_RESPONDING", "POWERING_UP"}}
+    world.add(1, 3, limit=1)
+    world.send("1_3")
+    world.run("1_3", state="CONFIGURING")
+    assert world.planned() == {"1_3"}
+    (job,) = world.state.jobs
+    assert (job.phase, job.allocation is None) == (Phase.STARTING, False)
+    assert job.allocation is not None
+    (outcome,) = world.cluster.apply([Start("1_3", 1, job.allocation)])
+    assert (outcome.progress, outcome.text) == (Progress.UNDER_WAY, "waits for Slurm to boot its nodes")
+    assert not world.written
+
+
+def test_a_job_whose_node_boots_is_not_held_because_it_was_sent_in_vain_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may start it right before it is held."""
+    monkeypatch.setattr(world, "features", lambda: SlurmFeatures("loop", resume_timeout_s=600.0))
+    world.words = {"n0": {"MIXED", "NOT_RESPONDING", "POWERING_UP"}}
+    world.listed.append(pending("gpu", id="3", **world.fields({})))
+    assert world.planned() == {"3"}
+    for now_s in (0.0, 100.0):
+        world.cluster._managed.unstarted.refused("3", "Resources", world.clock.now_s() + now_s)
+    assert world.planned() == set()
+    world.run("3", state="CONFIGURING")
+    assert world.planned() == {"3"}
+    assert not world.written
 
 
 def test_an_element_counts_that_penstock_does_not_manage(world: World) -> None:

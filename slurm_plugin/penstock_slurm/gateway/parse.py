@@ -342,11 +342,11 @@ def parse_features(text: str) -> SlurmFeatures:
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
         memory="MEMORY" in keys.get("SelectTypeParameters", ""),
         counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
-        resume_timeout_s=_resume_timeout_s(keys),
+        resume_timeout_s=resume_timeout_s(keys),
     )
 
 
-def _resume_timeout_s(keys: Mapping[str, str]) -> float | None:
+def resume_timeout_s(keys: Mapping[str, str]) -> float | None:
     """ResumeTimeout, such as `60 sec`; None without a ResumeProgram. One that cannot be read counts as Slurm's default."""
     if keys.get("ResumeProgram", "(null)") in NOTHING:
         return None

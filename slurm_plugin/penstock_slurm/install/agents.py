@@ -18,25 +18,14 @@ from penstock_slurm.gateway import CliGateway, SlurmNode, abilities
 from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.conf_edits import our_libraries
 from penstock_slurm.gateway.local_slurm import constrains_devices
+from penstock_slurm.gateway.node_states import OFF
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget
 from penstock_slurm.install.units import AGENT, MOUNT
 from penstock_slurm.share.agents import STAND_IN_REMEDY, without_stand_in
 from penstock_slurm.share.gpu_reservation import NAME as PLACEHOLDER
 
-AWAY = frozenset(
-    {
-        "DOWN",
-        "FUTURE",
-        "NOT_RESPONDING",
-        "POWERED_DOWN",
-        "POWERING_DOWN",
-        "POWERING_UP",
-        "POWER_DOWN",
-        "POWER_UP",
-        "UNKNOWN",
-    }
-)
+AWAY = OFF | {"DOWN", "FUTURE", "NOT_RESPONDING", "UNKNOWN"}
 """States of nodes whose agents need not run."""
 
 SHOWN = 8
@@ -176,21 +165,21 @@ def judge(nodes: Iterable[SlurmNode], spool: Path, now_s: float) -> Iterator[Fin
     well = sum(seen.trouble is None for seen in there.values())
     down = len(gpu_nodes) - len(there)
     if well or not wrong:
-        rest = f"; {down} more are down" if down else ""
+        rest = f"; {down} more are down or powered down" if down else ""
         yield Finding(f"the agents of {well} of {len(there)} nodes with GPUs report{rest}")
     for trouble, ages_s in wrong.items():
         text, remedy = TROUBLES[trouble]
         age = f"{max(ages_s.values()):.0f} s"
-        yield Finding(f"the agent of {_some(list(ages_s))} {text.format(age=age)}", remedy.format(spool=spool))
+        yield Finding(f"the agent of {some(list(ages_s))} {text.format(age=age)}", remedy.format(spool=spool))
     errors = [f"XID {xid} of GPU {gpu} of {name}" for name, seen in sorted(there.items()) for gpu, xid in seen.errors]
     if errors:
         yield Finding(
-            f"NVIDIA's driver reported errors within a day: {_some(errors)}",
+            f"NVIDIA's driver reported errors within a day: {some(errors)}",
             "on the node: journalctl -k | grep NVRM; look the XID up in NVIDIA's list; drain the node if a GPU is broken",
         )
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """The first few names."""
     more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
     return ", ".join([*names[:SHOWN], *more])

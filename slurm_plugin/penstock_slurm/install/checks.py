@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_scheduler.people.errors import PenstockError
-from penstock_slurm.gateway import CliGateway, JobGone, SlurmJob
+from penstock_scheduler.people.units import duration
+from penstock_slurm.gateway import CliGateway, JobGone, SlurmJob, SlurmNode, SlurmPartition
+from penstock_slurm.gateway.node_states import node_facts
+from penstock_slurm.gateway.parse import resume_timeout_s
+from penstock_slurm.install.agents import some
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget, own_lua_lacks_ours, site_text
 from penstock_slurm.install.sources import source
+from penstock_slurm.observe import boots
 
 TEST_JOB = "penstock-check"
 
@@ -33,6 +38,55 @@ def check_files(site: InstallTarget) -> Iterator[Finding]:
     yield Finding("penstock_site.lua knows the partitions", "" if synced else "run `penstock slurm sync`")
     flags = "--adaptive" in site.commands.run("sbatch", "--help").stdout
     yield Finding("sbatch has the flags", "" if flags else f"{site.plugstack} loads no penstock.so on this machine")
+
+
+def check_power_saving(site: InstallTarget) -> Iterator[Finding]:
+    """Checks that the nodes which Slurm's power saving powers down can be used. Raises PenstockError."""
+    section = site.slurm
+    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
+    managed = set(section.partitions)
+    nodes = [node for node in gateway.nodes() if managed & set(node.partitions)]
+    partitions = [each for each in gateway.partitions() if each.name in managed]
+    yield from judge_power_saving(site.config, nodes, partitions)
+
+
+def judge_power_saving(
+    config: Mapping[str, str], nodes: Sequence[SlurmNode], partitions: Iterable[SlurmPartition]
+) -> Iterator[Finding]:
+    """Findings of `check_power_saving`; none where Slurm's power saving is off.
+
+    Args:
+        config: `scontrol show config`.
+        nodes: nodes of the managed partitions, as far as Slurm shows them.
+        partitions: the managed partitions.
+    """
+    timeout_s = resume_timeout_s(config)
+    asleep = [node.name for node in nodes if node_facts(node.state).asleep]
+    if timeout_s is None:
+        if asleep:
+            remedy = f"set ResumeProgram in {config['SLURM_CONF']}; until then, no job starts there"
+            yield Finding(f"Slurm can wake its powered-down nodes ({some(asleep)})", remedy)
+        return
+    limit = f"{duration(timeout_s)} (ResumeTimeout)"
+    yield Finding(
+        f"{len(asleep)} of {len(nodes)} nodes are powered down; Slurm wakes each for a job within {limit}, and `penstock nodes` "
+        "shows how long that takes"
+    )
+    for node in nodes:
+        if (
+            text := boots.note(node, timeout_s * boots.FIRST_SHARE, timeout_s)
+            if not node_facts(node.state).may_start
+            else ""
+        ):
+            what, _, remedy = text.partition("; ")
+            yield Finding(f"node {node.name} {what}", remedy)
+    shown = {node.name for node in nodes}
+    hidden = [name for each in partitions for name in each.nodes if name not in shown]
+    if hidden and "cloud" not in config.get("PrivateData", "").lower():
+        remedy = (
+            f"Slurm 22.05 hides powered-down nodes with State=CLOUD; set PrivateData=cloud in {config['SLURM_CONF']}"
+        )
+        yield Finding(f"Slurm shows all nodes of its partitions (it hides {some(hidden)})", remedy)
 
 
 def check_jobs(site: InstallTarget, user: int | None) -> Iterator[Finding]:

@@ -120,7 +120,7 @@ def note(node: SlurmNode, boot_s: float, resume_timeout_s: float | None) -> str:
         )
     if "POWERED_DOWN" in node.state and "NOT_RESPONDING" in node.state:
         return (
-            "is powered down, and Slurm does not wake it, because it also lists it as not responding; an admin mends that with: "
+            "is powered down, and Slurm does not wake it, because it lists it as not responding, too; an admin mends that with: "
             f"scontrol update NodeName={node.name} State=POWER_DOWN_FORCE"
         )
     return ""

@@ -25,6 +25,7 @@ from penstock_scheduler.people.errors import ClusterAway, StoreError
 from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
 from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.gateway.node_states import OFF
 from penstock_slurm.jobs.states import HOLDING
 from penstock_slurm.share.agent_files import Events, Orders, nodes_with_agents, read_status
 from penstock_slurm.share.gpu_reservation import GpuReservations, Ground, Sharer, lacking, stands, used
@@ -177,7 +178,8 @@ class SlurmAgents:
         self._orders.recall(present)
         self._events.saw(self._statuses)
         busy = slurm_jobs if busy is None else busy
-        self.watch.saw(self._statuses, jobs, busy, unreachable)
+        off = {node.name for node in self._nodes.values() if not OFF.isdisjoint(node.state)}
+        self.watch.saw(self._statuses, jobs, busy, unreachable, off)
         for name, status in self._statuses.items():
             for carried in status.jobs:
                 self._uses.setdefault(carried.job, {})[name] = carried.use

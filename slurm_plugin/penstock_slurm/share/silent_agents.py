@@ -78,6 +78,7 @@ class SilentAgents:
         jobs: Mapping[JobId, Job],
         slurm_jobs: Mapping[JobId, SlurmJob],
         unreachable: Collection[str],
+        off: Collection[str] = (),
     ) -> None:
         """Take over an observation.
 
@@ -86,10 +87,13 @@ class SilentAgents:
             jobs: the managed jobs.
             slurm_jobs: Slurm's records of them.
             unreachable: nodes that do not respond to Slurm. Their jobs are Slurm's matter.
+            off: nodes that Slurm powers down or wakes. Their agents are not silent, nor are they at once when a node is awake.
         """
         now_s = self.clock.now_s()
         self._beats = {
-            node: before if (before := self._beats.get(node)) and before[0] == status.time_s else (status.time_s, now_s)
+            node: before
+            if (before := self._beats.get(node)) and before[0] == status.time_s and node not in off
+            else (status.time_s, now_s)
             for node, status in statuses.items()
         }
         self._silent = {

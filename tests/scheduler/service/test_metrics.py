@@ -136,6 +136,20 @@ def test_what_slurm_says_in_unknown_words_is_counted_and_a_warning(tmp_path):
         assert 'penstock_unknown_values{field="State",kind="node"} 1.0' in lines
 
 
+def test_a_node_that_did_not_boot_is_a_warning_and_one_that_sleeps_is_not(tmp_path):
+    with serving(tmp_path) as api:
+        state = api.board.state
+        first, *others = state.nodes
+        sleeps = dataclasses.replace(first, boot_s=90.0, note="is powered down; Slurm wakes it in about 2 min")
+        failed = dataclasses.replace(
+            first, name="n9", may_start=False, note="did not boot within 10 min (ResumeTimeout)"
+        )
+        api.board.observed(dataclasses.replace(state, nodes=(sleeps, failed, *others)), time.time())
+        with api.client("ada") as ada:
+            assert ada.ready().warnings == ["node n9 did not boot within 10 min (ResumeTimeout)"]
+            assert [node.note for node in ada.nodes() if node.name == first.name] == [sleeps.note]
+
+
 def test_dashboard_and_alerts_name_metrics_that_are_there(scraped):
     """The names in their queries, beside what a scrape brings."""
     known = set(re.findall(r"^# TYPE (\S+)", scraped, re.M)) | set(re.findall(r"^(penstock_\w+)", scraped, re.M))

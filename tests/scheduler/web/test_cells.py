@@ -120,3 +120,10 @@ def test_a_line_break_in_a_fragment_stays_one_event():
     text = change(None, Fragments({"a": "x\n\nevent: parts\ndata: {}"}))
     assert text is not None
     assert text.count("\n\n") == 1
+
+
+def test_a_node_that_slurm_has_powered_down_is_free_and_says_when_it_is_ready():
+    sleeping = node(state="IDLE+POWERED_DOWN", boot_s=90.0, note="is powered down; Slurm wakes it in about 2 min")
+    (found,) = nodes_of([sleeping], {}, [], {})
+    assert found.states == ()
+    assert "Slurm wakes it in about 2 min" in words(found)

@@ -51,7 +51,10 @@ def test_agents_that_report_are_counted_and_nodes_without_gpus_or_power_are_not_
         node("e", state="POWERED_DOWN"),
     ]
     (finding,) = judge(nodes, tmp_path, NOW_S)
-    assert (finding.what, finding.remedy) == ("the agents of 2 of 2 nodes with GPUs report; 2 more are down", "")
+    assert (finding.what, finding.remedy) == (
+        "the agents of 2 of 2 nodes with GPUs report; 2 more are down or powered down",
+        "",
+    )
 
 
 def test_each_thing_that_is_wrong_has_its_nodes_and_its_remedy(tmp_path: Path):

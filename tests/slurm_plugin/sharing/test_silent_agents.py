@@ -49,6 +49,7 @@ class Scene:
         self.states = {"7": "RUNNING", "8": "SUSPENDED"}
         self.spec = JobSpec(max_gpus=1)
         self.unreachable: frozenset[str] = frozenset()
+        self.off: frozenset[str] = frozenset()
         self.told: tuple[CarriedJob, ...] = (
             carried("7", 0),
             carried("8", 0, state="suspended").model_copy(update={"since_s": 9000.0}),
@@ -67,7 +68,7 @@ class Scene:
         for number, state in self.states.items():
             found, record = runs(number, None, state=state)
             jobs[number], records[number] = dataclasses.replace(found, spec=self.spec), record
-        self.agents.saw({"n0": status}, jobs, records, self.unreachable)
+        self.agents.saw({"n0": status}, jobs, records, self.unreachable, self.off)
 
     def relieve(self, saved: Collection[str] = ()) -> dict[str, Stop]:
         return self.agents.relieve(self.gateway, self.spool, saved)  # type: ignore[arg-type]
@@ -193,3 +194,16 @@ def test_what_slurm_refuses_is_tried_again(scene: Scene) -> None:
         scene.observe(PATIENCE_S + 1)
         assert scene.relieve(["8"]) == {}
     assert scene.gateway.asked == [("requeue_hold", "8")] * 2
+
+
+def test_the_agent_of_a_node_that_slurm_has_powered_down_is_not_silent(scene: Scene) -> None:
+    """Nor is it at once when the node is awake again."""
+    scene.states = {}
+    scene.off = frozenset({"n0"})
+    scene.observe(3600.0)
+    assert scene.agents.silent() == ()
+    scene.off = frozenset()
+    scene.observe(5.0)
+    assert scene.agents.silent() == ()
+    scene.observe(3600.0)
+    assert [each.node for each in scene.agents.silent()] == ["n0"]

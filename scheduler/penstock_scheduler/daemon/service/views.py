@@ -106,7 +106,8 @@ def with_jobs(nodes: Sequence[NodeView], spans: Iterable[AllocationSpan]) -> lis
 
 
 def warnings(board: Board) -> list[str]:
-    """What an admin should look at: values of the cluster that cannot be read, and a refused plan. They name no jobs."""
+    """What an admin should look at: values of the cluster that cannot be read, nodes that did not boot, and a refused plan. They
+    name no jobs."""
     found = []
     for each in board.state.unknown if board.state is not None else ():
         count = len(each.names)
@@ -123,6 +124,10 @@ def warnings(board: Board) -> list[str]:
             f"{each.text} of {what} is not known to Penstock, which leaves {'it' if count == 1 else 'them'} alone; run "
             "`penstock slurm check`"
         )
+    unusable = (
+        node for node in (board.state.nodes if board.state is not None else ()) if node.note and not node.may_start
+    )
+    found += [f"node {node.name} {node.note}" for node in unusable][:NAMES_SHOWN]
     if board.record is not None and board.record.gate.refused:
         number = board.record.snapshot.round
         found.append(f"{REFUSED} of round {number}, and every running job keeps what it has; see `penstock plan`")
