@@ -11,6 +11,9 @@ from typing import Any
 from penstock_scheduler.model.nodespec import NodeSpec
 from penstock_slurm.loopback import LoopbackCluster, config
 
+NODE = "CPUs=64 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=256000"
+"""Parameters of an ordinary node."""
+
 MOST_GPUS = 16
 """Files for GPUs that a node has at most."""
 
@@ -63,6 +66,8 @@ class Configuration:
     files: Mapping[str, str] = field(default_factory=dict)
     accounting: tuple[tuple[str, ...], ...] = ()
     """Commands of sacctmgr; without any, the site has no accounting."""
+    asleep: bool = False
+    """Whether all nodes are powered down when the jobs come."""
 
 
 def names(text: str) -> list[str]:

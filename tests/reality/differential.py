@@ -65,6 +65,10 @@ class Differential:
         return self._run(requests, adaptive=True, wanted=wanted)
 
     def _run(self, requests: Sequence[Request], *, adaptive: bool, wanted: Sequence[Outcome] = ()) -> list[Outcome]:
+        if self.cluster.site.asleep:
+            wait_for(
+                lambda: set(self.command("sinfo", "-hNa", "-o", "%t").split()) == {"idle~"}, 90, "all nodes to sleep"
+            )
         try:
             sent = [self._submit(each, adaptive=adaptive) for each in requests if not each.adaptive]
             self._settle([job for job, _ in sent if job])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import pytest
 
 from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.reality.cluster import Case, Configuration
-from tests.reality.configurations import ALL
 from tests.reality.differential import Differential, Outcome, differences, running
+from tests.reality.sites import ALL
 
 pytestmark = pytest.mark.slurm
 
@@ -31,19 +31,19 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not Path("/usr/include/slurm/spank.h").exists():
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     with running(tmp_path_factory.mktemp("reality"), site) as differential:
-        selected = [item.callspec.params["case"] for item in request.session.items if mine(item, site)]
+        selected = [case for item in request.session.items if (case := case_of(item, site))]
         plain = {case.name: differential.plain(case.requests) for case in selected}
         differential.site.start()
         yield Judged(differential, plain)
 
 
-def mine(item: pytest.Item, site: Configuration) -> bool:
-    """Whether this is one of the tests of a site."""
+def case_of(item: pytest.Item, site: Configuration) -> Case | None:
+    """The case of a test, if it is one of this site."""
     spec = getattr(item, "callspec", None)
-    return spec is not None and spec.params.get("judged") is site
+    return spec.params["case"] if spec is not None and spec.params.get("judged") is site else None
 
 
-def cases() -> list[object]:
+def cases() -> Sequence[object]:
     found = []
     for site in ALL:
         for case in site.cases:
@@ -54,9 +54,10 @@ def cases() -> list[object]:
     return found
 
 
-@pytest.mark.parametrize(("judged", "case"), cases(), indirect=["judged"])
+@pytest.mark.parametrize(("judged", "case"), cases(), indirect=["judged"], scope="module")
 def test_what_plain_slurm_does_penstock_does(judged: Judged, case: Case) -> None:
     plain = judged.plain[case.name]
     adaptive = judged.differential.adaptive(case.requests, plain)
     print(*plain, "--", *adaptive, sep="\n")
-    assert differences(plain, adaptive) == [], judged.differential.site.tail()
+    found = differences(plain, adaptive)
+    assert not found, "\n".join([*found, judged.differential.site.tail()])
