@@ -80,7 +80,8 @@ def main() -> None:
 
 def _write(store: SqlStore, given: argparse.Namespace) -> None:
     rng = np.random.default_rng(given.seed)
-    sampler = Sampler(store, DaemonSettings(keep_samples_days=given.keep_days, keep_hourly_days=2 * given.keep_days))
+    settings = DaemonSettings(keep_days=2 * given.keep_days).model_copy(update={"keep_samples_days": given.keep_days})
+    sampler = Sampler(store, settings)
     spans, waits = AllocationLog(store, None, list), WaitLog(store)
     nodes = tuple(Node(f"n{number:05}", "a100", 8, ("all",)) for number in range((given.jobs + 7) // 8))
     runs = [running(number, 0, START_S) for number in range(given.jobs)]

@@ -20,6 +20,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+AGENT = """import json, sys
+from penstock_slurm.agent.main import main
+from penstock_slurm.agent.settings import AgentSettings
+for name, value in json.loads(sys.argv.pop(1)).items():
+    setattr(AgentSettings, name, value)
+sys.exit(main())"""
+"""The agent, with constants of the bench."""
 NODE = f"bench{os.getpid()}"
 """Unlike that of any bench that runs at the same time: an agent finds its jobs' processes by it."""
 NOBODY = 65534
@@ -216,8 +223,8 @@ class Bench:
         gib = gib if not self.dry else 0.01
         return self.start(COUNTS, kind, gib, "REPORT", self.device, uid=uid, **environment)
 
-    def node(self, **settings: object) -> Node:
-        return Node(self, settings)
+    def node(self, **constants: float) -> Node:
+        return Node(self, constants)
 
     def ask(
         self, pid: int, *verbs: object, uid: int = 0, limits: str = "", limit_s: float = 10.0
@@ -354,7 +361,7 @@ class Program:
 class Node:
     """A spool, the agent of a node, which is a process of its own, and a stand-in for Slurm that sends Slurm's signals."""
 
-    def __init__(self, bench: Bench, settings: dict[str, object]) -> None:
+    def __init__(self, bench: Bench, constants: dict[str, float]) -> None:
         self.bench, self.folder = bench, bench.folder
         self.spool, self.run_dir, self.log = (self.folder / each for each in ("spool", "run", "agent.log"))
         self.spool.mkdir()
@@ -363,13 +370,12 @@ class Node:
             program = self.folder / "bin" / name
             program.write_text(SCONTROL.format(folder=self.folder))
             program.chmod(0o755)
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
         file = self.folder / "penstock.toml"
         file.write_text(
             f'[slurm]\npartitions = ["a"]\nspool_dir = "{self.spool}"\n'
-            f'[agent]\ncuda_checkpoint = "auto"\nrun_dir = "{self.run_dir}"\nstate_dir = "{self.folder}/state"\n{text}'
+            f'[agent]\ncuda_checkpoint = "auto"\nrun_dir = "{self.run_dir}"\nstate_dir = "{self.folder}/state"\n'
         )
-        self.command = [sys.executable, "-m", "penstock_slurm.agent.main", "--config", str(file), "--node", NODE]
+        self.command = [sys.executable, "-c", AGENT, json.dumps(constants), "--config", str(file), "--node", NODE]
         self.jobs: dict[int, Program] = {}
         self._number = itertools.count(1)
         self.agent: subprocess.Popen[Any] | None = None

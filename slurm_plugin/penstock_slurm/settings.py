@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
@@ -50,10 +50,6 @@ class SlurmSettings(BaseModel):
         default="total",
         description="'total': a move does not lengthen a job's time limit; 'run': each run has the whole limit, as in Slurm.",
     )
-    time_limit_grace_s: NonNegativeFloat = Field(
-        default=60.0,
-        description="Time that each restart adds to a time limit over all runs: about what a move costs.",
-    )
     plain_patience_s: NonNegativeFloat = Field(
         default=300.0,
         description="How long a plain job waits in a managed partition before GPUs are set aside for it. With a very large "
@@ -64,25 +60,27 @@ class SlurmSettings(BaseModel):
         description="Whether penstock-agent runs on the nodes, so that jobs can share GPUs. Policies and stages that share GPUs "
         "need it.",
     )
-    agent_patience_s: NonNegativeFloat = Field(
-        default=300.0,
-        description="How long an agent may be silent before its suspended jobs are resumed, if no other job uses their GPUs, or "
-        "start again from their last checkpoint.",
-    )
-    reservation_lead_s: NonNegativeFloat = Field(
-        default=900.0,
-        description="How long before a reservation begins Penstock vacates its nodes.",
-    )
     weight: Literal["none", "fair-share"] = Field(
         default="none",
         description="'fair-share': the weight of a job is 2 ** (2 F - 1), from 1/2 to 2, with Slurm's fair-share factor F of its "
         "user and account; 1 without one. Needs accounting and priority/multifactor.",
     )
-    rules_refresh_s: PositiveFloat = Field(
-        default=300.0, description="How often limits, fair share and topology are read."
-    )
-    credential_pause_s: NonNegativeFloat = Field(
-        default=1.05,
-        description="Pause between the moment when Slurm begins to end a job's run and the job's next start. With less than 1 s, "
-        "Slurm may kill the next run ('Job credential revoked'): 2 of 35 in a test without the pause, 0 of 40 with it.",
-    )
+
+    time_limit_grace_s: ClassVar[float] = 60.0
+    """Time that each restart adds to a time limit over all runs, s: about what a move costs a job of several gigabytes."""
+
+    agent_patience_s: ClassVar[float] = 300.0
+    """How long an agent may be silent before its suspended jobs are resumed, if no other job uses their GPUs, or start again
+    from their last checkpoint, s. An upgrade of the agent or a node under heavy load takes a minute or two."""
+
+    reservation_lead_s: ClassVar[float] = 900.0
+    """How long before a reservation begins Penstock vacates its nodes, s. Jobs get `checkpoint_wait_s` to
+    save and leave, over several rounds."""
+
+    rules_refresh_s: ClassVar[float] = 300.0
+    """How often limits, fair share and topology are read, s: Slurm itself computes fair share every five minutes
+    (PriorityCalcPeriod)."""
+
+    credential_pause_s: ClassVar[float] = 1.05
+    """Pause between the moment when Slurm begins to end a job's run and the job's next start, s. With less than 1 s, Slurm
+    may kill the next run ('Job credential revoked'): 2 of 35 in a test without the pause, 0 of 40 with it."""

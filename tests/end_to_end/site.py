@@ -20,6 +20,7 @@ from penstock_profiles.wire import Ended, Observation, Report, Started
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway import CliGateway, SlurmJob
 from penstock_slurm.loopback import LoopbackCluster, wait_for
+from tests.constants import set_constants
 from tests.forking import FORKING
 
 RATES = {
@@ -32,13 +33,25 @@ UNFORESEEN = "failed unexpectedly; please report this as a bug"
 """The daemon's words for an error that nothing provides for: its loop survives even that, and a recovery is missing."""
 
 
-MAIN = "import sys; from penstock_scheduler.daemon.penstockd import main; sys.exit(main(sys.argv[1:]))"
+MAIN = """import json, sys
+sys.path.append(sys.argv[1])
+from penstock_scheduler.daemon.penstockd import main
+from tests.constants import set_constants
+set_constants(json.loads(sys.argv[2]))
+sys.exit(main(sys.argv[3:]))"""
+ROOT = Path(__file__).parents[2]
 
 
 def penstockd(
-    config: Path, log: Path, environment: Mapping[str, str], files: tuple[int, int] | None, under: Sequence[str]
+    config: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    files: tuple[int, int] | None,
+    under: Sequence[str],
+    constants: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """What `UNDER penstockd --config CONFIG >>LOG 2>&1` does, in a process of its own, with limits on open files (soft, hard)."""
+    """What `UNDER penstockd --config CONFIG >>LOG 2>&1` does, in a process of its own, with limits on open files (soft, hard)
+    and with constants of the test, by section and name."""
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
     os.environ.clear()
@@ -48,9 +61,10 @@ def penstockd(
         os.dup2(file.fileno(), 2)
     arguments = ["--config", str(config)]
     if under:
-        os.execvp(under[0], [*under, sys.executable, "-c", MAIN, *arguments])
+        os.execvp(under[0], [*under, sys.executable, "-c", MAIN, str(ROOT), json.dumps(constants), *arguments])
     from penstock_scheduler.daemon.penstockd import main
 
+    set_constants(constants)
     sys.exit(main(arguments))
 
 
@@ -85,6 +99,8 @@ class Site:
         self.under: Sequence[str] = ()
         """A command that penstockd runs under, such as setpriv with its options."""
         self.slurm_settings: dict[str, object] = {"checkpoint_wait_s": 10, "start_patience_s": 20}
+        self.constants: dict[str, dict[str, object]] = {}
+        """Constants of the test, by section and name."""
 
     @property
     def store(self) -> str | Path:
@@ -95,7 +111,7 @@ class Site:
         """Start penstockd; it keeps the state of the one before."""
         self.write_settings()
         before = self._started()
-        arguments = (self.config, self.log, dict(os.environ), self.files, self.under)
+        arguments = (self.config, self.log, dict(os.environ), self.files, self.under, self.constants)
         self.daemon = FORKING.Process(target=penstockd, args=arguments)
         self.daemon.start()
         if wait:

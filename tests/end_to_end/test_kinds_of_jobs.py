@@ -214,7 +214,8 @@ def test_a_job_that_was_stopped_is_left_to_slurm_too(make_flag_site: MakeSite) -
 @pytest.mark.long
 def test_what_is_left_of_a_time_limit_goes_with_the_job(make_flag_site: MakeSite) -> None:
     """10 minutes in total, and each restart adds 3. After a run of a second or two, 13 minutes are left, then 16."""
-    site = make_flag_site("t4:2x4", time_limit_grace_s=180)
+    site = make_flag_site("t4:2x4")
+    site.constants["slurm"] = {"time_limit_grace_s": 180}
     site.start()
     job = site.submit_with_flags(2000, "--adaptive=rigid", "--max-gpus=4", "--time=10")
     limits = []

@@ -184,7 +184,7 @@ def test_the_accounting_database_is_away(make_loopback: MakeLoopback, make_site:
     """
     slurm = make_loopback("t4:6x4", accounting=True, settings={"AccountingStorageEnforce": "associations,limits,qos"})
     site = make_site(slurm)
-    site.slurm_settings |= {"rules_refresh_s": 0.1}
+    site.constants["slurm"] = {"rules_refresh_s": 0.1}
     runs = Runs(site)
     slurm.kill_slurmdbd()
     asked = "cannot read the site's rules"

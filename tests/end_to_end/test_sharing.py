@@ -199,7 +199,7 @@ def test_jobs_of_an_agent_that_is_killed_come_back(sharing_site: Callable[..., S
     that, starts again from its checkpoint. The other job is left alone."""
     site = sharing_site("t4:1x1", "gandiva", round_s=1.0)
     site.extra = "\n[policy.gandiva]\nslice_s = 3.0\nmode = 'reactive'\n"
-    site.slurm_settings |= {"agent_patience_s": 40.0}
+    site.constants["slurm"] = {"agent_patience_s": 40.0}
     site.start()
 
     def one_suspended(jobs: set[str]) -> tuple[str, str]:

@@ -139,7 +139,7 @@ def test_wrong_settings_of_notices_are_named(text, words):
 
 
 @pytest.fixture
-def site(servers, tmp_path) -> Iterator[daemon.LiveScheduler]:
+def site(servers, tmp_path, monkeypatch) -> Iterator[daemon.LiveScheduler]:
     """A simulated site of 4 T4 GPUs with a budget that is used up. It sends notices to the webhook."""
     _, hook = servers
     text = f"""
@@ -153,9 +153,9 @@ def site(servers, tmp_path) -> Iterator[daemon.LiveScheduler]:
         [notices]
         webhooks = ["http://127.0.0.1:{hook.server_address[1]}/hook"]
         gpu_idle_s = 60.0
-        silent_s = 90.0
-        failing_s = 0.001
         """
+    monkeypatch.setattr(NoticeSettings, "silent_s", 90.0)
+    monkeypatch.setattr(NoticeSettings, "failing_s", 0.001)
     path = tmp_path / "penstock.toml"
     path.write_text(text)
     store = open_store(tmp_path / "state", writer=True)

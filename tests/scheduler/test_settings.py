@@ -146,3 +146,21 @@ def test_a_table_of_pairs_is_checked_with_the_settings(tmp_path, capsys):
     assert daemon.main(["--config", str(path), "--check"]) == 0
     assert "has some on t4; it has none on a100" in capsys.readouterr().out
     assert CliRunner().invoke(make_app(), ["config", "check", str(path)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[daemon]\nkeep_rounds = 9\n", "'keep_rounds' is not a setting any more: the value is always 50000.*line 2"),
+        (
+            "[daemon]\nkeep_hourly_days = 9\n",
+            "'keep_hourly_days' is not a setting any more: .* for `keep_days`.*line 2",
+        ),
+        ("[api]\nburst = 9\n", "\\[api\\] 'burst' is not a setting any more: the value is always 500"),
+        ("[agent]\ngpu_time = 'nvml'\n", "'gpu_time' is not a setting any more: NVIDIA's driver counts"),
+        ("[agent]\ngone = {}\n", "unknown key 'gone'"),
+    ],
+)
+def test_a_key_of_earlier_versions_says_what_happens_instead(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_settings(text, "here")

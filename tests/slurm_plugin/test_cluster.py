@@ -157,7 +157,9 @@ def test_the_next_run_begins_a_second_after_slurm_has_revoked_the_credential(
     told: Told, tmp_path: Path, ends_s: float, pause_s: float
 ) -> None:
     """Slurm does so when it begins to end the run, and may do so again if that takes long."""
-    settings = SlurmSettings(partitions=("gpu",), spool_dir=tmp_path / "spool", credential_pause_s=1.2)
+    settings = SlurmSettings(partitions=("gpu",), spool_dir=tmp_path / "spool").model_copy(
+        update={"credential_pause_s": 1.2}
+    )
     clock = SimulatedClock()
     cluster = SlurmCluster(told, told, Spool(tmp_path / "spool"), clock, settings, lambda spec: None)  # type: ignore[arg-type]
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9, start_s=10.0)]

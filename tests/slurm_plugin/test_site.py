@@ -50,7 +50,7 @@ class Told:
 
 def site(told: Told, **settings: object) -> tuple[SlurmSite, SimulatedClock]:
     clock = SimulatedClock()
-    return SlurmSite(told, clock, SlurmSettings(partitions=("all",), **settings)), clock  # type: ignore[arg-type]
+    return SlurmSite(told, clock, SlurmSettings.model_validate({"partitions": ("all",)} | settings)), clock
 
 
 def slurm_job(job_id: str, user: str = "ada", account: str = "maths", qos: str = "normal", **gpus: int) -> SlurmJob:
@@ -75,7 +75,7 @@ def test_a_site_without_accounting_is_asked_for_nothing():
 
 def test_old_rules_are_read_again():
     told = Told(ALL)
-    reader, clock = site(told, rules_refresh_s=300)
+    reader, clock = site(told)
     for _ in range(3):
         reader.rules()
         clock.sleep(149)

@@ -9,7 +9,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
@@ -57,12 +57,6 @@ class BudgetSettings(BaseModel):
         default=None, description="Budget of each account that `accounts` does not name."
     )
     accounts: dict[str, Budget] = Field(default={}, description="Budgets of single accounts, by account.")
-    soft_weight: float = Field(
-        default=0.1,
-        gt=0,
-        le=1,
-        description="Factor on the weight of an account's jobs once the account is over its soft limit.",
-    )
     at_hard: Literal["finish", "stop"] = Field(
         default="finish",
         description="Effect on running jobs over a hard limit: they finish, or they save and stop after grace_s.",
@@ -74,6 +68,10 @@ class BudgetSettings(BaseModel):
         default={},
         description="Price of a GPU-hour at the site by GPU type, USD, such as {t4 = 0.4}, for `penstock usage`.",
     )
+
+    soft_weight: ClassVar[float] = 0.1
+    """Factor on the weight of an account's jobs once the account is over its soft limit: low enough that jobs of other
+    accounts go first, above 0 so that idle GPUs are still used."""
 
 
 Reached = Callable[[BudgetView, Literal["soft", "hard"]], None]

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 
@@ -79,13 +79,14 @@ class NoticeSettings(BaseModel):
         description="Seconds after which a job's GPUs count as idle: all its reports in that time show a utilisation below "
         "2 % (NVML).",
     )
-    silent_s: PositiveFloat = Field(
-        default=1800.0, description="Seconds after which a running job that has stopped reporting counts as silent."
-    )
-    failing_s: PositiveFloat = Field(
-        default=300.0,
-        description="Seconds after which a notice is sent if every observation of the cluster, or every round, fails.",
-    )
+
+    silent_s: ClassVar[float] = 1800.0
+    """Seconds after which a running job that has stopped reporting counts as silent. Evaluation and compilation rarely take
+    half an hour."""
+
+    failing_s: ClassVar[float] = 300.0
+    """Seconds after which a notice is sent if every observation of the cluster, or every round, fails. A restart of slurmctld
+    is over by then."""
 
     @model_validator(mode="after")
     def _whole(self) -> NoticeSettings:

@@ -218,7 +218,7 @@ class Watcher(RoundListener):
             text = (
                 f"The agent of {node} has not reported since {since}, although the node responds to Slurm. "
                 + (
-                    f"It has suspended {jobs}, and only it resumes them before [slurm] agent_patience_s. "
+                    f"It has suspended {jobs}, and only it resumes them in the first minutes of its silence. "
                     if jobs
                     else ""
                 )

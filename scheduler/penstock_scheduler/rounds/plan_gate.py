@@ -24,8 +24,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
 from penstock_scheduler.model import ClusterState, Job, JobId, Kept, Phase, Plan, Snapshot, Stop, StopCode
 from penstock_scheduler.model.records import GateRecord, RoundRecord, StoppedThen
@@ -47,17 +48,20 @@ class SafetySettings(BaseModel):
         ge=0,
         le=1,
         description="Largest share of the GPUs of running jobs that plans may take away and leave idle within "
-        "stop_window_s. Stops that a person asked for (drains, reservations, changed job specs) do not count.",
+        "ten minutes. Stops that a person asked for (drains, reservations, changed job specs) do not count.",
     )
     stop_jobs: NonNegativeInt = Field(
-        default=4, description="Jobs that plans may stop within stop_window_s in any case, whatever their share."
+        default=4, description="Jobs that plans may stop within ten minutes in any case, whatever their share."
     )
-    stop_window_s: PositiveFloat = Field(default=600.0, description="Time over which stops are counted, seconds.")
     grace_s: NonNegativeFloat = Field(
         default=300.0,
         description="Longest time for which no job is stopped while nodes or running jobs are missing, after penstockd has "
         "started or Slurm or the store was away, seconds.",
     )
+
+    stop_window_s: ClassVar[float] = 600.0
+    """Time over which stops are counted, s: ten rounds, so that a fault which repeats itself cannot stop a few jobs in each.
+    A site sets how many stops it bears in this time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import re
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.spec_errors import describe_errors
@@ -67,14 +67,9 @@ class DaemonSettings(BaseModel):
         default=False,
         description="Whether to log each write to the store, Slurm, the spool and the cloud with its fencing number.",
     )
-    keep_rounds: PositiveInt = Field(
-        default=50_000,
-        description="Newest rounds to keep; older ones are deleted, and `penstock simulate whatif` cannot replay them. A month "
-        "of 60 s rounds is 44,640 rounds. A round takes 2 to 10 kB with 20,000 jobs, if few of them change.",
-    )
     keep_days: PositiveFloat = Field(
         default=365.0,
-        description="Days for which a job's history is kept after its end. The ledger is kept for ever.",
+        description="Days for which a job's history is kept after its end, and hourly samples. The ledger is kept for ever.",
     )
     keep_audit_days: PositiveFloat = Field(
         default=1825.0,
@@ -85,10 +80,6 @@ class DaemonSettings(BaseModel):
         ge=10,
         description="Seconds between two samples of jobs' speed and of the cluster, for `GET /v1/series` and pictures.",
     )
-    keep_samples_days: PositiveFloat = Field(
-        default=7.0, description="Days for which samples are kept as they were taken; later there is one for each hour."
-    )
-    keep_hourly_days: PositiveFloat = Field(default=365.0, description="Days for which hourly samples are kept.")
     estimate_cores: float = Field(
         default=0.25,
         ge=0,
@@ -123,6 +114,16 @@ class DaemonSettings(BaseModel):
         default="logfmt", description="Format of log lines: logfmt for people and grep, json for programs."
     )
 
+    gone: ClassVar[dict[str, str]] = {"keep_hourly_days": "hourly samples are kept for `keep_days`"}
+
+    keep_rounds: ClassVar[int] = 50_000
+    """Newest rounds to keep; older ones are deleted, and `penstock simulate whatif` cannot replay them. A month of 60 s
+    rounds is 44,640 rounds. A round takes 2 to 10 kB with 20,000 jobs, if few of them change: half a gigabyte at most."""
+
+    keep_samples_days: ClassVar[float] = 7.0
+    """Days for which samples are kept as they were taken; later there is one for each hour. Pictures of a week show single
+    samples, those of more do not."""
+
 
 class Settings:
     """A checked settings file."""
@@ -145,7 +146,7 @@ class Settings:
         try:
             return model()
         except ValidationError as error:
-            name = next((n for n, m in _models().items() if m is model), model.__name__)
+            name = next((n for n, m in section_models().items() if m is model), model.__name__)
             raise ConfigError(
                 f"{self.source}: section [{name}] is missing: {'; '.join(describe_errors(error, model))}"
             ) from None
@@ -160,7 +161,7 @@ class Settings:
     def in_full(self) -> dict[str, dict[str, Any]]:
         """Every section with all its values, including sections that the file leaves out. Sections of policies are as written."""
         shown = {name: section.model_dump(mode="json") for name, section in self._sections.items()}
-        for name, model in _models().items():
+        for name, model in section_models().items():
             if name not in shown and not any(field.is_required() for field in model.model_fields.values()):
                 shown[name] = model().model_dump(mode="json")
         return shown | {"policy": self._policy_table()}
@@ -185,7 +186,7 @@ def parse_settings(text: str, source: str) -> Settings:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not TOML: {error}") from None
-    models = _models()
+    models = section_models()
     table = tables.pop("policy", {})
     sections: dict[str, BaseModel] = {}
     for name, section in tables.items():
@@ -278,7 +279,7 @@ def reference() -> str:
         "Written by `penstock config reference`. A key whose name ends in `_s` is in seconds.",
         "",
     ]
-    for name, model in sorted((_models() | {"policy": PolicyChoice} | _policy_models()).items()):
+    for name, model in sorted((section_models() | {"policy": PolicyChoice} | _policy_models()).items()):
         lines += [*_section_lines(name, model), ""]
     return "\n".join(lines)
 
@@ -351,5 +352,6 @@ def _kind(schema: dict[str, Any], defs: dict[str, Any]) -> str:
     return " ".join([text, *(f"{word} {schema[name]:g}" for name, word in bounds if name in schema)])
 
 
-def _models() -> dict[str, type[BaseModel]]:
+def section_models() -> dict[str, type[BaseModel]]:
+    """The model of each section of the settings file, but those of policies."""
     return {entry.name: entry.load() for entry in entry_points(group=GROUP)}

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import data_size, duration
@@ -38,26 +39,28 @@ class HealthSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    late_s: PositiveFloat = Field(
-        default=15.0,
-        description="The daemon is not ready if the cluster has not been observed, or the plan has not been applied, for this "
-        "long.",
-    )
-    late_rounds: PositiveFloat = Field(
-        default=5.0,
-        description="The daemon is not ready if no round was decided for this many times [daemon] round_s, unless it is paused.",
-    )
     disk_free_mb: NonNegativeFloat = Field(
         default=2048.0, description="Warn if the disk of the store or of the spool has less free space."
     )
-    disk_days: NonNegativeFloat = Field(
-        default=7.0, description="Warn if that disk would be full in less time at its present growth, days."
-    )
-    reports_s: PositiveFloat = Field(
-        default=1800.0,
-        description="Warn if jobs that have reported still run and no report of any job has come for this long.",
-    )
-    check_s: PositiveFloat = Field(default=10.0, description="Time between two checks of the disks, seconds.")
+
+    late_s: ClassVar[float] = 15.0
+    """The daemon is not ready if the cluster has not been observed, or the plan has not been applied, for this long, s: as
+    long as one command of Slurm's may take."""
+
+    late_rounds: ClassVar[float] = 5.0
+    """The daemon is not ready if no round was decided for this many times [daemon] round_s, unless it is paused. Slower
+    rounds are late, not stuck."""
+
+    disk_days: ClassVar[float] = 7.0
+    """Warn if the disk of the store or of the spool would be full in less time at its present growth, days: a week leaves
+    time to act after a holiday."""
+
+    reports_s: ClassVar[float] = 1800.0
+    """Warn if jobs that have reported still run and no report of any job has come for this long, s. A single job may be
+    silent while it evaluates or compiles, not all of them for half an hour."""
+
+    check_s: ClassVar[float] = 10.0
+    """Time between two checks of the disks, s: shorter than `late_s`, so a disk that hangs is seen in time."""
 
     def round_late_s(self, round_s: float) -> float:
         """How long no round may be decided, seconds."""

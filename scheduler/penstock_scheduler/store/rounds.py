@@ -111,7 +111,7 @@ class RoundStore(Database):
             if row is not None and row.key_round is not None:
                 key = db.scalar(sa.select(c.record).where(c.round == row.key_round, c.key_round.is_(None)))
         if row is None:
-            raise NoSuchRow(f"{self.name} has no round {number}; older rounds are deleted, see [daemon] keep_rounds")
+            raise NoSuchRow(f"{self.name} has no round {number}; older rounds are deleted")
         try:
             if row.key_round is None:
                 return packing.unpack(row.record)

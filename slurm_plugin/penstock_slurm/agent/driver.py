@@ -27,19 +27,18 @@ class Driver:
 
     Args:
         node: Slurm's name of the node.
-        wanted: whether the agent measures by NVML. Otherwise nothing is amiss without it.
 
     Raises:
         ConfigError: GPUs are divided into MIG devices.
     """
 
-    def __init__(self, node: str, *, wanted: bool) -> None:
-        self._node, self._wanted = node, wanted
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._loaded_before = _is_loaded()
         self.nvml: Nvml | None = None
         """None: it cannot be opened."""
         self.lack = ""
-        """Why there is none although the node has a GPU of NVIDIA's and the agent measures by it; "": nothing is amiss."""
+        """Why there is none although the node has a GPU of NVIDIA's; "": nothing is amiss."""
         self._said = ""
         self._open()
 
@@ -70,7 +69,7 @@ class Driver:
             if str(error) != self._said:
                 log.info("no samples of GPUs", extra={"text": str(error)})
             self._said = str(error)
-            self.lack = self._said if self._wanted and _has_gpu() else ""
+            self.lack = self._said if _has_gpu() else ""
             return
         if any(reading.device.parent is not None for reading in nvml.sample().readings):
             nvml.__exit__()

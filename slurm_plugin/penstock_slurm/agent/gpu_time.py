@@ -1,7 +1,7 @@
 """GPU time: the seconds for which a job's processes kept a GPU busy, as the node counts them.
 
 What a job reports can be false, or absent. What is counted here cannot be falsified by the job: NVIDIA's driver counts
-it (`nvmlDeviceGetProcessUtilization`), or, where GPUs are emulated, the kernel counts the processor time.
+it (`nvmlDeviceGetProcessUtilization`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_profiles.nvml import Nvml
-from penstock_slurm.agent.processes import Processes
 
 Counters = Mapping[tuple[Hashable, int], float]
 """(GPU, process) -> GPU time since the process began, s. It only grows while the process lives."""
@@ -23,23 +22,6 @@ class GpuTimes(Protocol):
     def __call__(self, pids: Collection[int]) -> Counters | None:
         """Counters of these processes. Processes that used no GPU may be left out. None: unknown."""
         ...
-
-
-class ProcessorTimes:
-    """Emulated GPUs: a process uses its GPU while it uses a processor. A process that began and ended between two looks
-    is not seen."""
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-
-    def __call__(self, pids: Collection[int]) -> Counters | None:
-        """See `GpuTimes`."""
-        found: dict[tuple[Hashable, int], float] = {}
-        for pid in pids:
-            state = self._processes.state(pid)
-            if state is not None:
-                found["emulated", pid] = state.cpu_s
-        return found
 
 
 class DriverTimes:

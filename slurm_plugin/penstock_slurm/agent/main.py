@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from penstock_profiles.node_channel import run_dir
+from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.safe_text import LOG_LINE, guard, one_line
 from penstock_slurm.agent import lock
@@ -27,7 +28,7 @@ from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.driver import Driver
-from penstock_slurm.agent.gpu_time import DriverTimes, GpuTimes, ProcessorTimes
+from penstock_slurm.agent.gpu_time import DriverTimes, GpuTimes
 from penstock_slurm.agent.plugin import Plugin
 from penstock_slurm.agent.processes import Processes, memory_of_host_mb
 from penstock_slurm.agent.settings import AgentSettings
@@ -120,7 +121,7 @@ def _alone(node: str, settings: AgentSettings) -> Iterator[Channels]:
 def _run_alone(
     node: str, slurm: SlurmSettings, settings: AgentSettings, stop: threading.Event, channels: Channels
 ) -> int:
-    driver = Driver(node, wanted=settings.gpu_time == "nvml")
+    driver = Driver(node)
     try:
         while not stop.is_set():
             _tick(_agent(node, slurm, settings, channels, driver), driver, stop)
@@ -139,8 +140,6 @@ def _agent(
     processes = Processes(node, conf=os.environ.get("SLURM_CONF"))
     nvml = driver.nvml if driver is not None else None
     gpu_times: GpuTimes | None = DriverTimes(nvml) if nvml is not None else None
-    if settings.gpu_time == "processor":
-        gpu_times = ProcessorTimes(processes)
     agent = Agent(
         node,
         slurm.spool_dir,
@@ -191,9 +190,7 @@ def _section(path: Path, tables: dict[str, Any], name: str, model: type[Section]
     try:
         return model.model_validate(tables.get(name, {}))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(each) for each in (name, *first["loc"]))
-        raise ConfigError(f"{path}: {where}: {first['msg']}; `penstockd --check` lists all errors") from None
+        raise ConfigError(f"{path}: [{name}] {'; '.join(describe_errors(error, model))}") from None
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler.rounds.sharing.control import ControlSettings
@@ -51,29 +51,6 @@ class AgentSettings(BaseModel):
         "Files that are missing on a node are ignored. Absent: the files as NVIDIA's driver names them, which "
         "AutoDetect=nvml uses, too.",
     )
-    gpu_time: Literal["nvml", "processor"] = Field(
-        default="nvml",
-        description="How the agent counts the GPU time of jobs beside a guaranteed job: `nvml` asks NVIDIA's driver; "
-        "`processor` takes processor time for it, where GPUs are emulated.",
-    )
-    poll_s: PositiveFloat = Field(
-        default=0.5, description="How often the agent reads its order and checks its jobs, seconds."
-    )
-    sample_s: PositiveFloat = Field(default=5.0, description="Time between two samples of GPUs and processes, seconds.")
-    suspend_wait_s: PositiveFloat = Field(
-        default=30.0,
-        description="How long a job that answers may take to leave its GPUs after its time slice, seconds.",
-    )
-    start_wait_s: NonNegativeFloat = Field(
-        default=120.0,
-        description="How long a job may take to report its first step, seconds. Its time slice begins with that "
-        "step. A job that has reported no step by then is treated as one that does not report to the agent.",
-    )
-    freeze_s: NonNegativeFloat = Field(
-        default=2.5,
-        description="How long Slurm takes to freeze a job, seconds: it sends SIGSTOP 2.0 s after SIGTSTP. If a job "
-        "did not move off its GPUs, they count as used for at least this long.",
-    )
     host_memory_mb: NonNegativeInt | None = Field(
         default=None,
         description="Most host memory that the state of suspended jobs may take, MB. Absent: half of the node's memory.",
@@ -94,12 +71,35 @@ class AgentSettings(BaseModel):
         description="Action on a job that exceeds its memory limit, runs while it is suspended, or reports "
         "what is not true: `tell` informs its user, `kill` also cancels the job.",
     )
-    misuse_s: PositiveFloat = Field(
-        default=15.0, description="How long a job may do so before it is contained, seconds."
-    )
     control: ControlSettings = Field(
         default=ControlSettings(), description="How a guaranteed job keeps its speed beside opportunistic jobs."
     )
+
+    gone: ClassVar[dict[str, str]] = {"gpu_time": "NVIDIA's driver counts the GPU time of jobs"}
+
+    poll_s: ClassVar[float] = 0.5
+    """How often the agent reads its order and checks its jobs, s. A time slice is 60 s, so a later look would waste a
+    hundredth of it; a busy node reads a few files each time."""
+
+    sample_s: ClassVar[float] = 5.0
+    """Time between two samples of GPUs and processes, s. NVIDIA's driver keeps its own counters in between."""
+
+    suspend_wait_s: ClassVar[float] = 30.0
+    """How long a job that answers may take to leave its GPUs after its time slice, s: 640 GB of eight GPUs take 26 s at 25
+    GB/s. A job that takes longer is frozen in place, as `no_answer` says."""
+
+    start_wait_s: ClassVar[float] = 120.0
+    """How long a job may take to report its first step, s; its time slice begins with that step. Imports, data and the first
+    compiled step of large models take a minute or two. A job that has reported no step by then is treated as one that does
+    not report to the agent."""
+
+    freeze_s: ClassVar[float] = 2.5
+    """How long Slurm takes to freeze a job, s: it sends SIGSTOP 2.0 s after SIGTSTP, a constant of slurmd. If a job did not
+    move off its GPUs, they count as used for at least this long."""
+
+    misuse_s: ClassVar[float] = 15.0
+    """How long a job may misuse its node before it is contained, s: three samples, so that one wrong sample cancels no
+    job."""
 
     @field_validator("gpu_file")
     @classmethod

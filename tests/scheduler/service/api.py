@@ -48,6 +48,7 @@ from penstock_scheduler.store.disks import store_check
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.loopback import wait_for
 from penstock_slurm.loopback.machine import free_ports
+from tests.constants import with_constants
 from tests.forking import FORKING
 from tests.scheduler.builders import job, on, snapshot
 
@@ -278,7 +279,7 @@ class MadeUpControls:
         checks = [store_check(board.store, time.time)]
         checks[0].check()
         # No daemon ticks here, so nothing may count as late on a slow machine.
-        self.vitals = Vitals(HealthSettings(late_s=3600.0), 60.0, Resting(changes), checks, board)
+        self.vitals = Vitals(with_constants(HealthSettings, {"late_s": 3600.0}), 60.0, Resting(changes), checks, board)
         self.cloud: Any = MadeUpCloud()
         self.kin = KinOfJobs(board.store, models.beginning, recalls=False)
         self.store_place = str(board.store.file.parent if board.store.file is not None else "")
@@ -331,7 +332,7 @@ def serving(
     models = SpecModels(load_families(None), 30.0)
     controls = MadeUpControls(board, changes, prices or {}, models)
     vitals = controls.vitals
-    api_settings = ApiSettings.model_validate({"listen": "127.0.0.1:0", "socket": folder / "api.sock"} | settings)
+    api_settings = with_constants(ApiSettings, {"listen": "127.0.0.1:0", "socket": folder / "api.sock"} | settings)
     if separate:
         given = {
             "listen": settings.get("listen", f"127.0.0.1:{free_ports(1)}"),

@@ -19,6 +19,7 @@ from penstock_scheduler.model import ClusterState, Phase, Refusal
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.safety.health import HealthSettings, StepName
+from tests.constants import with_constants
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import serving
 
@@ -166,7 +167,7 @@ def test_health_is_open_and_honest(api):
         with contextlib.suppress(ClusterAway), api.vitals.loop.health.step(StepName.OBSERVE):
             raise ClusterAway("no answer")
         assert ada.ready().status == "ok", "one failure is not the end"
-        api.vitals.settings = HealthSettings(late_s=1e-6)
+        api.vitals.settings = with_constants(HealthSettings, {"late_s": 1e-6})
         ready = ada.ready()
         assert ready.status == "not-ready"
         assert ": no answer. Running jobs continue" in ready.problems[0]

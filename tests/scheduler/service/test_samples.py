@@ -16,6 +16,7 @@ from penstock_scheduler.model.records import GateRecord, RoundRecord
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.settings import DaemonSettings
 from penstock_scheduler.store.sql import open_store
+from tests.constants import with_constants
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import OBSERVED, serving
 
@@ -124,7 +125,7 @@ def fill(store, jobs: int, begin_s: float, end_s: float) -> None:
 
 def test_old_samples_become_hourly_averages_a_few_jobs_a_tick_and_then_go(store):
     """Raw for an hour and hourly for three, at 9.5 h: raw is what began at 8 h or later, gone what began before 6.5 h."""
-    settings = DaemonSettings(keep_samples_days=1 / 24, keep_hourly_days=3 / 24)
+    settings = with_constants(DaemonSettings, {"keep_samples_days": 1 / 24, "keep_days": 3 / 24})
     fill(store, 25, 5 * HOUR, 9.5 * HOUR)
     sampler = Sampler(store, settings)
     for tick in range(2):

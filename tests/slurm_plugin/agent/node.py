@@ -31,6 +31,7 @@ from penstock_slurm.agent.gpu_time import GpuTimes
 from penstock_slurm.agent.processes import Processes
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import JobGone, Refused
+from tests.constants import with_constants
 
 STEPPING = Path(__file__).parents[2] / "executor" / "stepping.py"
 PATIENCE_S = 180.0
@@ -92,7 +93,7 @@ class Node:
     def __init__(self, folder: Path, **settings: object) -> None:
         self.name = f"n{os.getpid()}"
         self.spool, self.run_dir = folder / "spool", folder / "run"
-        self.settings = AgentSettings.model_validate({"poll_s": TICK_S, "sample_s": 0.2, "freeze_s": 0.4, **settings})
+        self.settings = with_constants(AgentSettings, {"poll_s": TICK_S, "sample_s": 0.2, "freeze_s": 0.4, **settings})
         self.slurm = Signals()
         self.sample: Callable[[], Sample] | None = None
         self.device_cgroups: DeviceCgroups | None = None

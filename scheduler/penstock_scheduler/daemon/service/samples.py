@@ -29,7 +29,7 @@ class Sampler(RoundListener):
     def __init__(self, store: SqlStore, settings: DaemonSettings) -> None:
         self._store = store
         self._every_s = settings.sample_s
-        self._raw_s, self._hourly_s = settings.keep_samples_days * DAY_S, settings.keep_hourly_days * DAY_S
+        self._raw_s, self._hourly_s = settings.keep_samples_days * DAY_S, settings.keep_days * DAY_S
         self._newest: dict[str, Observation] = {}
         """Job -> its newest observation since the last sample."""
         self._record: RoundRecord | None = store.last_round()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, PositiveFloat, PositiveInt, model_validator
 
@@ -95,17 +96,19 @@ class ApiSettings(BaseModel):
         "Operators see everything.",
     )
     requests_per_s: PositiveFloat = Field(default=100.0, description="Requests per second that one user may send.")
-    burst: PositiveInt = Field(default=500, description="Requests that one user may send at once after a pause.")
     submissions_per_hour: PositiveInt = Field(default=1000, description="Jobs that one user may submit per hour.")
-    max_connections: PositiveInt = Field(
-        default=8192,
-        description="Connections at the same time; fewer if the limit on open files is low. A client holds at most as many as "
-        "are free.",
-    )
-    max_waiting: PositiveInt = Field(
-        default=4000,
-        description="Requests that may wait for a change at the same time. A user holds at most as many as are free.",
-    )
+
+    burst: ClassVar[int] = 500
+    """Requests that one user may send at once after a pause: five seconds of the default rate, as a script that lists
+    hundreds of jobs sends them."""
+
+    max_connections: ClassVar[int] = 8192
+    """Connections at the same time; fewer if the limit on open files is low, which is the bound that a site sets. A client
+    holds at most as many as are free."""
+
+    max_waiting: ClassVar[int] = 4000
+    """Requests that may wait for a change at the same time: about half of the connections, so that other requests always find
+    one. A user holds at most as many as are free."""
 
     @model_validator(mode="after")
     def _safe(self) -> ApiSettings:
