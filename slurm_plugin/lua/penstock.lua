@@ -671,9 +671,34 @@ local function allowed_nodes(job, given, site)
   return allows, #fields > 0 and ',"penstock_nodes":{' .. table.concat(fields, ",") .. "}" or ""
 end
 
+-- What the job needs beside `gpus` GPUs of a node: CPUs, memory and temporary disk in MB.
+local function beside(job, request, gpus)
+  local tasks = request.tasks and math.floor(gpus * request.tasks / request.task_gpus) or 1
+  local each = number(job.cpus_per_task) or 1
+  if request.cpus then each = math.ceil(request.cpus * gpus / request.node_gpus) end
+  local a_gpu = (job.cpus_per_tres or ""):match("gpu[:=]([0-9]+)$")
+  local cpus = math.max(a_gpu and #a_gpu <= MOST_DIGITS and tonumber(a_gpu) * gpus or tasks * each, tasks)
+  local memory, per_cpu = number(job.min_mem_per_node), number(job.min_mem_per_cpu)
+  if request.memory_mb then
+    memory = math.ceil(request.memory_mb * gpus / request.node_gpus)
+  elseif per_cpu then
+    memory = per_cpu * cpus
+  end
+  return {cpus = cpus, memory_mb = memory or 0, tmp_mb = number(job.pn_min_tmp_disk) or 0}
+end
+
+-- Whether a node of a partition could ever give a job all this. Slurm would never start the job there otherwise.
+local function could_hold(site, partition, node, needs)
+  local has = site.nodes and site.nodes[node]
+  if not has then return true end -- the list is of an older penstock: Slurm decides
+  return needs.cpus <= math.min(has.cpus, partition.most_cpus or has.cpus)
+    and needs.memory_mb <= math.min(has.memory_mb, partition.most_memory_mb or has.memory_mb) and needs.tmp_mb <= has.tmp_mb
+end
+
 -- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes that the job must not get, by their
--- GPU type or because its user does not allow them. nil if no shape suits it.
-local function shape_in(partition, spec, allows, request)
+-- GPU type or because its user does not allow them. nil if no shape suits it. `holds(node, gpus)` tells whether the node
+-- could hold so many GPUs of the job.
+local function shape_in(partition, spec, allows, request, holds)
   local task_gpus = request.task_gpus or 1
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   local named = chosen and set_of(chosen.names)
@@ -699,7 +724,11 @@ local function shape_in(partition, spec, allows, request)
       for nodes = 1, math.min(#have, gpus, request.most_nodes or gpus) do
         local each = math.ceil(gpus / nodes)
         if have[nodes] >= each and nodes * each <= spec.high and nodes * each % step == 0 and each % task_gpus == 0 then
-          return nodes, each, others
+          local able = 0
+          for node, size in pairs(sizes) do
+            if size >= each and allows(node) and holds(partition, node, each) then able = able + 1 end
+            if able == nodes then return nodes, each, others end
+          end
         end
       end
     end
@@ -830,8 +859,9 @@ local function adapt(job, visible, given)
   end
   if #problems > 0 then error({refusals = problems}, 0) end
   local usual = is_usual(job, spec)
+  local function holds(partition, node, gpus) return could_hold(site, partition, node, beside(job, request, gpus)) end
   for _, partition in ipairs(partitions) do
-    local nodes, gpus, others = shape_in(partition, spec, allows, request)
+    local nodes, gpus, others = shape_in(partition, spec, allows, request, holds)
     if nodes then
       job.partition = job.partition or partition.name
       job.requeue = 1
@@ -862,6 +892,15 @@ local function adapt(job, visible, given)
   local on = node_note ~= "" and " on the nodes that --nodelist, --exclude and --constraint allow" or ""
   if request.whole then on = on .. " on whole nodes" end
   if request.most_nodes then on = on .. string.format(" on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
+  for _, partition in ipairs(partitions) do
+    local nodes, gpus = shape_in(partition, spec, allows, request, function() return true end)
+    if nodes then
+      local needs = beside(job, request, gpus)
+      refuse("no node could ever run the job: with %s on a node it needs %d CPUs, %.0f MB of memory and %.0f MB of temporary disk "
+        .. "there, and Slurm would say that the node configuration is not available: ask for less", counted(gpus, gpus), needs.cpus,
+        needs.memory_mb, needs.tmp_mb)
+    end
+  end
   refuse("no partition has %s of the kind that the flags ask for%s; there are %s", counted(spec.low, spec.high), on, describe(site))
 end
 

@@ -131,8 +131,9 @@ class SlurmCluster:
         max_time_s = {name: each.max_time_s for name, each in records.partitions.items()}
         whole_nodes = frozenset(name for name, each in records.partitions.items() if each.whole_nodes)
         types = {node.name: gpu_type(node) for node in records.nodes}
+        most = {name: (each.most_cpus, each.most_memory_mb) for name, each in records.partitions.items()}
         sizes_mb = frozenset(node.memory_mb for node in records.nodes if rules.features.memory)
-        jobs, replaced = managed.changed(listed, (max_time_s, whole_nodes, rules, types, sizes_mb), now_s)
+        jobs, replaced = managed.changed(listed, (max_time_s, whole_nodes, rules, types, most, sizes_mb), now_s)
         self._has_observed = True
         found = managed.sort(jobs)
         gone = {**records.gone, **dict.fromkeys(replaced)}
@@ -168,6 +169,7 @@ class SlurmCluster:
             silent=silent_nodes(every_node),
             max_time_s=max_time_s,
             whole_nodes=whole_nodes,
+            most=most,
             node_sizes_mb=sizes_mb,
             rules=rules,
             stopped_s=managed.remembered.stopped_s,

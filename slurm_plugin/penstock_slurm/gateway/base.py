@@ -81,6 +81,8 @@ class SlurmNode:
     """What Slurm says of the node that cannot be read. Nothing may start on such a node; what runs there stays."""
     features: tuple[str, ...] = ()
     """Its active features, in order."""
+    tmp_mb: int = 0
+    """Its temporary disk, MB (TmpDisk)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ class SlurmPartition:
     """Slurm's name, such as UP or INACTIVE."""
     whole_nodes: bool = False
     """Whether each of its jobs has whole nodes (OverSubscribe=EXCLUSIVE)."""
+    most_cpus: int | None = None
+    """Most CPUs of its jobs on a node (MaxCPUsPerNode), if there is a limit."""
+    most_memory_mb: int | None = None
+    """Most memory of a job on a node, MB (MaxMemPerNode), likewise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ def number_or_none(field: str) -> int | None:
     return None if field in NOTHING else int(field)
 
 
+def limit_or_none(field: str) -> int | None:
+    """A whole number; None where Slurm has no limit. Raises ValueError."""
+    return None if field in NO_LIMIT else int(field)
+
+
 def number_or_one(field: str) -> int:
     """A whole number; 1 where Slurm has none. Raises ValueError."""
     return 1 if field in NOTHING else int(field)

@@ -16,11 +16,11 @@ from penstock_slurm.gateway.base import (
     SlurmReservation,
     Unknown,
 )
-from penstock_slurm.gateway.fields import ARGUMENT, NOTHING, Fields, duration_s
+from penstock_slurm.gateway.fields import ARGUMENT, NOTHING, Fields, duration_s, limit_or_none
 from penstock_slurm.gateway.hostlist import MOST, expand, numbers
 
 NODE_KEYS = re.compile(
-    r"\s(Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|SlurmdStartTime"
+    r"\s(Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|TmpDisk|SlurmdStartTime"
     r"|ActiveFeatures)"
     r"=(\S*)"
 )
@@ -59,7 +59,7 @@ ARRAY_LIMIT = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+(?: ArrayTask
 JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 GPUS_OF_NODES = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 GPU_IDS = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
-PARTITION_KEYS = re.compile(r"\s(Nodes|State|Default|MaxTime|OverSubscribe)=(\S*)")
+PARTITION_KEYS = re.compile(r"\s(Nodes|State|Default|MaxTime|OverSubscribe|MaxCPUsPerNode|MaxMemPerNode)=(\S*)")
 
 PARTITION_STATES = frozenset({"UP", "DOWN", "DRAIN", "INACTIVE"})
 RESERVATION_STATES = {"ACTIVE": True, "INACTIVE": False}
@@ -252,6 +252,7 @@ def _node(line: str, release: Release) -> SlurmNode:
         cpus_used=node.number("CPUAlloc"),
         memory_mb=max(node.number("RealMemory") - reserved_mb, 0),
         memory_used_mb=node.number("AllocMem"),
+        tmp_mb=node.number("TmpDisk"),
         reason=reason.group(1) if reason else "",
         stand_in=_HAS_STAND_IN.search(values.get("Gres", "")) is not None,
         unknown=tuple(node.unknown),
@@ -298,6 +299,10 @@ def _partition(line: str) -> SlurmPartition:
         default=partition.read("Default", YES_NO.__getitem__, False),
         max_time_s=partition.read("MaxTime", duration_s, None),
         whole_nodes=partition.values.get("OverSubscribe") == "EXCLUSIVE",
+        most_cpus=partition.read("MaxCPUsPerNode", limit_or_none, None),
+        most_memory_mb=partition.read("MaxMemPerNode", limit_or_none, None)
+        if "MaxMemPerNode" in partition.values
+        else None,
         unknown=tuple(partition.unknown),
         state=state,
     )

@@ -27,6 +27,7 @@ from penstock_scheduler.model import (
     Phase,
     Placement,
     Refusal,
+    ResourceRequest,
     Share,
     parse_spec,
 )
@@ -82,6 +83,8 @@ class Scene:
     """MaxTime of each partition; None: it has none."""
     whole_nodes: frozenset[str] = frozenset()
     """Partitions whose jobs have whole nodes. Only jobs that count so are sent there, or that were submitted there."""
+    most: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    """Most CPUs and MB of a job on a node of each partition that has such limits."""
     node_sizes_mb: frozenset[int] = frozenset()
     """Memory of the nodes, MB; empty: Slurm does not allocate memory."""
     rules: SlurmRules = field(default_factory=SlurmRules)
@@ -242,12 +245,13 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
     if now is State.DONE or (job.state in LEAVING and not facts.asked):
         return now, None
     phase, allocation = _phase(job, now, facts, control, scene)
+    needs = resource_request(job, request(job), scene.node_sizes_mb)
     return now, Job(
         id=job.id,
         name=job.name,
         user=job.user,
         spec=spec,
-        partitions=_partitions(job, control, scene),
+        partitions=_partitions(job, control, scene, needs, spec.min_gpus),
         phase=phase,
         submit_s=_submitted_s(job, control),
         restarts=job.restarts,
@@ -263,7 +267,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         qos=job.qos,
         reservation=job.reservation,
         nodes=node_choice(job),
-        request=resource_request(job, request(job), scene.node_sizes_mb),
+        request=needs,
         weight=scene.rules.weight(job),
     )
 
@@ -277,7 +281,15 @@ class Views:
 
     def begin(self, scene: Scene) -> None:
         """A new observation. If something has changed that every view depends on, all are made again."""
-        site = scene.managed, scene.max_time_s, scene.whole_nodes, scene.types, scene.node_sizes_mb, scene.rules
+        site = (
+            scene.managed,
+            scene.max_time_s,
+            scene.whole_nodes,
+            scene.types,
+            scene.most,
+            scene.node_sizes_mb,
+            scene.rules,
+        )
         if site != self._site:
             self._site, self._made = site, {}
 
@@ -307,11 +319,14 @@ class Views:
             self._made = {job: made for job, made in self._made.items() if job in keep}
 
 
-def _partitions(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> tuple[str, ...]:
+def _partitions(
+    job: SlurmJob, control: ControlMessage | None, scene: Scene, needs: ResourceRequest, gpus: int
+) -> tuple[str, ...]:
     """Managed partitions in which a job may run, first those to which it was submitted.
 
-    A partition whose MaxTime is shorter than the job's time limit would end the job too early, and Slurm would not start it
-    there. If that is so of all partitions to which it was submitted, Slurm says so when the job is sent there.
+    Slurm does not start a job in a partition whose MaxTime is shorter than the job's time limit, or whose MaxCPUsPerNode or
+    MaxMemPerNode is less than the job `needs` with its fewest `gpus`. If no partition to which it was submitted admits it, Slurm
+    says so when the job is sent to one of them.
     """
     told = control.submitted_to if control is not None else None
     asked = (told,) if told in scene.managed else job.partition
@@ -319,10 +334,15 @@ def _partitions(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> 
     shut = scene.whole_nodes if scene.whole_nodes and not request(job).whole_nodes else frozenset[str]()
     others = [name for name in scene.managed if name not in mine and name not in shut]
 
-    def long_enough(names: list[str]) -> list[str]:
-        return [name for name in names if time_limits.admits(scene.max_time_s.get(name), job.time_limit_s)]
+    def admits(name: str) -> bool:
+        cpus, memory_mb = scene.most.get(name, (None, None))
+        return (
+            time_limits.admits(scene.max_time_s.get(name), job.time_limit_s)
+            and (cpus is None or needs.cpus_on(gpus, 1) <= cpus)
+            and (memory_mb is None or needs.memory_mb_on(gpus, 1) <= memory_mb)
+        )
 
-    return (*(long_enough(mine) or mine), *long_enough(others))
+    return (*(list(filter(admits, mine)) or mine), *filter(admits, others))
 
 
 def _phase(

@@ -135,3 +135,34 @@ def test_all_reasons_against_a_header_are_told_at_once(flags: FlagSite) -> None:
         "Penstock does not manage partition rtx",
     ):
         assert words in said, said
+
+
+@pytest.mark.parametrize(
+    "asks",
+    ["--cpus-per-task=500", "--mem=9000000", "--mem-per-cpu=200G --cpus-per-task=8", "--tmp=200G", "--cpus-per-gpu=65"],
+)
+def test_what_no_node_can_ever_run_is_refused_as_by_slurm(flags: FlagSite, asks: str) -> None:
+    """Slurm checks a job only if it may start at once. It takes an adaptive job, which waits for a round, unseen."""
+    said = flags.refusal("--adaptive", "--gres=gpu:1", *asks.split())
+    assert "no node could ever run the job: with 1 GPU on a node it needs" in said
+    assert flags.sbatch("--adaptive", "--gres=gpu:1", "--cpus-per-task=4", "--mem=1000").returncode == 0
+
+
+def test_a_request_that_follows_the_gpus_is_judged_with_the_fewest(flags: FlagSite) -> None:
+    """16 CPUs for each of eight GPUs are more than a node has; for the one GPU that the job can start with they are not."""
+    header = ("--nodes=1", "--gpus-per-node=8", "--ntasks-per-node=8", "--cpus-per-task=16")
+    assert flags.sbatch("--adaptive", *header).returncode == 0
+    assert "it needs 128 CPUs" in flags.refusal("--adaptive", "--min-gpus=8", *header)
+
+
+def test_the_limits_of_a_partition_count(flags: FlagSite) -> None:
+    flags.slurm.command("scontrol", "update", "PartitionName=t4", "MaxCPUsPerNode=4")
+    try:
+        assert flags.penstock("sync").exit_code == 0
+        said = flags.refusal("--adaptive", "--gres=gpu:1", "--cpus-per-task=8", "--partition=t4")
+        elsewhere = flags.job(flags.sbatch("--adaptive", "--gres=gpu:1", "--cpus-per-task=8").stdout.strip())
+    finally:
+        flags.slurm.command("scontrol", "update", "PartitionName=t4", "MaxCPUsPerNode=UNLIMITED")
+        assert flags.penstock("sync").exit_code == 0
+    assert "no node could ever run the job" in said
+    assert elsewhere.partition == ("all",)

@@ -154,6 +154,10 @@ return {
     ["ib"] = {["a"] = true, ["b"] = true},
     ["nvme"] = {["b"] = true},
   },
+  nodes = {
+    ["a"] = {cpus = 8, memory_mb = 100, tmp_mb = 0},
+    ["b"] = {cpus = 8, memory_mb = 100, tmp_mb = 0},
+  },
   partitions = {
     {name = "gpu", types = {
       ["gpu"] = {["a"] = 2},
