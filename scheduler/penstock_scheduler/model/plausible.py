@@ -47,7 +47,7 @@ def check_plausible(report: Report) -> None:
     body = report.body
     match body:
         case Observation():
-            _check_observation(body)
+            check_observation(body)
         case BatchTrial():
             _at_most("atomic_batch", body.atomic_batch, MAX_COUNT)
         case Started():
@@ -64,7 +64,8 @@ def check_plausible(report: Report) -> None:
             _at_most("progress", body.progress, MAX_PROGRESS)
 
 
-def _check_observation(body: Observation) -> None:
+def check_observation(body: Observation) -> None:
+    """The same for what a run measured, as in a stored profile."""
     for name in ("nodes", "gpus", "gpus_per_replica", "atomic_batch", "accumulation_steps", "steps"):
         _at_most(name, getattr(body, name), MAX_COUNT)
     _at_most("the samples of a step", body.samples, MAX_COUNT)

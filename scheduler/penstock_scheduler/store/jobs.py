@@ -18,6 +18,9 @@ from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import newest_change
 from penstock_scheduler.store.ledger import LedgerStore
 
+MOST_PROFILES = 4 * 1024 * 1024
+"""Characters of one user's stored profiles together. One has a few thousand, and a round reads those of its jobs."""
+
 _ESTIMATOR: TypeAdapter[AnyEstimator] = TypeAdapter(AnyEstimator)
 
 
@@ -254,8 +257,12 @@ class JobStore(LedgerStore):
             row = db.scalar(chosen)
         return None if row is None else _ESTIMATOR.validate_json(row, extra="ignore")
 
-    def save_profile(self, user: str, profile: Profile) -> None:
-        """Save a profile of a user's job. It replaces an older one of the same name and GPU type."""
+    def save_profile(self, user: str, profile: Profile) -> bool:
+        """Save a profile of a user's job. It replaces an older one of the same name and GPU type.
+
+        Returns:
+            Whether it is saved. It is not if the user's profiles would be longer than `MOST_PROFILES`.
+        """
         row = {
             "user_name": user,
             "job_name": profile.job,
@@ -263,8 +270,14 @@ class JobStore(LedgerStore):
             "profile": profile.model_dump_json(exclude_none=True),
         }
         upsert = self._upsert(t.profiles, ["user_name", "job_name", "gpu_type"], ["profile"])
+        c = t.profiles.c
+        same = sa.and_(c.job_name == profile.job, c.gpu_type == profile.gpu_type)
+        others = sa.select(sa.func.sum(sa.func.length(c.profile))).where(c.user_name == user, sa.not_(same))
         with self.write() as db:
+            if int(db.scalar(others) or 0) + len(row["profile"]) > MOST_PROFILES:
+                return False
             db.execute(upsert, row)
+        return True
 
     def profiled(self) -> frozenset[tuple[str, str]]:
         """(user, job's name) of all profiles."""

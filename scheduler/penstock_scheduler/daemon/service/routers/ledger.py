@@ -12,7 +12,10 @@ from penstock_scheduler.api.ledger_messages import BudgetView, LedgerPage, Usage
 from penstock_scheduler.api.messages import MAX_PAGE, ProfileList
 from penstock_scheduler.daemon.service import views
 from penstock_scheduler.daemon.service.api import User, storable
+from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.forwarding import Route
+from penstock_scheduler.model.plausible import check_observation
+from penstock_scheduler.store.jobs import MOST_PROFILES
 
 router = APIRouter(prefix="/v1", route_class=Route)
 
@@ -63,5 +66,12 @@ def get_profiles(call: User) -> ProfileList:
 @router.put("/profiles", status_code=204)
 async def put_profile(profile: Profile, call: User) -> None:
     """Store a profile for your jobs of that name."""
-    await asyncio.to_thread(call.api.store.save_profile, call.identity.user, profile)
+    try:
+        for observation in profile.observations:
+            check_observation(observation)
+    except ValueError as error:
+        raise Refusal(422, "bad-body", f"observations: {error}") from None
+    if not await asyncio.to_thread(call.api.store.save_profile, call.identity.user, profile):
+        text = f"your stored profiles together may have {MOST_PROFILES:,} characters; store shorter ones in place of long ones"
+        raise Refusal(413, "too-large", text)
     await call.audit(allowed=True, text=f"{profile.job}@{profile.gpu_type}")
