@@ -56,7 +56,7 @@ def keyed(pattern: re.Pattern[str], text: str) -> Fields:
 
 ARRAY_LIMIT = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+(?: ArrayTaskThrottle=(\d+))? JobName=")
 """How a record begins. What users write comes after it."""
-JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
+JOB_GRES = re.compile(r"\s(JOB_GRES)=(\S*)")
 GPUS_OF_NODES = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 GPU_IDS = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
 PARTITION_KEYS = re.compile(r"\s(Nodes|State|Default|MaxTime|OverSubscribe|MaxCPUsPerNode|MaxMemPerNode)=(\S*)")
@@ -119,10 +119,8 @@ def parse_gpus_held(text: str) -> int | None:
 
     None if it does not say, or says it twice: a job's name and paths are part of the text.
     """
-    found = JOB_GRES.findall(text)
-    if len(found) != 1:
-        return None
-    return Fields({"JOB_GRES": found[0]}).read("JOB_GRES", lambda text: sum(_gpus(text).values()), None)
+    record = keyed(JOB_GRES, text)
+    return record.read("JOB_GRES", lambda text: sum(_gpus(text).values()), None)
 
 
 def parse_gpu_ids(text: str) -> dict[str, tuple[int, ...]]:
@@ -154,7 +152,7 @@ def parse_tres_per_node(text: str) -> tuple[int | None, str | None]:
 
     (None, None) without GPUs. The type is None unless exactly one is named. Raises ValueError as `parse_gres`.
     """
-    if not text or text in NOTHING:
+    if text in NOTHING:
         return None, None
     gpus = parse_gres(text)
     if not gpus:
@@ -178,7 +176,7 @@ def _gres_items(text: str) -> Iterator[tuple[str, str, int]]:
         count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
         if parts[0] == "gpu" and len(parts) > 2:
             raise ValueError(f"{item!r} is not gpu:TYPE:COUNT")
-        gpu_type = parts[1] if len(parts) > 1 else ""
+        gpu_type = "".join(parts[1:2])
         yield parts[0], "" if gpu_type == "(null)" else gpu_type, count
 
 

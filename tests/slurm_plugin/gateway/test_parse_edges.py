@@ -121,6 +121,7 @@ def test_all_records_of_nodes_count_together():
         ("", {}),
         ("license:3,gpu:2", {"": 2}),
         ("shard:4,tmp:t4:2", {}),
+        ("nic:gpu:2", {}),
         (" gpu:2 , gpu:t4:1", {"": 2, "t4": 1}),
         ("nic:a:b:c:4,gpu:1", {"": 1}),
         ("gpu:t4:10", {"t4": 10}),
