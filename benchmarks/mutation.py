@@ -57,6 +57,7 @@ SURVEY: dict[str, tuple[str, ...]] = {
     SCHEDULER + "rounds/loop.py": (
         "scheduler/test_loop_steps.py",
         "scheduler/test_loop_cloud.py",
+        "scheduler/test_health.py",
         "scheduler/test_loop.py",
     ),
     SCHEDULER + "rounds/free_gpus/book.py": (
@@ -67,7 +68,7 @@ SURVEY: dict[str, tuple[str, ...]] = {
     SCHEDULER + "rounds/solver/dual.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
     SCHEDULER + "rounds/solver/reduced.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
     SCHEDULER + "rounds/policies/sia/costs.py": ("scheduler/policies/sia",),
-    SCHEDULER + "store/rounds.py": ("scheduler/store/test_store.py",),
+    SCHEDULER + "store/rounds.py": ("scheduler/store/test_round_store.py", "scheduler/store/test_store.py"),
     SLURM + "act/steps.py": ("slurm_plugin/test_steps.py",),
     SLURM + "observe/view.py": ("slurm_plugin/test_view.py", "slurm_plugin/test_view_nodes.py"),
     SLURM + "observe/records.py": ("slurm_plugin/test_records.py",),
