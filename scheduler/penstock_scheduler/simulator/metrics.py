@@ -117,41 +117,38 @@ def job_rows(simulation: Simulation, prices: Mapping[str, float] | None = None) 
 
 def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
     """Figures of the simulation, from the rows of its jobs."""
-    jct_h = np.array([row.jct_s for row in rows if row.jct_s is not None]) / 3600
-    rho = np.array([row.ftf_rho for row in rows if row.ftf_rho is not None])
+    jct_h = np.array(_known(rows, "jct_s")) / 3600
+    rho = np.array(_known(rows, "ftf_rho"))
     came = [row for row in rows if row.submit_s <= simulation.end_s] or rows
-    ends = [row.end_s for row in rows if row.end_s is not None]
-    first_s = min((row.submit_s for row in rows), default=0.0)
-    gpu_hours = sum(row.gpu_hours for row in rows)
+    jobs = max(len(came), 1)
+    ends = _known(rows, "end_s")
+    first_s = min(_known(rows, "submit_s"), default=0.0)
+    gpu_hours = sum(_known(rows, "gpu_hours"))
     there_h = simulation.scenario.total_gpus * max(simulation.end_s - first_s, 0.0) / 3600
     contention = _Contention(simulation)
-    costs = [row.cost for row in rows if row.cost is not None]
+    costs = _known(rows, "cost")
     agents, cloud = simulation.agents, simulation.cloud
     held_h = gpu_hours if simulation.gpu_seconds is None else simulation.gpu_seconds / 3600
-
-    def of(figure: Any, values: np.ndarray[Any, Any]) -> float | None:
-        return float(figure(values)) if len(values) else None
-
     return Summary(
         jobs=len(rows),
         ended=len(jct_h),
-        avg_jct_h=of(np.mean, jct_h),
-        p50_jct_h=of(np.median, jct_h),
-        p99_jct_h=of(lambda values: np.percentile(values, 99), jct_h),
+        avg_jct_h=_of(np.mean, jct_h),
+        p50_jct_h=_of(np.median, jct_h),
+        p99_jct_h=_of(lambda values: np.percentile(values, 99), jct_h),
         makespan_h=(max(ends) - first_s) / 3600 if ends and len(ends) == len(rows) else None,
-        gpu_h_per_job=gpu_hours / max(len(came), 1),
-        restarts_per_job=sum(row.restarts for row in rows) / max(len(came), 1),
-        queue_h=sum(row.queue_s for row in came) / max(len(came), 1) / 3600,
-        feedback_min=of(np.mean, np.array([row.feedback_s for row in rows if row.feedback_s is not None]) / 60),
-        suspends_per_job=None if agents is None else sum(row.resumes for row in rows) / max(len(came), 1),
+        gpu_h_per_job=gpu_hours / jobs,
+        restarts_per_job=sum(_known(rows, "restarts")) / jobs,
+        queue_h=sum(_known(came, "queue_s")) / jobs / 3600,
+        feedback_min=_of(np.mean, np.array(_known(rows, "feedback_s")) / 60),
+        suspends_per_job=None if agents is None else sum(_known(rows, "resumes")) / jobs,
         packs=None if agents is None else len(agents.trials),
         packs_at_a_loss=None if agents is None else sum(trial.total < 1 - 1e-9 for trial in agents.trials),
-        worst_ftf=of(np.max, rho),
-        unfair_share=of(lambda values: np.mean(values > 1), rho),
+        worst_ftf=_of(np.max, rho),
+        unfair_share=_of(lambda values: np.mean(values > 1), rho),
         utilisation=held_h / there_h if there_h else 0.0,
         contention=contention.busy_mean,
         max_contention=contention.most,
-        failures=sum(row.failures for row in rows),
+        failures=sum(_known(rows, "failures")),
         cost=sum(costs) if costs else None,
         rounds=simulation.rounds,
         failed_rounds=simulation.failed_rounds,
@@ -160,6 +157,16 @@ def summarise(simulation: Simulation, rows: list[JobRow]) -> Summary:
         cloud_jobs=None if cloud is None else len(cloud.away),
         cpu_s=simulation.cpu_s,
     )
+
+
+def _known(rows: list[JobRow], column: str) -> list[Any]:
+    """The values of a column, without those that are unknown."""
+    return [value for row in rows if (value := getattr(row, column)) is not None]
+
+
+def _of(figure: Any, values: np.ndarray[Any, Any]) -> float | None:
+    """The figure of these values; None: there are none."""
+    return float(figure(values)) if len(values) else None
 
 
 def isolated_s(job: SimulatedJob, scenario: Scenario, gpu_type: str, gpus: float) -> float:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from penstock_scheduler.burst.deciding.choices import (
@@ -60,47 +60,25 @@ class WithCloud(Wrapper):
         cloud = snapshot.cloud
         if cloud is None:
             return self._without_cloud(snapshot)
-        away = {run.job: run for run in cloud.runs}
+        away = {run.job for run in cloud.runs}
         found, closed = choices(snapshot)
         only = {job.id for job in snapshot.jobs if job.spec.burst is Burst.ONLY and job.id not in away}
         leaving = _Leaving(snapshot, cloud)
         for job in snapshot.jobs:
             if job.id in found and leaves_at_once(job, snapshot):
                 leaving.send(job, found[job.id])
-        here = tuple(job for job in snapshot.jobs if job.id not in away | leaving.bursts.keys() and job.id not in only)
+        elsewhere = away | only | leaving.bursts.keys()
+        here = tuple(job for job in snapshot.jobs if job.id not in elsewhere)
         plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here, cloud=leaving.rest()))
         leaving.bursts |= plan.bursts
         for job in snapshot.jobs:
             if job.id in only or job.id in plan.waiting:
                 leaving.send(job, found.get(job.id, []))
-        queue = [job for job in here if job.id in plan.waiting.keys() - leaving.bursts and job.phase is Phase.QUEUED]
-        for job in _beyond(cloud.max_queue, [job for job in queue if may_leave(job, cloud)]):
-            leaving.send(job, choices_of(job, snapshot)[0])
-        bursts = leaving.bursts
-        nothing = Reason(ReasonCode.WAITING_CAPACITY, "runs in the cloud only, and no offer there suits it")
-        waiting = plan.waiting | dict.fromkeys(only, nothing)
-        waiting |= {job: why for job, why in closed.items() if job not in plan.assignments}
-        waiting = {job: why for job, why in waiting.items() if job not in bursts}
-        idle = dict.fromkeys((node.gpu_type for node in snapshot.nodes), 0)
-        for node in snapshot.nodes:
-            idle[node.gpu_type] += node.gpus_for_us
-        for assignment in plan.assignments.values():
-            idle[assignment.placement.gpu_type] -= assignment.placement.gpus
-        back = (
-            {}
-            if snapshot.kept is not None
-            else recalls(snapshot, idle, queue_empty=not waiting, fits=_LeftOnSite(snapshot, plan).fits)
-        )
-        known = {job.id for job in snapshot.jobs}
-        for job_id, run in away.items():
-            if job_id in known:
-                bursts[job_id] = CloudAssignment(run.offer, run.usd, back.get(job_id) or _stays(run), stays=True)
-        for job in snapshot.jobs:
-            if job.id in waiting and job.id not in closed and (said := _provider_reasons(job, snapshot)):
-                reason = waiting[job.id]
-                waiting[job.id] = dataclasses.replace(reason, text=f"{reason.text}; {said}")
-        ordered = {job.id: waiting[job.id] for job in snapshot.jobs if job.id in waiting}
-        return dataclasses.replace(plan, waiting=ordered, bursts=bursts, recalls=back)
+        leaving.shorten([job for job in here if job.id in plan.waiting and job.phase is Phase.QUEUED])
+        waiting = _waiting(snapshot, plan, only, closed, leaving.bursts)
+        back = _coming_back(snapshot, plan, queue_empty=not waiting)
+        bursts = leaving.bursts | _in_the_cloud(snapshot, cloud, back)
+        return dataclasses.replace(plan, waiting=waiting, bursts=bursts, recalls=back)
 
     def _without_cloud(self, snapshot: Snapshot) -> Plan:
         """The plan of a site without a cloud. A job that runs there already, although it asked for the cloud only, stays."""
@@ -142,7 +120,7 @@ class _Leaving:
     """The jobs that leave in this round, within the offers and budgets."""
 
     def __init__(self, snapshot: Snapshot, cloud: CloudState) -> None:
-        self._cloud = cloud
+        self._snapshot, self._cloud = snapshot, cloud
         self._account = {job.id: job.account for job in snapshot.jobs}
         self.bursts: dict[JobId, CloudAssignment] = {}
 
@@ -155,6 +133,12 @@ class _Leaving:
             if gone < option.offer.count and not within(self._cloud.budgets, taken):
                 self.bursts[job.id] = sent(option)
                 return
+
+    def shorten(self, queue: Sequence[Job]) -> None:
+        """Send the newest of the jobs that still wait, as many as exceed `max_queue`."""
+        waits = [job for job in queue if job.id not in self.bursts and may_leave(job, self._cloud)]
+        for job in _beyond(self._cloud.max_queue, waits):
+            self.send(job, choices_of(job, self._snapshot)[0])
 
     def rest(self) -> CloudState:
         """The cloud for the jobs that are left: with fewer offers and dollars."""
@@ -179,6 +163,47 @@ def _beyond(max_queue: int | None, waits: Sequence[Job]) -> list[Job]:
     if max_queue is None or len(waits) <= max_queue:
         return []
     return sorted(waits, key=lambda job: job.in_order, reverse=True)[: len(waits) - max_queue]
+
+
+def _waiting(
+    snapshot: Snapshot,
+    plan: Plan,
+    only: Iterable[JobId],
+    closed: Mapping[JobId, Reason],
+    bursts: Container[JobId],
+) -> dict[JobId, Reason]:
+    """The jobs that wait, in order, with the cloud's reasons: `closed` by a budget, or what the provider says."""
+    nothing = Reason(ReasonCode.WAITING_CAPACITY, "runs in the cloud only, and no offer there suits it")
+    reasons = plan.waiting | dict.fromkeys(only, nothing)
+    reasons |= {job: why for job, why in closed.items() if job not in plan.assignments}
+    waiting = {job.id: reasons[job.id] for job in snapshot.jobs if job.id in reasons and job.id not in bursts}
+    for job in snapshot.jobs:
+        if job.id in waiting and job.id not in closed and (said := _provider_reasons(job, snapshot)):
+            reason = waiting[job.id]
+            waiting[job.id] = dataclasses.replace(reason, text=f"{reason.text}; {said}")
+    return waiting
+
+
+def _coming_back(snapshot: Snapshot, plan: Plan, *, queue_empty: bool) -> dict[JobId, Reason]:
+    """The jobs that come back to the GPUs on site that the plan leaves free."""
+    if snapshot.kept is not None:
+        return {}
+    idle: Counter[str] = Counter()
+    for node in snapshot.nodes:
+        idle[node.gpu_type] += node.gpus_for_us
+    for assignment in plan.assignments.values():
+        idle[assignment.placement.gpu_type] -= assignment.placement.gpus
+    return recalls(snapshot, idle, queue_empty=queue_empty, fits=_LeftOnSite(snapshot, plan).fits)
+
+
+def _in_the_cloud(snapshot: Snapshot, cloud: CloudState, back: Mapping[JobId, Reason]) -> dict[JobId, CloudAssignment]:
+    """The jobs that run in the cloud already, or are on their way there or back."""
+    known = {job.id for job in snapshot.jobs}
+    return {
+        run.job: CloudAssignment(run.offer, run.usd, back.get(run.job) or _stays(run), stays=True)
+        for run in cloud.runs
+        if run.job in known
+    }
 
 
 def in_cloud(offer: Offer) -> Configuration:

@@ -161,33 +161,13 @@ def staying(
     away = {run.job for run in snapshot.cloud.runs} if snapshot.cloud is not None else ()
     found: dict[JobId, str] = {}
     for job in snapshot.jobs:
-        held = job.running_on
-        if held is None or job.id in away:
+        if job.running_on is None or job.id in away:
             continue
-        if job.id in stay:
-            found[job.id] = stay[job.id]
-            continue
-        there = [nodes.get(name) for name in held.nodes]
-        asked = any(node is not None and node.leave_request(job.reservation) is not None for node in there)
-        if snapshot.kept is not None and (snapshot.kept.everything or not asked):
-            found[job.id] = snapshot.kept.why
-            continue
-        if asked:
-            continue
-        if held.partition in closed:
-            found[job.id] = f"partition {held.partition} is {_state(closed[held.partition])}, and what runs in it stays"
-        for share, node in zip(held.shares, there, strict=True):
-            name = share.node
-            if node is None:
-                found[job.id] = missing.format(name=name)
-            elif not is_open(node, job):
-                found[job.id] = f"node {name} is no longer open to the job, and what runs there stays"
-            elif node.gpus < share.gpus:
-                found[job.id] = f"node {name} shows only {node.gpus} GPUs now, and what runs there stays"
-            elif not node.may_start:
-                found[job.id] = (
-                    f"node {name} takes no new work ({node.state or 'not in service'}), and what runs there stays"
-                )
+        why = stay.get(job.id)
+        if why is None:
+            why = _as_shown(snapshot, job, job.running_on, nodes, closed, missing)
+        if why is not None:
+            found[job.id] = why
     for group in snapshot.sharing.groups if snapshot.sharing is not None and found else ():
         first = next((found[job] for job in group.jobs if job in found), None)
         if first is not None:
@@ -196,6 +176,43 @@ def staying(
             why = f"it shares GPUs with a job that stays: {first}" if not stay.keys().isdisjoint(ids) else first
             found |= {job: found.get(job, why) for job in together}
     return found
+
+
+def _as_shown(
+    snapshot: Snapshot,
+    job: Job,
+    held: Placement,
+    nodes: Mapping[str, Node],
+    closed: Mapping[str, Partition],
+    missing: str,
+) -> str | None:
+    """Why a running job stays, by what the cluster shows of its nodes and its partition; None: it may move."""
+    present = [nodes[name] for name in held.nodes if name in nodes]
+    asked = any(node.leave_request(job.reservation) is not None for node in present)
+    if snapshot.kept is not None and (snapshot.kept.everything or not asked):
+        return snapshot.kept.why
+    if asked:
+        return None
+    for share in reversed(held.shares):
+        if (why := _closed_to(job, share, nodes.get(share.node), missing)) is not None:
+            return why
+    if held.partition in closed:
+        return f"partition {held.partition} is {_state(closed[held.partition])}, and what runs in it stays"
+    return None
+
+
+def _closed_to(job: Job, share: Share, node: Node | None, missing: str) -> str | None:
+    """Why nothing may start on this node of the job; None: it may."""
+    name = share.node
+    if node is None:
+        return missing.format(name=name)
+    if not is_open(node, job):
+        return f"node {name} is no longer open to the job, and what runs there stays"
+    if node.gpus < share.gpus:
+        return f"node {name} shows only {node.gpus} GPUs now, and what runs there stays"
+    if not node.may_start:
+        return f"node {name} takes no new work ({node.state or 'not in service'}), and what runs there stays"
+    return None
 
 
 def _place(job: Job) -> Placement | None:
