@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from penstock_scheduler.api.ports import Store
@@ -78,14 +78,9 @@ class OutcomeLog:
             StoreError: the history cannot be written.
         """
         busy = {outcome.action.job for outcome in outcomes}
-        awaited = {job for job, _ in self._told} - busy
-        arrived = {job.id for job in state.jobs if job.id in awaited and job.phase in (Phase.RUNNING, Phase.QUEUED)}
-        done = tuple(
-            Outcome(told.action, Progress.DONE)
-            for (job, _), told in self._told.items()
-            if job in arrived and told.progress is Progress.UNDER_WAY
-        )
-        news = [outcome for outcome in (*done, *outcomes) if self._told.get(_key(outcome)) != outcome]
+        news = [
+            outcome for outcome in (*self._done(state, busy), *outcomes) if self._told.get(_key(outcome)) != outcome
+        ]
         self._told = {_key(outcome): outcome for outcome in outcomes}
         if not news:
             self._own = {job: stop for job, stop in self._own.items() if job in busy}
@@ -102,28 +97,20 @@ class OutcomeLog:
         self._store.add_outcomes(now_s, news)
         held = {job.id: job.allocation for job in state.jobs}
         for outcome in news:
-            level = logging.WARNING if outcome.progress is Progress.FAILED else logging.INFO
-            if not log.isEnabledFor(level):
-                continue
-            log.log(
-                level,
-                "action",
-                extra={
-                    "round": outcome.action.round,
-                    "job": outcome.action.job,
-                    "action": outcome.action.kind,
-                    "placement": str(getattr(outcome.action, "placement", "none")),
-                    "cause": _cause(plan, outcome.action.job, held.get(outcome.action.job)),
-                    "progress": outcome.progress.value,
-                    "text": outcome.text,
-                    "stop": str(outcome.stop or ""),
-                },
-            )
+            _log(outcome, plan, held.get(outcome.action.job))
         before, self._own = (
             self._own,
             {each.action.job: each.stop for each in outcomes if each.stop is not None and each.action.job not in stops},
         )
         return {job: stop for job, stop in self._own.items() if before.get(job) != stop}
+
+    def _done(self, state: ClusterState, busy: Set[JobId]) -> Iterator[Outcome]:
+        """The actions under way that their jobs no longer need."""
+        awaited = {job for job, _ in self._told} - busy
+        arrived = {job.id for job in state.jobs if job.id in awaited and job.phase in (Phase.RUNNING, Phase.QUEUED)}
+        for (job, _), told in self._told.items():
+            if job in arrived and told.progress is Progress.UNDER_WAY:
+                yield Outcome(told.action, Progress.DONE)
 
     def _carry(self, stopping: Mapping[JobId, Stop], state: ClusterState, now_s: float) -> None:
         """Keep these stops, but for jobs that have been out of sight for long."""
@@ -136,6 +123,24 @@ class OutcomeLog:
 
 def _key(outcome: Outcome) -> tuple[JobId, str]:
     return outcome.action.job, outcome.action.kind
+
+
+def _log(outcome: Outcome, plan: Plan, held: Placement | None) -> None:
+    level = logging.WARNING if outcome.progress is Progress.FAILED else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    action = outcome.action
+    extra = {
+        "round": action.round,
+        "job": action.job,
+        "action": action.kind,
+        "placement": str(getattr(action, "placement", "none")),
+        "cause": _cause(plan, action.job, held),
+        "progress": outcome.progress.value,
+        "text": outcome.text,
+        "stop": str(outcome.stop or ""),
+    }
+    log.log(level, "action", extra=extra)
 
 
 def _cause(plan: Plan, job: JobId, held: Placement | None) -> str:

@@ -369,6 +369,40 @@ def _part(known: RecordedJob, jobs: Mapping[JobId, RecordedJob], pairs: Colocati
     return 1 - lost_s / max(held_s, lost_s) if lost_s else 1.0
 
 
+@dataclass(slots=True)
+class _Told:
+    """What a job's reports tell of its runs."""
+
+    spans: list[tuple[float, float, Placement]] = field(default_factory=list)
+    """Begin and end of each run, s, and where it ran."""
+    gross: float = 0.0
+    """Progress of all runs, with what was done twice."""
+    progress: float = 0.0
+    total: float | None = None
+    completed_s: float | None = None
+    """When it reported that it was complete."""
+
+
+def _told(reports: Sequence[Report]) -> _Told:
+    runs: dict[int, list[Report]] = {}
+    for report in sorted(reports, key=lambda report: (report.epoch, report.sequence)):
+        runs.setdefault(report.epoch, []).append(report)
+    told = _Told()
+    for run in runs.values():
+        started = next((report.body for report in run if isinstance(report.body, Started)), None)
+        if started is None:
+            continue
+        told.spans.append((run[0].time_s, run[-1].time_s, _where(started)))
+        reached = max(r.body.progress for r in run if isinstance(r.body, Started | Observation | Ended))
+        told.gross = told.gross + reached - started.progress
+        told.progress, told.total = max(told.progress, reached), started.total or told.total
+        for report in run:
+            if isinstance(report.body, Ended) and report.body.outcome == "completed":
+                told.completed_s = report.time_s
+                break
+    return told
+
+
 def _live(
     known: RecordedJob, reports: Sequence[Report], start_s: float, part: float
 ) -> tuple[SimulatedJob, bool] | None:
@@ -376,23 +410,8 @@ def _live(
 
     `part`: the share that it did of what it would have done alone on its GPUs.
     """
-    runs: dict[int, list[Report]] = {}
-    for report in sorted(reports, key=lambda report: (report.epoch, report.sequence)):
-        runs.setdefault(report.epoch, []).append(report)
-    spans: list[tuple[float, float, Placement]] = []
-    gross = progress = 0.0
-    total: float | None = None
-    completed_s: float | None = None
-    for run in runs.values():
-        started = next((report.body for report in run if isinstance(report.body, Started)), None)
-        if started is None:
-            continue
-        spans.append((run[0].time_s, run[-1].time_s, _where(started)))
-        reached = max(r.body.progress for r in run if isinstance(r.body, Started | Observation | Ended))
-        gross, progress, total = gross + reached - started.progress, max(progress, reached), started.total or total
-        completed_s = next(
-            (r.time_s for r in run if isinstance(r.body, Ended) and r.body.outcome == "completed"), completed_s
-        )
+    told = _told(reports)
+    spans, gross, progress, total, completed_s = told.spans, told.gross, told.progress, told.total, told.completed_s
     if not spans:
         spans = list(known.held)
         if spans and known.gone_s is not None:

@@ -138,7 +138,6 @@ def changes(ground: Ground) -> Changes:
       allocates the lowest index first.
     """
     missing = used(ground, staying=True) - held(ground)
-    unknown = any(each.devices is None for each in ground.sharers if not each.own)
     ordinary = [each for each in ground.placeholders if each.after is None]
     running = [each for each in ordinary if each.running]
     pending = [each for each in ordinary if not each.running]
@@ -146,20 +145,33 @@ def changes(ground: Ground) -> Changes:
     if missing:
         count = max(count, min(len(running) + free + len(missing), ground.gpus))
     heirs = {each.number: each.gpus + free for each in ground.sharers if each.own and each.stays and each.shares}
-    waiting: dict[int, list[Placeholder]] = {}
-    for each in ground.placeholders:
-        if each.after is not None:
-            waiting.setdefault(each.after, []).append(each)
+    waiting = _standbys(ground)
     idle = [each for number in sorted(waiting.keys() - heirs.keys()) for each in waiting[number]]
     more = max(count - len(ordinary), 0)
     released, cancel = idle[:more], idle[more:]
-    kept = used(ground) | ground.promised
-    spare = [] if unknown or missing else [each for each in running if each.index not in kept]
-    surplus = [*pending, *sorted(spare, key=lambda each: -(each.index or 0))]
+    surplus = [*pending, *([] if missing else _spare(ground, running))]
     cancel += surplus[: max(len(ordinary) - count, 0)]
     standbys = {number: wanted - len(waiting.get(number, ())) for number, wanted in heirs.items()}
     lack = {number: most for number, most in standbys.items() if most > 0}
     return Changes(more - len(released), lack, tuple(released), tuple(cancel))
+
+
+def _standbys(ground: Ground) -> dict[int, list[Placeholder]]:
+    """Job's number -> the placeholder jobs that wait for its end."""
+    waiting: dict[int, list[Placeholder]] = {}
+    for each in ground.placeholders:
+        if each.after is not None:
+            waiting.setdefault(each.after, []).append(each)
+    return waiting
+
+
+def _spare(ground: Ground, running: Sequence[Placeholder]) -> list[Placeholder]:
+    """The running placeholder jobs whose GPUs no job needs, the highest index first."""
+    if any(each.devices is None for each in ground.sharers if not each.own):
+        return []
+    kept = used(ground) | ground.promised
+    spare = (each for each in running if each.index not in kept)
+    return sorted(spare, key=lambda each: -(each.index or 0))
 
 
 class GpuReservations:

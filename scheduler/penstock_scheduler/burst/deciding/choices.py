@@ -253,19 +253,10 @@ def recalls(
         job = jobs.get(run.job)
         if job is None or run.ending or run.trouble:
             continue
-        over = next((line for line in cloud.budgets if line.covers(run.account) and line.left_usd <= 0), None)
-        there_s = snapshot.time_s - run.since_s
         if not (job.movable and snapshot.facts[job.id].saves):
             continue
-        if over is not None and cloud.at_cap == "recall":
-            found[run.job] = Reason(ReasonCode.RECALLED, f"comes back: {over} is used up")
-        elif (
-            cloud.waiting.kind is Wait.STAR
-            and run.job not in cloud.returned
-            and job.spec.burst is not Burst.ONLY
-            and there_s > cloud.waiting.t_max_h * 3600
-        ):
-            text = f"comes back after {there_s:.0f} s in the cloud: star-wait lets a first run take {cloud.waiting.t_max_h} h"
+        text = _must_come_back(job, run, cloud, snapshot.time_s - run.since_s)
+        if text:
             found[run.job] = Reason(ReasonCode.RECALLED, text)
         elif (
             queue_empty
@@ -276,6 +267,19 @@ def recalls(
             text = f"comes back: {job.spec.min_gpus} {where} are idle on site, and more is left to pay than a restart loses"
             found[run.job] = Reason(ReasonCode.RECALLED, text)
     return found
+
+
+def _must_come_back(job: Job, run: CloudRun, cloud: CloudState, there_s: float) -> str:
+    """Why a job may not stay in the cloud, whether or not the site has idle GPUs; empty: it may."""
+    over = next((line for line in cloud.budgets if line.covers(run.account) and line.left_usd <= 0), None)
+    if over is not None and cloud.at_cap == "recall":
+        return f"comes back: {over} is used up"
+    first = cloud.waiting.kind is Wait.STAR and run.job not in cloud.returned and job.spec.burst is not Burst.ONLY
+    if first and there_s > cloud.waiting.t_max_h * 3600:
+        return (
+            f"comes back after {there_s:.0f} s in the cloud: star-wait lets a first run take {cloud.waiting.t_max_h} h"
+        )
+    return ""
 
 
 def _pays(

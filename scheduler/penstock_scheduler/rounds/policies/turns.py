@@ -31,7 +31,7 @@ import dataclasses
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from penstock_scheduler.model import (
     Burst,
@@ -279,36 +279,59 @@ class _Turns:
 
     def spared(self, plan: Plan) -> dict[JobId, Placement]:
         """The running jobs that this plan leaves with nothing, and that keep what they have by rule 4."""
-        lost = {job for job, reason in plan.waiting.items() if reason.code not in BY_REASON and self._may_keep(job)}
+        lost = {job for job in plan.waiting if self._loses(job, plan)}
         if not lost:
             return {}
-        book = FreeGpus.of(self._snapshot)
-        for job_id, where in (common.pinned(self._snapshot) | self.given | self.kept).items():
-            book.take(self._jobs[job_id], where)
-        for name, gpus in self.aside.items():
-            book.take_nodes(Placement("", "", (Share(name, gpus),)))
+        book = self._left()
         planned = [(self._jobs[job_id], assignment.placement) for job_id, assignment in plan.assignments.items()]
-        due = [each for each in planned if each[0].id in self._waited_s and each[0].id not in self.given]
+        due = [each for each in planned if self._is_due(each[0].id)]
         planned += [(job, place) for job in self._snapshot.unseen if (place := place_of(job))]
         pools = Pools(self._snapshot, planned)
         kept: dict[JobId, Placement] = {}
-        # If the policy stops other jobs instead of those that were kept, all that may be kept are kept at once.
-        more = (
-            {job for job in plan.assignments if self._may_keep(job)} - self.kept.keys() if self.kept else set[JobId]()
-        )
-        for job in sorted((self._jobs[job_id] for job_id in lost | more), key=lambda each: each.in_order):
+        for job in self._candidates(plan, lost):
             held = job.running_on
             if held is None or not book.may_have(job, held) or any(self._yields(job, held, *each) for each in due):
                 continue
             pool = pools.of(job)
             has = pool.held[job.user] + (held.gpus if job.id in lost else 0)
-            most = max((gpus for user, gpus in pool.held.items() if user != job.user), default=0)
-            if most >= has and not any(pool.nodes[name].leave for name in held.nodes):
+            if self._most_of_others(job, pool) >= has and not any(pool.nodes[name].leave for name in held.nodes):
                 kept[job.id] = held
                 book.take(job, held)
                 if job.id in lost:
                     pools.count(job.user, held, 1)
         return {} if lost.isdisjoint(kept) else kept
+
+    def _left(self) -> FreeGpus:
+        """The GPUs that this round has neither given to jobs nor kept free."""
+        book = FreeGpus.of(self._snapshot)
+        for job_id, where in (common.pinned(self._snapshot) | self.given | self.kept).items():
+            book.take(self._jobs[job_id], where)
+        for name, gpus in self.aside.items():
+            book.take_nodes(Placement("", "", (Share(name, gpus),)))
+        return book
+
+    def _candidates(self, plan: Plan, lost: Set[JobId]) -> list[Job]:
+        """The jobs that may be kept, in order: those that lose their GPUs, and all others as well once some were kept.
+
+        The policy may stop other jobs instead of those that were kept.
+        """
+        more = (
+            {job for job in plan.assignments if self._may_keep(job)} - self.kept.keys() if self.kept else set[JobId]()
+        )
+        return sorted((self._jobs[job_id] for job_id in lost | more), key=lambda each: each.in_order)
+
+    def _is_due(self, job: JobId) -> bool:
+        """Whether a job is due and has its GPUs, if any, from the policy."""
+        return job in self._waited_s and job not in self.given
+
+    def _loses(self, job: JobId, plan: Plan) -> bool:
+        """Whether a job that this plan leaves with nothing may keep what it has."""
+        return plan.waiting[job].code not in BY_REASON and self._may_keep(job)
+
+    @staticmethod
+    def _most_of_others(job: Job, pool: Pool) -> int:
+        """The most GPUs that another user holds in the pool."""
+        return max((gpus for user, gpus in pool.held.items() if user != job.user), default=0)
 
     def _may_keep(self, job_id: JobId) -> bool:
         job = self._jobs[job_id]

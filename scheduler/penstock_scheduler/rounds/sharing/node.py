@@ -159,14 +159,9 @@ class Groups:
         self, wanted: SharedGpus, now_s: float, was_in: Mapping[JobId, Group], running: Mapping[JobId, bool]
     ) -> Group:
         """A group that keeps what its jobs had in earlier groups. New jobs get the next time slice."""
-        served_s = self.account.served_s
         old = {id(was_in[job]): was_in[job] for job in wanted.jobs if job in was_in}
-        known = [served_s[job] for job in wanted.jobs if job in was_in]
         fresh = [job for job in wanted.jobs if job not in was_in]
-        served_s |= {job: max(known, default=0.0) for job in fresh if running[job]}
-        had = [job for job in wanted.jobs if running[job] or (job in was_in and self.account.ran_s.get(job))]
-        newcomer_s = entry_s([served_s[job] for job in had], wanted.slice_s)
-        served_s |= {job: newcomer_s for job in fresh if not running[job]}
+        self._enter(wanted, fresh, running)
         group = Group(wanted, now_s)
         before = {job for each in old.values() for pack in each.running for job in pack.jobs}
         before |= {job for job in fresh if running[job]}
@@ -181,6 +176,16 @@ class Groups:
         self._begin_slice(group, now_s, before)
         return group
 
+    def _enter(self, wanted: SharedGpus, fresh: Sequence[JobId], running: Mapping[JobId, bool]) -> None:
+        """Set the time that fresh jobs of a group count as having had."""
+        served_s = self.account.served_s
+        earlier = [job for job in wanted.jobs if job not in fresh]
+        known = [served_s[job] for job in earlier]
+        served_s |= {job: max(known, default=0.0) for job in fresh if running[job]}
+        had = [job for job in wanted.jobs if running[job] or (job in earlier and self.account.ran_s.get(job))]
+        newcomer_s = entry_s([served_s[job] for job in had], wanted.slice_s)
+        served_s |= {job: newcomer_s for job in fresh if not running[job]}
+
     # Slices.
 
     def end_slice(self, group: Group, now_s: float) -> None:
@@ -190,14 +195,9 @@ class Groups:
 
     def _begin_slice(self, group: Group, now_s: float, before: set[JobId]) -> None:
         wanted = group.order
-        served = {pack: sum(self.account.served_s[job] for job in pack.jobs) / len(pack.jobs) for pack in wanted.packs}
         pinned = {pack: frozenset[int]().union(*(self._view.pinned(job) for job in pack.jobs)) for pack in wanted.packs}
         crowded = [pack for pack in wanted.packs if self._view.crowded(pack)]
-        handed = handed_on(wanted.packs, served, pinned, crowded)
-        for pack in wanted.packs:
-            for job in pack.jobs:
-                self.account.served_s[job] += handed[pack] - served[pack]
-        served = handed
+        served = self._hand_on(wanted, pinned, crowded)
         stays: set[JobId] = set()
         while True:
             keep = [pack for pack in wanted.packs if not stays.isdisjoint(pack.jobs)]
@@ -216,6 +216,18 @@ class Groups:
         self.resumes.update(
             job for job in resumed if self.account.ran_s.get(job)
         )  # not jobs that run for the first time
+
+    def _hand_on(
+        self, wanted: SharedGpus, pinned: Mapping[Pack, frozenset[int]], crowded: Sequence[Pack]
+    ) -> Mapping[Pack, float]:
+        """Count the turns that packs hand on to others, see `handed_on`. Returns the time that each pack has had."""
+        served_s = self.account.served_s
+        served = {pack: sum(served_s[job] for job in pack.jobs) / len(pack.jobs) for pack in wanted.packs}
+        handed = handed_on(wanted.packs, served, pinned, crowded)
+        for pack in wanted.packs:
+            for job in pack.jobs:
+                served_s[job] += handed[pack] - served[pack]
+        return handed
 
     def _count(self, group: Group, now_s: float) -> None:
         """Count the time slice so far. A departing job counts as having its GPUs until it is off them, the next job
