@@ -250,7 +250,7 @@ def _node(line: str, release: Release) -> SlurmNode:
         cpus_used=node.number("CPUAlloc"),
         memory_mb=max(node.number("RealMemory") - reserved_mb, 0),
         memory_used_mb=node.number("AllocMem"),
-        tmp_mb=node.number("TmpDisk"),
+        tmp_mb=node.number("TmpDisk") if "TmpDisk" in values else 0,
         reason=reason.group(1) if reason else "",
         stand_in=_HAS_STAND_IN.search(values.get("Gres", "")) is not None,
         unknown=tuple(node.unknown),
@@ -297,13 +297,15 @@ def _partition(line: str) -> SlurmPartition:
         default=partition.read("Default", YES_NO.__getitem__, False),
         max_time_s=partition.read("MaxTime", duration_s, None),
         whole_nodes=partition.values.get("OverSubscribe") == "EXCLUSIVE",
-        most_cpus=partition.read("MaxCPUsPerNode", limit_or_none, None),
-        most_memory_mb=partition.read("MaxMemPerNode", limit_or_none, None)
-        if "MaxMemPerNode" in partition.values
-        else None,
+        most_cpus=_limit(partition, "MaxCPUsPerNode"),
+        most_memory_mb=_limit(partition, "MaxMemPerNode"),
         unknown=tuple(partition.unknown),
         state=state,
     )
+
+
+def _limit(partition: Fields, name: str) -> int | None:
+    return partition.read(name, limit_or_none, None) if name in partition.values else None
 
 
 def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:
