@@ -28,14 +28,18 @@ from penstock_slurm.act.steps import MISPLACED, STUCK, TRIES, Placing, Scope, St
 from penstock_slurm.gateway.base import JobPlacement, Write
 from penstock_slurm.observe.view import Spooled
 from penstock_slurm.settings import SlurmSettings
+from tests.constants import with_constants
 from tests.slurm_plugin.test_states import job as slurm_job
 
-SETTINGS = SlurmSettings(
-    partitions=("p", "sky"),
-    cloud_partition="sky",
-    start_patience_s=60.0,
-    checkpoint_wait_s=30.0,
-    credential_pause_s=120.0,
+SETTINGS = with_constants(
+    SlurmSettings,
+    {
+        "partitions": ("p", "sky"),
+        "cloud_partition": "sky",
+        "start_patience_s": 60.0,
+        "checkpoint_wait_s": 30.0,
+        "credential_pause_s": 120.0,
+    },
 )
 NOW_S = 1000.0
 TWO = Placement("t4", "p", (Share("n0", 2), Share("n1", 2)))

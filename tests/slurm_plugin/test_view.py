@@ -17,6 +17,7 @@ from penstock_scheduler.model import (
     Phase,
     Placement,
     Refusal,
+    ResourceRequest,
     Share,
 )
 from penstock_scheduler.people.errors import BadJobSpec
@@ -191,13 +192,14 @@ def test_a_job_that_runs():
         qos="o",
         reservation="r",
         time_limit_s=60.0,
+        request=ResourceRequest(),
     )
     assert seen(running()).requeued_s is None
 
 
 def test_a_job_that_waits():
     found = seen(record(submit_s=100.0, start_s=7.0, suspended_s=3.0))
-    assert found == Job("7", "j", "u", SPEC, ("p", "q"), Phase.QUEUED, submit_s=100.0)
+    assert found == Job("7", "j", "u", SPEC, ("p", "q"), Phase.QUEUED, submit_s=100.0, request=ResourceRequest())
 
 
 def test_a_job_that_ends_for_good_is_none_and_one_that_leaves_counts_what_it_holds():
@@ -353,6 +355,7 @@ def test_nodes_that_a_run_has_left_in_favour_of_others():
     job = running(nodes=("n0", "n1", "n2"), restarts=1)
     left = STARTED.model_copy(update={"restarts": 1, "left_nodes": ("n0", "n2", "n9")})
     assert view.left_behind(job, left) == ("n2",)
+    assert view.left_behind(job, left.model_copy(update={"left_nodes": ("n1",)})) == ("n1",)
     assert view.left_behind(job, None) == ()
     assert view.left_behind(job, left.model_copy(update={"restarts": 0})) == ()
     assert view.left_behind(job, left.model_copy(update={"restarts": 2})) == ()

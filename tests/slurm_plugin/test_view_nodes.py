@@ -104,9 +104,10 @@ def test_jobs_that_wait_or_share_hold_no_gpus_in_slurm():
 def test_memory_of_managed_jobs_is_not_held_by_others():
     scene = dataclasses.replace(SCENE, rules=SlurmRules(SlurmFeatures(memory=True)))
     given = Spooled(CONTROL.model_copy(update={"cpus": 6, "memory_mb": 300}))
-    (found,) = nodes(node(), jobs=(running(),), scene=scene, spooled=given)
+    job = running(memory_mb=600)  # on two nodes
+    (found,) = nodes(node(), jobs=(job,), scene=scene, spooled=given)
     assert found.memory_others_mb == 400
-    (found,) = nodes(node(memory_used_mb=200), jobs=(running(),), scene=scene, spooled=given)
+    (found,) = nodes(node(memory_used_mb=200), jobs=(job,), scene=scene, spooled=given)
     assert found.memory_others_mb == 0
 
 

@@ -341,3 +341,17 @@ def test_a_version_is_two_numbers():
     assert parse.parse_version("slurm 23.11.0-0rc1") == (23, 11)
     with pytest.raises(ValueError, match="no version number"):
         parse.parse_version("slurm")
+
+
+@pytest.mark.parametrize(
+    ("keys", "seconds"),
+    [
+        ({"ResumeProgram": "/opt/resume", "ResumeTimeout": "90 sec"}, 90.0),
+        ({"ResumeProgram": "/opt/resume", "ResumeTimeout": "soon"}, parse.RESUME_TIMEOUT_S),
+        ({"ResumeProgram": "/opt/resume"}, parse.RESUME_TIMEOUT_S),
+        ({"ResumeProgram": "(null)", "ResumeTimeout": "90 sec"}, None),
+        ({"ResumeTimeout": "90 sec"}, None),
+    ],
+)
+def test_the_time_that_a_node_may_take_to_boot(keys: dict[str, str], seconds: float | None) -> None:
+    assert parse.resume_timeout_s(keys) == seconds
