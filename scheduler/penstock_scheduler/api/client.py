@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
@@ -213,7 +214,7 @@ class Client(AdminCalls):
     def job(self, job: str, *, wait_s: float = 0.0, since: int | None = None) -> JobView:
         """A job. With `wait_s`: returns when its version is above `since`, at the latest after `wait_s`."""
         query = {"wait": wait_s or None, "since": since}
-        return self._ask(JobView, "GET", f"/v1/jobs/{job}", query=query, again=True, patience_s=wait_s)
+        return self._ask(JobView, "GET", f"/v1/jobs/{_part(job)}", query=query, again=True, patience_s=wait_s)
 
     def wait(self, job: str, *, timeout_s: float | None = None) -> JobView:
         """Wait for a job's end. Returns the job as it is after `timeout_s` if it has not ended by then."""
@@ -235,29 +236,29 @@ class Client(AdminCalls):
             for_owner: whether the job's owner itself gives it up, so that its next try submits another one.
         """
         query = {"for_owner": "true"} if for_owner else None
-        return self._ask(JobView, "POST", f"/v1/jobs/{job}/cancel", query=query, again=True)
+        return self._ask(JobView, "POST", f"/v1/jobs/{_part(job)}/cancel", query=query, again=True)
 
     def hold(self, job: str) -> JobView:
         """Keep a job from being started until it is released. A running job continues."""
-        return self._ask(JobView, "POST", f"/v1/jobs/{job}/hold", again=True)
+        return self._ask(JobView, "POST", f"/v1/jobs/{_part(job)}/hold", again=True)
 
     def release(self, job: str) -> JobView:
         """Let a held job start again."""
-        return self._ask(JobView, "POST", f"/v1/jobs/{job}/release", again=True)
+        return self._ask(JobView, "POST", f"/v1/jobs/{_part(job)}/release", again=True)
 
     def explain(self, job: str) -> ExplanationView:
         """Why a job has what it has."""
-        return self._ask(ExplanationView, "GET", f"/v1/jobs/{job}/explain", again=True)
+        return self._ask(ExplanationView, "GET", f"/v1/jobs/{_part(job)}/explain", again=True)
 
     def history(self, job: str) -> History:
         """What happened to a job."""
-        return self._ask(History, "GET", f"/v1/jobs/{job}/history", again=True)
+        return self._ask(History, "GET", f"/v1/jobs/{_part(job)}/history", again=True)
 
     def allocations(
         self, job: str | None = None, *, from_s: float | None = None, to_s: float | None = None
     ) -> Iterator[AllocationSpan]:
         """Which GPUs a job held when, oldest first; None: the spans of all jobs that overlap this time, s since 1970."""
-        path = "/v1/allocations" if job is None else f"/v1/jobs/{job}/allocations"
+        path = "/v1/allocations" if job is None else f"/v1/jobs/{_part(job)}/allocations"
         query: dict[str, Any] = {} if job is not None else {"from": from_s, "to": to_s}
         while True:
             page = self._ask(Allocations, "GET", path, query=query, again=True)
@@ -269,7 +270,7 @@ class Client(AdminCalls):
     def job_series(self, job: str, *, from_s: float | None = None, to_s: float | None = None) -> JobSeries:
         """How a job ran over time, in at most some hundred samples; by default from its start until now."""
         query = {"from": from_s, "to": to_s}
-        return self._ask(JobSeries, "GET", f"/v1/jobs/{job}/series", query=query, again=True)
+        return self._ask(JobSeries, "GET", f"/v1/jobs/{_part(job)}/series", query=query, again=True)
 
     def series(self, *names: str, from_s: float | None = None, to_s: float | None = None) -> Series:
         """Figures of the cluster over time; by default all of them, over the last day."""
@@ -305,12 +306,12 @@ class Client(AdminCalls):
             ApiError: the job has ended and its output cannot be read; the text names the file.
         """
         query = {"offset": offset, "wait": wait_s or None, "stream": stream if stream != "stdout" else None}
-        return self._ask(LogPart, "GET", f"/v1/jobs/{job}/log", query=query, again=True, patience_s=wait_s)
+        return self._ask(LogPart, "GET", f"/v1/jobs/{_part(job)}/log", query=query, again=True, patience_s=wait_s)
 
     def report(self, job: str, reports: Sequence[Report]) -> ReportReceipt:
         """Send reports of a job. The reports that the receipt counts as accepted are on disk."""
         batch = ReportBatch(reports=[report.model_dump(mode="json") for report in reports])
-        return self._ask(ReportReceipt, "POST", f"/v1/jobs/{job}/reports", body=batch, again=True)
+        return self._ask(ReportReceipt, "POST", f"/v1/jobs/{_part(job)}/reports", body=batch, again=True)
 
     # --- the cluster
 
@@ -352,7 +353,7 @@ class Client(AdminCalls):
 
     def end_drain(self, kind: str, name: str) -> None:
         """End a drain. For operators."""
-        self._send("DELETE", f"/v1/drains/{kind}/{name}")
+        self._send("DELETE", f"/v1/drains/{_part(kind)}/{_part(name)}")
 
     def budgets(self) -> list[BudgetView]:
         """Budgets as of the newest round: for users those of their accounts, for operators all."""
@@ -393,7 +394,7 @@ class Client(AdminCalls):
 
     def revoke_token(self, token: str) -> TokenView:
         """Revoke the token with this id. For admins."""
-        return self._ask(TokenView, "DELETE", f"/v1/tokens/{token}")
+        return self._ask(TokenView, "DELETE", f"/v1/tokens/{_part(token)}")
 
     def audit(
         self,
@@ -557,6 +558,11 @@ def _stands_by(answer: httpx.Response) -> bool:
         return bool(answer.json()["error"]["code"] == "not-leader")
     except (ValueError, KeyError, TypeError):
         return False
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path, whatever its characters are: an id that no job can have is unknown to the daemon."""
+    return quote(name, safe="")
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:

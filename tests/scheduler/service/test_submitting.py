@@ -255,3 +255,26 @@ def test_an_owner_without_a_key_and_an_unknown_owner_are_refused(api):
         Submission(owner=Owner(name="n", generation="g", attempt=1), command=("train",))
     with api.client("me") as me, pytest.raises(ApiError, match="no job of yours"):
         me.owner("unknown")
+
+
+def test_a_submission_that_comes_too_soon_cancels_no_earlier_job_and_notes_no_owner(tmp_path):
+    """The former job was cancelled, and the one that was to take its place refused."""
+    with serving(tmp_path, submissions_per_hour=1) as api, api.client("me") as me:
+        first = me.submit(owned(1, "g")).id
+        for order in (
+            owned(2, "h"),
+            owned(1, "g").model_copy(update={"owner": Owner(name="x", generation="g", attempt=1)}),
+        ):
+            with pytest.raises(ApiError) as error:
+                me.submit(order)
+            assert error.value.code == "too-many"
+        assert me.job(first).state == "queued"
+        assert me.owner(owned(1, "g").owner.name).generation == "g"
+        with pytest.raises(ApiError, match="no job of yours"):
+            me.owner("x")
+
+
+@pytest.mark.parametrize("job", ["1\x1b[31m", "../tokens", "1/cancel", "\u202e1", "%31", "?", ""])
+def test_an_id_that_no_job_can_have_is_unknown(api, job):
+    with api.client("me") as me, pytest.raises(ApiError):
+        me.explain(job)

@@ -74,6 +74,7 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
             if view is not None and same and (view.ended == "COMPLETED" or goes_on):
                 await _own(call, OwnerView(**owner.model_dump(), job=view.id, key=newest.key))
                 return view, False
+            _throttle(call, api.submissions.pause_s(user))  # before the former job is cancelled in vain
             if view is not None and view.state != "ended":
                 await call.audit(
                     allowed=True, text="is cancelled for a later try of its owner", target=f"jobs/{view.id}"
@@ -84,6 +85,8 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
                     f"was cancelled because its owner {owner.name} submitted a job in its place"
                 )
                 after = view.id
+        else:
+            _throttle(call, api.submissions.pause_s(user))
         # Noted before the submission: if penstockd stops in between, the next try, which has another key, finds the job.
         noted = OwnerView(**owner.model_dump(), key=order.key, former=after)
         await _own(call, noted)
@@ -150,7 +153,7 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
     waits = [order.dependency or "", f"afterany:{after}" if after else ""]
     given = order.model_copy(update={"dependency": ",".join(filter(None, waits)) or None})
     if order.key is None:
-        _throttle(call)
+        _throttle(call, api.submissions.take(identity.user))
         job = await ask_cluster(api, identity.user, submitter.submit, given, identity.user, identity.uid)
     else:
         lock = api.submitting.setdefault((identity.user, order.key), asyncio.Lock())
@@ -158,7 +161,7 @@ async def _submit(call: Call, order: Submission, after: str | None = None) -> tu
             if (known := await _known(call, order, order.key)) is not None:
                 return await _first_view(call, known, order), False
             try:
-                _throttle(call)
+                _throttle(call, api.submissions.take(identity.user))
                 job = await ask_cluster(api, identity.user, submitter.submit, given, identity.user, identity.uid)
             except (BadJobSpec, Refusal):
                 await asyncio.to_thread(api.store.end_submission, identity.user, order.key, None)
@@ -192,8 +195,9 @@ async def _known(call: Call, order: Submission, key: str) -> str | None:
     return job
 
 
-def _throttle(call: Call) -> None:
-    if (pause_s := call.api.submissions.take(call.identity.user)) > 0:
+def _throttle(call: Call, pause_s: float) -> None:
+    """Raise Refusal 429 unless the user may submit a job now."""
+    if pause_s > 0:
         limit = f"{call.api.settings.submissions_per_hour} submissions per hour"
         raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
 
