@@ -38,6 +38,7 @@ from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import RoundFailed, StoreError
 from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.triggers import Period
+from penstock_scheduler.safety.health import StepName
 from penstock_scheduler.simulator import SimulatedClock, nodes_from_spec
 from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on
@@ -64,7 +65,7 @@ class Site(RoundListener):
             RoundTiming(Period(parts.pop("period_s", 60.0)), parts.pop("tick_s", 10.0), rest_s),
             self,
             SpecModels(Families(), 30.0),
-            site=RoundSurroundings(listeners=(self,), **parts),
+            site=RoundSurroundings(listeners=(*parts.pop("before", ()), self), **parts),
         )
 
     def observe(self) -> ClusterState:
@@ -410,3 +411,34 @@ def test_a_site_that_gives_rules_decides_by_them():
     site = Site(job("1"), rules=NoJobs())
     site.ticks(1)
     assert site.snapshot.jobs == ()
+
+
+class Broken(RoundListener):
+    """A listener that fails on the name of a job, as nobody foresaw."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def observed(self, state: ClusterState, now_s: float, gpu_seconds: object = None) -> None:
+        raise self.error
+
+    def decided(self, record: RoundRecord) -> None:
+        raise self.error
+
+
+def test_a_listener_that_fails_ends_no_round_and_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """One job's content made every tick fail, for everybody."""
+    site = Site(job("1"), plan={"1": HERE}, before=[Broken(KeyError("ada's secret job"))])
+    site.ticks(2)
+    assert [each.job for each in site.applied] == ["1"]
+    assert site.diary[:4] == ["observe", "decide", "on_round", "apply"]
+    told = {step.name: step for step in site.loop.health.steps()}[StepName.TELL]
+    assert (told.failed, told.error) == (True, "Broken: KeyError")
+    assert "a listener failed, rounds go on" in caplog.text
+
+
+def test_a_listener_that_cannot_write_to_the_store_ends_the_tick() -> None:
+    site = Site(job("1"), plan={"1": HERE}, before=[Broken(StoreError("the disk is full"))])
+    with pytest.raises(StoreError):
+        site.loop.tick()
+    assert site.diary == ["observe"]

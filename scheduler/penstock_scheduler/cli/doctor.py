@@ -157,7 +157,7 @@ def _about(warning: str) -> str:
 
 def _step(step: StepHealth, report_age_s: float | None) -> str:
     """What a step of the round loop did last, such as `round 8 decided 3 s ago`."""
-    what = DID[step.step].format(round=step.round)
+    what = DID.get(step.step, step.step).format(round=step.round)
     parts = [f"{what} {duration(step.age_s)} ago" if step.age_s is not None else "not yet since penstockd started"]
     if step.problem:
         parts.append(step.problem)
@@ -170,6 +170,7 @@ def _step(step: StepHealth, report_age_s: float | None) -> str:
 
 DID = {
     "observe": "the cluster was observed",
+    "tell": "the API and the notices have the observation",
     "reports": "reports were read and stored",
     "decide": "round {round} was decided",
     "apply": "round {round} was applied",

@@ -15,6 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock_profiles.wire import Report
@@ -55,7 +56,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import GateRecord, RoundRecord
-from penstock_scheduler.people.errors import RoundFailed
+from penstock_scheduler.people.errors import PenstockError, RoundFailed
 from penstock_scheduler.people.units import clock as time_of_day
 from penstock_scheduler.rounds.diff import actions, cloud_actions, concerned
 from penstock_scheduler.rounds.idle import idle_since
@@ -72,6 +73,10 @@ BACK = "it comes back from the cloud: it was recalled, or its time or its money 
 
 UNSAVED = 100_000
 """Reports kept in memory while the store is away. Older ones are still in the jobs' own files."""
+
+
+class _ListenerFailed(PenstockError):
+    """Listeners failed for reasons that nobody foresaw. The round goes on."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +257,8 @@ class RoundLoop:
             state = self._cluster.observe()
         observe_seconds = time.perf_counter() - started
         self._count(state, now_s)
-        for listener in self._listeners:
-            listener.observed(state, now_s, self._gpu_seconds.so_far)
+        with suppress(_ListenerFailed), self.health.step(StepName.TELL):
+            self._tell(lambda listener: listener.observed(state, now_s, self._gpu_seconds.so_far))
         if self.gate is not None:
             self.gate.saw(state, now_s)
         with self.health.step(StepName.REPORTS):
@@ -271,10 +276,30 @@ class RoundLoop:
         with self.health.step(StepName.APPLY, self._plan.round):
             outcomes = self._act(self._plan, state, cloud)
             if stops := self._outcomes.record(self._plan, state, outcomes, self._clock.now_s()):
-                for listener in self._listeners:
-                    listener.stopped(stops)
+                with suppress(_ListenerFailed):
+                    self._tell(lambda listener: listener.stopped(stops))
         self._gpu_seconds.sent(state.jobs, _starts_under_way(outcomes), now_s)
         return outcomes
+
+    def _tell(self, tell: Callable[[RoundListener], None]) -> None:
+        """Tell each listener. An unforeseen error of one keeps neither the others nor a round from going on.
+
+        Raises:
+            RoundFailed: a listener could not do what a round needs, such as writing to the store.
+            _ListenerFailed: listeners failed for reasons that nobody foresaw, which are logged.
+        """
+        failed: list[str] = []
+        for listener in self._listeners:
+            try:
+                tell(listener)
+            except RoundFailed:
+                raise
+            except Exception as error:
+                name = type(listener).__name__
+                failed.append(f"{name}: {type(error).__name__}")
+                log.exception("a listener failed, rounds go on; please report this as a bug", extra={"listener": name})
+        if failed:
+            raise _ListenerFailed(", ".join(failed))
 
     def _count(self, state: ClusterState, now_s: float) -> None:
         unknown = None if self._accounts is None else self._gpu_seconds.unknown_ends(state)
@@ -391,8 +416,8 @@ class RoundLoop:
                 }
                 | ({"status": plan.solve.status.value, "gap": round(plan.solve.gap, 6)} if plan.solve else {}),
             )
-        for listener in self._listeners:
-            listener.decided(record)
+        with suppress(_ListenerFailed):
+            self._tell(lambda listener: listener.decided(record))
 
     def _log_doubts(self, snapshot: Snapshot) -> None:
         """Log each claim of a job that does not hold, once."""

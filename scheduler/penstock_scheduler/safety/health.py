@@ -72,6 +72,8 @@ class StepName(StrEnum):
 
     OBSERVE = "observe"
     """Read the cluster."""
+    TELL = "tell"
+    """Tell the API, the samples and the notices of the observation."""
     REPORTS = "reports"
     """Store what jobs reported."""
     DECIDE = "decide"
@@ -247,6 +249,10 @@ def _stands_still(found: Findings, settings: HealthSettings) -> list[str]:
 
 _FAILS = {
     StepName.OBSERVE: ("the cluster has not answered for {}", "Running jobs continue; check it (Slurm: scontrol ping)"),
+    StepName.TELL: (
+        "a part of penstockd could not be told of an observation for {}",
+        "Rounds go on, and what the API shows may be old; see the daemon's log, and please report this as a bug",
+    ),
     StepName.REPORTS: ("no report of a job could be stored for {}", "Reports are kept until the store is back"),
     StepName.DECIDE: ("no round could be decided for {}", "Running jobs continue"),
     StepName.APPLY: ("the plan could not be applied for {}", "Running jobs continue"),
