@@ -134,7 +134,7 @@ def serve(
 def api_settings(folder: Path) -> dict[str, Any]:
     """Section `[api]`, for both processes."""
     paths = {"socket": str(folder / "api.sock"), "private_socket": str(folder / "penstockd.sock")}
-    return paths | {"requests_per_s": 1e9, "burst": 10**9}
+    return paths | {"requests_per_s": 1e9}
 
 
 def serve_separately(folder: Path, at: str | None) -> None:

@@ -284,7 +284,7 @@ def main() -> int:
     nodes = in_states(nodes_from_spec(arguments.nodes))
     running = len(fill(nodes, arguments.jobs)[0])
     with tempfile.TemporaryDirectory(prefix="penstock-web-") as name:
-        settings = {"requests_per_s": 1e9, "burst": 10**9, "separate": True}
+        settings = {"requests_per_s": 1e9, "separate": True}
         waiting = arguments.jobs - running
         with made_up(Path(name) / "site", arguments.nodes, arguments.jobs, waiting, **settings) as site:
             found = asyncio.run(measure(site, Path(name), arguments))
