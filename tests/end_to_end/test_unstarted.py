@@ -21,15 +21,11 @@ OURS = ("--hold", "--requeue", "--gres=gpu:1", "--output=/dev/null")
 def test_a_job_that_slurm_never_starts_lets_others_have_its_gpus(
     make_loopback: MakeLoopback, make_site: Callable[..., Site]
 ) -> None:
-    """A job without GPUs has all CPUs of the node but one, so a job of two CPUs cannot start there, and one of one CPU can."""
+    """No node has temporary disk, and a round does not count it: Slurm alone knows that the job cannot start."""
     site = make_site(make_loopback("t4:1x4"))
     site.slurm_settings["start_patience_s"] = 5
     site.start()
-    node = site.slurm.command("scontrol", "-o", "show", "node", "t4-00").stdout
-    cpus = int(node.split("CPUTot=")[1].split()[0])
-    plain = site.sbatch(f"--cpus-per-task={cpus - 1}", "--output=/dev/null", "--wrap=sleep 3600")
-    site.wait_states("RUNNING", plain)
-    waits = site.sbatch(*OURS, ALL, "--cpus-per-task=2", "--wrap=sleep 3600")
+    waits = site.sbatch(*OURS, ALL, "--tmp=1G", "--wrap=sleep 3600")
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
 
         def told() -> bool:
@@ -40,5 +36,6 @@ def test_a_job_that_slurm_never_starts_lets_others_have_its_gpus(
         wait_for(told, 120, "explain says what Slurm said", details=lambda: str(penstock.explain(waits)))
     other = site.sbatch(*OURS, ALL, "--wrap=sleep 3600")
     site.wait_states("RUNNING", other)
-    site.slurm.command("scancel", plain, other)
+    site.slurm.command("scancel", other)
+    site.slurm.command("scontrol", "update", f"JobId={waits}", "MinTmpDiskNode=0")
     site.wait_states("RUNNING", waits)

@@ -68,10 +68,10 @@ def test_good_settings_are_taken_up_and_wrong_ones_refused_without_losing_a_roun
         assert "hard_gpu_hours" in refused, "the keys that there are"
         assert "(line 12)" in refused
         assert "budgets" not in penstock.settings()
-        good = "burst = 7\n[budgets.accounts.maths]\nhard_gpu_hours = 3\n[policy.sia]\nfairness_p = -1.0\n"
+        good = "requests_per_s = 7\n[budgets.accounts.maths]\nhard_gpu_hours = 3\n[policy.sia]\nfairness_p = -1.0\n"
         said = take_up(good, "wait for a restart")
         assert "changed=budgets.accounts,policy.sia" in said
-        wait_for(lambda: "api.burst" in log.read_text(), 120, "the daemon to say which", details=log.read_text)
+        wait_for(lambda: "api.requests_per_s" in log.read_text(), 120, "the daemon to say which", details=log.read_text)
         assert penstock.settings()["budgets"]["accounts"]["maths"]["hard_gpu_hours"] == 3
         before = penstock.cluster().round or 0
         wait_for(lambda: (penstock.cluster().round or 0) > before + 1, 120, "rounds to go on")

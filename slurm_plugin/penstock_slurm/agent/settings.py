@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator
 
 from penstock_profiles.node_channel import RUN_DIR
 from penstock_scheduler.rounds.sharing.control import ControlSettings
@@ -84,15 +84,15 @@ class AgentSettings(BaseModel):
     sample_s: ClassVar[float] = 5.0
     """Time between two samples of GPUs and processes, s. NVIDIA's driver keeps its own counters in between."""
 
-    suspend_wait_s: ClassVar[float] = 30.0
-    """How long a job that answers may take to leave its GPUs after its time slice, s: 640 GB of eight GPUs take 26 s at 25
-    GB/s. A job that takes longer is frozen in place, as `no_answer` says."""
-
-    start_wait_s: ClassVar[float] = 120.0
-    """How long a job may take to report its first step, s; its time slice begins with that step. Imports, data and the first
-    compiled step of large models take a minute or two. A job that has reported no step by then is treated as one that does
-    not report to the agent."""
-
+    suspend_wait_s: PositiveFloat = Field(
+        default=30.0,
+        description="How long a job that answers may take to leave its GPUs after its time slice, seconds.",
+    )
+    start_wait_s: NonNegativeFloat = Field(
+        default=120.0,
+        description="How long a job may take to report its first step, seconds. Its time slice begins with that "
+        "step. A job that has reported no step by then is treated as one that does not report to the agent.",
+    )
     freeze_s: ClassVar[float] = 2.5
     """How long Slurm takes to freeze a job, s: it sends SIGSTOP 2.0 s after SIGTSTP, a constant of slurmd. If a job did not
     move off its GPUs, they count as used for at least this long."""
