@@ -422,6 +422,13 @@ end
 
 -- What follows from the number of GPUs on a node: tasks, CPUs of a task, memory.
 
+local function tasks_on(request, gpus)
+  return request.tasks and math.floor(gpus * request.tasks / request.task_gpus) or 1
+end
+
+-- The part of what the header asks for on a node that belongs to so many of the node's GPUs.
+local function for_gpus(request, amount, gpus) return math.ceil(amount * gpus / request.node_gpus) end
+
 -- sbatch has written numbers of the request into the job's environment, where srun and scripts find them. They are wrong
 -- once the job has another number of GPUs, so penstock.so on the node replaces this mark by the numbers of the run. Where
 -- it is missing, srun refuses the mark, which then tells why.
@@ -465,7 +472,7 @@ local function reshape(job, request, nodes, gpus)
   end
   local fields = {}
   local function note(field, value) fields[#fields + 1] = string.format('"%s":%s', field, value) end
-  local each = request.tasks and math.floor(gpus * request.tasks / request.task_gpus) or 1
+  local each = tasks_on(request, gpus)
   local cpus = number(job.cpus_per_task) or 1
   if each > MOST_TASKS then
     refuse("%d GPUs of a node would have %.0f tasks, but Slurm takes at most %d on a node: ask for fewer", gpus, each, MOST_TASKS)
@@ -478,13 +485,13 @@ local function reshape(job, request, nodes, gpus)
     note("node_gpus", string.format("%d", request.node_gpus))
     if request.cpus then
       note("cpus", string.format("%d", request.cpus))
-      cpus = math.ceil(request.cpus * gpus / request.node_gpus)
+      cpus = for_gpus(request, request.cpus, gpus)
       job.cpus_per_task = cpus
       mark(job, {"SLURM_CPUS_PER_TASK"})
     end
     if request.memory_mb then
       note("memory_mb", string.format("%.0f", request.memory_mb))
-      job.min_mem_per_node = math.ceil(request.memory_mb * gpus / request.node_gpus)
+      job.min_mem_per_node = for_gpus(request, request.memory_mb, gpus)
     end
   end
   if request.whole then note("whole_nodes", "true") end
@@ -673,14 +680,14 @@ end
 
 -- What the job needs beside `gpus` GPUs of a node: CPUs, memory and temporary disk in MB.
 local function beside(job, request, gpus)
-  local tasks = request.tasks and math.floor(gpus * request.tasks / request.task_gpus) or 1
+  local tasks = tasks_on(request, gpus)
   local each = number(job.cpus_per_task) or 1
-  if request.cpus then each = math.ceil(request.cpus * gpus / request.node_gpus) end
+  if request.cpus then each = for_gpus(request, request.cpus, gpus) end
   local a_gpu = (job.cpus_per_tres or ""):match("gpu[:=]([0-9]+)$")
   local cpus = math.max(a_gpu and #a_gpu <= MOST_DIGITS and tonumber(a_gpu) * gpus or tasks * each, tasks)
   local memory, per_cpu = number(job.min_mem_per_node), number(job.min_mem_per_cpu)
   if request.memory_mb then
-    memory = math.ceil(request.memory_mb * gpus / request.node_gpus)
+    memory = for_gpus(request, request.memory_mb, gpus)
   elseif per_cpu then
     memory = per_cpu * cpus
   end
@@ -696,8 +703,8 @@ local function could_hold(site, partition, node, needs)
 end
 
 -- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes that the job must not get, by their
--- GPU type or because its user does not allow them. nil if no shape suits it. `holds(node, gpus)` tells whether the node
--- could hold so many GPUs of the job.
+-- GPU type or because its user does not allow them. nil if no shape suits it. `holds(partition, node, gpus)` tells whether
+-- the node could hold so many GPUs of the job.
 local function shape_in(partition, spec, allows, request, holds)
   local task_gpus = request.task_gpus or 1
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]

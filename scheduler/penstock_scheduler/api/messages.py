@@ -492,6 +492,11 @@ class NodeView(Body):
     jobs: list[NodeJob] = []
     """Penstock's jobs that hold GPUs here, of those that the caller may see."""
 
+    @property
+    def free(self) -> int:
+        """GPUs that no job holds and that new work may get."""
+        return max(self.gpus - self.allocated - self.others - self.out_of_reach, 0) if self.may_start else 0
+
 
 class ClusterView(Body):
     """The cluster in numbers."""

@@ -78,7 +78,7 @@ def nodes(as_json: bool = JSON) -> None:
             str(node.gpus),
             str(node.allocated),
             str(node.others),
-            str(max(node.gpus - node.allocated - node.others - node.out_of_reach, 0) if node.may_start else 0),
+            str(node.free),
             node.state
             + (f", reserved: {node.reservation}" if node.reservation else "")
             + (f", {node.out_of_reach} of the GPUs without free CPUs or memory" if node.out_of_reach else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -79,6 +79,12 @@ class ResourceRequest:
         if self.all_memory:
             return node_mb
         return -(-self.memory_mb * gpus // self.memory_gpus) if self.memory_gpus else self.memory_mb
+
+    def fits(self, gpus: int, node: Node, cpus: int, memory_mb: int) -> bool:
+        """Whether these CPUs and MB of a node suffice for so many GPUs there. Memory that is not allocated does not count."""
+        if self.cpus_on(gpus, node.cpus) > cpus:
+            return False
+        return not node.memory_mb or self.memory_mb_on(gpus, node.memory_mb) <= memory_mb
 
 
 def _for(gpus: int) -> str:
@@ -229,10 +235,7 @@ class Node:
 
     def has_room_for(self, request: ResourceRequest, gpus: int) -> bool:
         """Whether jobs that Penstock does not manage leave the CPUs and memory that a job needs for so many GPUs."""
-        return not self.scarce or (
-            request.cpus_on(gpus, self.cpus) <= self.cpus_for_us
-            and (not self.memory_mb or request.memory_mb_on(gpus, self.memory_mb) <= self.memory_mb_for_us)
-        )
+        return not self.scarce or request.fits(gpus, self, self.cpus_for_us, self.memory_mb_for_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,12 @@ class NodeChoice:
     """The CPUs and memory that the job needs, if some node has fewer for it. A node is allowed that has them for `gpus` GPUs."""
     gpus: int = 1
     """Fewest GPUs that the job can use."""
+
+    @property
+    def named(self) -> NodeChoice | None:
+        """What the user's options say alone; None: they allow every node."""
+        named = replace(self, request=None, gpus=1)
+        return None if named == NodeChoice() else named
 
     def admits(self, node: Node) -> bool:
         """Whether the job may run on the node, as far as its user chose."""

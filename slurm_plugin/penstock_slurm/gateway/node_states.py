@@ -92,7 +92,7 @@ ASLEEP = frozenset({"POWERED_DOWN"})
 """States of a node that is powered down."""
 
 OFF = ASLEEP | BOOTS | {"POWERING_DOWN"}
-"""States of a node on which no agent need run, because of Slurm's power saving."""
+"""States of a node on which neither slurmd nor an agent need run, because of Slurm's power saving."""
 
 OWN_DRAIN = frozenset({"INVAL", "INVALID_REG"})
 """States with which Slurm drains a node by itself. That is no request to leave."""

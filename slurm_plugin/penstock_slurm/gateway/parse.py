@@ -18,6 +18,7 @@ from penstock_slurm.gateway.base import (
 )
 from penstock_slurm.gateway.fields import ARGUMENT, NOTHING, Fields, duration_s, limit_or_none
 from penstock_slurm.gateway.hostlist import MOST, expand, numbers
+from penstock_slurm.gateway.node_states import OFF
 
 NODE_KEYS = re.compile(
     r"\s(Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|TmpDisk|SlurmdStartTime"
@@ -27,8 +28,6 @@ NODE_KEYS = re.compile(
 RESUME_TIMEOUT_S = 60.0
 """Slurm's default."""
 
-POWERED = frozenset({"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_UP"})
-"""States of nodes whose slurmd need not have registered."""
 REASON = re.compile(r"\sReason=(.*?)(?: \[[^\s\]]+@[^\s\]]+\])?(?=\s(?:Comment|Extra)=|\s*$)")
 ANY_TEXT = re.compile(r"\s(?:Reason|Comment|Extra)=")
 """Values that admins write; they come after all that is read here."""
@@ -233,7 +232,7 @@ def _node(line: str, release: Release) -> SlurmNode:
     state = node.read("State", parse_state, nothing)
     if state - release.node_states:
         node.unknown.append(Unknown("State", values["State"]))
-    if values.get("SlurmdStartTime") in NOTHING and not state & POWERED:
+    if values.get("SlurmdStartTime") in NOTHING and not state & OFF:
         # slurmctld has restarted and the node has not registered. If jobs ran there, the state is MIXED or similar, and 22.05.8
         # was seen to start jobs there without their GPUs.
         state |= {"UNKNOWN"}

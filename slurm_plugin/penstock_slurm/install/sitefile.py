@@ -73,7 +73,10 @@ def site_lua(
         amounts = f"cpus = {node.cpus}, memory_mb = {node.memory_mb}, tmp_mb = {node.tmp_mb}"
         lines.append(f"    [{_lua(node.name)}] = {{{amounts}}},")
     lines += ["  },", "  partitions = {"]
-    limits = {partition.name: (partition.most_cpus, partition.most_memory_mb) for partition in partitions}
+    limits = {
+        partition.name: {"most_cpus": partition.most_cpus, "most_memory_mb": partition.most_memory_mb}
+        for partition in partitions
+    }
     any_gpus = False
     for name in settings.partitions:
         types: dict[str, dict[str, int]] = {}
@@ -81,9 +84,8 @@ def site_lua(
             if name in node.partitions and (gpus := sum(node.gpus.values())):
                 types.setdefault(gpu_type(node), {})[node.name] = gpus
         any_gpus = any_gpus or bool(types)
-        most = zip(("most_cpus", "most_memory_mb"), limits[name], strict=True)
-        least = "".join(f", {word} = {limit}" for word, limit in most if limit is not None)
-        lines.append(f"    {{name = {_lua(name)}{least}, types = {{")
+        most = "".join(f", {word} = {limit}" for word, limit in limits[name].items() if limit is not None)
+        lines.append(f"    {{name = {_lua(name)}{most}, types = {{")
         for each, sizes in sorted(types.items()):
             shown = ", ".join(f"[{_lua(node)}] = {gpus}" for node, gpus in sorted(sizes.items()))
             lines.append(f"      [{_lua(each)}] = {{{shown}}},")

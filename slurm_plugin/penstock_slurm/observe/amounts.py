@@ -59,25 +59,20 @@ def resource_request(job: SlurmJob, asked: Request, node_sizes_mb: Collection[in
     return _one(found)
 
 
-def with_amounts(nodes: Sequence[Node], jobs: Iterable[Job]) -> tuple[Node, ...]:
+def with_amounts(nodes: Sequence[Node], jobs: Collection[Job]) -> tuple[Node, ...]:
     """Mark the nodes where CPUs or memory may run out before the GPUs do.
 
     Args:
         nodes: the managed nodes.
         jobs: the managed jobs that a round may place or stop.
     """
-    requests, held = dict[int, ResourceRequest](), Counter[str]()
-    for job in jobs:
-        if job.request is not None:
-            requests[id(job.request)] = job.request
-        for share in job.allocation.shares if job.allocation is not None else ():
-            held[share.node] += share.gpus
+    requests = list({id(job.request): job.request for job in jobs if job.request is not None}.values())
     if not requests:
         return tuple(nodes)
-    all_cpus = any(each.all_cpus for each in requests.values())
-    all_memory = any(each.all_memory for each in requests.values())
-    cpus = max(_for_a_gpu(each.cpus, each.cpus_gpus) for each in requests.values())
-    memory_mb = max(_for_a_gpu(each.memory_mb, each.memory_gpus) for each in requests.values())
+    all_cpus = any(each.all_cpus for each in requests)
+    all_memory = any(each.all_memory for each in requests)
+    cpus = max(_for_a_gpu(each.cpus, each.cpus_gpus) for each in requests)
+    memory_mb = max(_for_a_gpu(each.memory_mb, each.memory_gpus) for each in requests)
 
     def scarce(node: Node) -> bool:
         gpus = node.gpus_for_us
@@ -87,13 +82,19 @@ def with_amounts(nodes: Sequence[Node], jobs: Iterable[Job]) -> tuple[Node, ...]
             or (node.memory_mb > 0 and (all_memory or memory_mb * gpus > node.memory_mb_for_us))
         )
 
+    names = {node.name for node in nodes if scarce(node)}
+    if not names:
+        return tuple(nodes)
+    held = Counter[str]()
+    for job in jobs:
+        for share in job.allocation.shares if job.allocation is not None else ():
+            held[share.node] += share.gpus
+
     def marked(node: Node) -> Node:
-        if not scarce(node):
+        if node.name not in names:
             return node
         found, gpus = dataclasses.replace(node, scarce=True), node.gpus_for_us
-        within = next(
-            (n for n in range(gpus, 0, -1) if any(found.has_room_for(each, n) for each in requests.values())), 0
-        )
+        within = next((n for n in range(gpus, 0, -1) if any(found.has_room_for(each, n) for each in requests)), 0)
         return dataclasses.replace(found, gpus_out_of_reach=max(gpus - max(within, held[node.name]), 0))
 
     return tuple(marked(node) for node in nodes)

@@ -48,7 +48,7 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
     """
     api, user = call.api, call.identity.user
     async with api.owning.setdefault((user, owner.name), asyncio.Lock()):
-        newest, after = await asyncio.to_thread(api.store.owner, user, owner.name), None
+        newest, after, view = await asyncio.to_thread(api.store.owner, user, owner.name), None, None
         if newest is not None:
             same = newest.generation == owner.generation
             if owner.attempt < newest.attempt or (owner.attempt == newest.attempt and not same):
@@ -74,19 +74,13 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
             if view is not None and same and (view.ended == "COMPLETED" or goes_on):
                 await _own(call, OwnerView(**owner.model_dump(), job=view.id, key=newest.key))
                 return view, False
-            _throttle(call, api.submissions.pause_s(user))  # before the former job is cancelled in vain
-            if view is not None and view.state != "ended":
-                await call.audit(
-                    allowed=True, text="is cancelled for a later try of its owner", target=f"jobs/{view.id}"
-                )
-                await call.expect_owner(view)
-                await cancel(api, view.id, user)
-                api.board.endings[view.id] = (
-                    f"was cancelled because its owner {owner.name} submitted a job in its place"
-                )
-                after = view.id
-        else:
-            _throttle(call, api.submissions.pause_s(user))
+        _throttle(call, api.submissions.pause_s(user))  # before the former job is cancelled in vain
+        if view is not None and view.state != "ended":
+            await call.audit(allowed=True, text="is cancelled for a later try of its owner", target=f"jobs/{view.id}")
+            await call.expect_owner(view)
+            await cancel(api, view.id, user)
+            api.board.endings[view.id] = f"was cancelled because its owner {owner.name} submitted a job in its place"
+            after = view.id
         # Noted before the submission: if penstockd stops in between, the next try, which has another key, finds the job.
         noted = OwnerView(**owner.model_dump(), key=order.key, former=after)
         await _own(call, noted)

@@ -45,6 +45,4 @@ class Amounts:
         node = self._nodes.get(name)
         if node is None or request is None:
             return True
-        cpus, memory_mb = self._free[name]
-        wanted_mb = request.memory_mb_on(gpus, node.memory_mb)
-        return request.cpus_on(gpus, node.cpus) <= cpus and (not node.memory_mb or wanted_mb <= memory_mb)
+        return request.fits(gpus, node, *self._free[name])

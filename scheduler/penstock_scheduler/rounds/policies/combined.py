@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from penstock_scheduler.api.ports import Policy, Stage
-from penstock_scheduler.model import CloudState, Job, Node, NodeChoice, Phase, Plan, Share, Snapshot
+from penstock_scheduler.model import CloudState, Job, Node, Phase, Plan, Share, Snapshot
 from penstock_scheduler.rounds.free_gpus import Allowance
 from penstock_scheduler.rounds.policies.colocation import residents_only
 from penstock_scheduler.rounds.policies.staying import Staying
@@ -69,7 +69,7 @@ def without_requests(snapshot: Snapshot) -> Snapshot:
         return snapshot
     nodes = tuple(_with_enough(node) for node in snapshot.nodes)
     jobs = (
-        job if job.request is None else dataclasses.replace(job, request=None, nodes=_named(job))
+        job if job.request is None else dataclasses.replace(job, request=None, nodes=job.nodes and job.nodes.named)
         for job in snapshot.jobs
     )
     return dataclasses.replace(snapshot, nodes=nodes, jobs=tuple(jobs))
@@ -79,14 +79,6 @@ def _with_enough(node: Node) -> Node:
     """The node as if its CPUs and memory sufficed, but for GPUs beside which there is not even one CPU."""
     beyond = max(node.gpus - node.gpus_others - node.cpus_for_us, 0)
     return dataclasses.replace(node, scarce=False, gpus_out_of_reach=min(node.gpus_out_of_reach, beyond))
-
-
-def _named(job: Job) -> NodeChoice | None:
-    """The job's node choice by its user's options alone."""
-    if job.nodes is None:
-        return None
-    named = dataclasses.replace(job.nodes, request=None, gpus=1)
-    return None if named == NodeChoice() else named
 
 
 OUTSIDE = "node {name} is in another part of the cluster, and what runs there stays"

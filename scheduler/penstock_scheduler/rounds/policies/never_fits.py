@@ -69,12 +69,7 @@ def _lacks_amounts(job: Job, choice: NodeChoice, nodes: Sequence[Node]) -> Reaso
     assert request is not None, "all its nodes are named"
     needs = f"needs {request} on each node" + ("" if choice.gpus == 1 else f" with {choice.gpus} GPUs")
 
-    def could(node: Node) -> bool:
-        gpus = min(choice.gpus, node.gpus)
-        enough_mb = not node.memory_mb or request.memory_mb_on(gpus, node.memory_mb) <= node.memory_mb
-        return request.cpus_on(gpus, node.cpus) <= node.cpus and enough_mb
-
-    if any(map(could, nodes)):
+    if any(request.fits(min(choice.gpus, node.gpus), node, node.cpus, node.memory_mb) for node in nodes):
         text = f"{needs}, and jobs that Penstock does not manage leave less on every node: ask for less to start sooner"
         return Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
     most_mb = max(node.memory_mb for node in nodes)

@@ -165,11 +165,7 @@ def _totals(world: World) -> dict[str, int]:
         "unusable": cluster.unusable,
     }
     totals = {name: sum(by_type.values()) for name, by_type in counts.items()}
-    totals["free"] = sum(
-        max(node.gpus - node.allocated - node.others - node.out_of_reach, 0)
-        for node in world.nodes
-        if node.may_start and not node.leave
-    )
+    totals["free"] = sum(node.free for node in world.nodes if not node.leave)
     totals["waiting"] = sum(entry.position is not None for entry in world.queue)
     return totals
 
