@@ -17,6 +17,7 @@ from penstock_scheduler.model import (
     Offer,
     Phase,
     ReasonCode,
+    ResourceRequest,
     Snapshot,
 )
 from penstock_scheduler.model.policy_choice import PolicyChoice
@@ -232,6 +233,14 @@ def test_a_job_whose_user_allows_few_nodes_is_told_so():
         "any node (no --exclude=t4-00)": Configuration(1, 1, "t4")
     }
     assert "Its user allows only some nodes: --exclude=t4-00." in words(said, now_s=1060.0)
+
+
+def test_nodes_that_lack_cpus_are_no_choice_of_the_user():
+    nodes = NodeChoice(request=ResourceRequest(cpus=60))
+    said = explain(full_cluster(min_gpus=1, max_gpus=1, gpu_types=("a100",), nodes=nodes), "2")
+    assert said is not None
+    assert not any("Its user allows" in line for line in words(said, now_s=1060.0))
+    assert not any("any node" in remedy.change for remedy in said.remedies)
 
 
 @pytest.mark.parametrize(

@@ -229,8 +229,8 @@ def words(explanation: Explanation, *, now_s: float, estimate: JobEstimate | Non
         lines += describe_share(said.share) if said.share is not None else []
     lines += said.notes
     lines += [f"A claim of the job does not hold: {doubt}." for doubt in said.doubts]
-    if said.job.nodes is not None:
-        lines.append(f"Its user allows only some nodes: {shortened(str(said.job.nodes))}.")
+    if (named := said.job.nodes and said.job.nodes.named) is not None:
+        lines.append(f"Its user allows only some nodes: {shortened(str(named))}.")
     lines += [f"It is under {limit}." for limit in said.limits]
     if len(said.options) > 1:
         best = said.options[0]
@@ -369,8 +369,8 @@ def _remedies(record: RoundRecord, policy: Policy, job: Job, most: int) -> tuple
 
     singly, together = _easier(job.spec)
     found = [remedy for change in list(singly.items())[:most] if (remedy := helps(*change))]
-    if job.nodes is not None and len(found) < most:
-        found += [remedy for remedy in [helps(f"any node (no {shortened(str(job.nodes))})", {}, None)] if remedy]
+    if (named := job.nodes and job.nodes.named) is not None and len(found) < most:
+        found += [remedy for remedy in [helps(f"any node (no {shortened(str(named))})", {}, None)] if remedy]
     if not found and len(singly) < most and together:
         found = [remedy for remedy in [helps(" and ".join(singly), together)] if remedy]
     if found and len(found) < most and job.spec.adaptivity in (Adaptivity.RIGID, Adaptivity.FIXED):

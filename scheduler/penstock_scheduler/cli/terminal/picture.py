@@ -180,6 +180,7 @@ def recorded(record: RoundRecord) -> Picture:
             gpus=node.gpus,
             allocated=held.get(node.name, 0),
             others=node.gpus_others,
+            out_of_reach=node.gpus_out_of_reach,
             may_start=node.may_start,
             leave=node.leave.cause if node.leave is not None else "",
             state=node.state,
