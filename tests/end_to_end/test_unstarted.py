@@ -21,11 +21,14 @@ OURS = ("--hold", "--requeue", "--gres=gpu:1", "--output=/dev/null")
 def test_a_job_that_slurm_never_starts_lets_others_have_its_gpus(
     make_loopback: MakeLoopback, make_site: Callable[..., Site]
 ) -> None:
-    """No node has temporary disk, and a round does not count it: Slurm alone knows that the job cannot start."""
+    """A partition may use four CPUs of the node, a job without GPUs has three of them, and rounds do not count that."""
     site = make_site(make_loopback("t4:1x4"))
     site.slurm_settings["start_patience_s"] = 5
+    site.slurm.command("scontrol", "update", "PartitionName=all", "MaxCPUsPerNode=4")
     site.start()
-    waits = site.sbatch(*OURS, ALL, "--tmp=1G", "--wrap=sleep 3600")
+    plain = site.sbatch("--cpus-per-task=3", "--output=/dev/null", "--wrap=sleep 3600")
+    site.wait_states("RUNNING", plain)
+    waits = site.sbatch(*OURS, ALL, "--cpus-per-task=2", "--wrap=sleep 3600")
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
 
         def told() -> bool:
@@ -36,6 +39,5 @@ def test_a_job_that_slurm_never_starts_lets_others_have_its_gpus(
         wait_for(told, 120, "explain says what Slurm said", details=lambda: str(penstock.explain(waits)))
     other = site.sbatch(*OURS, ALL, "--wrap=sleep 3600")
     site.wait_states("RUNNING", other)
-    site.slurm.command("scancel", other)
-    site.slurm.command("scontrol", "update", f"JobId={waits}", "MinTmpDiskNode=0")
+    site.slurm.command("scancel", plain, other)
     site.wait_states("RUNNING", waits)
