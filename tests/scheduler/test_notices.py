@@ -22,7 +22,7 @@ from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.daemon.notices import Notice, NoticeSettings, Notifier
 from penstock_scheduler.model import CloudRun, ClusterState, EndedRun, Job, Offer, Phase, Stop, StopCode
 from penstock_scheduler.model.records import GateRecord
-from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError, StoreError
 from penstock_scheduler.rounds.plan_gate import NothingToApprove
 from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.simulator import nodes_from_spec
@@ -369,4 +369,4 @@ def kinds(hook) -> list[str]:
 
 
 def failing(*words: object) -> None:
-    raise daemon.StoreError("the disk is full")
+    raise StoreError("the disk is full")
