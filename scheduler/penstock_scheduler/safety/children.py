@@ -219,10 +219,13 @@ class _Conversation:
             else:
                 process.stdin.close()
             ended = False
-            while selector.get_map() and not ended:
-                ready = selector.select(min(self._left_s(), _LOOK_S))
-                # It may have ended while what it left in the background holds its output open. What it printed is there.
-                ended = not ready and process.poll() is not None
+            while selector.get_map():
+                left_s = self._left_s()
+                ready = selector.select(0 if ended else min(left_s, _LOOK_S))
+                if ended and not ready:
+                    break  # what it left running in the background holds its output open
+                # It may have printed all that it had to say after select() and before poll(): read once more.
+                ended = ended or (not ready and process.poll() is not None)
                 for key, _ in ready:
                     if not (self._write() if key.data is None else self._read(key.fd, key.data)):
                         selector.unregister(key.fileobj)
