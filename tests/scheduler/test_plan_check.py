@@ -23,10 +23,11 @@ from penstock_scheduler.model import (
     SharedGpus,
     Stop,
     StopCode,
+    WaitingJob,
 )
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
-from penstock_scheduler.rounds.plan_check import DIFFERS, PATIENCE_S, PlanCheck
+from penstock_scheduler.rounds.plan_check import DIFFERS, NONE_STARTS, PATIENCE_S, PlanCheck, StartCheck
 from penstock_scheduler.rounds.policies import REGISTRY
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Latencies
@@ -146,13 +147,14 @@ def test_nothing_is_told_while_jobs_start_move_and_end_as_they_do(policy):
     slow = Latencies(launch_s=40.0, leave_s=25.0, lost_s=5.0, pause_s=15.0, exit_s=20.0)
     cluster = SimulatedCluster(nodes_from_spec("t4:2x4,a100:1x8"), jobs, clock, latencies=slow)
     loop, _, store = simulated(0, policy, clock, cluster=cluster)
-    check, told = PlanCheck(), []
+    check, start_check, told = PlanCheck(), StartCheck(), []
 
     class Looking(RoundListener):
         def observed(self, state: ClusterState, now_s: float, gpu_seconds: GpuSecondsByJob = NOT_COUNTED) -> None:
             record = store.last_round()
             check.take(record, state, now_s)
-            told.append(check.warning(now_s))
+            start_check.take(record, state, now_s)
+            told.append(check.warning(now_s) + start_check.warning(now_s))
 
     loop._listeners = (Looking(),)
     while clock.now_s() < 4 * 3600:
@@ -161,3 +163,76 @@ def test_nothing_is_told_while_jobs_start_move_and_end_as_they_do(policy):
     assert len(told) > 1000
     assert set(told) == {""}
     assert not cluster.observe().jobs, "all jobs have run and ended"
+
+
+# --- whether jobs start at all
+
+
+STUCK = job("1")
+TRIED = round_of([STUCK], {"1": on("t4", t4_00=2)})
+
+
+def numbered(record: RoundRecord, number: int) -> RoundRecord:
+    return dataclasses.replace(record, snapshot=dataclasses.replace(record.snapshot, round=number))
+
+
+def given_up(each: Job) -> ClusterState:
+    waits = WaitingJob(each, "waiting-cluster", "waits until 12:00 to be sent again")
+    return dataclasses.replace(seen(), waiting=(waits,))
+
+
+def starts(*rounds: tuple[RoundRecord, ClusterState]) -> list[bool]:
+    """Whether each round, 30 s apart, is told as one of rounds in which no job starts."""
+    check, told = StartCheck(), []
+    for number, (record, state) in enumerate(rounds):
+        for tick in range(3):
+            check.take(numbered(record, number), state, 1000.0 + 30 * number + tick)
+        told.append(check.warning(1002.0 + 30 * number).startswith(NONE_STARTS))
+    return told
+
+
+def test_three_rounds_that_start_no_job_on_free_gpus_are_told():
+    in_vain, paused = (TRIED, seen(STUCK)), (round_of([], {}), given_up(STUCK))
+    assert starts(*[in_vain] * 5) == [False, False, False, True, True]
+    # While the job waits to be sent again, the rounds have no job to place: they count neither way.
+    assert starts(in_vain, paused, in_vain, paused, in_vain, paused, in_vain) == [False] * 6 + [True]
+    starting = dataclasses.replace(STUCK, phase=Phase.STARTING, allocation=on("t4", t4_00=2))
+    assert starts(*[(TRIED, seen(starting))] * 4)[-1], "its own GPUs are free for it"
+
+
+def test_the_rounds_of_one_moment_are_not_told():
+    check = StartCheck()
+    for number in range(10):
+        check.take(numbered(TRIED, number), seen(STUCK), 1000.0 + number)
+    assert not check.warning(1000.0 + PATIENCE_S)
+    assert "in 9 rounds and " in check.warning(1001.0 + PATIENCE_S)
+    assert "1 job was sent" in check.warning(1001.0 + PATIENCE_S)
+
+
+OTHER = job("2", phase=Phase.RUNNING, allocation=on("t4", t4_03=1))
+HOLDER = job("2", phase=Phase.RUNNING, allocation=on("t4", t4_00=3))
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        (TRIED, seen(STUCK, OTHER)),  # another job has started
+        (TRIED, seen(dataclasses.replace(STUCK, phase=Phase.RUNNING, allocation=on("t4", t4_00=2)))),
+        (round_of([], {}), seen()),  # its user has cancelled it
+        (round_of([], {}), dataclasses.replace(seen(), waiting=(WaitingJob(STUCK, "held", "is held by its user"),))),
+    ],
+    ids=["another starts", "it starts", "gone", "held"],
+)
+def test_a_start_ends_the_count_and_so_does_the_end_of_the_wait(last):
+    in_vain = (TRIED, seen(STUCK))
+    assert starts(*[in_vain] * 4, last)[-2:] == [True, False]
+    assert starts(*[in_vain] * 4, last, in_vain)[-1] is False
+
+
+def test_jobs_that_wait_for_gpus_or_for_nodes_to_boot_are_not_told():
+    assert not any(starts(*[(TRIED, seen(STUCK, HOLDER))] * 9)), "3 of the 4 GPUs are held"
+    nodes = tuple(dataclasses.replace(node, boot_s=300.0) for node in seen().nodes)
+    assert not any(starts(*[(TRIED, ClusterState(nodes, (STUCK,)))] * 9))
+    taken = tuple(dataclasses.replace(node, gpus_others=3) for node in seen().nodes)
+    assert not any(starts(*[(TRIED, ClusterState(taken, (STUCK,)))] * 9)), "jobs of Slurm alone hold them"
+    assert not any(starts(*[(round_of([STUCK], {}), seen(STUCK))] * 9)), "no round has placed it"

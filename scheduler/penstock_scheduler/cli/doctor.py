@@ -19,16 +19,19 @@ from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.cli.jobs import LIVE
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import data_size, duration
-from penstock_scheduler.rounds.plan_check import DIFFERS
+from penstock_scheduler.rounds.plan_check import DIFFERS, NONE_STARTS
 from penstock_scheduler.safety.health import INCOMPLETE, SILENT
 
 if TYPE_CHECKING:
     from penstock_scheduler.api.access_messages import Identity
     from penstock_scheduler.api.client import Client
     from penstock_scheduler.api.health_messages import Health
-    from penstock_scheduler.api.messages import AllocationView
+    from penstock_scheduler.api.messages import AllocationView, JobView
 
 WARNING = "WARNING"
+
+MOST_UNSTARTED = 20
+"""Jobs that may be named as not started by Slurm: the oldest ones. Each costs a request."""
 
 Check = tuple[str, bool | str, str]
 """What was checked, whether it is good (or `WARNING`), and a text for people."""
@@ -97,7 +100,7 @@ def agents_in(spool: Path, now_s: float) -> tuple[list[str], list[str], dict[Lac
 
 def _daemon() -> Iterator[Check]:
     try:
-        health, me, differ = ask(_asked)
+        health, me, differ, waits = ask(_asked)
     except PenstockError as error:
         yield "penstockd", False, str(error)
         return
@@ -118,21 +121,42 @@ def _daemon() -> Iterator[Check]:
     for warning in health.warnings:
         if warning.startswith(DIFFERS):
             yield "GPUs", False, "; ".join([warning, *differ])
+        elif warning.startswith(NONE_STARTS):
+            yield "starts", False, "; ".join([warning, *waits])
         elif warning not in told and not warning.startswith(STANDBY):
             yield _about(warning), WARNING, warning
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
 
 
-def _asked(penstock: Client) -> tuple[Health, Identity, list[str]]:
-    """The daemon's health, the caller, and the jobs that the caller may see for which the plan and the cluster differ now."""
+def _asked(penstock: Client) -> tuple[Health, Identity, list[str], list[str]]:
+    """The daemon's health and the caller. Of the jobs that the caller may see: those for which the plan and the cluster differ
+    now, and those that Slurm does not start, with its answer."""
     health, differ = penstock.ready(), []
-    if health.round is not None and any(each.startswith(DIFFERS) for each in health.warnings):
+    maybe: list[tuple[JobView, bool]] = []
+    differs, none_starts = (any(each.startswith(text) for each in health.warnings) for text in (DIFFERS, NONE_STARTS))
+    if health.round is not None and (differs or none_starts):
         given = {each.job: _gpus(each.allocation) for each in penstock.round(health.round).decisions}
         for view in penstock.jobs(state=LIVE):
             planned, held = given.get(view.id), _gpus(view.allocation)
             if planned not in (None, held):
                 differ.append(f"job {view.id} ({view.name}): {planned} in the plan, {held} held")
-    return health, penstock.me(), differ
+            if none_starts and view.state in ("queued", "starting") and (planned or view.reason == "waiting-cluster"):
+                maybe.append((view, bool(planned)))
+    waits = list(filter(None, (_unstarted(penstock, *each) for each in maybe[-MOST_UNSTARTED:])))
+    return health, penstock.me(), differ, waits
+
+
+def _unstarted(penstock: Client, view: JobView, planned: bool) -> str:
+    """A job that Slurm does not start, with its answer. Returns an empty text if the job waits for something else.
+
+    Args:
+        planned: whether the newest round has sent it to nodes.
+    """
+    tried = [each for each in penstock.history(view.id).outcomes if each.action != "hold"]
+    if not tried or not (planned or tried[-1].progress == "failed"):
+        return ""
+    answer = next((each.text for each in reversed(tried) if each.progress == "failed"), tried[-1].text)
+    return f"job {view.id} ({view.name}): {answer}"
 
 
 def _gpus(allocation: AllocationView | None) -> int:

@@ -206,6 +206,8 @@ class Findings:
     """What an admin must put right in the cloud, with the remedy."""
     differs: str = ""
     """How the plan and the cluster have differed for too long; empty: they do not."""
+    none_starts: str = ""
+    """That Slurm has started no job for several rounds, although GPUs are free. Empty if it has."""
     doubted: int = 0
     """Jobs of which a claim does not hold (`JobFacts.doubts`)."""
 
@@ -303,7 +305,7 @@ def warnings(found: Findings, settings: HealthSettings) -> list[str]:
     """What will become a problem, as sentences with the remedy."""
     told = [disk_warning(disk, settings) for disk in found.disks if not disk_problem(disk, found.now_s, settings)]
     told.append(reports_warning(found, settings))
-    told.append(found.differs)
+    told += [found.differs, found.none_starts]
     told.append(f"{INCOMPLETE}: {found.incomplete}" if found.incomplete else "")
     told.append(f"{PROTECTED}: {found.cloud_protected}; {RESUME}" if found.cloud_protected else "")
     if found.doubted:

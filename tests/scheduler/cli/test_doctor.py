@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from penstock_scheduler.api.agent_messages import NodeStatus, status_file
-from penstock_scheduler.model import Phase, UnknownValue
-from penstock_scheduler.rounds.plan_check import PlanCheck
+from penstock_scheduler.model import Outcome, Phase, Progress, Start, UnknownValue
+from penstock_scheduler.rounds.plan_check import PlanCheck, StartCheck
 from penstock_slurm.loopback import wait_for
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import ADAS, BOBS, serving
@@ -118,3 +118,26 @@ def test_doctor_fails_and_names_the_jobs_for_which_plan_and_cluster_differ(api):
     api.look(dataclasses.replace(ADAS, allocation=record.plan.assignments["1"].placement), running)
     found = {line["check"]: line for line in json.loads(penstock(api, "doctor", "--json").stdout)}
     assert "GPUs" not in found
+
+
+def test_doctor_fails_and_names_the_jobs_that_slurm_does_not_start(api):
+    """The round sends job 2 to free GPUs. Three more rounds do the same, and Slurm starts it in none."""
+    record, now_s = api.board.record, time.time()
+    assert record is not None
+    start = Start("2", record.snapshot.round, record.plan.assignments["2"].placement)
+    answer = "Slurm did not start it in 60 s: AssocGrpGRES"
+    api.board.store.add_outcomes(now_s, [Outcome(start, Progress.UNDER_WAY), Outcome(start, Progress.FAILED, answer)])
+    api.look(ADAS, dataclasses.replace(BOBS, allocation=None, phase=Phase.QUEUED))
+    api.board.start_check = StartCheck()
+    for number in range(4):
+        later = dataclasses.replace(record, snapshot=dataclasses.replace(record.snapshot, round=number))
+        api.board.start_check.take(later, api.board.state, now_s - 300 + 60 * number)
+    for who, named in ((None, True), ("bob", True), ("ada", False)):
+        told = penstock(api, "doctor", "--json", who=who)
+        found = {line["check"]: line for line in json.loads(told.stdout)}
+        assert (told.exit_code, found["starts"]["ok"], found["penstockd"]["ok"]) == (1, False, True)
+        assert found["starts"]["text"].startswith("no job starts: in 3 rounds and ")
+        assert (f"job 2 ({BOBS.name}): {answer}" in found["starts"]["text"]) is named
+    assert not any(answer in each for each in httpx.get(f"{api.url}/v1/ready").json()["warnings"]), (
+        "anybody may read it"
+    )

@@ -31,7 +31,7 @@ from penstock_scheduler.jobs.reused_ids import former_id, is_another
 from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Plan, Refusal, Stop
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import StoreError
-from penstock_scheduler.rounds.plan_check import PlanCheck
+from penstock_scheduler.rounds.plan_check import PlanCheck, StartCheck
 from penstock_scheduler.store.rounds import summarise
 from penstock_scheduler.store.sql import SqlStore
 
@@ -109,6 +109,7 @@ class Board(Known, RoundListener):
         self._activity = Activity()
         self._outputs = Outputs(submitter)
         self.plan_check = PlanCheck()
+        self.start_check = StartCheck()
         self._changing = threading.Lock()
 
     # --- for the round loop
@@ -126,6 +127,7 @@ class Board(Known, RoundListener):
             self._gpu_seconds = {**self._gpu_seconds, **gpu_seconds}
             self._take_state(state, now_s)
         self.plan_check.take(self._record, state, now_s)
+        self.start_check.take(self._record, state, now_s)
         self.on_tick()
 
     def _take_state(self, state: ClusterState, now_s: float) -> None:
