@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import smtplib
 import ssl
 import threading
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from email.message import EmailMessage
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.people.safe_text import one_line
+from penstock_scheduler.safety.places import Places
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ Kind = Literal[
 ]
 
 MOST_WAITING = 10_000
-"""Notices that wait to be sent. Further ones are dropped."""
+"""Notices that wait to be sent. A user gets at most half; further ones are dropped."""
 PAUSES_S = (1.0, 5.0, 25.0)
 """Pauses between the attempts to send a notice."""
 TIMEOUT_S = 20.0
@@ -112,13 +113,70 @@ class Notice:
     time_s: float = field(default_factory=time.time)
 
 
+class NoticeQueue:
+    """Notices that wait to be sent: those for admins first, then those about ended jobs, for one user after another.
+
+    A mail that fails takes half a minute of attempts: without turns, the many ended jobs of a user with a full mailbox would keep
+    an alarm waiting for hours. Methods may be called from any thread.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._places = Places(most)
+        self._by_user: dict[str, deque[Notice]] = {}
+        """Those whose turn was longest ago come first."""
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, notice: Notice) -> bool:
+        """Add a notice. Returns whether there was a place for it."""
+        user = _turn_of(notice)
+        with self._changed:
+            if not self._places.take(user):
+                return False
+            self._by_user.setdefault(user, deque()).append(notice)
+            self._changed.notify()
+        return True
+
+    def next(self) -> Notice | None:
+        """Take the next notice, after waiting for it; None: there is none, and `close` was called."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._by_user or self._closed)
+            if not self._by_user:
+                return None
+            user = _ADMINS if _ADMINS in self._by_user else next(iter(self._by_user))
+            notices = self._by_user.pop(user)
+            notice = notices.popleft()
+            if notices:
+                self._by_user[user] = notices
+            self._places.give_back(user)
+            return notice
+
+    def held(self, notice: Notice) -> int:
+        """How many notices wait in the same turn."""
+        with self._changed:
+            return self._places.held(_turn_of(notice))
+
+    def close(self) -> None:
+        """Let `next` return None once no notice waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+
+_ADMINS = ""
+
+
+def _turn_of(notice: Notice) -> str:
+    return notice.user if notice.kind == "job-ended" else _ADMINS
+
+
 class Notifier:
     """Sends notices until `stop`. Methods may be called from any thread."""
 
     def __init__(self, settings: NoticeSettings, pauses_s: Sequence[float] = PAUSES_S) -> None:
         self.settings = settings
         self._pauses_s = tuple(pauses_s)
-        self._waiting: queue.Queue[Notice | None] = queue.Queue(MOST_WAITING)
+        self._waiting = NoticeQueue(MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
         self._thread.start()
 
@@ -127,12 +185,9 @@ class Notifier:
         settings = self.settings
         if notice.kind not in settings.kinds or not (settings.webhooks or settings.smtp):
             return
-        try:
-            self._waiting.put_nowait(notice)
-        except queue.Full:
-            log.warning(
-                "notice dropped", extra={"text": f"{MOST_WAITING} notices are waiting already: {notice.subject}"}
-            )
+        if not self._waiting.add(notice):
+            text = f"{self._waiting.held(notice)} notices are waiting already: {notice.subject}"
+            log.warning("notice dropped", extra={"text": text})
 
     def job_ended(self, view: JobView) -> None:
         """Tell that a job has ended."""
@@ -145,14 +200,11 @@ class Notifier:
     def stop(self) -> None:
         """Send waiting notices for at most a few seconds, and end."""
         self._pauses_s = ()
-        try:
-            self._waiting.put(None, timeout=LAST_S)
-        except queue.Full:
-            return
+        self._waiting.close()
         self._thread.join(LAST_S)
 
     def _run(self) -> None:
-        while (notice := self._waiting.get()) is not None:
+        while (notice := self._waiting.next()) is not None:
             settings = self.settings
             for url in settings.webhooks:
                 self._try(f"webhook {url}", notice, partial(_post, url))
