@@ -73,7 +73,8 @@ class DaemonSettings(BaseModel):
     )
     keep_audit_days: PositiveFloat = Field(
         default=1825.0,
-        description="Days for which the audit log is kept. Of what was refused, it has the newest 100,000 lines at most.",
+        description="Days for which the audit log is kept. Of what was refused, and of what one user did who is no operator, it "
+        "has the newest 100,000 lines at most.",
     )
     sample_s: float = Field(
         default=60.0,

@@ -12,6 +12,11 @@ from penstock_scheduler.api.access_messages import AuditLine, SessionRow, TokenV
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
 
+OF_A_USER = 100_000
+"""Newest lines about what one user did that the audit log keeps: about 100 MB of the longest ones."""
+LOOK_EVERY = 1000
+"""Lines between two looks at the user of the newest one. Whoever writes most of the lines is looked at most often."""
+
 
 class AdminStore(Database):
     """The store's audit log, tokens, browser sessions and controls."""
@@ -28,7 +33,7 @@ class AdminStore(Database):
         address: str = "",
         token: str = "",
     ) -> None:
-        """Append to the audit log."""
+        """Append to the audit log. A user who is no operator pushes out nothing but the oldest of what the same user did."""
         row = {
             "time_s": time.time(),
             "user_name": user[:255],
@@ -41,7 +46,13 @@ class AdminStore(Database):
             "token": token[:255],
         }
         with self.write() as db:
-            db.execute(t.audit.insert(), row)
+            c = t.audit.c
+            number: int = db.execute(t.audit.insert().values(row).returning(c.id)).scalar_one()
+            if number % LOOK_EVERY == 0 and allowed and role == "user":
+                theirs = sa.and_(c.user_name == row["user_name"], c.role == role, c.allowed)
+                newest = sa.select(c.id).where(theirs).order_by(c.id.desc())
+                if (oldest := db.scalar(newest.offset(OF_A_USER - 1).limit(1))) is not None:
+                    db.execute(t.audit.delete().where(theirs, c.id < oldest))
 
     def audit(
         self,
