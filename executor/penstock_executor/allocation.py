@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from penstock_executor.environment import Environment, Ranks, expand_hostlist
 from penstock_executor.node_channel import devices_of_job
+from penstock_profiles.wire import ControlMessage, control_file, read
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class Allocation:
 
 
 def find_allocation(environment: Environment, gpu_type: str | None = None, retry_s: float = 1.0) -> Allocation:
-    """The job's GPUs, from Slurm. If Slurm does not answer: from the environment, as if all nodes were like this one.
+    """The job's GPUs, from Slurm. If Slurm does not say: from the environment, as if all nodes were like this one, and of the
+    type that penstockd has sent the job to.
 
     Args:
         environment: of the job.
@@ -71,6 +73,7 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
             found = Allocation(_type_of_node(environment.node), dict.fromkeys(found.gpu_ids, ids))
     if found is not None and (found.gpu_type or (gpu_type is None and not found.gpus)):
         return found
+    gpu_type = gpu_type or _told_type(environment)
     if gpu_type is None:
         raise UnknownAllocation("the GPU type is unknown: Slurm does not report one; set it with --gpu-type")
     if found is not None:
@@ -124,6 +127,18 @@ def _type_of_node(node: str) -> str:
         return ""
     gres = re.search(r" Gres=(?:\S*,)?gpu:([^:,(\s]+):\d", answer)
     return gres[1] if gres else ""
+
+
+def _told_type(environment: Environment) -> str | None:
+    """The GPU type that penstockd has sent the job to. Slurm's controller may be away, or may have forgotten the job's start."""
+    for name in filter(None, (environment.array_element, environment.job_id)):
+        try:
+            told = environment.spool and read(ControlMessage, control_file(environment.spool, name).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if told and environment.job_id in (told.slurm_job, told.job_id):
+            return told.gpu_type
+    return None
 
 
 def address_of_first(ranks: Ranks) -> str:

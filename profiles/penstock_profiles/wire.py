@@ -329,6 +329,10 @@ class ControlMessage(Message):
     holds: NonNegativeInt | None = None
     """The job's restarts in Slurm up to which its holds are the daemon's own, between its runs. Later holds, and those of
     a job without this number, are somebody else's."""
+    released: NonNegativeInt | None = None
+    """The job's restarts in Slurm when it released the daemon's last own hold. A killed slurmctld may show that hold again."""
+    asked_types: tuple[str, ...] = ()
+    """GPU types that the job has asked Slurm for so far, where that binds it to hosts with all of them."""
     holding: NonNegativeInt | None = None
     """The job's restarts in Slurm when the daemon last sent a hold to a job that Slurm might start at the same moment. If
     it came too late, the hold of that run is the daemon's own; None once that is known."""

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 from pathlib import Path
 
@@ -5,6 +6,8 @@ import pytest
 
 from penstock_executor import Allocation, Environment, UnknownAllocation, find_allocation
 from penstock_executor.allocation import parse_job
+from penstock_profiles.wire import ControlMessage
+from penstock_scheduler.store.spool import Spool
 
 ONE_NODE = (
     "JobId=7 JobName=wrap UserId=root(0) JobState=RUNNING Partition=t4 NodeList=t4-00 BatchHost=t4-00 NumNodes=1 "
@@ -61,6 +64,17 @@ def test_the_caller_may_set_a_gpu_type_that_slurm_does_not_report(scontrol, capl
     assert caplog.text.count("slurm_load_jobs error") == 3
     with pytest.raises(UnknownAllocation, match="set it with --gpu-type"):
         find_allocation(IN_SLURM, retry_s=0)
+
+
+@pytest.mark.parametrize("answer", ["exit 1", "echo JobId=7 JobState=PENDING"], ids=["away", "forgot the start"])
+def test_the_type_that_penstockd_sent_the_job_to_counts_if_slurm_names_none(scontrol, tmp_path: Path, answer: str):
+    scontrol(answer)
+    environment = dataclasses.replace(IN_SLURM, spool=tmp_path)
+    with pytest.raises(UnknownAllocation):
+        find_allocation(environment, retry_s=0)
+    told = ControlMessage(job_id="7", epoch=1, round=1, gpu_type="t4", nodes=2, gpus=4)
+    Spool(tmp_path).tell(told, os.getuid())
+    assert find_allocation(environment, retry_s=0) == Allocation("t4", {"t4-00": (0, 3), "t4-01": (0, 3)})
 
 
 def test_outside_slurm():

@@ -104,6 +104,21 @@ def test_a_job_that_a_killed_slurmctld_shows_as_it_was_submitted_is_started_agai
     assert look(cluster)[0] == [], "an admin has held it since"
 
 
+def test_a_hold_that_a_killed_slurmctld_has_again_after_its_release_is_penstocks(
+    told: Told, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """slurmctld had saved the job as Penstock had stopped it: held, with as many restarts, and the nodes of its last run."""
+    noted(tmp_path, holds=2)
+    told.listed = [pending("gpu", restarts=2, reason="None", priority=9, required_nodes=("n0",))]
+    cluster.observe()
+    saved: dict[str, Any] = {"restarts": 2, "reason": REQUEUED, "required_nodes": ("n0",)}
+    told.listed = [pending("gpu", **saved)]
+    assert look(cluster) == (["7"], [])
+    for other in ({"restarts": 3}, {"reason": "JobHeldUser"}, ADMIN):
+        told.listed = [pending("gpu", **(saved | other))]
+        assert look(cluster)[0] == [], "somebody has held it since"
+
+
 def test_each_hold_of_penstocks_is_noted_before_slurm_is_asked(
     told: Told, cluster: SlurmCluster, tmp_path: Path
 ) -> None:

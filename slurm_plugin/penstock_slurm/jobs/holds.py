@@ -220,6 +220,8 @@ def foreign_hold(job: SlurmJob, control: ControlMessage | None) -> bool:
         return (
             False  # slurmctld was killed and forgot that Penstock sent the job to nodes: the hold is its submission's
         )
+    if "requeued" in job.reason and control.released == job.restarts:
+        return False  # slurmctld was killed and forgot the release: a second stop would have made it one restart more
     return control.holds is None or control.holds < job.restarts
 
 
@@ -291,7 +293,8 @@ class Holds:
             return True
         self._note_admin(job)
         if job.state in WAITING and not is_held(job) and control is not None and control.holds == job.restarts:
-            mark(self._spool, job, None)  # Slurm has released it: what holds it from now on is not Penstock's
+            # Slurm has released it: what holds it from now on is not Penstock's.
+            mark(self._spool, job, None, released=job.restarts)
             return True
         if control is not None and control.holding == job.restarts and job.state == "RUNNING":
             return self._take_back(job, control)
