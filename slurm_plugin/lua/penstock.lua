@@ -703,21 +703,22 @@ local function could_hold(site, partition, node, needs)
 end
 
 -- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes that the job must not get, by their
--- GPU type or because its user does not allow them. nil if no shape suits it. `holds(partition, node, gpus)` tells whether
+-- GPU type or because its user does not allow them; Slurm would give it a mixture of the GPUs of a node with several types. nil if no shape suits it. `holds(partition, node, gpus)` tells whether
 -- the node could hold so many GPUs of the job.
 local function shape_in(partition, spec, allows, request, holds)
   local task_gpus = request.task_gpus or 1
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
   local named = chosen and set_of(chosen.names)
-  local order, others = sorted(partition.types), {}
+  local order, others, types_of = sorted(partition.types), {}, {}
   if chosen and not chosen.excluded then order = chosen.names end
   for gpu_type, sizes in pairs(partition.types) do
     local suits = not named or (named[gpu_type] or false) ~= chosen.excluded
     for node in pairs(sizes) do
-      if not (suits and allows(node)) then others[#others + 1] = node end
+      types_of[node] = (types_of[node] or 0) + 1
+      if not (suits and allows(node)) or types_of[node] > 1 then others[node] = true end
     end
   end
-  table.sort(others)
+  others = sorted(others)
   for _, gpu_type in ipairs(order) do
     local sizes = partition.types[gpu_type]
     local step = multiple_of(unit and (unit.all or unit.of[gpu_type]) or 1, task_gpus)

@@ -46,6 +46,7 @@ from penstock_slurm.observe.boots import Boots
 from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.observe.lost_gpus import LostGpus
 from penstock_slurm.observe.managed import ManagedJobs
+from penstock_slurm.observe.node_parts import NodeParts
 from penstock_slurm.observe.records import Absences, Records, expect_partitions, read, unknown_values
 from penstock_slurm.observe.reporting import Reporting
 from penstock_slurm.observe.site import SlurmSite, gpu_limits, reserved
@@ -101,6 +102,7 @@ class SlurmCluster:
         )
         self._absences = Absences()
         self._boots = Boots()
+        self._parts = NodeParts(cloud or "")
         self._plain_attempts = plain_jobs.Attempts(
             settings.start_patience_s + settings.checkpoint_wait_s + plain_jobs.ROUNDS_S
         )
@@ -125,6 +127,7 @@ class SlurmCluster:
             self._clock.now_s(),
             look_back=look_back,
         )
+        records = self._parts.divide(records)
         expect_partitions(self._partitions, records.partitions)
         listed = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         rules, now_s = self._site.rules(), self._clock.now_s()

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from penstock_scheduler.api.estimate_messages import JobEstimate, NewJobs
-from penstock_scheduler.model import JobSpec, Suspension
+from penstock_scheduler.model import JobSpec, Suspension, host_of
 from penstock_scheduler.model.policy_choice import PolicyChoice
 
 DEFAULT_SOCKET = Path("/run/penstock/api.sock")
@@ -581,7 +581,7 @@ class Drain(DrainOrder):
     def covers(self, node: str, gpu_type: str, partitions: tuple[str, ...]) -> bool:
         """Whether the drain applies to a node."""
         return {
-            "node": self.name == node,
+            "node": self.name in (node, host_of(node)),
             "gpu-type": self.name == gpu_type,
             "partition": self.name in partitions,
         }[self.kind]

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         Placement,
         ResourceRequest,
         Share,
+        host_of,
+        part_of_node,
     )
     from penstock_scheduler.model.facts import JobFacts, Promise
     from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, Suspension, WaitingJob
@@ -113,7 +115,9 @@ __all__ = [
     "Suspension",
     "UnknownValue",
     "WaitingJob",
+    "host_of",
     "parse_spec",
+    "part_of_node",
     "validate_spec",
 ]
 

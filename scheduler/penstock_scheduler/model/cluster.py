@@ -19,6 +19,16 @@ class Configuration:
         return f"{self.gpus} {self.gpu_type}" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
 
 
+def part_of_node(host: str, gpu_type: str) -> str:
+    """The name of the part of a host that has the GPUs of this type. To a round, it is a node of its own: `lab1:gtx970`."""
+    return f"{host}:{gpu_type}"
+
+
+def host_of(node: str) -> str:
+    """The host that a node of this name is, or is a part of. The names of hosts have no colon."""
+    return node.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """`gpus` GPUs of one node, and the CPUs and memory that come with them."""
@@ -169,7 +179,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as a round sees it.
+    """A node as a round sees it. A host with GPUs of several types is one node for each type; see `part_of_node`.
 
     Two facts say what may happen on it: whether new work may start there, and whether the work that is there has to leave.
     A node may take no new work without asking anybody to leave: it does not respond, or has not registered yet.
@@ -243,9 +253,9 @@ class NodeChoice:
     """The nodes on which a job may run, as its user chose them. An empty field allows every node."""
 
     only: frozenset[str] = frozenset()
-    """Names of the nodes that are allowed."""
+    """Hosts that are allowed."""
     exclude: frozenset[str] = frozenset()
-    """Names of nodes that are not allowed."""
+    """Hosts that are not allowed."""
     features: frozenset[frozenset[str]] = frozenset()
     """Sets of features. A node that has all features of one of the sets is allowed."""
     request: ResourceRequest | None = None
@@ -266,8 +276,8 @@ class NodeChoice:
     def names(self, node: Node) -> bool:
         """Whether the user's options allow the node, whatever else the job needs."""
         return (
-            (not self.only or node.name in self.only)
-            and node.name not in self.exclude
+            (not self.only or host_of(node.name) in self.only)
+            and host_of(node.name) not in self.exclude
             and (not self.features or any(wanted.issubset(node.features) for wanted in self.features))
         )
 

@@ -180,6 +180,7 @@ class Acting:
             tries=remembered.tries.get((job.id, action.round), 0),
             one_record=self.managed.shares_record(slurm_job),
             signalled=remembered.signalled.get(job.id),
+            types_stay=self.scene.rules.features.gpu_types_stay,
             limit_s=limit_s,
             left_s=time_limits.left_s(run, spooled.control, grace_s) if counts_total and run is not None else None,
         )

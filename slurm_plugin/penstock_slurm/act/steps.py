@@ -5,7 +5,7 @@ How a job moves from one placement to another, one step a tick::
     RUNNING --ask--> saves --answer or time limit--> requeuehold --> PENDING, held --pause--> place + release --> RUNNING
 
 GPU types are chosen by partition and node list, with an untyped GPU count: Slurm 22.05 cannot change the type of a
-pending job's GRES.
+pending job's GRES. Only on hosts with several types is a type asked for, and by a job that has already asked for one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from penstock_scheduler.model import (
     Start,
     Stop,
     StopCode,
+    host_of,
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
 from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.jobs.holds import came_too_late, held_meanwhile
 from penstock_slurm.jobs.notes import kept_by_begin, request
 from penstock_slurm.jobs.states import LEAVING
-from penstock_slurm.observe.view import Spooled
+from penstock_slurm.observe.view import UNTYPED, Spooled
 from penstock_slurm.settings import SlurmSettings
 
 TRIES = 3
@@ -90,6 +91,8 @@ class Scope:
     """Whether it is an array's element that shares a job record with others."""
     signalled: str | None = None
     """The request for which it was signalled."""
+    types_stay: bool = False
+    """See `SlurmFeatures.gpu_types_stay`."""
     limit_s: float | None = None
     """The time limit of its next start; infinite: none; None: it keeps its limit."""
     left_s: float | None = None
@@ -210,7 +213,8 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
     """The control message of the next run."""
     slurm, job, before = scope.slurm, scope.job, scope.spooled.control
     limit_s = None if scope.limit_s is None or math.isinf(scope.limit_s) else scope.limit_s
-    shape, share = action.placement.configuration, action.placement.shares[0]
+    wanted = action.placement
+    shape, share = wanted.configuration, wanted.shares[0]
     return ControlMessage(
         job_id=job.id,
         epoch=0,
@@ -227,12 +231,26 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
         time_limit_s=limit_s,
         time_limit_restarts=None if limit_s is None else slurm.restarts,
         holds=slurm.restarts,
+        asked_types=_asked_types(scope, wanted),
         holding=None if slurm.held or kept_by_begin(slurm, scope.now_s) else slurm.restarts,
         moved_s=before.moved_s if before is not None else None,
         pauses_s=before.pauses_s if before is not None else (),
         # A cleared job has no GPUs until Slurm has given them back; the daemon may die before that.
         shares=scope.shares or slurm.gpus_per_node is None,
     )
+
+
+def _typed(scope: Scope, wanted: Placement) -> bool:
+    """Whether a job asks Slurm for its GPU type: on parts of hosts, and ever after."""
+    parts = any(host_of(node) != node for node in wanted.nodes)
+    return wanted.gpu_type != UNTYPED and not scope.shares and (parts or scope.slurm.gpu_type is not None)
+
+
+def _asked_types(scope: Scope, wanted: Placement) -> tuple[str, ...]:
+    before = scope.spooled.control.asked_types if scope.spooled.control is not None else ()
+    if not scope.types_stay or not _typed(scope, wanted) or wanted.gpu_type in before:
+        return before
+    return (*before, wanted.gpu_type)
 
 
 def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
@@ -242,13 +260,16 @@ def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
     on_node = asked.tasks_on(share.gpus)
     tasks, each = on_node or 1, asked.cpus_per_task(share.gpus)
     cpus = share.cpus or (tasks * each if each else slurm.cpus_for(share.gpus, tasks))
+    typed = _typed(scope, wanted)
     place = Write(
         slurm.id,
         "place",
         JobPlacement(
             partition=wanted.partition,
-            nodes=wanted.nodes,
+            nodes=tuple(map(host_of, wanted.nodes)),
             gpus_per_node=0 if scope.shares else share.gpus,
+            gpu_type=shape.gpu_type if typed else "",
+            clears_type=typed and scope.types_stay and slurm.gpu_type != shape.gpu_type,
             stand_in=scope.shares and scope.stand_in,
             tasks=shape.nodes * tasks,
             cpus=shape.nodes * max(cpus, tasks),

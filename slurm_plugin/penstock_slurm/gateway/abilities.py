@@ -44,6 +44,9 @@ class Release:
     `--exclusive=user`, `mcs` and `topo` jobs apart; such jobs share nodes with some other jobs."""
     empty_tres_clears_gpus: bool
     """Whether an empty `TresPerNode` removes the GPUs of a pending job. Otherwise the job must request another GRES."""
+    gpu_types_stay: bool
+    """Whether a pending job that has asked for GPUs of a type needs nodes with that type for ever. Such a release also refuses to
+    add a type to an untyped request, unless an update removes the request first."""
     cgroups_have_job_ids: bool
     """Whether the cgroup (v2) of a job is always named by its number. Otherwise only with CgroupJobIdPaths=yes."""
 
@@ -83,9 +86,10 @@ _FIRST = Release(
     whole_nodes_field="OverSubscribe",
     whole_nodes={"NO": True, "YES": False, "OK": False, "USER": False, "MCS": False},
     empty_tres_clears_gpus=True,
+    gpu_types_stay=True,
     cgroups_have_job_ids=True,
 )
-_23_02 = dataclasses.replace(_FIRST, since=(23, 2), empty_tres_clears_gpus=False)
+_23_02 = dataclasses.replace(_FIRST, since=(23, 2), empty_tres_clears_gpus=False, gpu_types_stay=False)
 _24_05 = dataclasses.replace(
     _23_02,
     since=(24, 5),

@@ -251,6 +251,8 @@ class SlurmFeatures:
     """Whether `SlurmJob.gpus_counted` has a running job's GPUs (AccountingStorageTRES=gres/gpu)."""
     resume_timeout_s: float | None = None
     """How long a node may take to boot (ResumeTimeout), s; None: this Slurm wakes no nodes, because it has no ResumeProgram."""
+    gpu_types_stay: bool = False
+    """Whether a pending job that once asked for a GPU type can only run on nodes that have it (`abilities.Release`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +285,7 @@ class JobPlacement:
     """Where a pending job is to run: the same number of GPUs on each of `nodes`, and `cpus` over all of them.
 
     With 0 GPUs the job gets none from Slurm: it shares those that a GPU reservation holds. `tasks` are over all nodes; None
-    keeps the job's own. The GPU type follows from the nodes, because 22.05 can change the count of a pending job's GRES but
-    not its type. CPUs and tasks must change with the number of nodes, or Slurm reports BadConstraints.
+    keeps the job's own. CPUs and tasks must change with the number of nodes, or Slurm reports BadConstraints.
     """
 
     partition: str
@@ -292,6 +293,10 @@ class JobPlacement:
     gpus_per_node: int
     tasks: int | None
     cpus: int
+    gpu_type: str = ""
+    """The type to ask for, where a node has GPUs of several types."""
+    clears_type: bool = False
+    """Whether the present request of GPUs has to be removed first (`SlurmFeatures.gpu_types_stay`)."""
     time_limit_s: float | None = None
     """Time limit of this run, which Slurm rounds up to whole minutes; infinite: no limit. None keeps the job's own."""
     cpus_per_task: int | None = None

@@ -139,6 +139,8 @@ class BatchWriter:
         lines = []
         for number, group in enumerate(groups):
             others = "".join(f",{write.job_id}" for write in group[1:])
+            if (placement := group[0].placement) is not None and placement.clears_type:
+                lines.append(f"update JobId={group[0].job_id} TresPerNode=")
             lines += [" ".join(arguments(group[0])) + others, f"{MARK}{number}"]
         late: TimedOut | None = None
         try:
@@ -189,6 +191,7 @@ def arguments(write: Write) -> tuple[str, ...]:
         commands = {"hold": ("uhold",), "release": ("release",), "requeue_hold": ("requeuehold", "Incomplete")}
         return (*commands[write.kind], write.job_id)
     count = len(placement.nodes)
+    gpus = f"gres:gpu:{f'{placement.gpu_type}:' if placement.gpu_type else ''}{placement.gpus_per_node}"
     without = f"gres:{STAND_IN}:1" if placement.stand_in else ""
     return (
         "update",
@@ -200,7 +203,7 @@ def arguments(write: Write) -> tuple[str, ...]:
         *task_counts(placement.tasks_per_node, placement.cpus // count),
         *([] if placement.cpus_per_task is None else [f"CPUsPerTask={placement.cpus_per_task}"]),
         *([] if placement.memory_mb_per_node is None else [f"MinMemoryNode={placement.memory_mb_per_node}"]),
-        f"TresPerNode={f'gres:gpu:{placement.gpus_per_node}' if placement.gpus_per_node else without}",
+        f"TresPerNode={gpus if placement.gpus_per_node else without}",
         f"ReqNodeList={','.join(placement.nodes)}",
         *([] if placement.time_limit_s is None else [f"TimeLimit={slurm_time_limit(placement.time_limit_s)}"]),
         *(["StartTime=now"] if placement.ends_begin else []),

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from penstock_slurm.gateway.abilities import Release
+from penstock_slurm.gateway.abilities import Release, release
 from penstock_slurm.gateway.base import (
     STAND_IN,
     SlurmFeatures,
@@ -347,6 +347,8 @@ def parse_features(text: str) -> SlurmFeatures:
         memory="MEMORY" in keys.get("SelectTypeParameters", ""),
         counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
         resume_timeout_s=resume_timeout_s(keys),
+        gpu_types_stay="SLURM_VERSION" in keys
+        and release(parse_version(f"slurm {keys['SLURM_VERSION']}")).gpu_types_stay,
     )
 
 

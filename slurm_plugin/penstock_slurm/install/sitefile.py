@@ -11,7 +11,7 @@ from penstock_scheduler.api.estimate_messages import NewJobs, new_jobs_line
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import clock
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
-from penstock_slurm.observe.view import gpu_type
+from penstock_slurm.observe.view import UNTYPED
 from penstock_slurm.settings import SlurmSettings
 
 NAME = "penstock_site.lua"
@@ -81,8 +81,9 @@ def site_lua(
     for name in settings.partitions:
         types: dict[str, dict[str, int]] = {}
         for node in nodes:
-            if name in node.partitions and (gpus := sum(node.gpus.values())):
-                types.setdefault(gpu_type(node), {})[node.name] = gpus
+            for gpu_type, gpus in node.gpus.items() if name in node.partitions else ():
+                if gpus:
+                    types.setdefault(gpu_type or UNTYPED, {})[node.name] = gpus
         any_gpus = any_gpus or bool(types)
         most = "".join(f", {word} = {limit}" for word, limit in limits[name].items() if limit is not None)
         lines.append(f"    {{name = {_lua(name)}{most}, types = {{")

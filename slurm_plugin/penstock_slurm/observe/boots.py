@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from statistics import median
 
+from penstock_scheduler.model import host_of
 from penstock_scheduler.people.units import duration
 from penstock_slurm.gateway import SlurmNode
 from penstock_slurm.gateway.node_states import ASLEEP, node_facts
@@ -116,11 +117,11 @@ def note(node: SlurmNode, boot_s: float, resume_timeout_s: float | None) -> str:
     if failed(node) and resume_timeout_s is not None:
         return (
             f"did not boot within {duration(resume_timeout_s)} (ResumeTimeout), and Slurm has given it up; find out why, then: "
-            f"scontrol update NodeName={node.name} State=RESUME"
+            f"scontrol update NodeName={host_of(node.name)} State=RESUME"
         )
     if "POWERED_DOWN" in node.state and "NOT_RESPONDING" in node.state:
         return (
             "is powered down, and Slurm does not wake it, because it lists it as not responding, too; an admin mends that with: "
-            f"scontrol update NodeName={node.name} State=POWER_DOWN_FORCE"
+            f"scontrol update NodeName={host_of(node.name)} State=POWER_DOWN_FORCE"
         )
     return ""

@@ -23,12 +23,14 @@ from penstock_scheduler.model import (
     LeaveCause,
     LeaveRequest,
     Node,
+    NodeChoice,
     Partition,
     Phase,
     Placement,
     Refusal,
     ResourceRequest,
     Share,
+    host_of,
     parse_spec,
 )
 from penstock_scheduler.model.spec import SPEC_KEY
@@ -41,7 +43,11 @@ from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, node_choice, notes, 
 from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
 from penstock_slurm.observe import boots
 from penstock_slurm.observe.amounts import resource_request
+from penstock_slurm.observe.node_parts import mixes
 from penstock_slurm.observe.site import SlurmRules
+
+UNTYPED = "gpu"
+"""The GPU type of nodes whose GRES names none."""
 
 CLOCKS_DIFFER_S = 60.0
 """Largest expected difference between the clocks of Slurm and of the daemon."""
@@ -144,7 +150,7 @@ def sort_jobs(
             if spec is None:
                 expect_never_managed(job, managed=was_managed(job))
                 continue
-            expect_manageable(job, cleared=cleared(job))
+            expect_manageable(job, cleared=cleared(job), sent=sent)
             if job.held and job.required_nodes and job.restarts == 0 and not sent(job):
                 raise BadJobSpec(
                     "it names its nodes (--nodelist), and Penstock would overwrite that; submit it with sbatch --adaptive on a "
@@ -186,8 +192,11 @@ def expect_never_managed(job: SlurmJob, *, managed: bool) -> None:
         )
 
 
-def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
-    """Raise BadJobSpec if a job cannot be placed because of the way it was submitted, or of what Slurm says of it."""
+def expect_manageable(job: SlurmJob, *, cleared: bool, sent: Callable[[SlurmJob], bool]) -> None:
+    """Raise BadJobSpec if a job cannot be placed because of the way it was submitted, or of what Slurm says of it.
+
+    The arguments are as in `sort_jobs`.
+    """
     if job.unknown:
         said = ", ".join(map(str, job.unknown))
         raise BadJobSpec(
@@ -207,12 +216,17 @@ def expect_manageable(job: SlurmJob, *, cleared: bool) -> None:
         raise BadJobSpec(
             f"it requests licences ({job.licenses}), but Penstock does not know which are free; submit it without a job spec"
         )
-    if job.gpu_type is not None:
+    if mixes(job):
+        raise BadJobSpec(
+            "Slurm has started it on a host with several GPU types and does not show which types it has, so Penstock leaves it "
+            "alone until it is requeued"
+        )
+    if job.gpu_type is not None and not sent(job):
         raise BadJobSpec(
             f"it requests GPUs of type {job.gpu_type} from Slurm, which cannot change that later; submit it with "
             f'--gres=gpu:1 and name the types in the job spec, such as "gpu_types": ["{job.gpu_type}"]'
         )
-    if job.gpus_per_node is None and not cleared:
+    if job.gpus_per_node is None and not cleared and not (job.state in WAITING and sent(job)):
         raise BadJobSpec("it requests no GPUs per node, so there is no number to change; submit it with --gres=gpu:1")
     node_choice(job)
     if not job.requeue:
@@ -266,7 +280,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         account=job.account,
         qos=job.qos,
         reservation=job.reservation,
-        nodes=node_choice(job),
+        nodes=_node_choice(job, control, scene),
         request=needs,
         weight=scene.rules.weight(job),
     )
@@ -384,6 +398,17 @@ def _granted(held: Placement | None, control: ControlMessage | None) -> Placemen
     return dataclasses.replace(held, shares=shares)
 
 
+def _node_choice(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> NodeChoice | None:
+    """The nodes that the job's user allows, and to which Slurm can still send it."""
+    chosen = node_choice(job)
+    if control is None or not control.asked_types:
+        return chosen
+    having = [{host_of(name) for name, of in scene.types.items() if of == asked} for asked in control.asked_types]
+    able = frozenset(set.intersection(*having))
+    only = chosen.only & able if chosen is not None and chosen.only else able
+    return dataclasses.replace(chosen or NodeChoice(), only=only)
+
+
 def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:
     """When the job was first submitted. Slurm changes its SubmitTime at each requeue, so the spool keeps the first one."""
     kept = control.submitted_s if control is not None else None
@@ -428,8 +453,8 @@ def accounted_run(run: SlurmRun, control: ControlMessage | None, types: Mapping[
 
 
 def gpu_type(node: SlurmNode) -> str:
-    """A node's GPU type from its GRES; `gpu` if GRES has none. Several types are joined by `+`."""
-    return "+".join(sorted(name or "gpu" for name in node.gpus))
+    """A node's GPU type from its GRES; `UNTYPED` if GRES has none. Several types are joined by `+`."""
+    return "+".join(sorted(name or UNTYPED for name in node.gpus))
 
 
 def silent_nodes(nodes: Iterable[SlurmNode]) -> frozenset[str]:
@@ -537,7 +562,7 @@ def node_views(
             ),
             reservation=kept_for.get(node.name, ("", None))[0],
             reserved_s=kept_for.get(node.name, ("", None))[1],
-            switch=scene.rules.switches.get(node.name, ""),
+            switch=scene.rules.switches.get(host_of(node.name), ""),
             cpus=node.cpus,
             cpus_others=max(node.cpus_used - cpus[node.name], 0),
             features=node.features,

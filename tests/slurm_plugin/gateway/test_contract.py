@@ -32,7 +32,7 @@ from penstock_slurm.gateway import (
     Unregistered,
     Write,
 )
-from penstock_slurm.gateway.abilities import RELEASES
+from penstock_slurm.gateway.abilities import RELEASES, release
 from penstock_slurm.gateway.errors import MESSAGES, Messages
 from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.node_states import node_facts
@@ -265,7 +265,8 @@ SwitchName=spine Switches=leaf[0-1]
 @slurm
 def test_limits_fair_share_and_topology(make_loopback, loopback):
     plain = CliGateway(conf=loopback.slurm_conf, timeout_s=20)
-    assert plain.features() == SlurmFeatures("loop")
+    stay = release(plain.version()).gpu_types_stay
+    assert plain.features() == SlurmFeatures("loop", gpu_types_stay=stay)
     slurm = make_loopback(
         "t4:2x4",
         accounting=True,
@@ -274,7 +275,7 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
     )
     gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=20)
     assert gateway.features() == SlurmFeatures(
-        "loop", accounting=True, topology=True, limits=True, fair_share=True, counts_gpus=True
+        "loop", accounting=True, topology=True, limits=True, fair_share=True, counts_gpus=True, gpu_types_stay=stay
     )
     assert gateway.switches() == {"t4-00": "leaf0", "t4-01": "leaf1"}
     assert gateway.limits("loop") == ()

@@ -36,7 +36,7 @@ from penstock_scheduler.daemon.service.board import Board, allocation_view
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.known import Known
 from penstock_scheduler.daemon.service.port import Daemon
-from penstock_scheduler.model import Job, NodeChoice, Phase, ReasonCode, Snapshot
+from penstock_scheduler.model import Job, NodeChoice, Phase, ReasonCode, Snapshot, host_of
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import BadJobSpec, RoundFailed
 from penstock_scheduler.people.units import duration
@@ -60,7 +60,7 @@ def drainable(board: Known) -> dict[str, list[str]]:
     """Kind of drain -> names on this cluster that can be drained."""
     nodes = board.state.nodes if board.state else ()
     return {
-        "node": sorted(node.name for node in nodes),
+        "node": sorted({name for node in nodes for name in (node.name, host_of(node.name))}),
         "gpu-type": sorted({node.gpu_type for node in nodes}),
         "partition": sorted({name for node in nodes for name in node.partitions}),
     }
