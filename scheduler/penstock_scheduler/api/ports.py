@@ -388,6 +388,8 @@ class Fate:
     """The cluster's name of the final state, such as COMPLETED."""
     exit_code: int | None
     end_s: float | None
+    start_s: float | None = None
+    """When its last run began, s since 1970, if it ran and that is known."""
     text: str = ""
     """What its user should know about the end, with the remedy; empty: the state says it all."""
 

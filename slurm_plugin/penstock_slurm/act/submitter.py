@@ -66,6 +66,9 @@ _FIELD = re.compile(
 user from another may depend on them. A value ends in no space: else a search through 100,000 spaces, which the arguments of a
 script may have, would take minutes."""
 
+TAKEN_OUT = Fate("CANCELLED", None, None, text="was cancelled before it ran; Slurm keeps no record of such an element")
+"""The end of an array's element that never ran, while Slurm still lists others of the array."""
+
 
 class SlurmSubmitter:
     """`ports.Submitter` on Slurm."""
@@ -243,10 +246,21 @@ class SlurmSubmitter:
         """See `ports.Submitter`."""
         wanted = set(jobs)
         found: dict[JobId, Fate | None] = {}
+        arrays: set[str] = set()
         for job in self._jobs():
             if job.id in wanted:
                 found[job.id] = self._fate(job) if job.state in ENDED else None
-        return found | self._forgotten([job for job in jobs if job not in found])
+            elif job.array_job_id is not None:
+                arrays.add(str(job.array_job_id))
+        found |= self._forgotten([job for job in jobs if job not in found])
+        return found | {
+            job: TAKEN_OUT for job in jobs if job not in found and job.partition("_")[0] in arrays and self._unsent(job)
+        }
+
+    def _unsent(self, job: JobId) -> bool:
+        """Whether Penstock has never sent a job to nodes."""
+        control = self._spool.control(job)
+        return control is None or control.nodes is None
 
     def _forgotten(self, jobs: Sequence[JobId]) -> dict[JobId, Fate | None]:
         """How jobs ended that slurmctld has forgotten (MinJobAge): what the accounting says, if there is one."""
@@ -260,7 +274,8 @@ class SlurmSubmitter:
     def _fate(self, job: SlurmJob) -> Fate:
         control = self._spool.control(job.id)
         text = exceeded_memory(job, control.memory_mb) if control is not None else ""
-        return Fate(job.state, self._exit_code(job.id), job.end_s, text)
+        # Slurm shows the end of a job that never ran as its start, too.
+        return Fate(job.state, self._exit_code(job.id), job.end_s, job.start_s if job.nodes else None, text)
 
     def unmanaged(self, job: JobId) -> Unmanaged | None:
         """See `ports.Submitter`: one call of squeue."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock_slurm.gateway.abilities import APART, Release
 from penstock_slurm.gateway.accounts import parse_memory, parse_tres
-from penstock_slurm.gateway.base import SlurmJob, Unknown
+from penstock_slurm.gateway.base import WAITING, SlurmJob, Unknown
 from penstock_slurm.gateway.fields import (
     Fields,
     duration_s,
@@ -244,7 +244,7 @@ def make_job(values: dict[str, str], nodes: HostLists, release: Release) -> Slur
         admin_comment=job.text("admin_comment"),
         submit_s=job.read("SubmitTime", float, 0.0),
         eligible_s=job.read("EligibleTime", time_s, None),
-        start_s=None if state == "PENDING" else job.read("StartTime", time_s, None),
+        start_s=None if state in WAITING else job.read("StartTime", time_s, None),
         end_s=job.read("EndTime", time_s, None),
         time_limit_s=job.read("TimeLimit", time_limit_s, None),
         restarts=job.number("RestartCnt"),

@@ -31,7 +31,7 @@ from penstock_scheduler.people.units import clock
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
 from penstock_slurm.jobs.holds import mark
-from penstock_slurm.jobs.states import HOLDING
+from penstock_slurm.jobs.states import HOLDING, STILL
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,13 @@ class SilentAgents:
         }
         held, self.suspended = [], {}
         for job, record in slurm_jobs.items():
+            if record.state not in STILL:
+                continue
             if record.state != SUSPENDED:
+                text = (
+                    f"a signal has stopped it ({record.state} in Slurm); `scancel --full --signal=CONT {job}` ends that"
+                )
+                self.suspended[job] = Suspension(None, text)
                 continue
             node, mine = carried.get(job, ("", None))
             if mine is None or mine.state not in ("suspended", "suspending"):

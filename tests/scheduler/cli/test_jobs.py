@@ -89,7 +89,7 @@ def test_the_ledger_has_what_an_ended_job_used(api):
 
 def test_the_remedy_for_a_job_that_ran_out_of_memory_is_shown_everywhere(api):
     told = "ended because it outgrew the 100 MB on a node; measure it again"
-    api.look(BOBS, finished={"1": Fate("OUT_OF_MEMORY", 137, None, told)})
+    api.look(BOBS, finished={"1": Fate("OUT_OF_MEMORY", 137, None, text=told)})
     for command in ("show", "explain", "wait"):
         assert told in penstock(api, command, "1").output
     assert json.loads(penstock(api, "show", "1", "--json").stdout)["ended_text"] == told

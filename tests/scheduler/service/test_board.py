@@ -11,7 +11,7 @@ import pytest
 from penstock_profiles.wire import Ended, Observation, Started
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.daemon.service.board import Board
-from penstock_scheduler.model import ClusterState, Phase, Refusal
+from penstock_scheduler.model import ClusterState, Phase, Refusal, WaitingJob
 from penstock_scheduler.people.errors import StoreError
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, BOBS, OBSERVED, report, serving
@@ -41,6 +41,16 @@ def test_a_client_that_waits_learns_of_a_change(api):
         ended = ada.wait("1")
         assert (ended.state, ended.ended, ended.exit_code, ended.end_s) == ("ended", "FAILED", 3, 77.0)
         assert ada.explain("1").text == "it has ended: FAILED"
+
+
+def test_a_job_that_has_ended_waits_for_nothing_any_more(api):
+    """Its note is gone, and the start of a run between two observations is known from its end."""
+    waits = WaitingJob(BOBS, "waiting-cluster", "waits for Slurm to end it at its deadline")
+    api.board.observed(ClusterState(api.board.state.nodes, (ADAS,), waiting=(waits,)), 78.0)
+    assert "deadline" in api.board.job("2").note
+    api.look(ADAS, finished={"2": Fate("FAILED", 1, 79.0, 70.0)})
+    view = api.board.job("2")
+    assert (view.ended, view.note, view.start_s) == ("FAILED", "", 70.0)
 
 
 def test_a_job_that_ends_is_charged_once(api):

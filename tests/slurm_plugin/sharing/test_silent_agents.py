@@ -188,6 +188,15 @@ def test_a_job_that_somebody_has_suspended_in_slurm_is_not_resumed(scene: Scene)
     assert not scene.gateway.asked
 
 
+def test_a_job_that_a_signal_has_stopped_stands_still_and_keeps_its_gpus(scene: Scene) -> None:
+    scene.told = (carried("7", 0), carried("8", 1))
+    scene.states = {"8": "STOPPED"}
+    scene.observe(PATIENCE_S + 1)
+    assert "STOPPED in Slurm" in scene.says()
+    scene.relieve(["8"])
+    assert not scene.gateway.asked
+
+
 def test_what_slurm_refuses_is_tried_again(scene: Scene) -> None:
     scene.gateway.refuses = True
     for _ in range(2):

@@ -44,8 +44,8 @@ REPLACED = Fate(
     "UNKNOWN",
     None,
     None,
-    "was forgotten by Slurm when slurmctld was killed or lost its state, and another job has its id now: how it ended is not "
-    "known. Submit it again if its work is not done",
+    text="was forgotten by Slurm when slurmctld was killed or lost its state, and another job has its id now: how it ended is "
+    "not known. Submit it again if its work is not done",
 )
 """The end of a job whose id another job has."""
 
@@ -53,7 +53,7 @@ FORGOTTEN = Fate(
     "UNKNOWN",
     None,
     None,
-    "ended while penstockd did not see it, and Slurm has forgotten it: its state, its exit code and the time of its end are "
+    text="ended while penstockd did not see it, and Slurm has forgotten it: its state, its exit code and the time of its end are "
     "not known, and its GPU-hours may lack the time after penstockd last saw it. Slurm's accounting (slurmdbd) would know "
     "them, and a larger MinJobAge keeps them longer",
 )
@@ -400,10 +400,12 @@ class Board(Known, RoundListener):
                         "ended": fate.state,
                         "exit_code": fate.exit_code,
                         "ended_text": fate.text or (ending if fate.state == "CANCELLED" else ""),
+                        "start_s": fate.start_s if before.start_s is None else before.start_s,
                         "end_s": now_s if fate.end_s is None else fate.end_s,
                         "allocation": None,
                         "suspended": None,
                         "reason": "",
+                        "note": "" if before.reason in ("held", "waiting-cluster") else before.note,
                         "stopped": before.stopped if stop is None else str(stop),
                         "result": self.results.newest(job) or before.result,
                     }
