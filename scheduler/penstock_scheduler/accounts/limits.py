@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from penstock_scheduler.model import GpuLimit, Job, JobFacts, JobId
+from penstock_scheduler.model import GpuLimit, Job, JobFacts, JobId, Refusal
 
 
 class PartitionRules(BaseModel):
@@ -23,7 +24,7 @@ class PartitionRules(BaseModel):
 
 
 class LimitSettings(BaseModel):
-    """Section `[limits]` of the settings file. Jobs that Penstock does not manage do not count."""
+    """Section `[limits]` of the settings file. Jobs that Penstock never managed do not count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,14 +49,31 @@ class LimitSettings(BaseModel):
     )
 
 
-def site_limits(settings: LimitSettings, jobs: Sequence[Job]) -> tuple[GpuLimit, ...]:
-    """The limits that apply to these jobs. A job without an account has no limit by account."""
+def site_limits(settings: LimitSettings, jobs: Sequence[Job], refused: Iterable[Refusal] = ()) -> tuple[GpuLimit, ...]:
+    """The limits that apply to these jobs. A job without an account has no limit by account.
+
+    Args:
+        refused: jobs that are not managed. Of the limits of users and accounts, they use the GPUs that Penstock gave them: else
+            a user would get others in their place by taking a running job away from Penstock.
+    """
+    taken = Counter[tuple[str, str]]()
+    for each in refused:
+        taken["user", each.user] += each.gpus
+        taken["account", each.account] += each.gpus
     users = {name: settings.users.get(name, settings.gpus_per_user) for name in sorted({job.user for job in jobs})}
     names = sorted({job.account for job in jobs} - {""})
     accounts = {name: settings.accounts.get(name, settings.gpus_per_account) for name in names}
     return (
-        *(GpuLimit("user", name, gpus) for name, gpus in users.items() if gpus is not None),
-        *(GpuLimit("account", name, gpus) for name, gpus in accounts.items() if gpus is not None),
+        *(
+            GpuLimit("user", name, max(gpus - taken["user", name], 0))
+            for name, gpus in users.items()
+            if gpus is not None
+        ),
+        *(
+            GpuLimit("account", name, max(gpus - taken["account", name], 0))
+            for name, gpus in accounts.items()
+            if gpus is not None
+        ),
         *(
             GpuLimit("partition", name, rule.gpus)
             for name, rule in settings.partitions.items()

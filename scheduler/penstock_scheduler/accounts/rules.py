@@ -153,7 +153,7 @@ class SchedulingRules(SiteRules):
             nodes=nodes,
             jobs=jobs,
             facts=facts,
-            limits=(*snapshot.limits, *site_limits(limits, jobs)),
+            limits=(*snapshot.limits, *site_limits(limits, jobs, snapshot.refused)),
             budgets=lines,
             cloud=cloud,
         )

@@ -159,7 +159,8 @@ def sort_jobs(
             check(spec)
         except BadJobSpec as error:
             runs = False if job.state in WAITING else True if job.state in HOLDING else None
-            found.refused.append(Refusal(job.id, job.name, job.user, str(error), runs))
+            gpus = placement(job, job.nodes, {}).gpus if runs and sent(job) else 0
+            found.refused.append(Refusal(job.id, job.name, job.user, str(error), runs, job.account, gpus))
             found.records[job.id] = job
             continue
         found.managed[job.id] = job, spec

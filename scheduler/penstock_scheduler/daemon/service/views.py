@@ -340,7 +340,12 @@ def forecast(record: RoundRecord, order: PlanOrder, user: str, models: ModelSour
     policy, _ = make_policy(record.policy)
     now_s = time.time()
     try:
-        answer = ask(policy, with_job(before, job, known, site_limits(limits, [job])), FORECAST, without=record.plan)
+        answer = ask(
+            policy,
+            with_job(before, job, known, site_limits(limits, [job], before.refused)),
+            FORECAST,
+            without=record.plan,
+        )
     except RoundFailed as error:
         raise Refusal(503, "not-ready", str(error), retry_after_s=5) from None
     assignment, reason = answer.assignment, answer.reason
