@@ -88,6 +88,11 @@ class SlurmSubmitter:
             raise BadJobSpec(
                 "an array is several jobs, and a submission is one; submit each element as a job, or the array with sbatch"
             )
+        if any(word.startswith("-W") or word == "--wait" for word in _words_of_script(order)):
+            raise BadJobSpec(
+                "with --wait, sbatch would answer only when the job has ended; leave it out of the script, and ask for the job "
+                "by GET with the parameters wait and since"
+            )
         if options := sorted(name for name in order.environment if name.startswith("SBATCH_")):
             raise BadJobSpec(
                 f"environment has {', '.join(options)}: sbatch takes such variables for options, and `environment` is the job's "
@@ -381,8 +386,13 @@ def _is_array(order: Submission) -> bool:
     """Whether sbatch would submit an array, by the environment or by #SBATCH lines before the script's first command."""
     if "SBATCH_ARRAY_INX" in order.environment:
         return True
+    return any(word.startswith(("-a", "--ar")) for word in _words_of_script(order))
+
+
+def _words_of_script(order: Submission) -> list[str]:
+    """The words of the #SBATCH lines before the script's first command."""
     head = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), (order.script or "").splitlines())
-    return any(word.startswith(("-a", "--ar")) for line in head if line.startswith("#SBATCH") for word in line.split())
+    return [word for line in head if line.startswith("#SBATCH") for word in line.split()[1:]]
 
 
 def _variables(order: Submission, account: Account) -> dict[str, str]:
