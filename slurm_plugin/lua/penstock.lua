@@ -674,6 +674,8 @@ local function allowed_nodes(job, given, site)
   for _, each in ipairs({{"nodelist", job.req_nodes}, {"exclude", job.exc_nodes}, {"constraint", job.features}}) do
     if each[2] then fields[#fields + 1] = quoted(each[1]) .. ":" .. quoted(each[2]) end
   end
+  local tmp_mb = number(job.pn_min_tmp_disk)
+  if tmp_mb and tmp_mb > 0 then fields[#fields + 1] = string.format('"tmp_mb":%d', tmp_mb) end
   local function allows(node) return (not named or named[node]) and not excluded[node] and (not has or has(node)) end
   return allows, #fields > 0 and ',"penstock_nodes":{' .. table.concat(fields, ",") .. "}" or ""
 end
@@ -703,8 +705,8 @@ local function could_hold(site, partition, node, needs)
 end
 
 -- The fewest nodes of `partition` that suit the job, the GPUs on each, and the nodes that the job must not get, by their
--- GPU type or because its user does not allow them; Slurm would give it a mixture of the GPUs of a node with several types. nil if no shape suits it. `holds(partition, node, gpus)` tells whether
--- the node could hold so many GPUs of the job.
+-- GPU type, because its user does not allow them, or because they have several types, of which Slurm would give it a mixture.
+-- nil if no shape suits it. `holds(partition, node, gpus)` tells whether the node could hold so many GPUs of the job.
 local function shape_in(partition, spec, allows, request, holds)
   local task_gpus = request.task_gpus or 1
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
@@ -897,7 +899,7 @@ local function adapt(job, visible, given)
       return
     end
   end
-  local on = node_note ~= "" and " on the nodes that --nodelist, --exclude and --constraint allow" or ""
+  local on = (job.req_nodes or job.exc_nodes or job.features) and " on the nodes that --nodelist, --exclude and --constraint allow" or ""
   if request.whole then on = on .. " on whole nodes" end
   if request.most_nodes then on = on .. string.format(" on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
   for _, partition in ipairs(partitions) do

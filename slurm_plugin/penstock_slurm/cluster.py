@@ -41,7 +41,7 @@ from penstock_slurm.jobs.endings import Endings
 from penstock_slurm.jobs.messages import note_shares
 from penstock_slurm.jobs.states import HOLDING, LEAVING
 from penstock_slurm.observe import plain_jobs
-from penstock_slurm.observe.amounts import Narrowed, with_amounts
+from penstock_slurm.observe.amounts import Narrowed, with_amounts, with_partition_limits
 from penstock_slurm.observe.boots import Boots
 from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.observe.lost_gpus import LostGpus
@@ -169,6 +169,7 @@ class SlurmCluster:
             managed=self._settings.partitions,
             up=tuple(name for name in self._settings.partitions if records.partitions[name].up),
             types=types | {node.name: gpu_type(node) for node in every_node[len(records.nodes) :]},
+            tmp_mb={node.name: node.tmp_mb for node in every_node},
             silent=silent_nodes(every_node),
             max_time_s=max_time_s,
             whole_nodes=whole_nodes,
@@ -219,6 +220,7 @@ class SlurmCluster:
         jobs = {job_id: (record, managed.jobs[job_id]) for job_id, record in managed.busy.items()}
         closed = closed_nodes(records.jobs)
         nodes = node_views(slurm_nodes, jobs, scene, kept_for=kept_for, placeholders=placeholders, closed=closed)
+        nodes = with_partition_limits(nodes, records.jobs, jobs.keys(), scene.most)
         ours = jobs.keys() | managed.not_yet.keys() | managed.held.keys()
         return plain_jobs.with_room(
             nodes,

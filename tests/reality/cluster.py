@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock_scheduler.model.nodespec import NodeSpec
 from penstock_slurm.loopback import LoopbackCluster, config
+from tests.end_to_end.power_saving import PowerSaving
 
 NODE = "CPUs=64 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=256000"
 """Parameters of an ordinary node."""
@@ -66,6 +67,8 @@ class Configuration:
     files: Mapping[str, str] = field(default_factory=dict)
     accounting: tuple[tuple[str, ...], ...] = ()
     """Commands of sacctmgr; without any, the site has no accounting."""
+    updates: tuple[tuple[str, ...], ...] = ()
+    """Updates by scontrol after these: slurmctld does not start with a QOS that slurmdbd lacks."""
     asleep: bool = False
     """Whether all nodes are powered down when the jobs come."""
 
@@ -84,13 +87,15 @@ class SiteCluster(LoopbackCluster):
 
     def __init__(self, folder: Path, site: Configuration, **options: Any) -> None:
         nodes = [NodeSpec(name, "gpu", MOST_GPUS) for each in site.nodes for name in names(each)]
+        self.power = PowerSaving(folder.parent / "power", boot_s=1.0) if site.asleep else None
+        sleep = self.power.settings(idle_s=2, resume_timeout_s=60) if self.power is not None else {}
         quick = {"SchedulerParameters": "batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1"}
         super().__init__(
             folder,
             nodes,
             flags=True,
             accounting=bool(site.accounting),
-            settings=quick | dict(site.settings),
+            settings=quick | sleep | dict(site.settings),
             files=site.files,
             **options,
         )

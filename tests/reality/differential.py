@@ -172,6 +172,10 @@ def running(folder: Path, site: Configuration) -> Iterator[Differential]:
     with SiteCluster(folder / "slurm", site) as cluster:
         for command in site.accounting:
             cluster.command("sacctmgr", "-i", *command)
+        for command in site.updates:
+            cluster.command("scontrol", "update", *command)
+        if cluster.power is not None:
+            cluster.power.serve(cluster)
         differential = Differential(cluster, folder / "penstock")
         try:
             yield differential

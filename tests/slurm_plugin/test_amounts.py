@@ -10,7 +10,7 @@ from penstock_scheduler.model import Job, Node, ResourceRequest
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.jobs.notes import Request
-from penstock_slurm.observe.amounts import Narrowed, resource_request, with_amounts
+from penstock_slurm.observe.amounts import Narrowed, resource_request, with_amounts, with_partition_limits
 from tests.scheduler.builders import job, on
 from tests.slurm_plugin.gateway.test_parse import HELD, MARKS, OF_22_05, answer, parse_jobs
 
@@ -111,3 +111,17 @@ def test_a_job_is_kept_off_nodes_without_its_cpus_and_stays_the_same_object() ->
     assert not choice.admits(nodes[0])
     assert narrowed.look({"full": full, "fits": fits}, nodes)["full"] is found["full"]
     assert narrowed.look({"full": full}, (node(),)) == {}
+
+
+def test_all_jobs_of_a_partition_together_have_its_most_cpus_of_a_node():
+    """MaxCPUsPerNode=8 in `gpu`, and plain jobs of another partition hold 58 of the 64 CPUs of n1, one of `gpu` 3 of n0."""
+    nodes = [
+        Node("n0", "t4", 4, ("gpu",), cpus=64, cpus_others=3),
+        Node("n1", "t4", 4, ("gpu",), cpus=64, cpus_others=58),
+    ]
+    free = Node("n2", "t4", 4, ("gpu", "wide"), cpus=64)
+    plain = record("RUNNING", id="1", partition=("gpu",), nodes=("n0",), cpus=3)
+    ours = dataclasses.replace(plain, id="2", cpus=4)
+    found = with_partition_limits([*nodes, free], [plain, ours], {"2"}, {"gpu": (8, None)})
+    assert [(node.cpus, node.cpus_for_us) for node in found] == [(8, 5), (8, 6), (64, 64)]
+    assert with_partition_limits(nodes, [plain], (), {"gpu": (None, 100)}) == tuple(nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def test_a_user_names_hosts():
 def test_where_types_stay_a_job_needs_hosts_with_all_that_it_has_asked_for(asked, only):
     control = CONTROL.model_copy(update={"asked_types": asked})
     chosen = seen(record(), Spooled(control), dataclasses.replace(SCENE, types=TYPES)).nodes
-    assert (chosen.only if chosen is not None else None) == only
+    assert (chosen.able if chosen is not None else None) == only
 
 
 @pytest.mark.parametrize(("stays", "asked"), [(True, ("old", "new")), (False, ("old",))])
@@ -143,3 +144,14 @@ def test_a_type_is_asked_for_on_a_part_and_by_a_job_that_has_asked_for_one(wante
     assert place.placement.clears_type is clears
     assert f"TresPerNode={tres}" in arguments(place)
     assert f"ReqNodeList={wanted.nodes[0].partition(':')[0]}" in arguments(place)
+
+
+def test_temporary_disk_is_a_property_of_hosts_and_no_choice_of_the_user():
+    noted = json.dumps({"penstock": {"max_gpus": 4}, "penstock_nodes": {"tmp_mb": 500, "exclude": "n2"}})
+    scene = dataclasses.replace(SCENE, tmp_mb={"n1": 500, "n2": 900})
+    chosen = seen(record(admin_comment=noted), scene=scene).nodes
+    assert chosen is not None
+    assert (chosen.able, chosen.able_for) == ({"n1", "n2"}, "500 MB of temporary disk")
+    assert chosen.named == NodeChoice(exclude=frozenset({"n2"}))
+    found = view.node_views([node("n0"), node("n1"), node("n2")], {}, scene, kept_for={}, placeholders={})
+    assert [chosen.admits(each) for each in found] == [False, True, False]

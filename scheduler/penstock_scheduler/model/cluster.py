@@ -250,7 +250,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """The nodes on which a job may run, as its user chose them. An empty field allows every node."""
+    """The nodes on which a job may run. An empty field allows every node."""
 
     only: frozenset[str] = frozenset()
     """Hosts that are allowed."""
@@ -258,6 +258,9 @@ class NodeChoice:
     """Hosts that are not allowed."""
     features: frozenset[frozenset[str]] = frozenset()
     """Sets of features. A node that has all features of one of the sets is allowed."""
+    able: frozenset[str] | None = None
+    """Hosts that have `able_for`, if the job needs something else that jobs do not use up."""
+    able_for: str = ""
     request: ResourceRequest | None = None
     """The CPUs and memory that the job needs, if some node has fewer for it. A node is allowed that has them for `gpus` GPUs."""
     gpus: int = 1
@@ -266,12 +269,22 @@ class NodeChoice:
     @property
     def named(self) -> NodeChoice | None:
         """What the user's options say alone; None: they allow every node."""
-        named = replace(self, request=None, gpus=1)
-        return None if named == NodeChoice() else named
+        return replace(self, able=None, able_for="").without_request
+
+    @property
+    def without_request(self) -> NodeChoice | None:
+        """The choice without `request`, unless that allows every node."""
+        found = replace(self, request=None, gpus=1)
+        return None if found == NodeChoice() else found
 
     def admits(self, node: Node) -> bool:
-        """Whether the job may run on the node, as far as its user chose."""
-        return self.names(node) and (self.request is None or node.has_room_for(self.request, min(self.gpus, node.gpus)))
+        """Whether the job may run on the node."""
+        able = self.able is None or host_of(node.name) in self.able
+        return (
+            able
+            and self.names(node)
+            and (self.request is None or node.has_room_for(self.request, min(self.gpus, node.gpus)))
+        )
 
     def names(self, node: Node) -> bool:
         """Whether the user's options allow the node, whatever else the job needs."""
@@ -291,6 +304,8 @@ def _shown(choice: NodeChoice) -> str:
     features = "|".join(sorted("&".join(sorted(wanted)) for wanted in choice.features))
     values = {"nodelist": ",".join(sorted(choice.only)), "exclude": ",".join(sorted(choice.exclude))}
     options = [f"--{name}={value}" for name, value in (values | {"constraint": features}).items() if value]
+    if choice.able is not None:
+        options.append(f"{choice.able_for} ({', '.join(sorted(choice.able))})")
     if choice.request is not None:
         options.append(f"{choice.request} with {choice.gpus} GPU{'s' if choice.gpus > 1 else ''}")
     return " ".join(options)

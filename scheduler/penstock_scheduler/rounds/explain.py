@@ -231,6 +231,8 @@ def words(explanation: Explanation, *, now_s: float, estimate: JobEstimate | Non
     lines += [f"A claim of the job does not hold: {doubt}." for doubt in said.doubts]
     if (named := said.job.nodes and said.job.nodes.named) is not None:
         lines.append(f"Its user allows only some nodes: {shortened(str(named))}.")
+    if said.job.nodes is not None and said.job.nodes.able is not None:
+        lines.append(f"It runs only on hosts with {said.job.nodes.able_for}.")
     lines += [f"It is under {limit}." for limit in said.limits]
     if len(said.options) > 1:
         best = said.options[0]

@@ -32,7 +32,8 @@ BEGIN = "penstock_begin_s"
 
 
 NODES = "penstock_nodes"
-"""The user's --nodelist, --exclude and --constraint, by these names. Placing a job overwrites Slurm's own record of its nodes."""
+"""The user's --nodelist, --exclude and --constraint, by these names, and --tmp as `tmp_mb`. Placing a job overwrites Slurm's own
+record of its nodes."""
 
 REQUEST = "penstock_request"
 """How the job's tasks, CPUs and memory follow its GPUs, by the names of `Request`'s fields."""
@@ -151,6 +152,12 @@ def node_choice(job: SlurmJob) -> NodeChoice | None:
         raise BadJobSpec(
             f"its AdminComment has a note {NODES} that cannot be read ({error}); ask an admin to correct it, or submit it again"
         ) from None
+
+
+def least_tmp_mb(job: SlurmJob) -> int:
+    """Temporary disk that each of the job's nodes must have, MB. Slurm does not count what other jobs use of it."""
+    tmp_mb = ((notes(job) or {}).get(NODES) or {}).get("tmp_mb", 0)
+    return tmp_mb if type(tmp_mb) is int else 0
 
 
 @functools.lru_cache(maxsize=4096)

@@ -59,6 +59,40 @@ def resource_request(job: SlurmJob, asked: Request, node_sizes_mb: Collection[in
     return _one(found)
 
 
+def with_partition_limits(
+    nodes: Iterable[Node],
+    jobs: Iterable[SlurmJob],
+    ours: Collection[JobId],
+    most: Mapping[str, tuple[int | None, int | None]],
+) -> tuple[Node, ...]:
+    """The nodes with the CPUs that MaxCPUsPerNode lets all jobs of their partitions have together.
+
+    Args:
+        nodes: the managed nodes.
+        jobs: all jobs that Slurm lists.
+        ours: the managed jobs among them.
+        most: the partitions that have such limits, as in `Scene`.
+    """
+    limits = {name: cpus for name, (cpus, _) in most.items() if cpus is not None}
+    nodes = tuple(nodes)
+    if not any(limits.keys() & set(node.partitions) for node in nodes):
+        return nodes
+    used = Counter[tuple[str, str]]()
+    for job in jobs:
+        if job.state in HOLDING and job.nodes and job.id not in ours and job.partition[0] in limits:
+            used.update({(name, job.partition[0]): job.cpus // len(job.nodes) for name in job.nodes})
+
+    def limited(node: Node) -> Node:
+        if not all(name in limits for name in node.partitions):
+            return node
+        cpus = max(limits[name] for name in node.partitions)
+        left = max(limits[name] - used[node.name, name] for name in node.partitions)
+        free = min(node.cpus - node.cpus_others, left)
+        return dataclasses.replace(node, cpus=min(node.cpus, cpus), cpus_others=max(min(node.cpus, cpus) - free, 0))
+
+    return tuple(limited(node) for node in nodes)
+
+
 def with_amounts(nodes: Sequence[Node], jobs: Collection[Job]) -> tuple[Node, ...]:
     """Mark the nodes where CPUs or memory may run out before the GPUs do.
 

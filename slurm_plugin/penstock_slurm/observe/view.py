@@ -39,7 +39,7 @@ from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.gateway.node_states import UNLISTED, node_facts, partition_facts
 from penstock_slurm.jobs import time_limits
-from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, node_choice, notes, request
+from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, least_tmp_mb, node_choice, notes, request
 from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
 from penstock_slurm.observe import boots
 from penstock_slurm.observe.amounts import resource_request
@@ -83,6 +83,8 @@ class Scene:
     """Those of them that are up."""
     types: Mapping[str, str]
     """GPU type of each node."""
+    tmp_mb: Mapping[str, int] = field(default_factory=dict)
+    """Temporary disk of each node (TmpDisk), MB."""
     silent: frozenset[str] = frozenset()
     """Nodes that do not respond."""
     max_time_s: Mapping[str, float | None] = field(default_factory=dict)
@@ -301,6 +303,7 @@ class Views:
             scene.max_time_s,
             scene.whole_nodes,
             scene.types,
+            scene.tmp_mb,
             scene.most,
             scene.node_sizes_mb,
             scene.rules,
@@ -400,14 +403,17 @@ def _granted(held: Placement | None, control: ControlMessage | None) -> Placemen
 
 
 def _node_choice(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> NodeChoice | None:
-    """The nodes that the job's user allows, and to which Slurm can still send it."""
-    chosen = node_choice(job)
-    if control is None or not control.asked_types:
+    """The nodes that the job's user allows, that have its temporary disk, and to which Slurm can still send it."""
+    chosen, tmp_mb = node_choice(job), least_tmp_mb(job)
+    asked = control.asked_types if control is not None else ()
+    if not asked and not tmp_mb:
         return chosen
-    having = [{host_of(name) for name, of in scene.types.items() if of == asked} for asked in control.asked_types]
-    able = frozenset(set.intersection(*having))
-    only = chosen.only & able if chosen is not None and chosen.only else able
-    return dataclasses.replace(chosen or NodeChoice(), only=only)
+    having = [{host_of(name) for name, of in scene.types.items() if of == gpu_type} for gpu_type in asked]
+    large = {host_of(name) for name in scene.types if scene.tmp_mb.get(name, 0) >= tmp_mb}
+    able = frozenset(large.intersection(*having))
+    needs = [f"{tmp_mb} MB of temporary disk"] if tmp_mb else []
+    needs += [f"GPUs of the types that it has asked Slurm for: {' and '.join(asked)}"] if asked else []
+    return dataclasses.replace(chosen or NodeChoice(), able=able, able_for=", ".join(needs))
 
 
 def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:

@@ -69,7 +69,9 @@ def without_requests(snapshot: Snapshot) -> Snapshot:
         return snapshot
     nodes = tuple(_with_enough(node) for node in snapshot.nodes)
     jobs = (
-        job if job.request is None else dataclasses.replace(job, request=None, nodes=job.nodes and job.nodes.named)
+        job
+        if job.request is None
+        else dataclasses.replace(job, request=None, nodes=job.nodes and job.nodes.without_request)
         for job in snapshot.jobs
     )
     return dataclasses.replace(snapshot, nodes=nodes, jobs=tuple(jobs))

@@ -16,7 +16,8 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
     if job.nodes is not None:
         allowed_by = shortened(str(job.nodes))
         here = f"among those that {allowed_by} allows"
-        named = [node for node in nodes if job.nodes.names(node)]
+        choice = job.nodes.without_request or NodeChoice()
+        named = [node for node in nodes if choice.admits(node)]
         nodes, options = [node for node in named if job.nodes.admits(node)], None
         if named and not nodes:
             return _lacks_amounts(job, job.nodes, named)
