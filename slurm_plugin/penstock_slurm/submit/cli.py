@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,13 +33,18 @@ SITE = Path("/etc/penstock/presets.toml")
 SITE_VARIABLE = "PENSTOCK_PRESETS"
 """Environment variable: another file of the site's presets."""
 
-USAGE = """Usage: penstock submit [--preset NAME] [--dry-run] [sbatch's options] script [arguments]
+START = re.compile(r"sbatch: Job \d+ to start at ")
+"""How sbatch --test-only begins its guess, which is about a plain job of the smallest shape."""
+
+USAGE = """Usage: penstock submit [--preset NAME] [--dry-run | --explain-request] [sbatch's options] script [arguments]
 
 Submit a job. This command calls sbatch, prints what sbatch prints and returns its exit status.
 
   --preset NAME    Use the options of a preset, one of yours ({user}) or of the site ({site}).
                    Repeatable. What comes later on the line wins.
   --dry-run        Say whether and where the job would start now, and why. Submit nothing.
+  --explain-request
+                   Say how --adaptive reads the script's header and the options, or why not. Submit nothing.
 
 Adaptive flags:
 {flags}
@@ -90,6 +96,8 @@ def submit(words: Sequence[str], environ: Mapping[str, str]) -> int:
     options = command_line.parse_help(shown.stdout)
     line = command_line.parse(words, options)
     expanded = _expand(line, options, environ)
+    if "explain-request" in line.own:
+        return _explain_request(line, expanded, options, sbatch, environ)
     if "dry-run" in line.own:
         return _explain(line, expanded, options, sbatch, environ)
     given = command_line.adaptive_flags(expanded, options)
@@ -103,6 +111,26 @@ def _sbatch(words: list[str], program: str, environ: Mapping[str, str]) -> int:
     """Run sbatch under the name `sbatch`, which its messages begin with."""
     sys.stdout.flush()
     return subprocess.run(["sbatch", *words], executable=program, env=dict(environ), check=False).returncode
+
+
+def _explain_request(
+    line: CommandLine, expanded: list[list[str]], options: Options, sbatch: str, environ: Mapping[str, str]
+) -> int:
+    """How job_submit.lua itself reads the request: slurmctld calls it for `sbatch --test-only` too."""
+    if not options.adaptive:
+        raise PenstockError(
+            "--explain-request needs Penstock's sbatch plugin, which this host lacks: run it on one that has it"
+        )
+    both = [*_pairs(_script_words(line), options), *expanded]
+    asked = "adaptive" in _with_environment(command_line.adaptive_flags(both, options), environ)
+    words = ["--test-only", *([] if asked else ["--adaptive"]), *(word for words in expanded for word in words)]
+    done = subprocess.run(
+        ["sbatch", *words, *line.rest], executable=sbatch, env=dict(environ), stderr=subprocess.PIPE, check=False
+    )
+    for text in done.stderr.decode(errors="replace").splitlines():
+        if not START.match(text):
+            typer.echo(text.removeprefix("sbatch: "), err=done.returncode != 0)
+    return done.returncode
 
 
 def _usage(environ: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ _OPTION = re.compile(r"^\s+(?:-(\w), )?--([a-z][a-z0-9-]*)(\[?=)?", re.MULTILINE
 UNDOCUMENTED = frozenset({"container", "export", "network", "wrap"})
 """Options that take a value although the help of 22.05.8 does not show it."""
 
-OWN = {"preset": True, "dry-run": False}
+OWN = {"preset": True, "dry-run": False, "explain-request": False}
 """Penstock's own options -> whether they take a value."""
 
 END_OF_SBATCH_LINES = re.compile(r"\s*[^#\s]")

@@ -1,0 +1,76 @@
+"""`penstock submit --explain-request` says of each header what sbatch says when it submits it, and submits nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock_slurm.loopback.fixtures import skip_without_slurm
+from penstock_slurm.submit.cli import app
+from tests.reality.differential import Differential, running
+from tests.reality.test_headers import SITE, headers
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
+    skip_without_slurm(accounting=False)
+    if not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
+    with running(tmp_path_factory.mktemp("explained"), SITE) as differential:
+        yield differential
+
+
+@pytest.fixture
+def explained(site: Differential, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """explained(HEADER, *options): the answer about a script with this header, run where sbatch finds it."""
+    for name, value in site.cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(site.cluster.folder)
+
+    def run(header: str, *options: str) -> Result:
+        Path("train.sh").write_text(f"#!/bin/sh\n#SBATCH {header}\nsleep 600\n")
+        return CliRunner().invoke(app, ["--explain-request", *options, "train.sh"])
+
+    return run
+
+
+def told(text: str) -> list[str]:
+    """Penstock's own lines."""
+    return re.findall(r"penstock: .*", text)
+
+
+def test_it_says_of_every_header_what_sbatch_then_says(site: Differential, explained: Callable[..., Result]) -> None:
+    differ = {}
+    for header in dict.fromkeys(headers()):
+        result = explained(header)
+        done = site.cluster.command("sbatch", "--adaptive", "train.sh", check=False)
+        before, after = (result.exit_code == 0, told(result.output)), (done.returncode == 0, told(done.stderr))
+        if before != after:
+            differ[header] = (result.output, done.stderr)
+    site.clean()
+    assert differ == {}
+
+
+def test_it_submits_nothing_and_says_how_the_header_is_read(
+    site: Differential, explained: Callable[..., Result]
+) -> None:
+    result = explained("--nodes=2 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=6 --mem=64G --time=60")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "the job can have 1 to 16 GPUs, on at most 2 nodes, one task for each GPU" in result.stdout
+    assert "to start at" not in result.output
+    assert site.command("squeue", "-h") == ""
+
+
+def test_it_gives_all_refusals_at_once(site: Differential, explained: Callable[..., Result]) -> None:
+    result = explained("--gpus-per-node=2 --gpu-types=h100 --nodelist=nix-01", "--min-gpus=2")
+    assert result.exit_code != 0
+    assert result.stdout == ""
+    assert len(told(result.stderr)) >= 2, result.stderr
+    assert "there are no GPUs of type h100 here" in result.stderr
+    assert site.command("squeue", "-h") == ""
