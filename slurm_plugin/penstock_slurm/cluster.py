@@ -191,6 +191,7 @@ class SlurmCluster:
         self._endings.saw(managed.left, records.ended)
         nodes = with_amounts(self._nodes(records, here, jobs), managed.jobs.values())
         managed.jobs |= self._narrowed.look(managed.jobs, nodes)
+        managed.jobs |= managed.unstarted.elsewhere(managed.jobs, nodes, now_s)
         cleared = {job_id for job_id, record in managed.looked.items() if managed.cleared(record)}
         self._see_sharing(nodes, here, cleared)
         views = [managed.jobs[job_id] for job_id in managed.busy]

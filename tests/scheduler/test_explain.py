@@ -321,3 +321,16 @@ def test_a_job_is_told_that_its_node_sleeps_and_one_that_waits_which_node_did_no
     said = explain(decided(snapshot((sleeps,), [runs])), "1")
     assert said is not None
     assert not said.notes
+
+
+def test_a_job_that_did_not_start_on_a_node_is_told_so_and_gets_another_one():
+    state = snapshot("t4:2x4", [job("1", max_gpus=4)])
+    first, other = (node.name for node in state.nodes)
+    tried = job("1", max_gpus=4, nodes=NodeChoice(tried=frozenset({first})))
+    record = decided(dataclasses.replace(state, jobs=(tried,)))
+    assert record.plan.assignments["1"].placement.nodes == (other,)
+    said = explain(record, "1")
+    assert said is not None
+    told = words(said, now_s=1000.0)
+    assert f"The cluster did not start it on {first}. Other nodes are tried first; its history has the reasons." in told
+    assert not any("user allows only some nodes" in line for line in told), "its user has not chosen"

@@ -15,6 +15,7 @@ from penstock_scheduler.model import (
     Job,
     JobSpec,
     Migrate,
+    NodeChoice,
     Outcome,
     Phase,
     Placement,
@@ -199,6 +200,13 @@ def test_a_job_that_slurm_does_not_start_in_time_is_held_and_fails():
     assert step(START, late, SETTINGS) == Step(Outcome(START, Progress.FAILED, text), (HELD_BACK,), noted)
     held = dataclasses.replace(late, slurm=dataclasses.replace(late.slurm, priority=0))
     assert step(START, held, SETTINGS) == Step(Outcome(START, Progress.FAILED, text))
+
+
+def test_a_job_is_not_sent_again_to_nodes_that_did_not_start_it():
+    """The plan is older than the attempt in vain. The next round finds other nodes."""
+    for tried, writes in ((TWO.nodes[:1], False), (("n2",), True)):
+        seen = dataclasses.replace(view(), nodes=NodeChoice(tried=frozenset(tried)))
+        assert bool(step(START, pending(job=seen), SETTINGS).writes) is writes
 
 
 def test_the_cloud_takes_its_own_time_to_boot_a_node():

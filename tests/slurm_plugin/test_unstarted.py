@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock_scheduler.model import Hold, Phase, Placement, Progress, Share, Start
+import pytest
+
+from penstock_scheduler.model import Hold, Node, NodeChoice, Phase, Placement, Progress, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
@@ -13,6 +15,7 @@ from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, on
 from tests.slurm_plugin.test_cluster import Told, pending
 
+HERE = on("t4", n0=1)
 QUEUED = {"7": job("7")}
 RUNNING = {"7": job("7", phase=Phase.RUNNING, allocation=on("t4", n0=1))}
 
@@ -21,7 +24,7 @@ def test_each_attempt_in_vain_doubles_the_wait_for_the_next() -> None:
     """A first failure may be of the place. From the second on: 60 s, 120 s, and so on, half an hour at most."""
     unstarted, now_s, waits = Unstarted(60.0), 1000.0, []
     for _ in range(9):
-        unstarted.refused("7", "Slurm did not start it in 60 s: Resources", now_s)
+        unstarted.refused("7", HERE, "Slurm did not start it in 60 s: Resources", now_s)
         begun_s = now_s
         while unstarted.paused(QUEUED, (), now_s):
             now_s += 1.0
@@ -33,9 +36,9 @@ def test_each_attempt_in_vain_doubles_the_wait_for_the_next() -> None:
 def test_what_fails_at_each_tick_is_one_attempt() -> None:
     unstarted = Unstarted(60.0)
     for tick in range(60):
-        unstarted.refused("7", "refused", 1000.0 + tick)
+        unstarted.refused("7", HERE, "refused", 1000.0 + tick)
     assert not unstarted.paused(QUEUED, (), 1060.0)
-    unstarted.refused("7", "refused", 1060.0)
+    unstarted.refused("7", HERE, "refused", 1060.0)
     assert unstarted.paused(QUEUED, (), 1119.9)
     assert not unstarted.paused(QUEUED, (), 1120.0)
 
@@ -43,11 +46,61 @@ def test_what_fails_at_each_tick_is_one_attempt() -> None:
 def test_a_job_that_ran_begins_anew_and_one_that_was_held_does_not() -> None:
     for jobs, others, again in ((RUNNING, (), True), ({}, (), True), ({}, ("7",), False)):
         unstarted = Unstarted(60.0)
-        unstarted.refused("7", "refused", 1000.0)
-        unstarted.refused("7", "refused", 1060.0)
+        unstarted.refused("7", HERE, "refused", 1000.0)
+        unstarted.refused("7", HERE, "refused", 1060.0)
         assert unstarted.paused(QUEUED, (), 1061.0)
         assert not unstarted.paused(jobs, others, 1062.0)
         assert bool(unstarted.paused(QUEUED, (), 1063.0)) is not again
+
+
+def nodes(*names: str, **fields: object) -> tuple[Node, ...]:
+    return tuple(Node(name, "t4", 4, ("all",), **fields) for name in names)  # type: ignore[arg-type]
+
+
+def tried(unstarted: Unstarted, there: tuple[Node, ...], now_s: float, **fields: object) -> set[str]:
+    """The nodes that a round may not give the job."""
+    jobs = {"7": job("7", **fields)}  # type: ignore[arg-type]
+    jobs |= unstarted.elsewhere(jobs, there, now_s)
+    return {node.name for node in there if jobs["7"].nodes is not None and not jobs["7"].nodes.admits(node)}
+
+
+def test_the_next_attempt_is_on_a_node_that_was_not_tried() -> None:
+    unstarted, there = Unstarted(60.0), nodes("n0", "n1", "n2")
+    assert tried(unstarted, there, 1000.0) == set()
+    unstarted.refused("7", HERE, "refused", 1000.0)
+    assert tried(unstarted, there, 1001.0) == {"n0"}
+    assert tried(unstarted, there, 1121.0) == set(), "the others have had no room for two minutes: any node may do"
+    unstarted.refused("7", on("t4", n1=1), "refused", 1100.0)
+    assert tried(unstarted, there, 1160.0) == {"n0", "n1"}, "the pause is over, and the third node is left"
+    unstarted.refused("7", on("t4", n2=1), "refused", 1300.0)
+    assert tried(unstarted, there, 1301.0) == set(), "all were tried"
+
+
+@pytest.mark.parametrize(
+    ("others", "fields"),
+    [
+        (nodes("n1", may_start=False), {}),
+        (nodes("n1", reservation="maintenance"), {}),
+        (nodes("n1"), {"gpu_types": ["a100"]}),
+        (nodes("n1"), {"nodes": NodeChoice(exclude=frozenset({"n1"}))}),
+        (nodes("n1"), {"partitions": ("other",)}),
+    ],
+    ids=["down", "reserved", "type", "excluded", "partition"],
+)
+def test_a_job_without_other_nodes_is_sent_to_the_same_ones_again(
+    others: tuple[Node, ...], fields: dict[str, object]
+) -> None:
+    unstarted = Unstarted(60.0)
+    unstarted.refused("7", HERE, "refused", 1000.0)
+    own = {"n1"} if "nodes" in fields else set()
+    assert tried(unstarted, (*nodes("n0"), *others), 1001.0, **fields) == own
+
+
+def test_as_many_other_nodes_are_needed_as_the_job_has() -> None:
+    unstarted = Unstarted(60.0)
+    unstarted.refused("7", on("t4", n0=4, n1=4), "refused", 1000.0)
+    assert tried(unstarted, nodes("n0", "n1", "n2"), 1001.0) == set()
+    assert tried(unstarted, nodes("n0", "n1", "n2", "n3"), 1001.0) == {"n0", "n1"}
 
 
 class Stubborn(Told):

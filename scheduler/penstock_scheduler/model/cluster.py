@@ -265,11 +265,13 @@ class NodeChoice:
     """The CPUs and memory that the job needs, if some node has fewer for it. A node is allowed that has them for `gpus` GPUs."""
     gpus: int = 1
     """Fewest GPUs that the job can use."""
+    tried: frozenset[str] = frozenset()
+    """Names of nodes on which the cluster did not start the job. They are not allowed for a while."""
 
     @property
     def named(self) -> NodeChoice | None:
         """What the user's options say alone; None: they allow every node."""
-        return replace(self, able=None, able_for="").without_request
+        return replace(self, able=None, able_for="", tried=frozenset()).without_request
 
     @property
     def without_request(self) -> NodeChoice | None:
@@ -282,6 +284,7 @@ class NodeChoice:
         able = self.able is None or host_of(node.name) in self.able
         return (
             able
+            and node.name not in self.tried
             and self.names(node)
             and (self.request is None or node.has_room_for(self.request, min(self.gpus, node.gpus)))
         )
@@ -308,4 +311,6 @@ def _shown(choice: NodeChoice) -> str:
         options.append(f"{choice.able_for} ({', '.join(sorted(choice.able))})")
     if choice.request is not None:
         options.append(f"{choice.request} with {choice.gpus} GPU{'s' if choice.gpus > 1 else ''}")
+    if choice.tried:
+        options.append(f"not yet tried (tried: {','.join(sorted(choice.tried))})")
     return " ".join(options)

@@ -189,7 +189,13 @@ def _notes(snapshot: Snapshot, job: Job, assignment: Assignment | None) -> tuple
     else:
         usable = (node for node in open_nodes(snapshot.nodes, job) if job.spec.allows_type(node.gpu_type))
         there = [node for node in usable if not node.may_start]
-    return tuple(f"Node {node.name} {node.note}." for node in there if node.note)[:MOST_HOLDERS]
+    notes = [f"Node {node.name} {node.note}." for node in there if node.note][:MOST_HOLDERS]
+    if job.nodes is not None and job.nodes.tried:
+        tried = shortened(", ".join(sorted(job.nodes.tried)))
+        notes.append(
+            f"The cluster did not start it on {tried}. Other nodes are tried first; its history has the reasons."
+        )
+    return tuple(notes)
 
 
 def _reason(plan: Plan, job: Job) -> Reason:

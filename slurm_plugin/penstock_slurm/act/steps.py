@@ -168,6 +168,10 @@ def _start(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
     sent_to = scope.job.allocation if scope.job.phase is Phase.STARTING else None
     if sent_to is not None and wanted.suits(sent_to):
         return _await(action, scope, settings)
+    if scope.job.nodes is not None and not scope.job.nodes.tried.isdisjoint(wanted.nodes):
+        return under_way(
+            action, "waits for the next round, which gives it other nodes than those that did not start it"
+        )
     if scope.tries >= TRIES:
         text = f"Slurm refused the placement {scope.tries} times: {slurm.reason}"
         return Step(Outcome(action, Progress.FAILED, text))

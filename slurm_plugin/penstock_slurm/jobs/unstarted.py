@@ -1,19 +1,23 @@
-"""Jobs that Slurm does not start where they are sent: each waits before it is sent again, twice as long each time.
+"""Jobs that Slurm does not start where they are sent: each is sent to other nodes, and waits twice as long each time.
 
 A plan cannot know all that Slurm knows, and a job that it sends in vain in every round keeps its GPUs from others for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from penstock_scheduler.model import Job, JobId, Phase
+from penstock_scheduler.model import Job, JobId, Node, NodeChoice, Phase, Placement
 from penstock_scheduler.people.units import clock
 from penstock_scheduler.safety.back_off import back_off_s
 
 MOST_S = 1800.0
 """Longest time between two attempts, s."""
+
+ELSEWHERE = 2
+"""Attempts. For their time after its pause, a job is offered only nodes on which it has not been tried: a round has to decide,
+and Slurm gets the time of one attempt to start it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,10 @@ class _Attempts:
     until_s: float
     """When the job may be sent again."""
     why: str
+    placement: Placement
+    """The newest attempt's."""
+    nodes: frozenset[str]
+    """Where all of them were."""
 
 
 class Unstarted:
@@ -39,14 +47,32 @@ class Unstarted:
         self._first_s = first_s
         self._jobs: dict[JobId, _Attempts] = {}
 
-    def refused(self, job_id: JobId, why: str, now_s: float) -> None:
+    def refused(self, job_id: JobId, placement: Placement, why: str, now_s: float) -> None:
         """An attempt was in vain. `why` is a sentence."""
         before = self._jobs.get(job_id)
         if before is not None and now_s - before.last_s < self._first_s:
             return
         count = 1 if before is None else before.count + 1
         pause_s = 0.0 if count == 1 else back_off_s(min(self._first_s, MOST_S), count - 1, MOST_S)
-        self._jobs[job_id] = _Attempts(count, now_s, now_s + pause_s, why)
+        nodes = frozenset(placement.nodes) | (before.nodes if before is not None else frozenset())
+        self._jobs[job_id] = _Attempts(count, now_s, now_s + pause_s, why, placement, nodes)
+
+    def elsewhere(self, jobs: Mapping[JobId, Job], nodes: Sequence[Node], now_s: float) -> dict[JobId, Job]:
+        """The jobs that are to start on other nodes than those of their attempts so far, with node choices without these.
+
+        There have to be enough such nodes. If they have no room for the time of `ELSEWHERE` attempts after its pause, a job may
+        start on any node again.
+        """
+        found: dict[JobId, Job] = {}
+        for job_id, each in self._jobs.items():
+            job = jobs.get(job_id)
+            if job is None or job.phase is Phase.RUNNING or now_s >= each.until_s + ELSEWHERE * self._first_s:
+                continue
+            gpus = each.placement.shares[0].gpus
+            others = [node for node in nodes if node.name not in each.nodes and _could_hold(node, job, gpus)]
+            if len(others) >= len(each.placement.nodes):
+                found[job_id] = replace(job, nodes=replace(job.nodes or NodeChoice(), tried=each.nodes))
+        return found
 
     def paused(self, jobs: Mapping[JobId, Job], others: Container[JobId], now_s: float) -> dict[JobId, str]:
         """Jobs that are not sent now, and for what they wait, as a sentence without its subject.
@@ -67,3 +93,15 @@ class Unstarted:
             for job_id, each in self._jobs.items()
             if now_s < each.until_s and job_id in jobs
         }
+
+
+def _could_hold(node: Node, job: Job, gpus: int) -> bool:
+    """Whether a node has this many GPUs for the job if no other job holds them."""
+    return (
+        node.may_start
+        and node.gpus >= gpus
+        and job.spec.allows_type(node.gpu_type)
+        and not set(node.partitions).isdisjoint(job.partitions)
+        and node.reservation in ("", job.reservation)
+        and (job.nodes is None or job.nodes.admits(node))
+    )
