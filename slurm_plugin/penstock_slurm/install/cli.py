@@ -18,6 +18,7 @@ from penstock_slurm.install.agents import check_agents, to_do_on_nodes, to_undo_
 from penstock_slurm.install.answers import check_answers, check_test_jobs
 from penstock_slurm.install.checks import check_files, check_jobs, check_power_saving, submit_test_job, waiting_jobs
 from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.site_shape import check_site_shape
 from penstock_slurm.install.sources import build_plugin, source
 
 app = typer.Typer(
@@ -203,6 +204,7 @@ def _report(site: plan.InstallTarget, user: str | None, *, jobs: bool, on_nodes:
     if jobs:
         show(check_test_jobs(site, functools.partial(submit_test_job, site, uid)))
     show(check_files(site))
+    show(check_site_shape(site))
     show(check_power_saving(site))
     if jobs and not any(finding.remedy for finding in findings):
         show(check_jobs(site, uid))

@@ -1,0 +1,85 @@
+"""Checks of a site's configuration: the meaning of each part of it for adaptive jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from penstock_profiles.families import load_families
+from penstock_profiles.gpus import load_gpus
+from penstock_scheduler.rounds.settings import DaemonSettings
+from penstock_slurm.gateway import CliGateway, SlurmNode, SlurmPartition
+from penstock_slurm.install.agents import MIG_TYPE, some
+from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.plan import InstallTarget
+
+PARTITION = re.compile(r"^PartitionName=(\S+) .*?\bDefMemPerNode=UNLIMITED\b", re.MULTILINE)
+"""In `scontrol -o show partition`: a partition whose jobs have all memory of their nodes by default."""
+
+
+def check_site_shape(site: InstallTarget) -> Iterator[Finding]:
+    """Findings about the managed partitions and their nodes. Raises PenstockError."""
+    section = site.slurm
+    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
+    managed = set(section.partitions)
+    nodes = [node for node in gateway.nodes() if managed & set(node.partitions) and any(node.gpus.values())]
+    partitions = [each for each in gateway.partitions() if each.name in managed]
+    families, gpus = load_families(site.settings.section(DaemonSettings).families), load_gpus()
+    types = sorted({name for node in nodes for name in node.gpus if name})
+    known = {name for family in families.on(types, gpus).values() for name in family.gpus}
+    unlimited = managed & set(PARTITION.findall(site.commands.run("scontrol", "-o", "show", "partition").stdout))
+    yield from judge_site_shape(site.config, nodes, partitions, known, unlimited)
+
+
+def judge_site_shape(
+    config: Mapping[str, str],
+    nodes: Sequence[SlurmNode],
+    partitions: Iterable[SlurmPartition],
+    known: Collection[str],
+    unlimited: Collection[str],
+) -> Iterator[Finding]:
+    """Findings of `check_site_shape`.
+
+    Args:
+        config: `scontrol show config`.
+        nodes: the nodes of the managed partitions that have GPUs.
+        partitions: the managed partitions.
+        known: GPU types whose speed the catalogue knows.
+        unlimited: partitions without a default of memory.
+    """
+    several = [node.name for node in nodes if len(node.gpus) > 1 and all(node.gpus)]
+    if several:
+        yield Finding(
+            f"hosts with GPUs of several types ({some(several)}): each type is a node of its own, such as "
+            f"{several[0]}:{min(next(node.gpus for node in nodes if node.name == several[0]))}"
+        )
+    for node in nodes:
+        if len(node.gpus) > 1 and not all(node.gpus):
+            yield Finding(
+                f"host {node.name} has GPUs with a type and GPUs without one",
+                "give all of them a Type in gres.conf; until then they count as one type, and a job may get a mixture",
+            )
+    types = sorted({name for node in nodes for name in node.gpus if name})
+    if parts := [name for name in types if MIG_TYPE.search(name)]:
+        yield Finding(f"MIG devices are GPU types of their own, and jobs do not share them: {some(parts)}")
+    if slow := [name for name in types if name not in known]:
+        yield Finding(
+            f"the catalogue has no speed of {some(slow)}: until jobs have run there, such a type counts as fast as the others; "
+            "a file of [daemon] families can name it (docs/admin/settings.md)"
+        )
+    memory = "MEMORY" in config.get("SelectTypeParameters", "").upper()
+    for each in partitions:
+        if each.whole_nodes:
+            yield Finding(
+                f"partition {each.name} gives each job whole nodes (OverSubscribe=EXCLUSIVE): adaptive jobs use it only if they "
+                "are submitted to it or ask for --exclusive, and then by whole nodes"
+            )
+        if each.most_cpus is not None:
+            yield Finding(
+                f"all jobs of partition {each.name} together have at most {each.most_cpus} CPUs of a node (MaxCPUsPerNode)"
+            )
+        if memory and each.name in unlimited:
+            yield Finding(
+                f"in partition {each.name}, a job without --mem has all memory of its node (DefMemPerNode=UNLIMITED), and no "
+                "other job starts beside it; DefMemPerGPU or DefMemPerCPU in slurm.conf lets jobs share nodes"
+            )
