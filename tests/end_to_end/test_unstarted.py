@@ -41,31 +41,3 @@ def test_a_job_that_slurm_never_starts_lets_others_have_its_gpus(
     site.wait_states("RUNNING", other)
     site.slurm.command("scancel", plain, other)
     site.wait_states("RUNNING", waits)
-
-
-def test_a_job_that_a_node_does_not_start_starts_on_another_one(
-    make_loopback: MakeLoopback, make_site: Callable[..., Site]
-) -> None:
-    """A job without GPUs has three of the four CPUs that the partition may use on the first node; rounds do not count that. Plain
-    Slurm starts a job of two CPUs on the second node at once."""
-    site = make_site(make_loopback("t4:2x4"))
-    site.slurm_settings["start_patience_s"] = 5
-    site.slurm.command("scontrol", "update", "PartitionName=all", "MaxCPUsPerNode=4")
-    site.start()
-    others = site.sbatch("--cpus-per-task=3", "--nodelist=t4-00", "--output=/dev/null", "--wrap=sleep 3600")
-    site.wait_states("RUNNING", others)
-    plain = site.sbatch("--gres=gpu:4", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 3600")
-    site.wait_states("RUNNING", plain)
-    site.slurm.command("scancel", plain)
-    ours = site.sbatch(*OURS, ALL, "--cpus-per-task=2", "--wrap=sleep 3600")
-    with Client(f"unix:{site.state / 'api.sock'}") as penstock:
-
-        def tried() -> bool:
-            told = str(penstock.explain(ours))
-            return "did not start it on t4-00" in told or site.states(ours)[ours] == "RUNNING"
-
-        wait_for(tried, 60, "the second attempt", details=lambda: str(penstock.explain(ours)))
-        site.wait_states("RUNNING", ours)
-        assert site.job(ours).nodes == ("t4-01",)
-        failed = [each.text for each in penstock.history(ours).outcomes if each.progress == "failed"]
-        assert len(failed) == 1, "one attempt in vain"
