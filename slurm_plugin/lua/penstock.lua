@@ -206,6 +206,19 @@ local function refuse(...)
   error({refusal = string.format(...)}, 0)
 end
 
+-- Returns a function that runs a part and keeps its refusals, one that notes a refusal, and the refusals so far.
+local function gathering()
+  local found = {}
+  local function complain(...) found[#found + 1] = string.format(...) end
+  local function try(part, ...)
+    local fine, first, second = pcall(part, ...)
+    if fine then return first, second end
+    if type(first) ~= "table" or not first.refusal then error(first, 0) end
+    for _, text in ipairs(first.refusals or {first.refusal}) do found[#found + 1] = text end
+  end
+  return try, complain, found
+end
+
 -- All flags of a job: name -> text; nil where it has none.
 local function flags_of(job)
   local found
@@ -538,9 +551,10 @@ local function check_units(spec, task_gpus)
 end
 
 -- The job spec of the flags `given` (name -> text) and of the header's request at `site`: the values by flag, and the spec
--- as JSON. Raises a refusal.
+-- as JSON. Raises all its refusals at once.
 function penstock.spec(given, site, request)
-  local spec, fields = {}, {}
+  local spec, fields, bad = {}, {}, {}
+  local try, complain, found = gathering()
   request = request or {}
   for flag in pairs(given) do
     if not VARIABLES[flag:upper():gsub("-", "_")] then
@@ -556,37 +570,41 @@ function penstock.spec(given, site, request)
       local value, why
       if #text <= MOST_LIST then value, why = READERS[flag.syntax](text, flag) end
       if value == nil then
-        refuse("--%s=%s: %s", flag.name, shown(text), why or string.format("give %s, such as --%s=%s", flag.form, flag.name, flag.example))
-      end
-      spec[flag.name] = value
-      -- The bounds of the GPU count are written below, once check_counts knows them.
-      if flag.name ~= "min-gpus" and flag.name ~= "max-gpus" then
-        fields[#fields + 1] = WRITERS[flag.syntax](value, flag)
+        bad[flag.name] = true
+        complain("--%s=%s: %s", flag.name, shown(text), why or string.format("give %s, such as --%s=%s", flag.form, flag.name, flag.example))
+      else
+        spec[flag.name] = value
+        -- The bounds of the GPU count are written below, once check_counts knows them.
+        if flag.name ~= "min-gpus" and flag.name ~= "max-gpus" then
+          fields[#fields + 1] = WRITERS[flag.syntax](value, flag)
+        end
       end
     end
   end
-  check_counts(spec, task_gpus)
-  fields[#fields + 1] = string.format('"min_gpus":%d,"max_gpus":%d', spec.low, spec.high)
-  if request.most_nodes then fields[#fields + 1] = string.format('"max_nodes":%d', request.most_nodes) end
-  if task_gpus > 1 then fields[#fields + 1] = string.format('"gpus_per_task":%d', task_gpus) end
+  local counts = not (bad.adaptive or bad["min-gpus"] or bad["max-gpus"])
+  if counts then try(check_counts, spec, task_gpus) end
 
   local known = largest_nodes(site)
   local chosen, unit = spec["gpu-types"], spec["scale-unit"]
-  if chosen then check_types("gpu-types", chosen.names, known) end
-  if unit then check_types("scale-unit", unit.names, known) end
-  check_units(spec, task_gpus)
+  if chosen then try(check_types, "gpu-types", chosen.names, known) end
+  if unit then try(check_types, "scale-unit", unit.names, known) end
+  if spec.high and not (bad["gpu-types"] or bad["scale-unit"]) then try(check_units, spec, task_gpus) end
   local family = spec["model-family"]
   if family and not site.families[family] then
-    refuse("--model-family=%s is not in the catalogue; the families are %s", family, table.concat(sorted(site.families), ", "))
+    complain("--model-family=%s is not in the catalogue; the families are %s", family, table.concat(sorted(site.families), ", "))
   end
   local batch, most = spec["batch-size"], spec["max-batch-size"]
-  if batch and most and most < batch then refuse("--max-batch-size=%d is less than --batch-size=%d", most, batch) end
+  if batch and most and most < batch then complain("--max-batch-size=%d is less than --batch-size=%d", most, batch) end
   if spec.burst == "never" and spec["burst-budget"] then
-    refuse("--burst-budget is for jobs that may burst: leave it out, or give --burst=allowed")
+    complain("--burst-budget is for jobs that may burst: leave it out, or give --burst=allowed")
   end
   if spec.burst == "only" and site.cloud == false then
-    refuse("--burst=only: this site has no cloud: leave it out, or ask an admin to set [daemon] cloud")
+    complain("--burst=only: this site has no cloud: leave it out, or ask an admin to set [daemon] cloud")
   end
+  if #found > 0 then error({refusal = found[1], refusals = found}, 0) end
+  fields[#fields + 1] = string.format('"min_gpus":%d,"max_gpus":%d', spec.low, spec.high)
+  if request.most_nodes then fields[#fields + 1] = string.format('"max_nodes":%d', request.most_nodes) end
+  if task_gpus > 1 then fields[#fields + 1] = string.format('"gpus_per_task":%d', task_gpus) end
   return spec, '{"penstock":{' .. table.concat(fields, ",") .. "}}"
 end
 
@@ -836,19 +854,6 @@ local function say_request(spec, request)
   if request.memory_mb then parts[#parts + 1] = string.format("%.0f MB for each GPU", request.memory_mb / request.node_gpus) end
   slurm.log_user("%s", "penstock: the job can have " .. table.concat(parts, ", ") .. ". To change that, give --min-gpus, "
     .. "--max-gpus or --gpu-types")
-end
-
--- Returns a function that runs a part and keeps its refusal, one that notes a refusal, and the refusals so far.
-local function gathering()
-  local found = {}
-  local function complain(...) found[#found + 1] = string.format(...) end
-  local function try(part, ...)
-    local fine, first, second = pcall(part, ...)
-    if fine then return first, second end
-    if type(first) ~= "table" or not first.refusal then error(first, 0) end
-    found[#found + 1] = first.refusal
-  end
-  return try, complain, found
 end
 
 local function adapt(job, visible, given)

@@ -137,6 +137,21 @@ def test_all_reasons_against_a_header_are_told_at_once(flags: FlagSite) -> None:
         assert words in said, said
 
 
+def test_all_reasons_against_flags_are_told_at_once(flags: FlagSite) -> None:
+    said = flags.refusal(
+        *("--adaptive", "--min-gpus=9", "--max-gpus=4", "--gpu-types=h800", "--model-family=x", "--batch-size=8"),
+        *("--max-batch-size=4", "--nodelist=nix"),
+    )
+    for words in (
+        "--min-gpus=9 is more than --max-gpus=4",
+        "--gpu-types: there are no GPUs of type h800",
+        "--model-family=x is not in the catalogue",
+        "--max-batch-size=4 is less than --batch-size=8",
+        "--nodelist: Penstock manages no GPUs of a node nix",
+    ):
+        assert words in said, said
+
+
 @pytest.mark.parametrize(
     "asks",
     ["--cpus-per-task=500", "--mem=9000000", "--mem-per-cpu=200G --cpus-per-task=8", "--tmp=200G", "--cpus-per-gpu=65"],
