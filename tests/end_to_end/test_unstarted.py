@@ -21,14 +21,17 @@ OURS = ("--hold", "--requeue", "--gres=gpu:1", "--output=/dev/null")
 def test_a_job_that_slurm_never_starts_lets_others_have_its_gpus(
     make_loopback: MakeLoopback, make_site: Callable[..., Site]
 ) -> None:
-    """A partition may use four CPUs of the node, a job without GPUs has three of them, and rounds do not count that."""
+    """A partition may use four CPUs of the node, and a job without GPUs has three of them. Rounds do not count that where the
+    node is in a partition without such a limit, too. The job cannot go there, because its time limit is too long."""
     site = make_site(make_loopback("t4:1x4"))
     site.slurm_settings["start_patience_s"] = 5
     site.slurm.command("scontrol", "update", "PartitionName=all", "MaxCPUsPerNode=4")
+    site.slurm.command("scontrol", "create", "PartitionName=brief", "Nodes=t4-00", "MaxTime=10")
+    site.partitions = ["all", "brief"]
     site.start()
     plain = site.sbatch("--cpus-per-task=3", "--output=/dev/null", "--wrap=sleep 3600")
     site.wait_states("RUNNING", plain)
-    waits = site.sbatch(*OURS, ALL, "--cpus-per-task=2", "--wrap=sleep 3600")
+    waits = site.sbatch(*OURS, ALL, "--cpus-per-task=2", "--time=60", "--wrap=sleep 3600")
     with Client(f"unix:{site.state / 'api.sock'}") as penstock:
 
         def told() -> bool:
