@@ -45,6 +45,13 @@ SITE = Configuration(
     cases=(),
 )
 
+READ_AS_MOST = (
+    "--open-mode=append --nodes=2 --cpus-per-gpu=4 --gpus-per-node=8 --gpus-per-task=1 --time=24:00:00",
+    "--time=00:30:00 --nodes=1 --ntasks-per-node=16 --ntasks=1 --cpus-per-task=16 --gpus=1 --mem=6g",
+)
+"""Slurm 22.05 refuses them here ("Requested node configuration is not available"). Penstock reads a shape that can run, and has
+to start it."""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
@@ -113,10 +120,14 @@ def test_every_header_starts_that_plain_slurm_starts(site: Differential) -> None
     site.site.start()
     late = {}
     for options in headers():
-        found = differences(plain[options], site.adaptive([Request(options)], plain[options]))
-        # Two that sbatch refuses for this site's size are accepted: a header is the most that a job can use.
-        late[options] = [each for each in found if not each.startswith("accepted")]
-    assert {options: found for options, found in late.items() if found} == {}, site.site.tail()
+        adaptive = site.adaptive([Request(options)], plain[options])
+        if options in READ_AS_MOST:
+            late[options] = [str(each) for each in adaptive if not each.started]
+            assert plain[options][0].refused, f"Slurm takes {options} now"
+        else:
+            late[options] = differences(plain[options], adaptive)
+    behind = [line for found in late.values() for line in found]
+    assert not behind, "\n".join([*behind, site.site.tail()])
 
 
 def record(site: Differential, job: str) -> SlurmJob:

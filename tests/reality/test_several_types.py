@@ -46,13 +46,13 @@ def test_a_job_moves_between_the_types_of_a_host_and_never_has_a_mixture(lab: Di
         admin.drain(DrainOrder(kind="node", name="old1"))
         admin.drain(DrainOrder(kind="gpu-type", name="gtx1060"))
         job = lab.site.sbatch(*ours, "--wrap=sleep 3600")
-        assert held(lab, job, "gtx970") == {"lab1:gtx970"}
+        assert held(lab, job, "gtx970") == {"lab1[gtx970]"}
         admin.end_drain("gpu-type", "gtx1060")
         admin.drain(DrainOrder(kind="gpu-type", name="gtx970"))
-        assert held(lab, job, "gtx1060") == {"lab1:gtx1060"}
+        assert held(lab, job, "gtx1060") == {"lab1[gtx1060]"}
         admin.end_drain("gpu-type", "gtx970")
         other = lab.site.sbatch(*ours, "--wrap=sleep 3600")
-        assert held(lab, other, "gtx970") == {"lab1:gtx970"}
+        assert held(lab, other, "gtx970") == {"lab1[gtx970]"}
         admin.end_drain("node", "old1")
         admin.drain(DrainOrder(kind="node", name="lab1", why="new GPUs"))
         release = lab.site.slurm.command("sinfo", "--version").stdout
@@ -60,7 +60,7 @@ def test_a_job_moves_between_the_types_of_a_host_and_never_has_a_mixture(lab: Di
             # Slurm would not start a job there that has asked for the other type, so neither is stopped for it.
             first = lab.site.wait_round()
             lab.site.wait_round(after=first + 3)
-            assert held(lab, job, "gtx1060") | held(lab, other, "gtx970") == {"lab1:gtx970", "lab1:gtx1060"}
+            assert held(lab, job, "gtx1060") | held(lab, other, "gtx970") == {"lab1[gtx970]", "lab1[gtx1060]"}
         else:
             assert held(lab, job, "gtx1060", "old1") == held(lab, other, "gtx1060", "old1") == {"old1"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock_profiles.wire import ControlMessage, Request
-from penstock_scheduler.model import Phase, Progress, Start
+from penstock_scheduler.model import Phase, Placement, Progress, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
@@ -155,8 +155,9 @@ def test_a_job_whose_node_boots_is_not_held_because_it_was_sent_in_vain_before(
     world.words = {"n0": {"MIXED", "NOT_RESPONDING", "POWERING_UP"}}
     world.listed.append(pending("gpu", id="3", **world.fields({})))
     assert world.planned() == {"3"}
+    sent_to = Placement("t4", "gpu", (Share("n0", 1),))
     for now_s in (0.0, 100.0):
-        world.cluster._managed.unstarted.refused("3", "Resources", world.clock.now_s() + now_s)
+        world.cluster._managed.unstarted.refused("3", sent_to, "Resources", world.clock.now_s() + now_s)
     assert world.planned() == set()
     world.run("3", state="CONFIGURING")
     assert world.planned() == {"3"}

@@ -22,7 +22,7 @@ from tests.slurm_plugin.test_view_nodes import node
 
 LAB = node("lab1", gpus={"old": 2, "new": 4}, gpus_used={"old": 2, "new": 1})
 PURE = node("n1", gpus={"old": 4}, gpus_used={})
-TYPES = {"lab1:new": "new", "lab1:old": "old", "n1": "old"}
+TYPES = {"lab1[new]": "new", "lab1[old]": "old", "n1": "old"}
 
 
 def records(*jobs: SlurmJob, nodes: tuple[SlurmNode, ...] = (LAB, PURE), **more: Any) -> Records:
@@ -32,8 +32,8 @@ def records(*jobs: SlurmJob, nodes: tuple[SlurmNode, ...] = (LAB, PURE), **more:
 def test_each_type_is_a_node_with_its_own_gpus_and_the_cpus_of_the_host():
     found = NodeParts().divide(records()).nodes
     assert [(each.name, each.gpus, each.gpus_used) for each in found] == [
-        ("lab1:new", {"new": 4}, {"new": 1}),
-        ("lab1:old", {"old": 2}, {"old": 2}),
+        ("lab1[new]", {"new": 4}, {"new": 1}),
+        ("lab1[old]", {"old": 2}, {"old": 2}),
         ("n1", {"old": 4}, {}),
     ]
     assert {(each.cpus, each.cpus_used, each.partitions) for each in found} == {(16, 10, ("p", "else", "q"))}
@@ -49,8 +49,8 @@ def test_a_job_is_on_the_part_that_has_its_gpus_and_one_without_a_type_on_all():
     typed, untyped = running(id="1", nodes=("n1", "lab1"), gpu_type="old"), running(id="2", nodes=("lab1",))
     sent, elsewhere = record(id="3", required_nodes=("lab1",), gpu_type="new"), running(id="4", nodes=("n1",))
     found = NodeParts().divide(records(typed, untyped, sent, elsewhere)).jobs
-    assert [each.nodes for each in found] == [("n1", "lab1:old"), ("lab1:new", "lab1:old"), (), ("n1",)]
-    assert found[2].required_nodes == ("lab1:new",)
+    assert [each.nodes for each in found] == [("n1", "lab1[old]"), ("lab1[new]", "lab1[old]"), (), ("n1",)]
+    assert found[2].required_nodes == ("lab1[new]",)
     assert found[3] is elsewhere
 
 
@@ -58,7 +58,7 @@ def test_an_unchanged_job_stays_the_same_object_and_a_host_that_an_answer_lacks_
     parts, job = NodeParts(), running(nodes=("lab1",), gpu_type="new")
     first = parts.divide(records(job)).jobs[0]
     lacks = parts.divide(records(job, nodes=(PURE,))).jobs[0]
-    assert first.nodes == ("lab1:new",)
+    assert first.nodes == ("lab1[new]",)
     assert lacks is first, "a job that runs keeps its part, or the next round would move it"
     whole = parts.divide(records(job, nodes=(node("lab1", gpus={"new": 4}),)))
     assert whole.jobs[0].nodes == ("lab1",), "the admin has taken the other type out"
@@ -68,10 +68,10 @@ def test_reservations_and_ended_jobs_are_of_the_parts():
     held = SlurmReservation("r", 1.0, 2.0, ("lab1",), True, frozenset())
     over = running(nodes=("lab1",), gpu_type="old", state="COMPLETED", end_s=900.0)
     found = NodeParts().divide(records(reservations=(held,), gone={"7": over, "8": None}, ended=(over,)))
-    assert found.reservations[0].nodes == ("lab1:new", "lab1:old")
-    assert (found.gone["7"] or over).nodes == ("lab1:old",)
+    assert found.reservations[0].nodes == ("lab1[new]", "lab1[old]")
+    assert (found.gone["7"] or over).nodes == ("lab1[old]",)
     assert found.gone["8"] is None
-    assert found.ended[0].nodes == ("lab1:old",)
+    assert found.ended[0].nodes == ("lab1[old]",)
 
 
 def test_a_job_that_slurm_started_with_a_mixture_is_left_alone_and_one_with_a_type_of_ours_is_managed():
@@ -91,7 +91,7 @@ def test_what_runs_on_one_part_is_not_taken_by_others_there_and_counts_on_the_ot
     (job,), scene = divided.jobs, dataclasses.replace(SCENE, types=TYPES)
     views = {job.id: (job, seen(job, scene=scene))}
     new, old, _ = view.node_views(divided.nodes, views, scene, kept_for={}, placeholders={})
-    assert seen(job, scene=scene).allocation == Placement("old", "p", (Share("lab1:old", 2),))
+    assert seen(job, scene=scene).allocation == Placement("old", "p", (Share("lab1[old]", 2),))
     assert [(each.gpus, each.gpus_others, each.cpus_others) for each in (new, old)] == [(4, 1, 10), (2, 0, 2)]
 
 
@@ -120,8 +120,8 @@ def test_where_types_stay_a_job_needs_hosts_with_all_that_it_has_asked_for(asked
 @pytest.mark.parametrize(("stays", "asked"), [(True, ("old", "new")), (False, ("old",))])
 def test_the_types_that_a_job_has_asked_for_are_noted_where_they_stay(stays, asked):
     control = CONTROL.model_copy(update={"asked_types": ("old",)})
-    wanted = Placement("new", "p", (Share("lab1:new", 2),))
-    scope = pending(free={"lab1:new": 2}, types_stay=stays, spooled=Spooled(control))
+    wanted = Placement("new", "p", (Share("lab1[new]", 2),))
+    scope = pending(free={"lab1[new]": 2}, types_stay=stays, spooled=Spooled(control))
     told = step(Start("7", 5, wanted), scope, SETTINGS).control
     assert told is not None
     assert told.asked_types == asked
@@ -130,8 +130,8 @@ def test_the_types_that_a_job_has_asked_for_are_noted_where_they_stay(stays, ask
 @pytest.mark.parametrize(
     ("wanted", "changes", "tres", "clears"),
     [
-        (Placement("new", "p", (Share("lab1:new", 2),)), {}, "gres:gpu:new:2", True),
-        (Placement("new", "p", (Share("lab1:new", 2),)), {"gpu_type": "new"}, "gres:gpu:new:2", False),
+        (Placement("new", "p", (Share("lab1[new]", 2),)), {}, "gres:gpu:new:2", True),
+        (Placement("new", "p", (Share("lab1[new]", 2),)), {"gpu_type": "new"}, "gres:gpu:new:2", False),
         (Placement("old", "p", (Share("n1", 2),)), {"gpu_type": "new"}, "gres:gpu:old:2", True),
         (Placement("old", "p", (Share("n1", 2),)), {}, "gres:gpu:2", False),
         (Placement("gpu", "p", (Share("n2", 2),)), {"gpu_type": "new"}, "gres:gpu:2", False),
@@ -143,7 +143,7 @@ def test_a_type_is_asked_for_on_a_part_and_by_a_job_that_has_asked_for_one(wante
     assert place.placement is not None
     assert place.placement.clears_type is clears
     assert f"TresPerNode={tres}" in arguments(place)
-    assert f"ReqNodeList={wanted.nodes[0].partition(':')[0]}" in arguments(place)
+    assert f"ReqNodeList={wanted.nodes[0].partition('[')[0]}" in arguments(place)
 
 
 def test_temporary_disk_is_a_property_of_hosts_and_no_choice_of_the_user():

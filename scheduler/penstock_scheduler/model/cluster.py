@@ -20,13 +20,13 @@ class Configuration:
 
 
 def part_of_node(host: str, gpu_type: str) -> str:
-    """The name of the part of a host that has the GPUs of this type. To a round, it is a node of its own: `lab1:gtx970`."""
-    return f"{host}:{gpu_type}"
+    """The name of the part of a host that has the GPUs of this type. To a round, it is a node of its own: `lab1[gtx970]`."""
+    return f"{host}[{gpu_type}]"
 
 
 def host_of(node: str) -> str:
-    """The host that a node of this name is, or is a part of. The names of hosts have no colon."""
-    return node.partition(":")[0]
+    """The host that a node of this name is, or is a part of. In Slurm, the names of hosts have no bracket."""
+    return node.partition("[")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
+from penstock_scheduler.model import part_of_node
 from penstock_scheduler.rounds.settings import DaemonSettings
 from penstock_slurm.gateway import CliGateway, SlurmNode, SlurmPartition
 from penstock_slurm.install.agents import MIG_TYPE, some
@@ -47,12 +48,11 @@ def judge_site_shape(
         known: GPU types whose speed the catalogue knows.
         unlimited: partitions without a default of memory.
     """
-    several = [node.name for node in nodes if len(node.gpus) > 1 and all(node.gpus)]
+    several = [node for node in nodes if len(node.gpus) > 1 and all(node.gpus)]
     if several:
-        yield Finding(
-            f"hosts with GPUs of several types ({some(several)}): each type is a node of its own, such as "
-            f"{several[0]}:{min(next(node.gpus for node in nodes if node.name == several[0]))}"
-        )
+        example = part_of_node(several[0].name, min(several[0].gpus))
+        names = some([node.name for node in several])
+        yield Finding(f"hosts with GPUs of several types ({names}): each type is a node of its own, such as {example}")
     for node in nodes:
         if len(node.gpus) > 1 and not all(node.gpus):
             yield Finding(

@@ -25,7 +25,7 @@ def test_a_site_of_one_type_a_node_reads_nothing():
 
 def test_hosts_with_several_types_and_mig_devices_are_explained_and_a_mixture_without_a_type_fails():
     several, mig, unknown = judged({"a100": 2, "a100_3g.20gb": 4}, {"t4": 1})
-    assert "(n0): each type is a node of its own, such as n0:a100" in several.what
+    assert "(n0): each type is a node of its own, such as n0[a100]" in several.what
     assert "a100_3g.20gb" in mig.what
     assert "the catalogue has no speed of a100_3g.20gb" in unknown.what
     assert not any(each.remedy for each in (several, mig, unknown))
