@@ -73,6 +73,20 @@ class Configuration:
     """Whether all nodes are powered down when the jobs come."""
 
 
+TWO_TYPES = Configuration(
+    name="two-types",
+    shape="two GPU types",
+    nodes={"t4-1": f"{NODE} Gres=gpu:t4:2", "a100-1": f"{NODE} Gres=gpu:a100:2"},
+    gres=(
+        "NodeName=t4-1 Name=gpu Type=t4 File={gpus}/nvidia[0-1]",
+        "NodeName=a100-1 Name=gpu Type=a100 File={gpus}/nvidia[0-1]",
+    ),
+    partitions=("PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP",),
+    managed=("gpu",),
+    cases=(),
+)
+
+
 def names(text: str) -> list[str]:
     """The nodes of a range such as gpu[1-3]."""
     if "[" not in text:

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from penstock_slurm.loopback import CommandFailed, wait_for
+from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.end_to_end.site import Site
 from tests.reality.cluster import Configuration, Request, SiteCluster
 
@@ -167,7 +170,10 @@ def differences(plain: Sequence[Outcome], adaptive: Sequence[Outcome]) -> list[s
 
 @contextlib.contextmanager
 def running(folder: Path, site: Configuration) -> Iterator[Differential]:
-    """A site whose Slurm runs; penstockd is started by the caller."""
+    """A site whose Slurm runs; penstockd is started by the caller. Skips the test if this machine cannot run it."""
+    skip_without_slurm(accounting=bool(site.accounting))
+    if not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     (folder / "penstock").mkdir()
     with SiteCluster(folder / "slurm", site) as cluster:
         for command in site.accounting:

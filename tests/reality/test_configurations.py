@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.reality.cluster import Case, Configuration
 from tests.reality.differential import Differential, Outcome, differences, running
 from tests.reality.sites import ALL
@@ -27,9 +25,6 @@ class Judged:
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     site: Configuration = request.param
-    skip_without_slurm(accounting=bool(site.accounting))
-    if not Path("/usr/include/slurm/spank.h").exists():
-        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     with running(tmp_path_factory.mktemp("reality"), site) as differential:
         selected = [case for item in request.session.items if (case := case_of(item, site))]
         plain = {case.name: differential.plain(case.requests) for case in selected}

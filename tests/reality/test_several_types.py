@@ -10,7 +10,6 @@ import pytest
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import DrainOrder
 from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.reality.cluster import NODE, Configuration
 from tests.reality.differential import Differential, running
 
@@ -33,7 +32,6 @@ LAB = Configuration(
 
 @pytest.fixture
 def lab(tmp_path) -> Iterator[Differential]:
-    skip_without_slurm(accounting=False)
     with running(tmp_path, LAB) as found:
         found.site.start()
         yield found

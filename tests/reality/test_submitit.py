@@ -13,26 +13,12 @@ import pytest
 
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
-from tests.reality.cluster import NODE, Configuration
+from tests.reality.cluster import TWO_TYPES
 from tests.reality.differential import Differential, running
 
 pytest.importorskip("submitit", reason="submitit is not installed")
 
 pytestmark = pytest.mark.slurm
-
-SITE = Configuration(
-    name="submitit",
-    shape="two GPU types",
-    nodes={"t4-1": f"{NODE} Gres=gpu:t4:2", "a100-1": f"{NODE} Gres=gpu:a100:2"},
-    gres=(
-        "NodeName=t4-1 Name=gpu Type=t4 File={gpus}/nvidia[0-1]",
-        "NodeName=a100-1 Name=gpu Type=a100 File={gpus}/nvidia[0-1]",
-    ),
-    partitions=("PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP",),
-    managed=("gpu",),
-    cases=(),
-)
 
 TRAINING = """
 import os, time
@@ -80,10 +66,7 @@ print(executor.submit(work, 21).job_id)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
-    skip_without_slurm(accounting=False)
-    if not Path("/usr/include/slurm/spank.h").exists():
-        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
-    with running(tmp_path_factory.mktemp("submitit"), SITE) as differential:
+    with running(tmp_path_factory.mktemp("submitit"), TWO_TYPES) as differential:
         differential.site.start()
         yield differential
 

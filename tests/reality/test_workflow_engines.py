@@ -15,24 +15,10 @@ import pytest
 
 from penstock_scheduler.model import parse_spec
 from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
-from tests.reality.cluster import NODE, Configuration
+from tests.reality.cluster import TWO_TYPES
 from tests.reality.differential import Differential, running
 
 pytestmark = pytest.mark.slurm
-
-SITE = Configuration(
-    name="workflow-engines",
-    shape="two GPU types",
-    nodes={"t4-1": f"{NODE} Gres=gpu:t4:2", "a100-1": f"{NODE} Gres=gpu:a100:2"},
-    gres=(
-        "NodeName=t4-1 Name=gpu Type=t4 File={gpus}/nvidia[0-1]",
-        "NodeName=a100-1 Name=gpu Type=a100 File={gpus}/nvidia[0-1]",
-    ),
-    partitions=("PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP",),
-    managed=("gpu",),
-    cases=(),
-)
 
 SNAKEMAKE = (
     "--job-name 6ba7b810-9dad-11d1-80b4-00c04fd430c8 --export=ALL --comment rule_train_wildcards_a -p gpu -t 60 "
@@ -52,10 +38,7 @@ KNOWN_TO_NEXTFLOW = {"PD": "waits", "CF": "waits", "R": "runs", "CG": "runs", "C
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
-    skip_without_slurm(accounting=False)
-    if not Path("/usr/include/slurm/spank.h").exists():
-        pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
-    with running(tmp_path_factory.mktemp("engines"), SITE) as differential:
+    with running(tmp_path_factory.mktemp("engines"), TWO_TYPES) as differential:
         differential.site.start()
         yield differential
         differential.clean()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -60,20 +61,16 @@ def site_limits(settings: LimitSettings, jobs: Sequence[Job], refused: Iterable[
     for each in refused:
         taken["user", each.user] += each.gpus
         taken["account", each.account] += each.gpus
+
+    def limit(kind: Literal["user", "account"], name: str, gpus: int) -> GpuLimit:
+        return GpuLimit(kind, name, max(gpus - taken[kind, name], 0))
+
     users = {name: settings.users.get(name, settings.gpus_per_user) for name in sorted({job.user for job in jobs})}
     names = sorted({job.account for job in jobs} - {""})
     accounts = {name: settings.accounts.get(name, settings.gpus_per_account) for name in names}
     return (
-        *(
-            GpuLimit("user", name, max(gpus - taken["user", name], 0))
-            for name, gpus in users.items()
-            if gpus is not None
-        ),
-        *(
-            GpuLimit("account", name, max(gpus - taken["account", name], 0))
-            for name, gpus in accounts.items()
-            if gpus is not None
-        ),
+        *(limit("user", name, gpus) for name, gpus in users.items() if gpus is not None),
+        *(limit("account", name, gpus) for name, gpus in accounts.items() if gpus is not None),
         *(
             GpuLimit("partition", name, rule.gpus)
             for name, rule in settings.partitions.items()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ResourceRequest,
         Share,
         host_of,
+        on_parts,
         part_of_node,
     )
     from penstock_scheduler.model.facts import JobFacts, Promise
@@ -116,6 +117,7 @@ __all__ = [
     "UnknownValue",
     "WaitingJob",
     "host_of",
+    "on_parts",
     "parse_spec",
     "part_of_node",
     "validate_spec",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -27,6 +28,11 @@ def part_of_node(host: str, gpu_type: str) -> str:
 def host_of(node: str) -> str:
     """The host that a node of this name is, or is a part of. In Slurm, the names of hosts have no bracket."""
     return node.partition("[")[0]
+
+
+def on_parts(nodes: Iterable[str]) -> bool:
+    """Whether one of these nodes is a part of a host."""
+    return any(host_of(node) != node for node in nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 
 from penstock_profiles.wire import ControlMessage, Request
-from penstock_scheduler.model import JobId, Outcome, Placement, Progress, Resize, host_of
+from penstock_scheduler.model import JobId, Outcome, Placement, Progress, Resize, on_parts
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.steps import Scope
@@ -37,7 +37,7 @@ def may_shrink(wanted: Placement, slurm: SlurmJob, scope: Scope) -> bool:
     control, present, held = scope.spooled.control, scope.spooled.present, scope.job.allocation
     if control is None or present is None or held is None or slurm.state != "RUNNING" or scope.silent:
         return False
-    if any(host_of(node) != node for node in slurm.nodes):
+    if on_parts(slurm.nodes):
         return False
     if not (present.gives_up_nodes or (present.survives_losing_nodes and control.request is None)):
         return False

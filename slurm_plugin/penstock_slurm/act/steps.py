@@ -32,6 +32,7 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
     host_of,
+    on_parts,
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
 from penstock_slurm.gateway.base import WAITING
@@ -246,8 +247,8 @@ def _new_run(action: Placing, scope: Scope) -> ControlMessage:
 
 def _typed(scope: Scope, wanted: Placement) -> bool:
     """Whether a job asks Slurm for its GPU type: on parts of hosts, and ever after."""
-    parts = any(host_of(node) != node for node in wanted.nodes)
-    return wanted.gpu_type != UNTYPED and not scope.shares and (parts or scope.slurm.gpu_type is not None)
+    asks = on_parts(wanted.nodes) or scope.slurm.gpu_type is not None
+    return asks and wanted.gpu_type != UNTYPED and not scope.shares
 
 
 def _asked_types(scope: Scope, wanted: Placement) -> tuple[str, ...]:

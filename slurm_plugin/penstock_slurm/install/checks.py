@@ -42,12 +42,16 @@ def check_files(site: InstallTarget) -> Iterator[Finding]:
 
 def check_power_saving(site: InstallTarget) -> Iterator[Finding]:
     """Checks that the nodes which Slurm's power saving powers down can be used. Raises PenstockError."""
+    yield from judge_power_saving(site.config, *managed_nodes(site))
+
+
+def managed_nodes(site: InstallTarget) -> tuple[list[SlurmNode], list[SlurmPartition]]:
+    """The nodes of the managed partitions, as far as Slurm shows them, and these partitions. Raises PenstockError."""
     section = site.slurm
     gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
     managed = set(section.partitions)
     nodes = [node for node in gateway.nodes() if managed & set(node.partitions)]
-    partitions = [each for each in gateway.partitions() if each.name in managed]
-    yield from judge_power_saving(site.config, nodes, partitions)
+    return nodes, [each for each in gateway.partitions() if each.name in managed]
 
 
 def judge_power_saving(

@@ -9,8 +9,9 @@ from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.model import part_of_node
 from penstock_scheduler.rounds.settings import DaemonSettings
-from penstock_slurm.gateway import CliGateway, SlurmNode, SlurmPartition
+from penstock_slurm.gateway import SlurmNode, SlurmPartition
 from penstock_slurm.install.agents import MIG_TYPE, some
+from penstock_slurm.install.checks import managed_nodes
 from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget
 
@@ -20,15 +21,12 @@ PARTITION = re.compile(r"^PartitionName=(\S+) .*?\bDefMemPerNode=UNLIMITED\b", r
 
 def check_site_shape(site: InstallTarget) -> Iterator[Finding]:
     """Findings about the managed partitions and their nodes. Raises PenstockError."""
-    section = site.slurm
-    gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
-    managed = set(section.partitions)
-    nodes = [node for node in gateway.nodes() if managed & set(node.partitions) and any(node.gpus.values())]
-    partitions = [each for each in gateway.partitions() if each.name in managed]
+    managed, partitions = managed_nodes(site)
+    nodes = [node for node in managed if any(node.gpus.values())]
     families, gpus = load_families(site.settings.section(DaemonSettings).families), load_gpus()
     types = sorted({name for node in nodes for name in node.gpus if name})
     known = {name for family in families.on(types, gpus).values() for name in family.gpus}
-    unlimited = managed & set(PARTITION.findall(site.commands.run("scontrol", "-o", "show", "partition").stdout))
+    unlimited = set(PARTITION.findall(site.commands.run("scontrol", "-o", "show", "partition").stdout))
     yield from judge_site_shape(site.config, nodes, partitions, known, unlimited)
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
-from penstock_scheduler.model import JobId, host_of, part_of_node
+from penstock_scheduler.model import JobId, host_of, on_parts, part_of_node
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmReservation
 from penstock_slurm.jobs.states import HOLDING
 from penstock_slurm.observe.records import Records
@@ -99,4 +99,4 @@ class NodeParts:
 def mixes(job: SlurmJob) -> bool:
     """Whether a job runs with GPUs of a host with several types, and Slurm does not show which types they have."""
     untyped = job.gpu_type is None and bool(job.gpus_per_node)
-    return untyped and job.state in HOLDING and any(host_of(node) != node for node in job.nodes)
+    return untyped and job.state in HOLDING and on_parts(job.nodes)
