@@ -207,6 +207,7 @@ class SlurmCluster:
             unknown_values(records),
             managed.waiting,
             replaced,
+            managed.unseen,
         )
 
     def _nodes(

@@ -69,3 +69,29 @@ def test_a_limit_of_a_qos_keeps_adaptive_jobs_within_it(make_loopback, make_site
     free = site.submit(2000, rates={"t4": RATES["t4"]}, max_gpus=4)
     site.wait_states("RUNNING", free, *jobs)
     wait_for(lambda: sum(site.job(each).gpus_counted[""] for each in jobs) == 3, 60, "they have what they may have")
+
+
+def test_a_job_that_its_user_takes_away_keeps_its_gpus_and_counts_on(make_loopback, make_site):
+    """With a limit of 4 GPUs for a user, a second job would start as soon as the first one is not managed any more."""
+    slurm = make_loopback("t4:2x4")
+    site = make_site(slurm)
+    site.extra = "[limits]\ngpus_per_user = 4\n"
+    site.start()
+    rates = {"t4": RATES["t4"]}
+    mine = site.submit(2000, rates=rates, min_gpus=4, max_gpus=4)
+    site.wait_states("RUNNING", mine)
+    nodes = site.job(mine).nodes
+    slurm.command("scontrol", "update", f"JobId={mine}", "Requeue=0")
+    other = site.submit(2000, rates=rates, min_gpus=4, max_gpus=4)
+    number, used = site.wait_round(), list[float]()
+    while len(used) < 3:
+        number = site.wait_round(number)
+        seen = open_store(site.state).round(number).snapshot
+        if [job.id for job in seen.jobs] == [other]:
+            assert [(job.id, job.allocation.nodes) for job in seen.unseen] == [(mine, nodes)]
+            assert [limit.gpus for limit in seen.limits] == [0]
+            used.append(seen.attained[mine]["t4"])
+    assert used == sorted(set(used)), "its GPU-seconds go on"
+    assert site.states(mine, other) == {mine: "RUNNING", other: "PENDING"}
+    slurm.command("scancel", mine)
+    site.wait_states("RUNNING", other)

@@ -1,40 +1,135 @@
 """What a user gains by taking a running job away from Penstock: `scontrol update JobId=J Comment=x`, or `Requeue=0`.
 
 With a limit of 2 GPUs a user held 8 after some seconds: each job got its GPUs from the elastic jobs of others, became a plain
-job, kept its GPUs, and counted no more.
+job, kept its GPUs, and counted no more. Limits of partitions, budgets, usage and turns did not count it either.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 
-from penstock_scheduler.accounts.limits import LimitSettings, site_limits
-from penstock_scheduler.model import Refusal
-from tests.scheduler.builders import job
-from tests.slurm_plugin.test_view import record, running, sort
+from penstock_scheduler.accounts.limits import LimitSettings, PartitionRules, site_limits
+from penstock_scheduler.accounts.rules import Budget, BudgetSettings, SchedulingRules
+from penstock_scheduler.api.ports import Fate
+from penstock_scheduler.model import ClusterState, Phase, Placement, Refusal, Share, Start
+from penstock_scheduler.simulator import SimulatedClock
+from penstock_scheduler.store.memory import MemoryStore
+from penstock_scheduler.store.spool import Spool
+from penstock_scheduler.store.sql import open_store
+from penstock_slurm.cluster import SlurmCluster
+from penstock_slurm.settings import SlurmSettings
+from tests.scheduler.builders import job, on, snapshot
+from tests.scheduler.loops import Told as ToldCluster
+from tests.scheduler.loops import observing
+from tests.scheduler.service.api import ADAS, BOBS, serving
+from tests.slurm_plugin.test_cluster import Told, pending
 
-LEFT = {"Comment=x": running(comment="x"), "Requeue=0": running(requeue=False)}
+CHANGES = {
+    "Comment=x": {"comment": "x"},
+    "Comment=wrong": {"comment": '{"penstock": {"max_gpus": 0}}'},
+    "Requeue=0": {"requeue": False},
+}
+HERE = Placement("t4", "gpu", (Share("n0", 2),))
 
 
-@pytest.mark.parametrize("change", LEFT)
-def test_a_running_job_that_its_user_takes_away_is_known_with_its_gpus(change: str) -> None:
-    taken = LEFT[change]
-    (seen,) = sort(taken, sent=True, was_managed=True).refused
-    assert seen.gpus == (taken.gpus_per_node or 0) * len(taken.nodes) > 0
-    assert (seen.user, seen.account) == (taken.user, taken.account)
+@pytest.fixture
+def told() -> Told:
+    return Told()
 
 
-def test_a_job_that_penstock_never_sent_anywhere_does_not_count() -> None:
-    assert [each.gpus for each in sort(LEFT["Requeue=0"], sent=False).refused] == [0]
-    assert [each.gpus for each in sort(record("PENDING", requeue=False), sent=True).refused] == [0]
+def slurm_cluster(told: Told, folder: Path) -> SlurmCluster:
+    settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=folder / "spool")
+    return SlurmCluster(told, told, Spool(folder / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
 
 
-def test_gpus_that_a_user_took_away_count_against_the_limits() -> None:
-    settings = LimitSettings(gpus_per_user=8, accounts={"maths": 4})
+def taken_away(told: Told, cluster: SlurmCluster, change: str) -> ClusterState:
+    """A job that Penstock has started runs, and then its user changes it."""
+    mine = pending("gpu", account="maths")
+    told.listed = [mine]
+    cluster.observe()
+    cluster.apply([Start("7", 1, HERE)])
+    runs = dataclasses.replace(mine, state="RUNNING", nodes=("n0",), gpus_per_node=2, priority=9, start_s=10.0)
+    told.listed = [runs]
+    assert [each.phase for each in cluster.observe().jobs] == [Phase.RUNNING]
+    told.listed = [dataclasses.replace(runs, **CHANGES[change])]  # type: ignore[arg-type]
+    return cluster.observe()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_job_that_its_user_takes_away_is_seen_with_its_gpus(told: Told, tmp_path: Path, change: str) -> None:
+    state = taken_away(told, slurm_cluster(told, tmp_path), change)
+    ((seen,), (refused,)) = state.unseen, state.refused
+    assert (state.jobs, refused.job, refused.runs) == ((), "7", True)
+    assert (seen.id, seen.user, seen.account, seen.allocation) == ("7", refused.user, "maths", HERE)
+    assert seen.started_s == 10.0
+    assert state.present == {"7": seen}
+    assert state.holding == (seen,)
+    again = slurm_cluster(told, tmp_path).observe()
+    assert again.unseen == state.unseen, "another penstockd knows from the spool which jobs the first one has started"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_job_that_penstock_never_sent_anywhere_does_not_count(told: Told, tmp_path: Path, change: str) -> None:
+    plain = pending("gpu", state="RUNNING", nodes=("n0",), gpus_per_node=2, priority=9, start_s=10.0)
+    told.listed = [dataclasses.replace(plain, **CHANGES[change])]  # type: ignore[arg-type]
+    assert slurm_cluster(told, tmp_path).observe().unseen == ()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_it_counts_until_it_ends(told: Told, tmp_path: Path, change: str) -> None:
+    cluster = slurm_cluster(told, tmp_path)
+    taken_away(told, cluster, change)
+    told.listed = [dataclasses.replace(told.listed[0], state="COMPLETING", end_s=20.0)]
+    assert cluster.observe().unseen == ()
+
+
+def test_its_gpus_count_against_every_limit_of_the_site() -> None:
+    settings = LimitSettings(gpus_per_user=8, accounts={"maths": 4}, partitions={"gpu": PartitionRules(gpus=12)})
+    held = {"phase": Phase.RUNNING, "partitions": ("gpu",)}
     taken = [
-        Refusal("8", "", "ada", "", runs=True, account="maths", gpus=2),
-        Refusal("9", "", "ada", "", runs=True, gpus=9),
+        job("8", account="maths", allocation=on("t4", n0=2), **held),
+        job("9", allocation=on("t4", n1=8, n2=1), **held),
     ]
     jobs = [job("1", account="maths"), job("2", user="bob", account="maths")]
     limits = {(limit.kind, limit.name): limit.gpus for limit in site_limits(settings, jobs, taken)}
-    assert limits == {("user", "ada"): 0, ("user", "bob"): 8, ("account", "maths"): 2}
+    assert limits == {("user", "ada"): 0, ("user", "bob"): 8, ("account", "maths"): 2, ("partition", "gpu"): 1}
+
+
+def test_its_gpu_seconds_count_against_its_account_s_budget_as_before(tmp_path: Path) -> None:
+    """2 GPUs for 30 s, of which 20 s as a job that its user took away, and a new penstockd after 10 s of them."""
+    clock, store = SimulatedClock(), MemoryStore()
+    mine = job("1", account="maths", phase=Phase.RUNNING, allocation=on("t4", n0=2), started_s=clock.now_s())
+    taken = ClusterState((), (), (Refusal("1", "j", "ada", "", runs=True),), unseen=(mine,))
+    for states in ([ClusterState((), (mine,)), ClusterState((), (mine,)), taken], [taken]):
+        loop = observing(ToldCluster(list(states)), clock, store)
+        for _ in states:
+            loop.tick()
+            clock.sleep(10.0)
+    seen = store.last_round().snapshot
+    assert (seen.jobs, seen.unseen, seen.attained) == ((), (mine,), {"1": {"t4": 60.0}})
+    ledger = open_store(tmp_path, writer=True)
+    budget = BudgetSettings(accounts={"maths": Budget(hard_gpu_hours=1.0)})
+    rules = SchedulingRules(budget, LimitSettings(gpus_per_user=3), ledger, lambda view, limit: None)
+    other = job("2", account="maths")
+    known = dataclasses.replace(snapshot("t4:1x8", [other]), ended_gpu_s=seen.attained, unseen=(mine,))
+    found = rules.on(known)
+    ledger.close()
+    assert [line.used_h for line in found.budgets] == [60 / 3600]
+    assert [limit.gpus for limit in found.limits] == [1]
+
+
+def test_its_end_is_charged_with_all_that_it_held(tmp_path: Path) -> None:
+    refused = Refusal("1", "j", "ada", "its comment no longer has the job spec", runs=True)
+    with serving(tmp_path) as api:
+        state = ClusterState(api.board.state.nodes, (BOBS,), (refused,), unseen=(ADAS,))
+        for seconds in (60.0, 120.0):
+            api.board.observed(state, 78.0, {"1": {"t4": seconds}})
+        with api.client("ada") as ada:
+            view = ada.job("1")
+            assert (view.state, view.reason, view.gpu_seconds) == ("running", "refused", {"t4": 120.0})
+            api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)}, gpu_seconds={"1": {"t4": 130.0}})
+            (line,) = ada.ledger().lines
+    assert (line.job, line.amount) == ("1", 130.0)

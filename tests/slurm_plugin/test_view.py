@@ -23,9 +23,10 @@ from penstock_scheduler.model import (
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_slurm.gateway import SlurmJob, SlurmRun, Unknown
 from penstock_slurm.jobs.states import State
-from penstock_slurm.observe import view
+from penstock_slurm.observe import sorting, view
 from penstock_slurm.observe.site import SlurmRules
-from penstock_slurm.observe.view import CLOCKS_DIFFER_S, Scene, SortedJobs, Spooled, Views
+from penstock_slurm.observe.sorting import SortedJobs
+from penstock_slurm.observe.view import CLOCKS_DIFFER_S, Scene, Spooled, Views
 from tests.slurm_plugin.test_states import job as slurm_job
 
 SPEC_TEXT = '{"penstock": {"max_gpus": 4}}'
@@ -72,7 +73,7 @@ def seen(job: SlurmJob, spooled: Spooled = BARE, scene: Scene = SCENE) -> Job:
 def sort(*jobs: SlurmJob, **answers: Any) -> SortedJobs:
     told: dict[str, Any] = {"cleared": False, "sent": False, "was_managed": False} | answers
     check = told.pop("check", lambda spec: None)
-    return view.sort_jobs(
+    return sorting.sort_jobs(
         jobs, ("p", "q"), check=check, **{name: lambda job, value=value: value for name, value in told.items()}
     )
 
@@ -146,12 +147,12 @@ def test_a_spec_that_can_never_be_served_is_refused():
 
 def test_the_site_s_spec_goes_before_the_user_s():
     site = '{"penstock": {"max_gpus": 2}}'
-    assert view.job_spec(record(admin_comment=site)) == JobSpec(max_gpus=2)
-    assert view.job_spec(record(admin_comment="a note")) == SPEC
-    assert view.job_spec(record(admin_comment="")) == SPEC
+    assert sorting.job_spec(record(admin_comment=site)) == JobSpec(max_gpus=2)
+    assert sorting.job_spec(record(admin_comment="a note")) == SPEC
+    assert sorting.job_spec(record(admin_comment="")) == SPEC
     quotes = json.dumps({"penstock_says": 'its comment has {"penstock": {"max_gpus": 2}}'})
-    assert view.job_spec(record(admin_comment=quotes)) == SPEC
-    assert view.job_spec(record(comment="", admin_comment=quotes)) is None
+    assert sorting.job_spec(record(admin_comment=quotes)) == SPEC
+    assert sorting.job_spec(record(comment="", admin_comment=quotes)) is None
 
 
 def test_the_trials_of_an_array_are_a_group_of_their_own():
@@ -159,7 +160,7 @@ def test_the_trials_of_an_array_are_a_group_of_their_own():
     array, other = text.replace("GROUP", "array"), text.replace("GROUP", "mine")
 
     def group(comment: str, array_job_id: int | None) -> str | None:
-        spec = view.job_spec(record(comment=comment, array_job_id=array_job_id))
+        spec = sorting.job_spec(record(comment=comment, array_job_id=array_job_id))
         assert spec is not None
         return spec.trial_group
 

@@ -11,7 +11,8 @@ from penstock_scheduler.model import Phase
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.observe.site import SlurmRules
-from penstock_slurm.observe.view import Scene, Spooled, Views, booting_jobs, job_spec, job_view
+from penstock_slurm.observe.sorting import job_spec
+from penstock_slurm.observe.view import Scene, Spooled, Views, booting_jobs, job_view
 from penstock_slurm.share.agent_files import nodes_with_agents
 from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from penstock_scheduler.model import GpuLimit, Job, JobFacts, JobId, Refusal
+from penstock_scheduler.model import GpuLimit, Job, JobFacts, JobId
 
 
 class PartitionRules(BaseModel):
@@ -50,33 +48,30 @@ class LimitSettings(BaseModel):
     )
 
 
-def site_limits(settings: LimitSettings, jobs: Sequence[Job], refused: Iterable[Refusal] = ()) -> tuple[GpuLimit, ...]:
+def site_limits(settings: LimitSettings, jobs: Sequence[Job], unseen: Iterable[Job] = ()) -> tuple[GpuLimit, ...]:
     """The limits that apply to these jobs. A job without an account has no limit by account.
 
     Args:
-        refused: jobs that are not managed. Of the limits of users and accounts, they use the GPUs that Penstock gave them: else
-            a user would get others in their place by taking a running job away from Penstock.
+        unseen: jobs that no round acts on and that hold GPUs which Penstock gave them. These GPUs count: else a user would get
+            others in their place by taking a running job away from Penstock.
     """
-    taken = Counter[tuple[str, str]]()
-    for each in refused:
-        taken["user", each.user] += each.gpus
-        taken["account", each.account] += each.gpus
-
-    def limit(kind: Literal["user", "account"], name: str, gpus: int) -> GpuLimit:
-        return GpuLimit(kind, name, max(gpus - taken[kind, name], 0))
-
     users = {name: settings.users.get(name, settings.gpus_per_user) for name in sorted({job.user for job in jobs})}
     names = sorted({job.account for job in jobs} - {""})
     accounts = {name: settings.accounts.get(name, settings.gpus_per_account) for name in names}
-    return (
-        *(limit("user", name, gpus) for name, gpus in users.items() if gpus is not None),
-        *(limit("account", name, gpus) for name, gpus in accounts.items() if gpus is not None),
+    limits = (
+        *(GpuLimit("user", name, gpus) for name, gpus in users.items() if gpus is not None),
+        *(GpuLimit("account", name, gpus) for name, gpus in accounts.items() if gpus is not None),
         *(
             GpuLimit("partition", name, rule.gpus)
             for name, rule in settings.partitions.items()
             if rule.gpus is not None
         ),
     )
+    holding = [(job, job.running_on.gpus) for job in unseen if job.running_on is not None]
+    if not holding:
+        return limits
+    taken = {limit: sum(gpus for job, gpus in holding if limit.covers(job)) for limit in limits}
+    return tuple(dataclasses.replace(limit, gpus=max(limit.gpus - taken[limit], 0)) for limit in limits)
 
 
 def by_partition(

@@ -153,7 +153,7 @@ class SchedulingRules(SiteRules):
             nodes=nodes,
             jobs=jobs,
             facts=facts,
-            limits=(*snapshot.limits, *site_limits(limits, jobs, snapshot.refused)),
+            limits=(*snapshot.limits, *site_limits(limits, jobs, snapshot.unseen)),
             budgets=lines,
             cloud=cloud,
         )
@@ -288,8 +288,8 @@ def _dollars(account: str, budget: Budget, usd: float, committed: Mapping[str, f
 def _attained(snapshot: Snapshot) -> dict[str, float]:
     """Account -> GPU-seconds of jobs that have not ended. Jobs that have ended are in the ledger."""
     sums: dict[str, float] = {}
-    for job in snapshot.jobs:
-        sums[job.account] = sums.get(job.account, 0.0) + sum(snapshot.facts[job.id].attained_gpu_s.values())
+    for job in (*snapshot.jobs, *snapshot.unseen):
+        sums[job.account] = sums.get(job.account, 0.0) + sum(snapshot.attained_gpu_s(job.id).values())
     return sums
 
 

@@ -216,6 +216,3 @@ class Refusal:
     text: str
     runs: bool | None = None
     """Whether it runs, as a job of the cluster alone; None: not known."""
-    account: str = ""
-    gpus: int = 0
-    """GPUs that Penstock gave it, and that it keeps while it runs. They count against the site's limits."""

@@ -45,16 +45,19 @@ class ClusterState:
     """Jobs that are held, or wait for something else than GPUs."""
     replaced: frozenset[JobId] = frozenset()
     """Ids of jobs that the cluster has forgotten and given to other jobs, which the next observation shows."""
+    unseen: tuple[Job, ...] = ()
+    """Refused jobs that run on GPUs which Penstock gave them, such as a job that its user took away from Penstock. They count
+    against limits, budgets and turns, and no round acts on them. `Node.gpus_others` counts their GPUs."""
 
     present: Mapping[JobId, Job] = field(init=False, repr=False, compare=False)
-    """All jobs, also those that wait for something else than GPUs."""
+    """All jobs, also those that wait for something else than GPUs, and `unseen`."""
     holding: tuple[Job, ...] = field(init=False, repr=False, compare=False)
     """The jobs with a run that holds GPUs, also while the run is being stopped; not those whose run has ended."""
 
     def __post_init__(self) -> None:
-        present = {job.id: job for job in self.jobs} | {each.job.id: each.job for each in self.waiting}
-        runs = (Phase.RUNNING, Phase.STOPPING)
-        holding = (job for job in self.jobs if job.allocation is not None and job.phase in runs and not job.leaving)
+        jobs, runs = (*self.unseen, *self.jobs), (Phase.RUNNING, Phase.STOPPING)
+        present = {job.id: job for job in jobs} | {each.job.id: each.job for each in self.waiting}
+        holding = (job for job in jobs if job.allocation is not None and job.phase in runs and not job.leaving)
         object.__setattr__(self, "present", present)
         object.__setattr__(self, "holding", tuple(holding))
 
@@ -113,7 +116,7 @@ class Snapshot:
 
     unseen: tuple[Job, ...] = ()
     """Jobs that have their GPUs whatever the policy decides, so that it does not see them; `Node.gpus_others` counts these GPUs.
-    Empty in a snapshot of the loop."""
+    In a snapshot of the loop, those of the cluster's state."""
 
     def only(self, jobs: Iterable[Job]) -> Snapshot:
         """The same snapshot with these jobs instead of its own; they keep their facts."""

@@ -180,7 +180,7 @@ class RoundLoop:
         self._gpu_seconds = GpuSeconds()
         if last is not None:
             seen = last.snapshot
-            self._gpu_seconds = GpuSeconds(seen.attained, seen.jobs, seen.time_s)
+            self._gpu_seconds = GpuSeconds(seen.attained, (*seen.jobs, *seen.unseen), seen.time_s)
             sent = {} if self._plan is None else last.plan.assignments
             self._gpu_seconds.sent(seen.jobs, {job: given.placement for job, given in sent.items()}, seen.time_s)
             log.info("plan loaded", extra={"round": self._round, "assignments": len(last.plan.assignments)})
@@ -475,6 +475,7 @@ class RoundLoop:
             sharing=sharing,
             partitions=state.partitions,
             idle_since_s=self._idle_since_s,
+            unseen=state.unseen,
         )
         snapshot = self._rules.on(snapshot)
         for annotator in self._annotators:

@@ -39,7 +39,7 @@ from penstock_slurm.gateway.commands import OVER, guarded
 from penstock_slurm.jobs.endings import exceeded_memory
 from penstock_slurm.jobs.holds import ADMIN, HoldFiles, foreign_hold, held_by_admin
 from penstock_slurm.jobs.output_files import resolved
-from penstock_slurm.observe.view import job_spec
+from penstock_slurm.observe.sorting import job_spec
 from penstock_slurm.settings import SlurmSettings
 
 log = logging.getLogger(__name__)

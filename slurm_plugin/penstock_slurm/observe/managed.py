@@ -12,9 +12,10 @@ import dataclasses
 import logging
 import math
 from collections import ChainMap, Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from penstock_profiles.wire import ControlMessage
 from penstock_scheduler.api.ports import SpecCheck
 from penstock_scheduler.model import Job, JobId, Phase, WaitingJob
 from penstock_scheduler.store.spool import Spool
@@ -28,7 +29,8 @@ from penstock_slurm.jobs.remembered import Remembered, StateLog
 from penstock_slurm.jobs.reused_ids import ReusedIds
 from penstock_slurm.jobs.states import HOLDING
 from penstock_slurm.jobs.unstarted import Unstarted
-from penstock_slurm.observe.view import Scene, SortedJobs, Spooled, Views, left_behind, sort_jobs
+from penstock_slurm.observe.sorting import SortedJobs, sort_jobs
+from penstock_slurm.observe.view import Scene, Spooled, Views, left_behind, unseen_job
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,8 @@ class ManagedJobs:
         """Pending jobs that somebody holds."""
         self.waiting: tuple[WaitingJob, ...] = ()
         """Both of these, for people."""
+        self.unseen: tuple[Job, ...] = ()
+        """See `ClusterState`."""
         self.told: dict[JobId, None] = {}
         """Jobs of `jobs` that may report: they are not in the queue, or have had a control message. In
         an order that stays, so that each gets its turn to be read."""
@@ -181,6 +185,7 @@ class ManagedJobs:
             scene: what the observation knows beside the single jobs.
         """
         say_all(self._writer, [(found.records[each.job], each.text) for each in found.refused])
+        self.unseen = tuple(self._unseen(found, scene))
         before, self.gone = self.jobs.keys(), dict(gone)
         if scene.silent or scene.without_gpus or scene.misplaced:
             for record in [record for record in self.steady.values() if scene.concerns(record)]:
@@ -232,6 +237,15 @@ class ManagedJobs:
         self.holds.forget({job_id for job_id, job in self.gone.items() if job is None or job.state in ENDED})
         self.remembered.saw(seen, looked, still.keys(), (*records, *self.steady.values()), scene.now_s)
 
+    def _unseen(self, found: SortedJobs, scene: Scene) -> Iterator[Job]:
+        """See `ClusterState.unseen`."""
+        for each in found.refused:
+            record = found.records[each.job]
+            control = self._sent_by(record) if each.runs else None
+            job = unseen_job(record, control, scene) if control is not None else None
+            if job is not None:
+                yield job
+
     def _waits(self, record: SlurmJob, job: Job, spooled: Spooled, scene: Scene) -> WaitingJob | None:
         """A pending job that waits for something else than GPUs; None: it does not."""
         text = self.holds.text(record, spooled.control)
@@ -269,8 +283,12 @@ class ManagedJobs:
 
     def sent(self, job: SlurmJob) -> bool:
         """Whether Penstock has sent the job to nodes."""
+        return self._sent_by(job) is not None
+
+    def _sent_by(self, job: SlurmJob) -> ControlMessage | None:
+        """The control message that says to which nodes Penstock has sent the job; None: it has not."""
         control = self._reused_ids.control(job)
-        return control is not None and control.nodes is not None
+        return control if control is not None and control.nodes is not None else None
 
     def matters(self, job_id: JobId, restarts: int) -> bool:
         """Whether this is the present or the last run of a job that a round may place or stop."""

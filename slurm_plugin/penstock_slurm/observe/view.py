@@ -1,20 +1,18 @@
 """Slurm's records -> what the scheduler sees. Pure: it asks neither Slurm nor the spool, and keeps nothing.
 
-`sort_jobs` decides which of Slurm's jobs are managed, `job_view` what one of them is to the scheduler, and `node_views`
-what the nodes are.
+`job_view` decides what a managed job is to the scheduler, `unseen_job` what a refused one is that runs, and `node_views` what the
+nodes are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock_profiles.wire import ControlMessage, Started
-from penstock_scheduler.api.ports import SpecCheck
 from penstock_scheduler.model import (
     EndedRun,
     Job,
@@ -27,24 +25,21 @@ from penstock_scheduler.model import (
     Partition,
     Phase,
     Placement,
-    Refusal,
     ResourceRequest,
     Share,
     host_of,
-    parse_spec,
 )
-from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_slurm.gateway import SlurmJob, SlurmNode, SlurmPartition, SlurmRun
 from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.gateway.node_states import UNLISTED, node_facts, partition_facts
 from penstock_slurm.jobs import time_limits
-from penstock_slurm.jobs.notes import TEXTS, kept_by_begin, least_tmp_mb, node_choice, notes, request
+from penstock_slurm.jobs.notes import kept_by_begin, least_tmp_mb, node_choice, request
 from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
 from penstock_slurm.observe import boots
 from penstock_slurm.observe.amounts import resource_request
-from penstock_slurm.observe.node_parts import mixes
 from penstock_slurm.observe.site import SlurmRules
+from penstock_slurm.observe.sorting import job_spec
 
 UNTYPED = "gpu"
 """The GPU type of nodes whose GRES names none."""
@@ -111,129 +106,6 @@ class Scene:
     def concerns(self, job: SlurmJob) -> bool:
         """Whether something is the matter with a running job that its own record does not show."""
         return job.id in self.without_gpus or job.id in self.misplaced or not self.silent.isdisjoint(job.nodes)
-
-
-@dataclass(slots=True)
-class SortedJobs:
-    """Slurm's jobs, sorted into those that Penstock manages and others."""
-
-    managed: dict[JobId, tuple[SlurmJob, JobSpec]] = field(default_factory=dict)
-    refused: list[Refusal] = field(default_factory=list)
-    """Jobs that ask for Penstock and cannot be managed."""
-    records: dict[JobId, SlurmJob] = field(default_factory=dict)
-    """Slurm's records of the refused jobs."""
-
-
-def sort_jobs(
-    jobs: Iterable[SlurmJob],
-    partitions: Collection[str],
-    *,
-    cleared: Callable[[SlurmJob], bool],
-    sent: Callable[[SlurmJob], bool],
-    was_managed: Callable[[SlurmJob], bool],
-    check: SpecCheck,
-) -> SortedJobs:
-    """Which jobs Penstock manages.
-
-    Args:
-        jobs: Slurm's jobs.
-        partitions: the managed partitions, that of the cloud included.
-        cleared: tells whether Penstock has cleared the GRES of a job.
-        sent: tells whether Penstock has sent a job to nodes before.
-        was_managed: tells whether Penstock has managed a job without a job spec before.
-        check: raises BadJobSpec if a job spec can never be served.
-    """
-    found, ours = SortedJobs(), set(partitions)
-    for job in jobs:
-        if job.state in ENDED or not set(job.partition) & ours:
-            continue
-        try:
-            spec = job_spec(job)
-            if spec is None:
-                expect_never_managed(job, managed=was_managed(job))
-                continue
-            expect_manageable(job, cleared=cleared(job), sent=sent)
-            if job.held and job.required_nodes and job.restarts == 0 and not sent(job):
-                raise BadJobSpec(
-                    "it names its nodes (--nodelist), and Penstock would overwrite that; submit it with sbatch --adaptive on a "
-                    "host with Penstock's plugin, or without --nodelist"
-                )
-            check(spec)
-        except BadJobSpec as error:
-            runs = False if job.state in WAITING else True if job.state in HOLDING else None
-            gpus = placement(job, job.nodes, {}).gpus if runs and sent(job) else 0
-            found.refused.append(Refusal(job.id, job.name, job.user, str(error), runs, job.account, gpus))
-            found.records[job.id] = job
-            continue
-        found.managed[job.id] = job, spec
-    return found
-
-
-def job_spec(job: SlurmJob) -> JobSpec | None:
-    """The job spec, from admin_comment (which only the site can write) or else from the comment. Raises BadJobSpec."""
-    ours = notes(job)
-    told = ours is not None and SPEC_KEY not in ours  # a message to the user may quote a job spec, but is none
-    spec = (None if told else _parsed(job.admin_comment)) or _parsed(job.comment)
-    if spec is not None and spec.trial_group == "array" and job.array_job_id is not None:
-        return spec.model_copy(update={"trial_group": f"array {job.array_job_id}"})
-    return spec
-
-
-@functools.lru_cache(maxsize=TEXTS)
-def _parsed(text: str) -> JobSpec | None:
-    """The job spec in a comment: the very object as before if the comment is the same. Raises BadJobSpec."""
-    return parse_spec(text)
-
-
-def expect_never_managed(job: SlurmJob, *, managed: bool) -> None:
-    """Raise BadJobSpec if a job without a job spec had one before."""
-    if managed:
-        stays = "it stays pending until then" if job.state in WAITING else "it continues as a plain job"
-        raise BadJobSpec(
-            "its AdminComment or comment no longer has the job spec, so Penstock leaves it to Slurm; ask an admin to write the "
-            f"job spec back (scontrol update AdminComment), or submit the job again; {stays}"
-        )
-
-
-def expect_manageable(job: SlurmJob, *, cleared: bool, sent: Callable[[SlurmJob], bool]) -> None:
-    """Raise BadJobSpec if a job cannot be placed because of the way it was submitted, or of what Slurm says of it.
-
-    The arguments are as in `sort_jobs`.
-    """
-    if job.unknown:
-        said = ", ".join(map(str, job.unknown))
-        raise BadJobSpec(
-            f"Slurm says {said} of it, which this version of Penstock does not know, so Penstock leaves it alone; its admins run "
-            "`penstock slurm check`"
-        )
-    if job.het_job_id is not None:
-        raise BadJobSpec(
-            "it is part of a heterogeneous job, which cannot be moved in parts; submit it as a job of its own"
-        )
-    asked = request(job)  # also raises if the note cannot be read, since a job is placed by it
-    if job.exclusive and not asked.whole_nodes:
-        raise BadJobSpec(
-            "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
-        )
-    if job.licenses:
-        raise BadJobSpec(
-            f"it requests licences ({job.licenses}), but Penstock does not know which are free; submit it without a job spec"
-        )
-    if mixes(job):
-        raise BadJobSpec(
-            "Slurm has started it on a host with several GPU types and does not show which types it has, so Penstock leaves it "
-            "alone until it is requeued"
-        )
-    if job.gpu_type is not None and not sent(job):
-        raise BadJobSpec(
-            f"it requests GPUs of type {job.gpu_type} from Slurm, which cannot change that later; submit it with "
-            f'--gres=gpu:1 and name the types in the job spec, such as "gpu_types": ["{job.gpu_type}"]'
-        )
-    if job.gpus_per_node is None and not cleared and not (job.state in WAITING and sent(job)):
-        raise BadJobSpec("it requests no GPUs per node, so there is no number to change; submit it with --gres=gpu:1")
-    node_choice(job)
-    if not job.requeue:
-        raise BadJobSpec("Slurm may not requeue it, so it cannot be moved; submit it with --requeue")
 
 
 def left_behind(job: SlurmJob, present: Started | None) -> tuple[str, ...]:
@@ -346,9 +218,7 @@ def _partitions(
     MaxMemPerNode is less than the job `needs` with its fewest `gpus`. If no partition to which it was submitted admits it, Slurm
     says so when the job is sent to one of them.
     """
-    told = control.submitted_to if control is not None else None
-    asked = (told,) if told in scene.managed else job.partition
-    mine = [name for name in asked if name in scene.managed]
+    mine = _submitted_to(job, control, scene)
     shut = scene.whole_nodes if scene.whole_nodes and not request(job).whole_nodes else frozenset[str]()
     others = [name for name in scene.managed if name not in mine and name not in shut]
 
@@ -361,6 +231,34 @@ def _partitions(
         )
 
     return (*(list(filter(admits, mine)) or mine), *filter(admits, others))
+
+
+def _submitted_to(job: SlurmJob, control: ControlMessage | None, scene: Scene) -> tuple[str, ...]:
+    """Managed partitions to which a job was submitted."""
+    told = control.submitted_to if control is not None else None
+    return tuple(name for name in ((told,) if told in scene.managed else job.partition) if name in scene.managed)
+
+
+def unseen_job(job: SlurmJob, control: ControlMessage, scene: Scene) -> Job | None:
+    """A refused job that runs where Penstock sent it, with what it holds, if that is a GPU."""
+    held = placement(job, job.nodes, scene.types, control)
+    if not held.gpus or job.start_s is None:
+        return None
+    return Job(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        spec=JobSpec(min_gpus=held.gpus, max_gpus=held.gpus, preemptible=False),
+        partitions=_submitted_to(job, control, scene),
+        phase=Phase.RUNNING,
+        submit_s=_submitted_s(job, control),
+        restarts=job.restarts,
+        allocation=held,
+        started_s=job.start_s,
+        suspended_s=job.suspended_s,
+        account=job.account,
+        qos=job.qos,
+    )
 
 
 def _phase(

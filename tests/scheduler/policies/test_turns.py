@@ -90,13 +90,16 @@ def test_a_user_who_would_have_more_takes_nothing() -> None:
     assert {"m0", "m1", "a0"} <= plan.assignments.keys()
 
 
+@pytest.mark.parametrize("unseen", [False, True], ids=["", "in jobs that ada took away from Penstock"])
 @pytest.mark.parametrize(("elsewhere", "starts"), [(0, True), (2, True), (3, False)])
-def test_what_a_user_holds_elsewhere_counts(elsewhere: int, starts: bool) -> None:
+def test_what_a_user_holds_elsewhere_counts(elsewhere: int, starts: bool, unseen: bool) -> None:
     """dan has the four A100s, and keeps three if ada's job takes one. With three T4s, ada would then have four GPUs: in its own
     pool each of them would see the other as holding more."""
     held = [short(f"d{n}", "a100_00", user="dan", allocation=on("a100", a100_00=1)) for n in range(4)]
     held += [short(f"a{n}", "t4_00", user="ada", gpu_types=("t4",)) for n in range(elsewhere)]
     state = snapshot("t4:1x4,a100:1x4", [*held, waits("a", 5000.0, gpu_types=("a100",))], time_s=NOW_S)
+    if unseen:
+        state = dataclasses.replace(state, jobs=(*held[:4], state.jobs[-1]), unseen=tuple(held[4:]))
     assert ("a" in decided(state).assignments) is starts
 
 

@@ -342,7 +342,7 @@ def forecast(record: RoundRecord, order: PlanOrder, user: str, models: ModelSour
     try:
         answer = ask(
             policy,
-            with_job(before, job, known, site_limits(limits, [job], before.refused)),
+            with_job(before, job, known, site_limits(limits, [job], before.unseen)),
             FORECAST,
             without=record.plan,
         )
