@@ -337,7 +337,7 @@ end
 
 -- Reads the request. Beside the fields of gpus_asked: `tasks` for every `task_gpus` GPUs, nil if each node has one; `whole`
 -- nodes; and the `cpus` and `memory_mb` of a node with `node_gpus` GPUs, nil where they follow by themselves.
-local function request_of(job, partitions, visible)
+local function request_of(job, partitions, visible, site)
   for _, field in ipairs({"min_nodes", "max_nodes", "num_tasks", "ntasks_per_node", "ntasks_per_tres"}) do
     local most = field:find("nodes$") and 10 ^ MOST_DIGITS or slurm.NO_VAL
     if number(job[field]) and (job[field] < 1 or job[field] > most) then
@@ -364,6 +364,7 @@ local function request_of(job, partitions, visible)
   request.whole = job.shared == 0
   for _, partition in ipairs(partitions) do request.whole = request.whole or gives_whole_nodes(partition, visible) end
   local memory = number(job.min_mem_per_node)
+  if memory == 0 and site.memory == false then memory = nil end
   if memory == 0 then request.whole = true end
   if not request.whole and gpus and (nodes or gpus == 1) and gpus % request.nodes == 0 then
     request.node_gpus = gpus / request.nodes
@@ -864,7 +865,7 @@ local function adapt(job, visible, given)
   local try, complain, problems = gathering()
   local allows, node_note = try(allowed_nodes, job, given, site)
   local partitions = try(partitions_for, job, visible, site)
-  local request = try(request_of, job, partitions or {}, visible)
+  local request = try(request_of, job, partitions or {}, visible, site)
   check_request(job, complain)
   local spec, json
   if request then spec, json = try(penstock.spec, given, site, request) end

@@ -23,8 +23,7 @@ JOBS = 5
 """Requests in an example; each site runs so many."""
 
 TIGHT = EXAMPLES > 15
-"""Whether nodes have few CPUs and little memory, and jobs ask for much of them: by hand only. A run has found that --mem=0 asks
-Penstock for whole nodes also where Slurm does not allocate memory, and two such jobs then do not share a node."""
+"""Whether nodes have few CPUs and little memory, and jobs ask for much of them: by hand only."""
 
 CORES = (8, 16, 32) if TIGHT else (32,)
 MEMORY = (64_000, 256_000) if TIGHT else (256_000,)

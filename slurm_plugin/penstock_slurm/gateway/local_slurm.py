@@ -62,6 +62,11 @@ def constrains_devices(config: Mapping[str, str]) -> bool:
     return by_cgroup and config.get("ConstrainDevices", "no").lower() == "yes"
 
 
+def allocates_memory(config: Mapping[str, str]) -> bool:
+    """Whether Slurm allocates memory, as it does CPUs (SelectTypeParameters=CR_Core_Memory)."""
+    return "MEMORY" in config.get("SelectTypeParameters", "").upper()
+
+
 def admins(config: dict[str, str]) -> set[int]:
     """Root's user id and SlurmUser's, from `slurm(64030)`."""
     match = re.search(r"\((\d+)\)", config.get("SlurmUser", ""))

@@ -15,7 +15,7 @@ from penstock_scheduler.rounds.settings import DaemonSettings, Settings
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.gateway import CliGateway
 from penstock_slurm.gateway.conf_edits import LineEdit, set_key, set_plugin, with_plugin
-from penstock_slurm.gateway.local_slurm import SlurmCommands, admins, constrains_devices
+from penstock_slurm.gateway.local_slurm import SlurmCommands, admins, allocates_memory, constrains_devices
 from penstock_slurm.install import sitefile
 from penstock_slurm.install.changes import RECORD, Change
 from penstock_slurm.install.sources import source
@@ -103,8 +103,15 @@ def site_text(site: InstallTarget) -> str:
     section = site.slurm
     gateway = CliGateway(conf=section.conf, timeout_s=section.command_timeout_s)
     daemon = site.settings.section(DaemonSettings)
-    families, cloud = load_families(daemon.families), daemon.cloud is not None
-    return sitefile.site_lua(section, gateway.partitions(), gateway.nodes(), families, admins(site.config), cloud=cloud)
+    return sitefile.site_lua(
+        section,
+        gateway.partitions(),
+        gateway.nodes(),
+        load_families(daemon.families),
+        admins(site.config),
+        cloud=daemon.cloud is not None,
+        memory=allocates_memory(site.config),
+    )
 
 
 def starts_text(site: InstallTarget) -> str:

@@ -10,6 +10,7 @@ from penstock_profiles.gpus import load_gpus
 from penstock_scheduler.model import part_of_node
 from penstock_scheduler.rounds.settings import DaemonSettings
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
+from penstock_slurm.gateway.local_slurm import allocates_memory
 from penstock_slurm.install.agents import MIG_TYPE, some
 from penstock_slurm.install.checks import managed_nodes
 from penstock_slurm.install.findings import Finding
@@ -65,7 +66,7 @@ def judge_site_shape(
             f"the catalogue has no speed of {some(slow)}: until jobs have run there, such a type counts as fast as the others; "
             "a file of [daemon] families can name it (docs/admin/settings.md)"
         )
-    memory = "MEMORY" in config.get("SelectTypeParameters", "").upper()
+    memory = allocates_memory(config)
     for each in partitions:
         if each.whole_nodes:
             yield Finding(

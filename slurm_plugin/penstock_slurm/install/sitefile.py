@@ -34,6 +34,7 @@ def site_lua(
     admins: Collection[int],
     *,
     cloud: bool,
+    memory: bool,
 ) -> str:
     """The file's text. It does not depend on the order in which Slurm lists the site.
 
@@ -41,6 +42,7 @@ def site_lua(
         families: model families of the catalogue. Those that a flag cannot name are left out.
         admins: user ids that may change adaptive jobs: root's and SlurmUser's.
         cloud: whether the site has a cloud that jobs may burst to.
+        memory: whether Slurm allocates memory; without that, --mem=0 does not mean a whole node.
 
     Raises:
         PenstockError: a managed partition does not exist, or none of them has a GPU.
@@ -56,7 +58,7 @@ def site_lua(
         "return {",
         f"  admins = {{{', '.join(f'[{uid}] = true' for uid in sorted(admins))}}},",
     ]
-    lines.append(f"  cloud = {str(cloud).lower()},")
+    lines += [f"  cloud = {str(cloud).lower()},", f"  memory = {str(memory).lower()},"]
     if settings.plain_after_s is not None:
         lines.append(f"  plain_after_s = {settings.plain_after_s:.0f},")
     lines.append("  families = {")

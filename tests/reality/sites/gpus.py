@@ -86,6 +86,7 @@ TYPES = Configuration(
         ),
         Case("the partition without GPUs", ("-p cpu --gres=gpu:1", "-p cpu,gpu --gres=gpu:1")),
         Case("arrays", ("-p gpu --gres=gpu:1 --array=1-4", "-p gpu --gres=gpu:1 --array=1-6%2")),
+        Case("--mem=0 where memory is not allocated", ("-p volta --gres=gpu:2 --mem=0",) * 4, quick=True),
     ),
 )
 

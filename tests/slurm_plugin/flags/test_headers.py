@@ -37,7 +37,7 @@ CASES = [
         {"max_gpus": 16, "max_nodes": 2, "scale_unit": WHOLE},
         {"whole_nodes": True},
     ),
-    ("--nodes=1 --gres=gpu:4 --mem=0", {"max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE}, {"whole_nodes": True}),
+    ("--nodes=1 --gres=gpu:4 --mem=0", {"max_gpus": 4, "max_nodes": 1}, {}),  # Slurm does not allocate memory here
     ("--gpus=8", {"max_gpus": 8, "max_nodes": 1}, {}),
     (
         "-N 2 --ntasks-per-node=8 --exclusive --mem=0 --overcommit",

@@ -141,11 +141,12 @@ NODES = [
 
 def test_the_sites_list():
     settings = SlurmSettings(partitions=("gpu",), plain_after_s=600)
-    assert site_lua(settings, PARTITIONS, NODES, ["ncf", "my model"], {64030, 0}, cloud=False) == (
+    assert site_lua(settings, PARTITIONS, NODES, ["ncf", "my model"], {64030, 0}, cloud=False, memory=True) == (
         """-- Written by `penstock slurm sync`, which overwrites it.
 return {
   admins = {[0] = true, [64030] = true},
   cloud = false,
+  memory = true,
   plain_after_s = 600,
   families = {
     ["ncf"] = true,
@@ -179,4 +180,4 @@ return {
 )
 def test_a_list_that_cannot_be_is_not_written(partitions, nodes, words):
     with pytest.raises(PenstockError, match=words.replace("(", r"\(")):
-        site_lua(SlurmSettings(partitions=partitions), PARTITIONS, nodes, [], {0}, cloud=True)
+        site_lua(SlurmSettings(partitions=partitions), PARTITIONS, nodes, [], {0}, cloud=True, memory=True)
