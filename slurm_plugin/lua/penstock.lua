@@ -699,13 +699,19 @@ local function allowed_nodes(job, given, site)
   return allows, #fields > 0 and ',"penstock_nodes":{' .. table.concat(fields, ",") .. "}" or ""
 end
 
+-- The number in gres:gpu:8, of --cpus-per-gpu and --mem-per-gpu.
+local function per_gpu(text)
+  local count = (text or ""):match("gpu[:=]([0-9]+)$")
+  return count and #count <= MOST_DIGITS and tonumber(count) or nil
+end
+
 -- What the job needs beside `gpus` GPUs of a node: CPUs, memory and temporary disk in MB.
 local function beside(job, request, gpus)
   local tasks = tasks_on(request, gpus)
   local each = number(job.cpus_per_task) or 1
   if request.cpus then each = for_gpus(request, request.cpus, gpus) end
-  local a_gpu = (job.cpus_per_tres or ""):match("gpu[:=]([0-9]+)$")
-  local cpus = math.max(a_gpu and #a_gpu <= MOST_DIGITS and tonumber(a_gpu) * gpus or tasks * each, tasks)
+  local a_gpu = per_gpu(job.cpus_per_tres)
+  local cpus = math.max(a_gpu and a_gpu * gpus or tasks * each, tasks)
   local memory, per_cpu = number(job.min_mem_per_node), number(job.min_mem_per_cpu)
   if request.memory_mb then
     memory = for_gpus(request, request.memory_mb, gpus)
@@ -837,24 +843,61 @@ local function is_usual(job, spec)
     and job.begin_time == 0
 end
 
+-- `penstock submit --explain-request` sets it. sbatch sends such a variable with every --export.
+local EXPLAIN = "SLURM_PENSTOCK_EXPLAIN"
+
 local function counted(low, high)
   if low < high then return string.format("%d to %d GPUs", low, high) end
   return string.format("%d GPU%s", low, low == 1 and "" or "s")
 end
 
--- What the user is told about how the header was read.
-local function say_request(spec, request)
-  local parts = {counted(spec.low, spec.high)}
-  if request.most_nodes then parts[#parts + 1] = string.format("on at most %d node%s", request.most_nodes, request.most_nodes == 1 and "" or "s") end
+-- As --time is written: days-hours:minutes:seconds, without days if there are none.
+local function shown_time(minutes)
+  local text = string.format("%02d:%02d:00", math.floor(minutes / 60) % 24, minutes % 60)
+  return minutes >= 1440 and string.format("%d-%s", math.floor(minutes / 1440), text) or text
+end
+
+-- What the user is told about how the request was read.
+local function say_request(job, spec, request, partitions)
+  local parts, types, names = {counted(spec.low, spec.high)}, spec["gpu-types"], {}
+  local function say(text, value, least)
+    if value and value ~= 0 and value ~= least then parts[#parts + 1] = string.format(text, value) end
+  end
+  if types then parts[1] = parts[1] .. (types.excluded and " of any type but " or " of type ") .. table.concat(types.names, " or ") end
+  if request.whole then parts[#parts + 1] = "whole nodes" end
+  say("on at most %d node" .. (request.most_nodes == 1 and "" or "s"), request.most_nodes)
+  say("on nodes with %s", job.features and shown(job.features))
+  say("among %s", job.req_nodes and shown(job.req_nodes))
+  say("not on %s", job.exc_nodes and shown(job.exc_nodes))
+  for i, partition in ipairs(partitions) do names[i] = partition.name end
+  say("in partition %s", table.concat(names, " or "))
   if request.tasks then
     local tasks = request.tasks == 1 and "one task" or string.format("%d tasks", request.tasks)
     parts[#parts + 1] = tasks .. (request.task_gpus == 1 and " for each GPU" or string.format(" for every %d GPUs", request.task_gpus))
   end
-  if request.whole then parts[#parts + 1] = "whole nodes" end
-  if request.cpus and request.cpus > 1 then parts[#parts + 1] = string.format("%g CPUs for each GPU", request.cpus / request.node_gpus) end
-  if request.memory_mb then parts[#parts + 1] = string.format("%.0f MB for each GPU", request.memory_mb / request.node_gpus) end
-  slurm.log_user("%s", "penstock: the job can have " .. table.concat(parts, ", ") .. ". To change that, give --min-gpus, "
-    .. "--max-gpus or --gpu-types")
+  if request.cpus and request.cpus > 1 then
+    say("%g CPUs for each GPU", request.cpus / request.node_gpus)
+  else
+    say("%d CPUs for each task", number(job.cpus_per_task), 1)
+  end
+  say("%g CPUs for each GPU", per_gpu(job.cpus_per_tres))
+  if request.memory_mb then
+    say("%.0f MB for each GPU", request.memory_mb / request.node_gpus)
+  elseif not request.whole then
+    say("%.0f MB for each node", number(job.min_mem_per_node))
+  end
+  say("%.0f MB for each CPU", number(job.min_mem_per_cpu))
+  say("%.0f MB for each GPU", per_gpu(job.mem_per_tres))
+  say("%.0f MB of temporary disk for each node", number(job.pn_min_tmp_disk))
+  if not given_number(job.time_limit) then
+    say("%s", "with the time limit of its partition")
+  else
+    say("%s", job.time_limit > slurm.NO_VAL and "without a time limit" or "for at most " .. shown_time(job.time_limit))
+  end
+  local flags = string.format("--min-gpus=%d --max-gpus=%d", spec.low, spec.high)
+  if types then flags = flags .. " --gpu-types=" .. (types.excluded and "^" or "") .. table.concat(types.names, types.excluded and ",^" or ",") end
+  slurm.log_user("%s", "penstock: the job can have " .. table.concat(parts, ", ") .. ". In flags, this is " .. flags
+    .. "; give others to change it")
 end
 
 local function adapt(job, visible, given)
@@ -882,11 +925,8 @@ local function adapt(job, visible, given)
       job.partition = job.partition or partition.name
       job.requeue = 1
       local begin, notes = job.begin_time, node_note .. reshape(job, request, nodes, gpus)
-      if request.gpus then
-        say_request(spec, request)
-      elseif request.tasks then
-        slurm.log_user("%s", TASK_A_GPU)
-      end
+      if request.gpus or (job.script and job.environment[EXPLAIN]) then say_request(job, spec, request, partitions) end
+      if not request.gpus and request.tasks then slurm.log_user("%s", TASK_A_GPU) end
       if job.req_nodes then job.req_nodes = "" end -- Slurm would give the job all of them, and the daemon overwrites it
       if begin ~= 0 then notes = notes .. string.format(',"penstock_begin_s":%d', begin) end
       if site.plain_after_s then

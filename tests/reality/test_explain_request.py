@@ -58,9 +58,29 @@ def test_it_submits_nothing_and_says_how_the_header_is_read(
 ) -> None:
     result = explained("--nodes=2 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=6 --mem=64G --time=60")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "the job can have 1 to 16 GPUs, on at most 2 nodes, one task for each GPU" in result.stdout
+    read = "1 to 16 GPUs, on at most 2 nodes, in partition all, one task for each GPU, 6 CPUs for each task, 8192 MB for each"
+    assert f"the job can have {read} GPU, for at most 01:00:00. In flags" in result.stdout
     assert "to start at" not in result.output
     assert site.command("squeue", "-h") == ""
+
+
+@pytest.mark.parametrize(
+    ("header", "parts"),
+    [
+        ("--gres=gpu:a100:4 -t 3-2:00", ["1 to 4 GPUs of type a100", "for at most 3-02:00:00", "--gpu-types=a100"]),
+        ("--gpus=2 --gpu-types=^t4,^rtx -t UNLIMITED", ["of any type but t4 or rtx", "without a time limit", "=^t4,^rtx"]),
+        ("--max-gpus=2 --gpu-types=a100,rtx -N 2", ["of type a100 or rtx", "on at most 2 nodes", "--max-gpus=2"]),
+        ("--gres=gpu:8 -C 'a100|rtx' -w rtx-01 -x rtx-00", ["on nodes with a100|rtx", "among rtx-01", "not on rtx-00"]),
+        ("--gpus=2 --cpus-per-gpu=4 --mem-per-gpu=2G", ["4 CPUs for each GPU", "2048 MB for each GPU", "limit of its partition"]),
+        ("--gpus=4 -N 1 -c 6 --mem=0", ["whole nodes", "1 to 8 GPUs", "6 CPUs for each task"]),
+        ("--gpus=4 -N 1 -c 6 --mem-per-cpu=100", ["1.5 CPUs for each GPU", "100 MB for each CPU", "in partition all"]),
+        ("--adaptive --max-gpus=4 --mem=8G", ["1 to 4 GPUs", "8192 MB for each node"]),
+    ],
+)  # fmt: skip
+def test_it_says_everything_that_was_read(explained: Callable[..., Result], header: str, parts: list[str]) -> None:
+    result = explained(header)
+    assert result.exit_code == 0, result.output
+    assert [part for part in parts if part not in result.stdout] == [], result.stdout
 
 
 def test_it_gives_all_refusals_at_once(site: Differential, explained: Callable[..., Result]) -> None:

@@ -33,6 +33,9 @@ SITE = Path("/etc/penstock/presets.toml")
 SITE_VARIABLE = "PENSTOCK_PRESETS"
 """Environment variable: another file of the site's presets."""
 
+EXPLAIN = "SLURM_PENSTOCK_EXPLAIN"
+"""Environment variable: job_submit.lua says how it reads a request of flags alone, too."""
+
 START = re.compile(r"sbatch: Job \d+ to start at ")
 """How sbatch --test-only begins its guess, which is about a plain job of the smallest shape."""
 
@@ -124,8 +127,9 @@ def _explain_request(
     both = [*_pairs(_script_words(line), options), *expanded]
     asked = "adaptive" in _with_environment(command_line.adaptive_flags(both, options), environ)
     words = ["--test-only", *([] if asked else ["--adaptive"]), *(word for words in expanded for word in words)]
+    env = dict(environ) | {EXPLAIN: "1"}
     done = subprocess.run(
-        ["sbatch", *words, *line.rest], executable=sbatch, env=dict(environ), stderr=subprocess.PIPE, check=False
+        ["sbatch", *words, *line.rest], executable=sbatch, env=env, stderr=subprocess.PIPE, check=False
     )
     for text in done.stderr.decode(errors="replace").splitlines():
         if not START.match(text):

@@ -91,8 +91,9 @@ def test_salloc_gets_as_many_gpus_as_it_asks_for(flags: FlagSite) -> None:
 def test_the_user_is_told_how_the_header_was_read(flags: FlagSite) -> None:
     header = "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --mem=16000"
     said = flags.sbatch("--adaptive", *header.split()).stderr
-    assert "the job can have 1 to 16 GPUs, on at most 2 nodes, one task for each GPU, 2000 MB for each GPU." in said
-    assert "To change that, give --min-gpus, --max-gpus or --gpu-types" in said
+    read = "1 to 16 GPUs, on at most 2 nodes, in partition all or t4, one task for each GPU, 2000 MB for each GPU"
+    assert f"the job can have {read}, with the time limit of its partition." in said
+    assert "In flags, this is --min-gpus=1 --max-gpus=16; give others to change it" in said
 
 
 def test_a_partition_that_penstock_does_not_manage_is_left_out(flags: FlagSite) -> None:
