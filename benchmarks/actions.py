@@ -20,12 +20,12 @@ import threading
 import time
 from pathlib import Path
 
+from penstock_loopback import LoopbackCluster
 from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.model import Hold, Placement, Progress, Share, Start
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import CliGateway, Write
-from penstock_slurm.loopback import LoopbackCluster
 from penstock_slurm.settings import SlurmSettings
 
 LIMIT_S = 10.0

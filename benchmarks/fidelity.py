@@ -18,10 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from penstock_profiles.families import load_families
-from penstock_scheduler.cli.report import History, render_page
-from penstock_scheduler.model.nodespec import DEFAULT_SPEC
-from penstock_slurm.loopback.demo.fidelity import (
+from penstock_loopback.demo.fidelity import (
     CALIBRATION,
     RealRun,
     compare,
@@ -30,8 +27,11 @@ from penstock_slurm.loopback.demo.fidelity import (
     run_on_slurm,
     tabled,
 )
-from penstock_slurm.loopback.demo.jobs import TIME_SCALE, DemoJob
-from penstock_slurm.loopback.demo.simulated import Pace, simulate_site
+from penstock_loopback.demo.jobs import TIME_SCALE, DemoJob
+from penstock_loopback.demo.simulated import Pace, simulate_site
+from penstock_profiles.families import load_families
+from penstock_scheduler.cli.report import History, render_page
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC
 
 LIMIT = 0.05
 LIMIT_S = 420.0

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock_loopback import LoopbackCluster
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.loopback import LoopbackCluster
 
 TRIALS = 10
 TARGET_S = 0.5

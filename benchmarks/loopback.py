@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock_slurm.loopback import LoopbackCluster
-from penstock_slurm.loopback.machine import program
+from penstock_loopback import LoopbackCluster
+from penstock_loopback.machine import program
 
 LIMITS_S = {11: 5.0, 64: 30.0}
 

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from tests.end_to_end.site import Site
 
-from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_loopback import LoopbackCluster, wait_for
 
 SPEEDS = {"1": 1.0, "2": 3.0, "4": 9.0}
 PARTS = ("save", "slurm", "start", "import", "join", "restore", "step")

@@ -36,9 +36,9 @@ from tests.scheduler.builders import job, on
 from tests.scheduler.databases import available, postgresql
 from tests.scheduler.service.api import ME, Api, serving
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.model import Job, Phase
-from penstock_slurm.loopback import wait_for
 
 DAG = """
 from airflow.sdk import DAG

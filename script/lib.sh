@@ -19,9 +19,10 @@ quietly() {
   return "$status"
 }
 
-# set_up EXTRAS [slurm|accounting]: installs the project with these extras of pyproject.toml into .venv, and Slurm and MUNGE on
-# the machine; for accounting also slurmdbd, MariaDB, and what builds and runs the plugins for Slurm. If Slurm cannot be
-# installed, it says so and sets no_slurm=1. If the virtual environment cannot be made, it ends.
+# set_up EXTRAS [slurm|accounting]: installs the project with these extras of pyproject.toml, and its tools for developers
+# (loopback/), into .venv, and Slurm and MUNGE on the machine; for accounting also slurmdbd, MariaDB, and what builds and runs
+# the plugins for Slurm. If Slurm cannot be installed, it says so and sets no_slurm=1. If the virtual environment cannot be
+# made, it ends.
 set_up() {
   find_python
   no_slurm=
@@ -134,14 +135,14 @@ make_venv() {
 
 install_project() {
   local stamp
-  stamp=$(sha256sum <pyproject.toml)
+  stamp=$(cat pyproject.toml loopback/pyproject.toml | sha256sum)
   # [dev] contains all other extras.
   if [ "$(cat ".venv/has-$1" 2>/dev/null)" = "$stamp" ] || [ "$(cat .venv/has-dev 2>/dev/null)" = "$stamp" ]; then
     return 0
   fi
   say "installing the project and its Python packages into .venv: about a minute ..."
   .venv/bin/pip uninstall -q -y penstock >/dev/null 2>&1 # what the project was called before penstock-scheduler
-  pip_install -e ".[$1]" || die "could not install the project; above is the end of what pip said${untested:+. $python is Python $version$untested}"
+  pip_install -e ".[$1]" -e ./loopback || die "could not install the project; above is the end of what pip said${untested:+. $python is Python $version$untested}"
   echo "$stamp" >".venv/has-$1"
 }
 

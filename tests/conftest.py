@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["penstock_slurm.loopback.fixtures", "tests.skips"]
+pytest_plugins = ["penstock_loopback.fixtures", "tests.skips"]
 
 settings.register_profile("penstock", deadline=None)  # no test is timed: machines are noisy
 settings.load_profile("penstock")
 
 SLOW = (
-    *("tests/airflow_provider", "tests/end_to_end", "tests/executor", "tests/slurm_plugin"),
+    *("tests/airflow_provider", "tests/end_to_end", "tests/executor", "tests/slurm_plugin", "tests/loopback"),
     *("tests/scheduler/web", "tests/cloud", "tests/benchmarks", "tests/scheduler/service"),
 )
 """Folders in which a file of tests may take minutes."""

@@ -44,7 +44,7 @@ def copy(tmp_path: Path) -> Path:
 
 def run_as_printed(commands: str, copy: Path) -> None:
     """Run the commands of a page, one after the other."""
-    packages = [str(copy / name) for name in ("profiles", "scheduler", "slurm_plugin", "cloud", "executor")]
+    packages = [str(copy / name) for name in ("profiles", "scheduler", "slurm_plugin", "cloud", "executor", "loopback")]
     for line in commands.splitlines():
         program, *words = shlex.split(line)
         if program == "script/test":

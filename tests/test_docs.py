@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.fixtures import skip_without_slurm
 from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.settings import DaemonSettings, parse_settings, reference
 from penstock_scheduler.simulator.workloads import read_workload
 from penstock_scheduler.simulator.workloads.own import COLUMNS
 from penstock_scheduler.simulator.workloads.public import SACCT_COLUMNS as SACCT
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 from penstock_slurm.settings import SlurmSettings
 from tests.scheduler.builders import job, snapshot
 from tests.scheduler.policies.documented import NAME, documented

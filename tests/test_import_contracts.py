@@ -50,7 +50,7 @@ def add_imports(packages: Path, imports: set[tuple[str, str]]) -> None:
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
     """A folder with a copy of every package's Python files."""
-    for package in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+    for package in (*PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], "loopback/penstock_loopback"):
         for file in (ROOT / package).rglob("*.py"):
             copy = tmp_path / file.relative_to((ROOT / package).parent)
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from penstock_scheduler import __version__, cli
+
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+OF_SITES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+TOOLS = tomllib.loads((ROOT / "loopback/pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = [*OF_SITES, "loopback/penstock_loopback"]
 ENTRY_POINTS = [
     EntryPoint(name, value, group)
     for group, entries in (
         ("console_scripts", PYPROJECT["project"]["scripts"]),
         *PYPROJECT["project"]["entry-points"].items(),
+        *TOOLS["project"]["entry-points"].items(),
     )
     for name, value in entries.items()
 ]
@@ -52,11 +57,18 @@ def test_every_source_folder_is_known_to_all_tools():
     folders = [package.split("/")[0] for package in PACKAGES]
     names = [package.split("/")[1] for package in PACKAGES]
     tool = PYPROJECT["tool"]
-    assert tool["hatch"]["build"]["dev-mode-dirs"] == folders
+    assert tool["hatch"]["build"]["dev-mode-dirs"] == [package.split("/")[0] for package in OF_SITES]
     assert tool["mypy"]["packages"] == names
     assert tool["importlinter"]["root_packages"] == names
     assert set(folders) <= set(tool["ruff"]["src"])
     assert set(folders) <= set(tool["mypy"]["mypy_path"].split(":"))
+
+
+def test_the_tools_for_developers_are_a_distribution_of_their_own_of_the_same_version():
+    assert "loopback" not in "".join((*OF_SITES, *PYPROJECT["project"]["entry-points"]["penstock.commands"].values()))
+    assert TOOLS["project"]["entry-points"]["penstock.commands"].keys() == {*cli.TOOLS}
+    assert TOOLS["project"]["dependencies"] == [f"penstock-scheduler[slurm]=={__version__}"]
+    assert (ROOT / "loopback/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_imports_point_one_way():

@@ -27,8 +27,8 @@ from pathlib import Path
 from benchmarks.foreign.scripts import DIFFS, SCRIPTS, Script
 from tests.end_to_end.site import Site
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_profiles.wire import Ended, Observation, Started
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 
 SPEEDS = {"t4": {"1": 1.0, "2": 3.0, "4": 9.0}}
 MOVES = 5

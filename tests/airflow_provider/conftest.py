@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.fixtures import running_slurm
 from penstock_scheduler.api.access_messages import TokenOrder
 from penstock_scheduler.api.client import Client
-from penstock_slurm.loopback.fixtures import running_slurm
 from tests.airflow_provider.deployment import REPOSITORY, Deployment, free_port
 from tests.airflow_provider.proxy import Proxy
 from tests.cloud.conftest import cloud_settings, ec2, moto

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from penstock_slurm.loopback import wait_for
+from penstock_loopback import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "airflow_provider/airflow_provider_penstock/example_dags"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock_slurm.loopback import wait_for
+from penstock_loopback import wait_for
 from tests.airflow_provider.deployment import Deployment
 from tests.airflow_provider.jobs import plain, trainer, wait_ended
 from tests.end_to_end.site import RATES, Site

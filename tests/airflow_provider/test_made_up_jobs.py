@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import wait_for
+from penstock_loopback import wait_for
 from tests.airflow_provider.conftest import airflow_python
 from tests.airflow_provider.deployment import Deployment
 from tests.scheduler.service.api import Api, serving

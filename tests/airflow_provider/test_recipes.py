@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import wait_for
+from penstock_loopback import wait_for
 from tests.airflow_provider.conftest import OWN, airflow_python
 from tests.airflow_provider.deployment import EXAMPLES, POLL_S, REPOSITORY, Deployment
 from tests.airflow_provider.jobs import wait_ended

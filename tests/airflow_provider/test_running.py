@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.access_messages import NewToken, TokenOrder
 from penstock_scheduler.api.client import Client
-from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.conftest import listening
 from tests.airflow_provider.deployment import Deployment
 from tests.airflow_provider.jobs import ended, running, trainer, wait_ended

@@ -19,9 +19,9 @@ from datetime import datetime
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.access_messages import TokenOrder
 from penstock_scheduler.api.client import Client
-from penstock_slurm.loopback import wait_for
 from tests.airflow_provider.agreement import Ran, Shown, disagreements
 from tests.airflow_provider.deployment import POLL_S, Deployment
 from tests.end_to_end.site import Site

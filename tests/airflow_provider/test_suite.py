@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_loopback.fixtures import MakeLoopback
 from tests.airflow_provider.conftest import CLUSTER, airflow_python, listening
 from tests.airflow_provider.deployment import REPOSITORY
 from tests.end_to_end.site import Site

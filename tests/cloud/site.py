@@ -20,6 +20,7 @@ from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
 from penstock_cloud.templates import TAG
+from penstock_loopback import wait_for
 from penstock_scheduler.api.ports import CloudNode
 from penstock_scheduler.burst.manager.manager import BurstManager
 from penstock_scheduler.burst.manager.places import Places
@@ -40,7 +41,6 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.model import Share as NodeShare
 from penstock_scheduler.store.sql import SqlStore
-from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2
 
 TYPES = {"a10g": 2, "t4": 2}

@@ -25,11 +25,11 @@ from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket, connect, of_instance
 from penstock_cloud.user_data import detached
+from penstock_loopback import wait_for
 from penstock_scheduler.burst.manager.provider import Order
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.model import BurstJob, Phase, Progress
 from penstock_scheduler.store.sql import SqlStore
-from penstock_slurm.loopback import wait_for
 from tests.cloud.conftest import SITE
 from tests.cloud.detached import DetachedSite, QuietSite, detached_site, left
 from tests.cloud.faults import Ec2

@@ -12,13 +12,13 @@ import boto3
 import pytest
 
 from penstock_cloud.settings import CloudSettings
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.store.spool import Spool
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.gateway import CliGateway
 from penstock_slurm.install.sources import build_plugin
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.settings import SlurmSettings
 from tests.cloud.faults import KEYS, Ec2
 from tests.cloud.hypervisor import Hypervisor

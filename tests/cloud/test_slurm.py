@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from penstock_cloud.settings import CloudSettings
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import MakeLoopback
+from penstock_loopback.machine import free_ports
 from penstock_scheduler.store.cloud_runs import CloudRunRow
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
-from penstock_slurm.loopback.machine import free_ports
 from tests.cloud.conftest import SITE
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor

@@ -12,11 +12,11 @@ import pytest
 
 from penstock_cloud import open_cloud
 from penstock_cloud.settings import CloudSettings
+from penstock_loopback import wait_for
 from penstock_scheduler.burst.manager.manager import BurstManager
 from penstock_scheduler.model import BurstJob, CloudAction, CloudState, Phase, Progress, Recall
 from penstock_scheduler.rounds.settings import DaemonSettings, Settings
 from penstock_scheduler.store.sql import SqlStore
-from penstock_slurm.loopback import wait_for
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite, there
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.machine import free_ports
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.health_messages import Health, LeaderHealth
 from penstock_scheduler.store.leadership.lease import boot_s
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.machine import free_ports
 from tests.end_to_end.site import Site
 from tests.scheduler.databases import Server, new_database
 

@@ -7,10 +7,10 @@ import socket
 import sys
 from pathlib import Path
 
-from penstock_slurm.loopback import LoopbackCluster
-from penstock_slurm.loopback.fixtures import MakeLoopback
-from penstock_slurm.loopback.machine import free_ports
-from penstock_slurm.loopback.processes import MARK
+from penstock_loopback import LoopbackCluster
+from penstock_loopback.fixtures import MakeLoopback
+from penstock_loopback.machine import free_ports
+from penstock_loopback.processes import MARK
 
 UNBLOCKED = 'import os, signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); os.execvp("slurmd", sys.argv[1:])'
 """A child of slurmctld has SIGTERM blocked, so that SuspendProgram could not end the slurmd again."""

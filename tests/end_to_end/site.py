@@ -16,10 +16,10 @@ from importlib.metadata import entry_points
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_profiles.wire import Ended, Observation, Report, Started
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway import CliGateway, SlurmJob
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.constants import set_constants
 from tests.forking import FORKING
 

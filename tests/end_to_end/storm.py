@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_loopback import LoopbackError, wait_for
 from penstock_profiles.wire import Started
 from penstock_scheduler.model import Phase
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway.base import ENDED, SlurmJob
 from penstock_slurm.gateway.hostlist import expand
-from penstock_slurm.loopback import LoopbackError, wait_for
 from tests.end_to_end.site import RATES, Site
 from tests.end_to_end.storm_reasons import Facts, Reasons, Run, history_without_a_round, unexplained, wrong_reasons
 

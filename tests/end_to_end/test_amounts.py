@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.api.client import Client
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm

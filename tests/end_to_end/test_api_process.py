@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import Submission
 from penstock_scheduler.cli import make_app
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.end_to_end.site import Site
 from tests.scheduler.service.api import ApiProcess
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from penstock_slurm.loopback import wait_for
+from penstock_loopback import wait_for
 from tests.end_to_end.site import UNFORESEEN
 
 pytestmark = [

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.demo.jobs import JOBS
+from penstock_loopback.demo.simulated import simulate
 from penstock_profiles.families import load_families
 from penstock_scheduler.model import Adaptivity
 from penstock_scheduler.people.drawing.history import History
-from penstock_slurm.loopback.demo.jobs import JOBS
-from penstock_slurm.loopback.demo.simulated import simulate
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

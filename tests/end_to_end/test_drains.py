@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site
 
 pytestmark = pytest.mark.slurm

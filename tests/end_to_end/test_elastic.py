@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_scheduler.api.client import Client
 from penstock_slurm.act.steps import STUCK
 from penstock_slurm.gateway.abilities import FILE
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.end_to_end.site import Site
 from tests.executor.elastic import (
     PYTHON,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_profiles.wire import ControlMessage, Ended
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
 
 pytestmark = pytest.mark.slurm

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_profiles.families import load_families
-from penstock_scheduler.simulator import Latencies
-from penstock_slurm.loopback.demo.fidelity import (
+from penstock_loopback.demo.fidelity import (
     Difference,
     RealRun,
     compare,
@@ -21,8 +19,10 @@ from penstock_slurm.loopback.demo.fidelity import (
     run_on_slurm,
     tabled,
 )
-from penstock_slurm.loopback.demo.jobs import DemoJob
-from penstock_slurm.loopback.demo.simulated import Pace, simulate_site
+from penstock_loopback.demo.jobs import DemoJob
+from penstock_loopback.demo.simulated import Pace, simulate_site
+from penstock_profiles.families import load_families
+from penstock_scheduler.simulator import Latencies
 
 SPEC = "t4:1x4,a100:1x4"
 FAMILIES = load_families()

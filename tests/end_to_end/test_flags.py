@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.model import parse_spec
 from penstock_slurm.gateway import SlurmJob
-from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site
 
 pytestmark = pytest.mark.slurm

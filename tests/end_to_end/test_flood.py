@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import Submission
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.cli import make_app
-from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm

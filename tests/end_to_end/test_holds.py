@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.settings import SlurmSettings
 from tests.end_to_end.site import Site, pause
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_profiles.wire import claimed_epochs
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site, pause
 
 pytestmark = pytest.mark.slurm

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.daemon.penstockd import main as penstockd
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.model import Plan
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.submit.cli import app
 from tests.end_to_end.site import Site
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock_loopback import LoopbackCluster, NotRunning, wait_for
+from penstock_loopback.fixtures import skip_without_slurm
+from penstock_loopback.playground.arrivals import KINDS, PLAIN, REFUSED
 from penstock_scheduler.api.client import Client
-from penstock_slurm.loopback import LoopbackCluster, NotRunning, wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
-from penstock_slurm.loopback.playground.arrivals import KINDS, PLAIN, REFUSED
 
 pytestmark = pytest.mark.slurm
 

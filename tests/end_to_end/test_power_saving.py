@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.api.client import Client
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.power_saving import asleep, states, with_cloud_nodes, with_power_saving
 from tests.end_to_end.site import Site
 

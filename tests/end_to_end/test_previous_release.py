@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_profiles.wire import Observation, Report, claimed_epochs, read, reports_file
 from penstock_scheduler.api.agent_messages import status_file
 from penstock_scheduler.api.client import Client
@@ -23,8 +25,6 @@ from penstock_scheduler.cli import make_app
 from penstock_scheduler.store import schema
 from penstock_scheduler.store.backup import make_backup
 from penstock_scheduler.store.tables import COMPATIBLE_FROM
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.pair import pair as two_daemons
 from tests.end_to_end.site import UNFORESEEN, Site
 from tests.end_to_end.test_sharing import FAST, group_of, until

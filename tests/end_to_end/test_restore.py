@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import Submission
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.store.backup import RESTORED
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site, pause
 
 pytestmark = pytest.mark.slurm

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.store.sql import SqlStore, open_store
 from penstock_slurm.gateway import SlurmJob
-from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site, pause
 
 pytestmark = pytest.mark.slurm

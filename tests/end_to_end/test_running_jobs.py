@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.api.client import Client
 from penstock_slurm.gateway.abilities import FILE
 from penstock_slurm.gateway.base import ENDED
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site, pause
 
 pytestmark = pytest.mark.slurm

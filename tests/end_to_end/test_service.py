@@ -14,13 +14,13 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import wait_for
 from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.api.client import ApiError, Client, DaemonAway
 from penstock_scheduler.api.messages import Submission
 from penstock_scheduler.cli import make_app
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES, Site
 
 pytestmark = pytest.mark.slurm

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_profiles.sensitivity import Sensitivity, SensitivityProfile, SensitivityStore, read_profile
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site
 
 pytestmark = pytest.mark.slurm

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_profiles.wire import Observation
 from penstock_scheduler.api.agent_messages import CarriedGroup, NodeStatus, status_file
 from penstock_scheduler.api.client import Client
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from penstock_slurm.share.gpu_reservation import NAME
 from tests.end_to_end.site import Site
 from tests.executor.spool import ROOT

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_profiles.colocation import Colocation
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import load_families
@@ -35,7 +36,6 @@ from penstock_scheduler.simulator import (
 from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
 from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
 
 NODES = "t4:2x1"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_profiles.wire import Observation
 from penstock_scheduler.api.agent_messages import status_file
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site
 
 pytestmark = pytest.mark.slurm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
 from tests.end_to_end.site import RATES
 
 pytestmark = pytest.mark.slurm

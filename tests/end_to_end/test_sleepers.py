@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import Site, pause
 from tests.end_to_end.test_safety import restart
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock_slurm.loopback import wait_for
+from penstock_loopback import wait_for
 from tests.end_to_end.site import Site
 from tests.end_to_end.storm import NODES, Storm
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import wait_for
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
 from penstock_slurm.submit.cli import app
 from tests.end_to_end.site import Site
 

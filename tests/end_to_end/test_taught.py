@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from penstock_loopback.demo.jobs import DemoJob
+from penstock_loopback.demo.site import DemoSite
 from penstock_profiles.families import load_families
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback.demo.jobs import DemoJob
-from penstock_slurm.loopback.demo.site import DemoSite
 
 SPEC = "t4:2x4,rtx:1x8,a100:1x8"
 FAMILIES = load_families()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site, pause
 
 pytestmark = pytest.mark.slurm

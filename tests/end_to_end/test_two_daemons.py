@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import wait_for
+from penstock_loopback import wait_for
 from tests.end_to_end.pair import pair
 from tests.end_to_end.site import UNFORESEEN
 from tests.scheduler.databases import REASON, available, restartable

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, machine, wait_for
+from penstock_loopback.fixtures import skip_without_slurm
 from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.api.client import ApiError, Client
 from penstock_scheduler.api.messages import Submission
-from penstock_slurm.loopback import LoopbackCluster, machine, wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.end_to_end.site import Site
 from tests.folders import public_folder
 

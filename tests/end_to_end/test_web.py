@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_scheduler.api.access_messages import TokenOrder
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import DrainOrder
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.end_to_end.site import Site
 from tests.scheduler.web.conftest import browser
 

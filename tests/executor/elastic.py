@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback.machine import free_ports
+from penstock_loopback.machine import free_ports
 from tests.forking import FORKING
 
 from .spool import ROOT, job_environment, send_to_all

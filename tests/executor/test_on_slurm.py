@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import LoopbackCluster
 from penstock_profiles.wire import Report, reports_file
-from penstock_slurm.loopback import LoopbackCluster
 
 from .spool import ROOT, wait_for
 

@@ -9,8 +9,8 @@ import pytest
 from penstock_executor import Environment, connect
 from penstock_executor.environment import EnvironmentDisagrees, Service, read_environment
 from penstock_executor.post import TIMEOUT_S, WAITING, Post
+from penstock_loopback.machine import free_ports
 from penstock_profiles.wire import MAX_REPORT_BYTES, Checkpointed, Observation, Report, Started
-from penstock_slurm.loopback.machine import free_ports
 from tests.scheduler.service.api import Api, serving
 
 from .spool import wait_for

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock_slurm.agent import cuda_checkpoints
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("profiles", "scheduler", "slurm_plugin", "cloud", "executor", "airflow_provider")
+PACKAGES = ("profiles", "scheduler", "slurm_plugin", "cloud", "executor", "loopback", "airflow_provider")
 
 STARTS = {
     "subprocess": {"run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput"},
@@ -44,9 +44,7 @@ EXCEPTIONS = {
     "slurm_plugin/penstock_slurm/agent/cuda_checkpoints.py": "watches helpers beside other work, with a limit of its own",
     "airflow_provider/airflow_provider_penstock/operators/simulate.py": OF_USERS,
     "executor/penstock_executor/": IN_JOBS,
-    "slurm_plugin/penstock_slurm/loopback/demo/": TRIES,
-    "slurm_plugin/penstock_slurm/loopback/": TRIES,
-    "slurm_plugin/penstock_slurm/loopback/playground/": TRIES,
+    "loopback/penstock_loopback/": TRIES,
 }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import MAX_BODY_BYTES
 from penstock_scheduler.model import parse_spec
@@ -20,8 +22,6 @@ from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.parse import parse_gpu_ids
 from penstock_slurm.jobs.notes import _notes
 from penstock_slurm.jobs.output_files import resolved
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.conftest import make_site
 from tests.end_to_end.site import UNFORESEEN, Site
 from tests.scheduler.service.api import serving

@@ -20,6 +20,8 @@ from typing import cast
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, machine, wait_for
+from penstock_loopback.fixtures import skip_without_slurm
 from penstock_scheduler.api.client import ApiError, Client
 from penstock_scheduler.api.messages import JobView, Submission
 from penstock_scheduler.model import JobSpec
@@ -28,8 +30,6 @@ from penstock_scheduler.store.spool import Spool
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.gateway import CliGateway, ControllerAway
-from penstock_slurm.loopback import LoopbackCluster, machine, wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 from penstock_slurm.settings import SlurmSettings
 from tests.end_to_end.site import Site
 from tests.end_to_end.test_two_users import ANN, BEN, as_user, folder_of

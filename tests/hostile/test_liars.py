@@ -11,8 +11,8 @@ import json
 import pytest
 from benchmarks.liars import LIARS, honest, play, row
 
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback, make_loopback
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import MakeLoopback, make_loopback
 from tests.end_to_end.conftest import make_site
 from tests.end_to_end.site import Site, pause
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import skip_without_slurm
 from penstock_profiles.wire import Checkpointed, control_file, inbox_folder, reports_file
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import Submission
 from penstock_scheduler.store.inbox import TAKEN_AT_ONCE, refused_folder
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.end_to_end.site import Site
 from tests.end_to_end.test_two_users import ANN, BEN, as_user, folder_of
 from tests.folders import public_folder

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.model.nodespec import NodeSpec
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway import CliGateway, SlurmJob
 from penstock_slurm.gateway.base import SlurmLimit
 from penstock_slurm.gateway.parse_jobs import JOB_FIELDS
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 from tests.end_to_end.conftest import make_site
 from tests.end_to_end.site import Site
 from tests.hostile.test_reading_slurm import NEWLINES

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.access_messages import TokenOrder, TokenView
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.daemon.service import identity as identity_module
 from penstock_scheduler.daemon.service import rights
 from penstock_scheduler.model import Phase
 from penstock_scheduler.people.errors import StoreError
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, Api, log_in, serving
 

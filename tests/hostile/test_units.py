@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import skip_without_slurm
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import Submission
 from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install.units import AGENT, DAEMON, agent_units, api_units, daemon_unit
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 from tests.end_to_end.site import Site
 from tests.end_to_end.test_two_users import ANN, as_user, folder_of
 from tests.folders import public_folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
+from penstock_loopback.fixtures import skip_without_slurm
 from penstock_scheduler import __version__
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
 
 ROOT = Path(__file__).parent.parent.parent
 PROVIDER = ROOT / "airflow_provider/airflow_provider_penstock"
@@ -34,8 +35,14 @@ def wheel() -> Path:
     return ROOT / f"dist/penstock_scheduler-{__version__}-py3-none-any.whl"
 
 
+@pytest.fixture(scope="module")
+def tools(wheel: Path) -> Path:
+    """The wheel of the tools for developers, of the same commit."""
+    return wheel.with_name(f"penstock_loopback-{__version__}-py3-none-any.whl")
+
+
 class Machine:
-    """A home folder whose only Penstock is the installed wheel."""
+    """A home folder whose only Penstock is the installed wheel, and the tools that start a Slurm for it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,11 +52,14 @@ class Machine:
         self.environment |= {"HOME": str(folder), "PATH": f"{folder}/env/bin:/usr/local/sbin:/usr/local/bin:"}
         self.environment["PATH"] += "/usr/sbin:/usr/bin:/sbin:/bin"
 
-    def command(self, *words: str | Path) -> str:
-        """A command's output. It fails the test if the command fails."""
-        done = subprocess.run(
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             words, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=900
         )
+
+    def command(self, *words: str | Path) -> str:
+        """A command's output. It fails the test if the command fails."""
+        done = self.run(*words)
         assert done.returncode == 0, f"{words}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
@@ -61,13 +71,13 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def machine(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def machine(wheel: Path, tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     skip_without_slurm(accounting=False)
     machine = Machine(tmp_path_factory.mktemp("machine"))
     subprocess.run([sys.executable, "-m", "venv", machine.folder / "env"], check=True)
     pip = ("pip", "install", "-q", "--disable-pip-version-check", "--no-deps")
     machine.command(*pip, "--require-hashes", "--only-binary=:all:", "-r", wheel.parent / "requirements.lock")
-    machine.command(*pip, wheel)
+    machine.command(*pip, wheel, tools)
     machine.packages = Path(machine.command("python", "-c", "import penstock_slurm; print(penstock_slurm.__file__)"))
     machine.packages = machine.packages.parent.parent
     return machine
@@ -95,9 +105,7 @@ def settings(machine: Machine) -> Path:
 
 
 def test_the_lock_is_complete_but_for_the_large_solver(machine: Machine) -> None:
-    done = subprocess.run(
-        [machine.folder / "env/bin/pip", "check"], env=machine.environment, capture_output=True, text=True, check=False
-    )
+    done = machine.run("pip", "check")
     said = [line for line in done.stdout.splitlines() if "cbcbox" not in line]
     assert said in ([], ["No broken requirements found."]), done.stdout
 
@@ -145,14 +153,33 @@ def test_a_job_runs_with_the_flags_and_nothing_is_left_in_slurm(machine: Machine
     assert {path: after.get(path) for path in before} == before
 
 
-def test_pip_removes_every_file_of_ours(machine: Machine, wheel: Path) -> None:
-    machine.command("pip", "uninstall", "-q", "-y", "penstock-scheduler")
+def test_the_wheel_of_sites_has_no_tools_for_developers_and_names_their_package(machine: Machine, tools: Path) -> None:
+    machine.command("pip", "uninstall", "-q", "-y", "penstock-loopback")
+    try:
+        ours = [path for package in machine.packages.glob("penstock_*") for path in (package, *package.rglob("*"))]
+        assert len(ours) > 500
+        left = [path for path in ours if re.search("loopback|demo|playground", path.name)]
+        assert left == []
+        listed = machine.command("penstock", "--help").split()
+        assert not {"demo", "loopback", "playground"} & {*listed}
+        for name in ("demo", "loopback", "playground"):
+            done = machine.run("penstock", name)
+            assert done.returncode == 2
+            assert "penstock-loopback" in done.stderr
+    finally:
+        machine.command("pip", "install", "-q", "--disable-pip-version-check", "--no-deps", tools)
+    assert {"demo", "loopback", "playground"} <= {*machine.command("penstock", "--help").split()}
+    assert "28 of 28" in machine.command("penstock", "demo", "--simulated", "--out", "report")
+
+
+def test_pip_removes_every_file_of_ours(machine: Machine, wheel: Path, tools: Path) -> None:
+    machine.command("pip", "uninstall", "-q", "-y", "penstock-scheduler", "penstock-loopback")
     try:
         left = [path for path in machine.packages.glob("*penstock*") if any(each.is_file() for each in path.rglob("*"))]
         assert left == []
         assert list((machine.folder / "env/bin").glob("penstock*")) == []
     finally:
-        machine.command("pip", "install", "-q", "--disable-pip-version-check", "--no-deps", wheel)
+        machine.command("pip", "install", "-q", "--disable-pip-version-check", "--no-deps", wheel, tools)
 
 
 def test_the_sdist_has_what_the_wheel_is_built_from(wheel: Path) -> None:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from penstock_slurm.loopback import LoopbackCluster, LoopbackError, wait_for
+from penstock_loopback import LoopbackCluster, LoopbackError, wait_for
 
 NODES = "t4:2x4"
 """One job holds all of t4-00; jobs run on t4-01."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock_loopback import LoopbackCluster, config
 from penstock_scheduler.model.nodespec import NodeSpec
-from penstock_slurm.loopback import LoopbackCluster, config
 from tests.end_to_end.power_saving import PowerSaving
 
 NODE = "CPUs=64 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=256000"

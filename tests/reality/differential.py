@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import CommandFailed, wait_for
-from penstock_slurm.loopback.fixtures import skip_without_slurm
+from penstock_loopback import CommandFailed, wait_for
+from penstock_loopback.fixtures import skip_without_slurm
 from tests.end_to_end.site import Site
 from tests.reality.cluster import Configuration, Request, SiteCluster
 

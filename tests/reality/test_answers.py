@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_loopback.fixtures import MakeLoopback
 from tests.reality.answers import NODES, table
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]

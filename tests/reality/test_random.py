@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from penstock_slurm.loopback.fixtures import skip_without_slurm
+from penstock_loopback.fixtures import skip_without_slurm
 from tests.reality.cluster import Configuration, Request
 from tests.reality.differential import differences, running
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.client import Client
 from penstock_scheduler.api.messages import DrainOrder
-from penstock_slurm.loopback import wait_for
 from tests.reality.cluster import NODE, Configuration
 from tests.reality.differential import Differential, running
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.model import parse_spec
-from penstock_slurm.loopback import wait_for
 from tests.reality.cluster import TWO_TYPES
 from tests.reality.differential import Differential, running
 

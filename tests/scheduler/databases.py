@@ -14,9 +14,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from penstock_loopback.machine import free_ports
 from penstock_scheduler.store.sql import SqlStore
 from penstock_scheduler.store.tables import submissions
-from penstock_slurm.loopback.machine import free_ports
 
 REASON = "needs PostgreSQL's initdb and pg_ctl, on PATH or where Debian puts them"
 

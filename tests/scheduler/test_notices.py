@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler.api.agent_messages import Contained, XidSeen
 from penstock_scheduler.api.ports import SilentAgent
@@ -27,7 +28,6 @@ from penstock_scheduler.rounds.plan_gate import NothingToApprove
 from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from penstock_slurm.loopback import LoopbackCluster, wait_for
+from penstock_loopback import LoopbackCluster, wait_for
 
 
 def save_jobs(slurm: LoopbackCluster, job: str) -> None:

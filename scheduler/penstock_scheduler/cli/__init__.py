@@ -63,6 +63,9 @@ GROUPS = {
 }
 """First word of several commands in `OWN` -> its help."""
 
+TOOLS = ("demo", "playground", "loopback")
+"""Commands of the package penstock-loopback (loopback/pyproject.toml), which sites do not install."""
+
 PANELS = {
     "Jobs": (
         *("submit", "list", "show", "explain", "history", "logs", "wait", "cancel", "hold", "release"),
@@ -73,7 +76,7 @@ PANELS = {
         *("doctor", "audit", "leader", "drain", "policy", "token", "models", "config", "db", "slurm", "cloud"),
     ),
     "Measurement and simulation": ("profile", "simulate"),
-    "Trying Penstock": ("demo", "playground", "loopback"),
+    "Trying Penstock": TOOLS,
 }
 """Heading in the help -> the commands under it, in this order. All others follow under "Other commands"."""
 
@@ -151,6 +154,15 @@ class _Group(_Listing):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.parent is None and args[0] in TOOLS and args[0] not in self.commands:
+            ctx.fail(
+                f"{args[0]} is a command of the package penstock-loopback, which is not installed here. Developers and people "
+                "who try Penstock use it, from a clone: script/demo and script/test install it there, and `pip install "
+                "./loopback` into another environment that has Penstock."
+            )
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for option in self.get_params(ctx):  # --help, --version, and typer's own two about completion

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock_slurm.loopback.machine import free_ports
+from penstock_loopback.machine import free_ports
 
 from ..elastic import environment
 from ..spool import ROOT, bodies, process, send_to_all, tell, wait_for

@@ -9,10 +9,10 @@ import time
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.agent_messages import NodeStatus, status_file
 from penstock_scheduler.model import Outcome, Phase, Progress, Start, UnknownValue
 from penstock_scheduler.rounds.plan_check import PlanCheck, StartCheck
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.cli.commands import penstock
 from tests.scheduler.service.api import ADAS, BOBS, serving
 

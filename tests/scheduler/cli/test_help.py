@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 from typer.main import get_command
@@ -81,6 +82,20 @@ def test_manual_pages_are_written_for_every_command(tmp_path):
     assert (tmp_path / "penstock-token-create.1").exists()
     assert "explain" in (tmp_path / "penstock.1").read_text()
     assert "\\-\\-preset NAME" in (tmp_path / "penstock-submit.1").read_text(), "it reads its options itself"
+
+
+@pytest.mark.parametrize("words", ["demo", "playground up --port 9000", "loopback --help"])
+def test_a_command_for_developers_names_its_package_where_it_is_not_installed(words: str, monkeypatch):
+    def of_sites(group: str) -> list[EntryPoint]:
+        return [entry for entry in entry_points(group=group) if not entry.value.startswith("penstock_loopback")]
+
+    monkeypatch.setattr("penstock_scheduler.cli.entry_points", of_sites)
+    told = CliRunner().invoke(make_app(), words.split())
+    assert told.exit_code == 2
+    assert f"{words.split()[0]} is a command of the package penstock-loopback" in told.output
+    assert "pip install ./loopback" in told.output
+    assert "No such command" in CliRunner().invoke(make_app(), ["simulate", "demo"]).output
+    assert "Trying Penstock" not in CliRunner().invoke(make_app(), ["--help"]).output
 
 
 def test_no_help_has_brackets_that_rich_would_take_for_markup():

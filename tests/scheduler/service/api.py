@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import httpx
 
+from penstock_loopback import wait_for
+from penstock_loopback.machine import free_ports
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.accounts.limits import LimitSettings
@@ -46,8 +48,6 @@ from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.safety.health import HealthSettings, LoopHealth, StepName
 from penstock_scheduler.store.disks import store_check
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
-from penstock_slurm.loopback.machine import free_ports
 from tests.constants import with_constants
 from tests.forking import FORKING
 from tests.scheduler.builders import job, on, snapshot

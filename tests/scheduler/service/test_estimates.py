@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.estimate_messages import Estimates, JobEstimate, TimeRange
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.estimator import Estimator
@@ -15,7 +16,6 @@ from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator.estimates import NOTES, EstimatesOrder
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on, snapshot
 from tests.scheduler.service.api import ADAS, BOBS, serving
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.client import Client, DaemonAway
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.daemon.service import stream
 from penstock_scheduler.model import Phase
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ADAS, BOBS, serving
 

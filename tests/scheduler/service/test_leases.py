@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.messages import Owner, OwnerView, Submission
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.daemon.service import submitting
 from penstock_scheduler.daemon.service.leases import Leases
 from penstock_scheduler.model import ClusterState
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.builders import job, snapshot
 from tests.scheduler.service.api import ME, serving
 

@@ -12,10 +12,10 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.client import ApiError
 from penstock_scheduler.daemon.service.limits import connections
 from penstock_scheduler.safety.places import Places
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.service.api import serving
 from tests.scheduler.service.flooded import HEAD_S, flooded
 

@@ -14,11 +14,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx
 import pytest
 
+from penstock_loopback.machine import free_ports
 from penstock_scheduler.daemon.service.identity import GUESSES_BURST, GUESSES_PER_S
 from penstock_scheduler.daemon.service.oidc import local_path
 from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.people.errors import ConfigError
-from penstock_slurm.loopback.machine import free_ports
 from tests.scheduler.service.api import ME, serving
 
 REASON = "authlib is not installed: pip install authlib"

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.api.access_messages import TokenOrder
 from penstock_scheduler.api.client import ApiError, Client
@@ -25,7 +26,6 @@ from penstock_scheduler.daemon.service.identity import IDENTITY
 from penstock_scheduler.model import JobSpec, Phase, Refusal
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.people.errors import ConfigError
-from penstock_slurm.loopback import wait_for
 from tests.folders import public_folder
 from tests.forking import FORKING
 from tests.scheduler.builders import job, on

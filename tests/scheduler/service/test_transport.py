@@ -13,12 +13,12 @@ import pytest
 
 from penstock_executor import Environment, connect
 from penstock_executor.environment import Service
+from penstock_loopback import wait_for
 from penstock_profiles.wire import Observation
 from penstock_scheduler.api.client import Client, DaemonAway
 from penstock_scheduler.daemon.service import identity
 from penstock_scheduler.model import Phase
 from penstock_scheduler.people.errors import ConfigError
-from penstock_slurm.loopback import wait_for
 from tests.folders import public_folder
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ME, serving

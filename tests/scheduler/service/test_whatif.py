@@ -8,6 +8,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.client import ApiError
 from penstock_scheduler.api.whatif_messages import WhatIfOrder
 from penstock_scheduler.cli import make_app
@@ -15,7 +16,6 @@ from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.whatif import WhatIfTasks, arguments
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.store.sql import open_store
-from penstock_slurm.loopback import wait_for
 from tests.scheduler.service.api import serving
 from tests.scheduler.test_whatif import FIRST_S, record
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.model import JobId, Limit, Pack
 from penstock_slurm.agent import node_state
 from penstock_slurm.gateway import ControllerAway
-from penstock_slurm.loopback import wait_for
 
 from .node import Node, alone, steps
 

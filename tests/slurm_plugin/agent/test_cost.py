@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.agent_messages import NodeStatus, status_file
 from penstock_scheduler.model import JobId, Pack
-from penstock_slurm.loopback import wait_for
 from tests.profiles import fake_nvml
 
 MOST_MIB = 60

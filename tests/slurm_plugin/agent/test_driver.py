@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.waiting import wait_for
 from penstock_profiles.nvml import NoNvml, Sample
 from penstock_scheduler.api.agent_messages import NodeStatus, status_file
 from penstock_scheduler.people.errors import PenstockError
 from penstock_slurm.agent import driver
 from penstock_slurm.agent.driver import Driver
-from penstock_slurm.loopback.waiting import wait_for
 from tests.profiles import fake_nvml
 
 from .node import Node

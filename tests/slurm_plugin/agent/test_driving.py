@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.fixtures import skip_without_slurm
+from penstock_loopback.waiting import wait_for
 from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import main, observing
 from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.agent.state import DepartingJob
 from penstock_slurm.gateway import Refused
-from penstock_slurm.loopback.fixtures import skip_without_slurm
-from penstock_slurm.loopback.waiting import wait_for
 
 from .node import Node, alone
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_profiles.node_channel import JobStatus
 from penstock_profiles.nvml import Device, Process, Reading, Sample
 from penstock_scheduler.api.agent_messages import Lack, status_file
 from penstock_slurm.agent import observing
-from penstock_slurm.loopback import wait_for
 from tests.profiles import fake_nvml
 
 from .node import Node, alone, steps

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.waiting import wait_for
 from penstock_slurm.agent.processes import IN_CGROUP, Processes
-from penstock_slurm.loopback.waiting import wait_for
 
 
 def test_only_processes_of_the_jobs_user_are_its():

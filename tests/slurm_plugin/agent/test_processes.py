@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_slurm.agent.processes import ATTEMPTS, Processes
-from penstock_slurm.loopback import wait_for
 
 from .cgroups import hierarchy_of
 

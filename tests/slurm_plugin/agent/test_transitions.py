@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.waiting import wait_for
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import devices_file
 from penstock_scheduler.api.agent_messages import NodeStatus, status_file
@@ -22,7 +23,6 @@ from penstock_scheduler.model import JobId, Pack
 from penstock_slurm.agent import containment, node_state, state
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.gateway import SlurmError
-from penstock_slurm.loopback.waiting import wait_for
 from tests.profiles import fake_nvml
 from tests.slurm_plugin.boards import TWO_PAIRS
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import LoopbackCluster, LoopbackError
-from penstock_slurm.loopback.fixtures import skip_without_slurm
+from penstock_loopback import LoopbackCluster, LoopbackError
+from penstock_loopback.fixtures import skip_without_slurm
 from tests.folders import public_folder
 from tests.slurm_plugin.flags.site import FlagSite
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
+from penstock_loopback import LoopbackCluster
 from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_slurm.gateway import CliGateway, SlurmJob
 from penstock_slurm.install.cli import app
-from penstock_slurm.loopback import LoopbackCluster
 
 NOBODY = 65534
 

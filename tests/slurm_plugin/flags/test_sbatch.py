@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.model import JobSpec, parse_spec, validate_spec
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_slurm.gateway.hostlist import expand
-from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.flags import values
 from tests.slurm_plugin.flags.site import FlagSite
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.model import JobSpec, parse_spec
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Transient, Write
-from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.flags.site import NOBODY, FlagSite
 
 pytestmark = [

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_scheduler.people.errors import ConfigError
 from penstock_slurm.gateway import (
     AccountingAway,
@@ -38,7 +39,6 @@ from penstock_slurm.gateway.hostlist import expand
 from penstock_slurm.gateway.node_states import node_facts
 from penstock_slurm.gateway.parse import parse_tres_per_node
 from penstock_slurm.gateway.parse_jobs import Marks, parse_jobs
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 from tests.slurm_plugin.state import save_jobs
 
 slurm = pytest.mark.slurm

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock_loopback import LoopbackCluster
 from penstock_slurm.gateway.hostlist import expand
-from penstock_slurm.loopback import LoopbackCluster
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_slurm.gateway import CliGateway, ControllerAway, SlurmJob
 from penstock_slurm.gateway import pyslurm_reader as pyslurm
 from penstock_slurm.gateway.pyslurm_reader import PyslurmReader
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 
 JOB = {
     **dict.fromkeys(("ArrayJobID", "ArrayTaskID", "HetJobID", "Deadline", "cpus-per-tres", "Dependency"), "N/A"),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock_loopback import LoopbackCluster, wait_for
 from penstock_profiles.files import write_whole
 from penstock_scheduler.api.agent_messages import (
     CarriedGroup,
@@ -37,7 +38,6 @@ from penstock_scheduler.rounds.diff import actions
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import CliGateway, SlurmJob, abilities
-from penstock_slurm.loopback import LoopbackCluster, wait_for
 from penstock_slurm.settings import SlurmSettings
 from penstock_slurm.share.agents import SlurmAgents
 from penstock_slurm.share.gpu_reservation import NAME, GpuReservations

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.model import Pack, SharedGpus
-from penstock_slurm.loopback import wait_for
 from tests.slurm_plugin.sharing.rig import NODE, Rig
 
 pytestmark = pytest.mark.slurm

@@ -15,6 +15,9 @@ from statistics import fmean, median
 
 import numpy as np
 
+from penstock_loopback.demo.jobs import DemoJob
+from penstock_loopback.demo.simulated import Pace
+from penstock_loopback.demo.site import HALF_A_SECOND, START_S, TICK_S, DemoSite, read_reports
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Checkpointed, Ended, Report, Started
@@ -25,9 +28,6 @@ from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.simulator import Latencies
 from penstock_scheduler.store.sql import SqlStore, open_store
-from penstock_slurm.loopback.demo.jobs import DemoJob
-from penstock_slurm.loopback.demo.simulated import Pace
-from penstock_slurm.loopback.demo.site import HALF_A_SECOND, START_S, TICK_S, DemoSite, read_reports
 
 CALIBRATION = (
     (DemoJob("a", "resnet18-cifar10", 3, {"max_gpus": 16}, ("rtx", 1, 4)), 1.0),

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from penstock_loopback.config import Layout
+from penstock_loopback.errors import LoopbackError
 from penstock_scheduler.model.nodespec import NodeSpec
-from penstock_slurm.loopback.config import Layout
-from penstock_slurm.loopback.errors import LoopbackError
 
 STATE_FILE = "penstock-loopback.json"
 """The record of the cluster: its nodes and its daemons' processes."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock_loopback.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE, DemoJob
+from penstock_loopback.demo.site import RESTART_COST_S, ROUND_S
 from penstock_profiles.families import Families
 from penstock_scheduler.api.ports import ClusterParts, Trigger
 from penstock_scheduler.cli.report import History
@@ -27,8 +29,6 @@ from penstock_scheduler.simulator import (
 )
 from penstock_scheduler.simulator.figures import history
 from penstock_scheduler.store.memory import MemoryStore
-from penstock_slurm.loopback.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE, DemoJob
-from penstock_slurm.loopback.demo.site import RESTART_COST_S, ROUND_S
 
 END_OF_TIME_S = 50_000.0
 """A simulation that has not ended by this time never will."""

@@ -14,6 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from penstock_loopback import config, machine, processes
+from penstock_loopback.daemons import Daemons, listens, outer_environment, reap
+from penstock_loopback.errors import CommandFailed, LoopbackError, NotRunning, PortInUse
+from penstock_loopback.folder import STATE_FILE, choose_layout, claim, locked, make_folders, write_secret
+from penstock_loopback.processes import Process
 from penstock_profiles.node_channel import RUN_DIR_VARIABLE
 from penstock_profiles.wire import SPOOL_VARIABLE
 from penstock_scheduler.api.client import URL_VARIABLE
@@ -22,11 +27,6 @@ from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install import plan
 from penstock_slurm.install.sources import build_plugin, source
-from penstock_slurm.loopback import config, machine, processes
-from penstock_slurm.loopback.daemons import Daemons, listens, outer_environment, reap
-from penstock_slurm.loopback.errors import CommandFailed, LoopbackError, NotRunning, PortInUse
-from penstock_slurm.loopback.folder import STATE_FILE, choose_layout, claim, locked, make_folders, write_secret
-from penstock_slurm.loopback.processes import Process
 
 SETTINGS = "penstock.toml"
 """The settings file of penstockd and of the agents on this cluster, beside slurm.conf."""

@@ -1,6 +1,6 @@
 """The playground's users: submits a job whenever few jobs wait, so that there is always a queue.
 
-    python -m penstock_slurm.loopback.playground.arrivals FOLDER
+    python -m penstock_loopback.playground.arrivals FOLDER
 
 It runs until the playground goes down. Everything that decides is Slurm and penstockd; this process only submits.
 """
@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock_loopback import LoopbackCluster, LoopbackError
 from penstock_profiles.families import Families, load_families
-from penstock_slurm.loopback import LoopbackCluster, LoopbackError
 
 WAITING = 6
 """A job is submitted while fewer than so many wait."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock_slurm.loopback import LoopbackCluster, LoopbackError, ProgramsMissing, machine, wait_for
+from penstock_loopback import LoopbackCluster, LoopbackError, ProgramsMissing, machine, wait_for
 
 __all__ = ["MakeLoopback", "loopback", "make_loopback", "running_slurm", "skip_without_slurm", "wait_for"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock_loopback import LoopbackCluster, wait_for
+from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.cli import make_app
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.loopback import LoopbackCluster, wait_for
-from penstock_slurm.loopback.fixtures import MakeLoopback
 
 pytestmark = [
     pytest.mark.slurm,

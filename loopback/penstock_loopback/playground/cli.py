@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
+from penstock_loopback import LoopbackCluster, NotRunning, default_folder, machine
+from penstock_loopback.cli import BUILDS, errors_shown, progress_line
+from penstock_loopback.folder import write_secret
 from penstock_scheduler.api.access_messages import TokenOrder
 from penstock_scheduler.api.client import URL_VARIABLE, Client, DaemonAway
-from penstock_slurm.loopback import LoopbackCluster, NotRunning, default_folder, machine
-from penstock_slurm.loopback.cli import BUILDS, errors_shown, progress_line
-from penstock_slurm.loopback.folder import write_secret
 
 app = typer.Typer(
     help="A Slurm under Penstock on this machine that stays up, with its web page and a queue of jobs.",
@@ -104,7 +104,7 @@ def _start(cluster: LoopbackCluster, port: int | None, option: str) -> str:
     with Client(variables[URL_VARIABLE]) as penstock:
         order = TokenOrder(user=getpass.getuser(), role="admin", expires_s=time.time() + 30 * 86400, note="playground")
         token = penstock.create_token(order).token
-    arrivals = (sys.executable, "-m", "penstock_slurm.loopback.playground.arrivals", str(cluster.folder))
+    arrivals = (sys.executable, "-m", "penstock_loopback.playground.arrivals", str(cluster.folder))
     cluster.start_program("arrivals", *arrivals, ready=lambda: True)
     gpus = sum(node.gpus for node in cluster.nodes)
     lines = [f"  export {name}={shlex.quote(value)}" for name, value in variables.items()]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import (
+from penstock_loopback import (
     CommandFailed,
     LoopbackCluster,
     LoopbackError,
@@ -23,8 +23,8 @@ from penstock_slurm.loopback import (
     processes,
     wait_for,
 )
-from penstock_slurm.loopback.fixtures import MakeLoopback
-from penstock_slurm.loopback.folder import STATE_FILE
+from penstock_loopback.fixtures import MakeLoopback
+from penstock_loopback.folder import STATE_FILE
 from tests.slurm_plugin.state import save_jobs
 
 pytestmark = pytest.mark.slurm
@@ -300,9 +300,7 @@ def test_a_folder_that_slurm_conf_cannot_name_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("after_s", [0.05, 0.15, 0.3])
 def test_down_cleans_up_after_a_start_that_was_killed(tmp_path: Path, after_s: float) -> None:
     folder = tmp_path / "cluster"
-    code = (
-        f"from penstock_slurm.loopback import LoopbackCluster\nprint(flush=True)\nLoopbackCluster({str(folder)!r}).up()"
-    )
+    code = f"from penstock_loopback import LoopbackCluster\nprint(flush=True)\nLoopbackCluster({str(folder)!r}).up()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from penstock_loopback import LoopbackCluster
+from penstock_loopback.demo.jobs import TIME_SCALE, DemoJob
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report, Started
 from penstock_scheduler.cli.report import History, JobHistory, NodeShape, Span
@@ -20,8 +22,6 @@ from penstock_scheduler.people.errors import PenstockError, StoreError
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway import CliGateway, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
-from penstock_slurm.loopback import LoopbackCluster
-from penstock_slurm.loopback.demo.jobs import TIME_SCALE, DemoJob
 
 ROUND_S = 3.0
 TICK_S = 0.25

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock_slurm.loopback import LoopbackCluster
-from penstock_slurm.loopback import cli as loopback_cli
-from penstock_slurm.loopback.fixtures import MakeLoopback
+from penstock_loopback import LoopbackCluster
+from penstock_loopback import cli as loopback_cli
+from penstock_loopback.fixtures import MakeLoopback
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock_slurm.loopback import machine, processes
-from penstock_slurm.loopback.errors import LoopbackError, PortInUse
-from penstock_slurm.loopback.processes import Process
-from penstock_slurm.loopback.waiting import wait_for
+from penstock_loopback import machine, processes
+from penstock_loopback.errors import LoopbackError, PortInUse
+from penstock_loopback.processes import Process
+from penstock_loopback.waiting import wait_for
 
 _children: list[subprocess.Popen[bytes]] = []
 """Daemons of all clusters that this process has started, kept to be reaped. They outlive the cluster objects."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback.playground import arrivals
+from penstock_loopback.playground import arrivals
 
 
 def test_the_oldest_outputs_and_checkpoints_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import processes, wait_for
-from penstock_slurm.loopback.processes import Process, alive, end, find, identify
+from penstock_loopback import processes, wait_for
+from penstock_loopback.processes import Process, alive, end, find, identify
 
 Start = Callable[..., Process]
 

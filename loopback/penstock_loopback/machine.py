@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock_slurm.loopback.errors import LoopbackError, PortInUse, ProgramsMissing
+from penstock_loopback.errors import LoopbackError, PortInUse, ProgramsMissing
 
 # Each program that a cluster needs, and its package in Debian 12 and 13.
 PROGRAMS = {

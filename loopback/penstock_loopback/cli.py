@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock_loopback.cluster import LoopbackCluster
+from penstock_loopback.errors import LoopbackError, NotRunning
+from penstock_loopback.folder import default_folder
 from penstock_scheduler.model.nodespec import DEFAULT_SPEC, SpecError
-from penstock_slurm.loopback.cluster import LoopbackCluster
-from penstock_slurm.loopback.errors import LoopbackError, NotRunning
-from penstock_slurm.loopback.folder import default_folder
 
 app = typer.Typer(help="A real Slurm on this machine, with GPUs that do not exist.", no_args_is_help=True)
 

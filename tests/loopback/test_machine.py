@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_slurm.loopback import LoopbackError, PortInUse, ProgramsMissing, machine
+from penstock_loopback import LoopbackError, PortInUse, ProgramsMissing, machine
 
 
 def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
