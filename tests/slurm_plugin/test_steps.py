@@ -202,6 +202,26 @@ def test_a_job_that_slurm_does_not_start_in_time_is_held_and_fails():
     assert step(START, held, SETTINGS) == Step(Outcome(START, Progress.FAILED, text))
 
 
+@pytest.mark.parametrize(
+    ("reason", "after_s", "shares", "fails"),
+    [
+        ("Resources", 10.0, False, True),
+        ("Resources", 9.9, False, False),
+        ("Priority", 59.9, False, False),
+        ("None", 59.9, False, False),
+        ("None", 60.0, False, True),
+        ("Resources", 59.9, True, False),
+    ],
+)
+def test_nodes_that_lack_something_in_slurm_s_view_are_given_up_after_ten_seconds(
+    reason: str, after_s: float, shares: bool, fails: bool
+) -> None:
+    """The book of a round may not count it. A job that shares GPUs waits for a placeholder job to give way."""
+    sent_s = NOW_S - after_s
+    late = pending(job=view(Phase.STARTING, TWO), priority=9, released_s=sent_s, reason=reason, shares=shares)
+    assert (step(START, late, SETTINGS).outcome.progress is Progress.FAILED) is fails
+
+
 def test_a_job_is_not_sent_again_to_nodes_that_did_not_start_it():
     """The plan is older than the attempt in vain. The next round finds other nodes."""
     for tried, writes in ((TWO.nodes[:1], False), (("n2",), True)):

@@ -43,6 +43,14 @@ def test_what_fails_at_each_tick_is_one_attempt() -> None:
     assert not unstarted.paused(QUEUED, (), 1120.0)
 
 
+def test_another_attempt_within_the_time_counts_if_it_was_on_other_nodes() -> None:
+    unstarted = Unstarted(60.0)
+    unstarted.refused("7", HERE, "refused", 1000.0)
+    unstarted.refused("7", on("t4", n1=1), "refused", 1012.0)
+    assert unstarted.paused(QUEUED, (), 1071.0)
+    assert tried(unstarted, nodes("n0", "n1", "n2"), 1072.0) == {"n0", "n1"}
+
+
 def test_a_job_that_ran_begins_anew_and_one_that_was_held_does_not() -> None:
     for jobs, others, again in ((RUNNING, (), True), ({}, (), True), ({}, ("7",), False)):
         unstarted = Unstarted(60.0)

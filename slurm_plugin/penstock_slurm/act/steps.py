@@ -125,6 +125,10 @@ class Step:
         return self.outcome.action.job
 
 
+LACKS_S = 10.0
+"""How long Slurm may say that a job's nodes lack what it needs. It may have looked while another job was still leaving them."""
+
+
 def under_way(action: Action, text: str, *writes: Write) -> Step:
     """A step after which the action goes on."""
     return Step(Outcome(action, Progress.UNDER_WAY, text), writes)
@@ -201,7 +205,9 @@ def _start(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
 def _await(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
     """Wait for Slurm to start a job that was sent to its placement. The cloud limits how long its nodes may take to boot."""
     waited_s = scope.now_s - scope.released_s
-    if waited_s < settings.start_patience_s or action.placement.partition == settings.cloud_partition:
+    lacks = scope.slurm.reason == "Resources" and not scope.shares
+    patience_s = min(settings.start_patience_s, LACKS_S) if lacks else settings.start_patience_s
+    if waited_s < patience_s or action.placement.partition == settings.cloud_partition:
         return under_way(action, "waits for Slurm to start it")
     text = f"Slurm did not start it in {waited_s:.0f} s: {scope.slurm.reason}"
     return Step(Outcome(action, Progress.FAILED, text), _hold(scope.slurm), _holding(action, scope))

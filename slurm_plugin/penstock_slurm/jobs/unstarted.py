@@ -40,7 +40,7 @@ class Unstarted:
 
     Args:
         first_s: how long a job waits after the second attempt in vain, s; after the first it is sent again at once, since
-            another place may do. It is also the least time between two attempts that count.
+            another place may do. It is also the least time between two attempts on the same nodes that count.
     """
 
     def __init__(self, first_s: float) -> None:
@@ -50,7 +50,7 @@ class Unstarted:
     def refused(self, job_id: JobId, placement: Placement, why: str, now_s: float) -> None:
         """An attempt was in vain. `why` is a sentence."""
         before = self._jobs.get(job_id)
-        if before is not None and now_s - before.last_s < self._first_s:
+        if before is not None and now_s - before.last_s < self._first_s and before.nodes.issuperset(placement.nodes):
             return
         count = 1 if before is None else before.count + 1
         pause_s = 0.0 if count == 1 else back_off_s(min(self._first_s, MOST_S), count - 1, MOST_S)
