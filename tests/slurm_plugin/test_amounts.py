@@ -83,6 +83,10 @@ def node(**fields: object) -> Node:
         (node(memory_others_mb=255_000), [ResourceRequest(memory_mb=1001)], True, 8),
         (node(memory_mb=0, memory_others_mb=0), [ResourceRequest(all_memory=True)], False, 0),
         (node(may_start=False, cpus_others=64), [ResourceRequest()], False, 0),
+        (node(cpus_together=8), [ResourceRequest(cpus=8)], False, 0),
+        (node(cpus_together=32), [ResourceRequest()], True, 0),
+        (node(cpus_together=32, cpus_others=32), [ResourceRequest(cpus=33)], True, 8),
+        (node(cpus_together=32, cpus=62), [ResourceRequest(all_cpus=True)], True, 0),
     ],
 )
 def test_a_node_is_scarce_where_some_job_may_find_gpus_without_cpus_or_memory(
@@ -92,6 +96,16 @@ def test_a_node_is_scarce_where_some_job_may_find_gpus_without_cpus_or_memory(
     (found,) = with_amounts((there,), jobs)
     assert (found.scarce, found.gpus_out_of_reach) == (scarce, out_of_reach)
     assert scarce or found is there, "a node with enough of all stays the same object"
+
+
+def test_slurm_gives_whole_cores_or_sockets() -> None:
+    """Some CPUs of the node may be kept from jobs (CoreSpecCount), and a job may ask for more than there are."""
+    halves = node(cpus_together=32, cpus=62)
+    assert [halves.whole(cpus) for cpus in (1, 32, 33, 62, 63)] == [32, 32, 62, 62, 63]
+    assert [node().whole(cpus) for cpus in (1, 64, 65)] == [1, 64, 65]
+    (share,) = on("t4", t4_00=2).shares
+    assert share.amounts(ResourceRequest(cpus=4, cpus_gpus=1), halves) == (32, 0)
+    assert dataclasses.replace(share, cpus=40).amounts(ResourceRequest(), halves) == (62, 0)
 
 
 def test_gpus_that_a_job_holds_are_within_reach() -> None:

@@ -51,7 +51,7 @@ class Share:
         if request is None:
             return self.cpus, self.memory_mb
         cpus = self.cpus or request.cpus_on(self.gpus, node.cpus)
-        return cpus, self.memory_mb or request.memory_mb_on(self.gpus, node.memory_mb)
+        return node.whole(cpus), self.memory_mb or request.memory_mb_on(self.gpus, node.memory_mb)
 
     def suits(self, held: Share) -> bool:
         """Whether a job that holds `held` has what this share asks for. An amount of 0 in this share accepts any amount."""
@@ -98,7 +98,7 @@ class ResourceRequest:
 
     def fits(self, gpus: int, node: Node, cpus: int, memory_mb: int) -> bool:
         """Whether these CPUs and MB of a node suffice for so many GPUs there. Memory that is not allocated does not count."""
-        if self.cpus_on(gpus, node.cpus) > cpus:
+        if node.whole(self.cpus_on(gpus, node.cpus)) > cpus:
             return False
         return not node.memory_mb or self.memory_mb_on(gpus, node.memory_mb) <= memory_mb
 
@@ -209,6 +209,8 @@ class Node:
     """Leaf switch of the cluster's topology; nodes of one switch are close to each other. Empty: not known."""
     cpus: int = 1
     cpus_others: int = 0
+    cpus_together: int = 1
+    """The cluster allocates CPUs in multiples of this: those of a core, or of a socket."""
     set_aside_for: str = ""
     """The job, of those that Penstock does not manage, for which some of `gpus_others` are kept free; empty: none."""
     state: str = ""
@@ -248,6 +250,12 @@ class Node:
     def memory_mb_for_us(self) -> int:
         """Memory that a plan may allocate here, MB."""
         return max(self.memory_mb - self.memory_others_mb, 0) if self.may_start else 0
+
+    def whole(self, cpus: int) -> int:
+        """The CPUs that the cluster allocates to a job that needs so many here."""
+        if self.cpus_together == 1:
+            return cpus
+        return max(cpus, min(-(-cpus // self.cpus_together) * self.cpus_together, self.cpus))
 
     def has_room_for(self, request: ResourceRequest, gpus: int) -> bool:
         """Whether jobs that Penstock does not manage leave the CPUs and memory that a job needs for so many GPUs."""

@@ -83,6 +83,10 @@ class SlurmNode:
     """Its active features, in order."""
     tmp_mb: int = 0
     """Its temporary disk, MB (TmpDisk)."""
+    core_cpus: int = 1
+    """CPUs of a core."""
+    socket_cpus: int = 1
+    """CPUs of a socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +251,8 @@ class SlurmFeatures:
     fair_share: bool = False
     memory: bool = False
     """Whether Slurm allocates memory, as it does CPUs (SelectTypeParameters=CR_Core_Memory)."""
+    cpus_by: Literal["", "core", "socket"] = ""
+    """Jobs get whole cores or sockets (SelectTypeParameters=CR_Core or CR_Socket), or single CPUs if this is empty."""
     counts_gpus: bool = False
     """Whether `SlurmJob.gpus_counted` has a running job's GPUs (AccountingStorageTRES=gres/gpu)."""
     resume_timeout_s: float | None = None

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from penstock_slurm.gateway.abilities import Release, release
 from penstock_slurm.gateway.base import (
@@ -22,7 +23,7 @@ from penstock_slurm.gateway.node_states import OFF
 
 NODE_KEYS = re.compile(
     r"\s(Gres|GresUsed|State|Partitions|CPUAlloc|CPUTot|CPUEfctv|RealMemory|AllocMem|MemSpecLimit|TmpDisk|SlurmdStartTime"
-    r"|ActiveFeatures)"
+    r"|ActiveFeatures|Sockets|CoresPerSocket)"
     r"=(\S*)"
 )
 RESUME_TIMEOUT_S = 60.0
@@ -237,6 +238,7 @@ def _node(line: str, release: Release) -> SlurmNode:
         # was seen to start jobs there without their GPUs.
         state |= {"UNKNOWN"}
     reserved_mb = node.number("MemSpecLimit") if "MemSpecLimit" in values else 0
+    sockets, cores = (node.number(key) if key in values else 0 for key in ("Sockets", "CoresPerSocket"))
     nothing_used: dict[str, int] = {}
     gpus = node.read("Gres", _gpus, nothing_used)
     return SlurmNode(
@@ -247,6 +249,8 @@ def _node(line: str, release: Release) -> SlurmNode:
         partitions=tuple(name for name in values.get("Partitions", "").split(",") if name),
         cpus=node.number("CPUEfctv" if "CPUEfctv" in values else "CPUTot"),
         cpus_used=node.number("CPUAlloc"),
+        core_cpus=max(node.number("CPUTot") // max(sockets * cores, 1), 1) if sockets * cores else 1,
+        socket_cpus=max(node.number("CPUTot") // sockets, 1) if sockets else 1,
         memory_mb=max(node.number("RealMemory") - reserved_mb, 0),
         memory_used_mb=node.number("AllocMem"),
         tmp_mb=node.number("TmpDisk") if "TmpDisk" in values else 0,
@@ -330,6 +334,10 @@ def _reservation(line: str) -> SlurmReservation:
     return SlurmReservation(name[1] if name is not None else "", start_s, end_s, nodes, active, flags, unknown)
 
 
+UNITS: Mapping[str, Literal["core", "socket"]] = {"CR_CORE": "core", "CR_SOCKET": "socket"}
+"""Words of SelectTypeParameters -> the unit in which Slurm allocates CPUs."""
+
+
 def parse_features(text: str) -> SlurmFeatures:
     """Features from `scontrol show config`. AccountingStorageEnforce=limits enforces limits, and `safe` implies it.
 
@@ -338,13 +346,15 @@ def parse_features(text: str) -> SlurmFeatures:
     """
     keys = dict(CONFIG_KEYS.findall(text))
     accounting = keys["AccountingStorageType"].endswith("/slurmdbd")
+    consumes = keys.get("SelectTypeParameters", "").upper()
     return SlurmFeatures(
         cluster=keys["ClusterName"],
         accounting=accounting,
         topology=keys.get("TopologyPlugin", "").endswith("/tree"),
         limits=accounting and bool({"limits", "safe", "all"} & set(keys["AccountingStorageEnforce"].split(","))),
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
-        memory="MEMORY" in keys.get("SelectTypeParameters", ""),
+        memory="MEMORY" in consumes,
+        cpus_by=next((unit for word, unit in UNITS.items() if word in consumes), ""),
         counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
         resume_timeout_s=resume_timeout_s(keys),
         gpu_types_stay="SLURM_VERSION" in keys

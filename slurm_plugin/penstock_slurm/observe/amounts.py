@@ -111,7 +111,7 @@ def with_amounts(nodes: Sequence[Node], jobs: Collection[Job]) -> tuple[Node, ..
     def scarce(node: Node) -> bool:
         gpus = node.gpus_for_us
         return gpus > 0 and (
-            cpus * gpus > node.cpus_for_us
+            node.whole(cpus) * gpus > node.cpus_for_us
             or (all_cpus and node.cpus_others > 0)
             or (node.memory_mb > 0 and (all_memory or memory_mb * gpus > node.memory_mb_for_us))
         )

@@ -469,6 +469,7 @@ def node_views(
             reserved_s=kept_for.get(node.name, ("", None))[1],
             switch=scene.rules.switches.get(host_of(node.name), ""),
             cpus=node.cpus,
+            cpus_together={"core": node.core_cpus, "socket": node.socket_cpus}.get(scene.rules.features.cpus_by, 1),
             cpus_others=max(node.cpus_used - cpus[node.name], 0),
             features=node.features,
             state="+".join(sorted(node.state)),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.reality.cluster import NODE, Case, Configuration, beside
 
-PLACING = "sockets are no part of placing"
-
 DGX = Configuration(
     name="dgx",
     shape="identical nodes of 8 GPUs on two sockets, one partition, memory and CPUs by default from the GPU",
@@ -176,12 +174,10 @@ SOCKETS = Configuration(
         Case(
             "a socket each",
             ("--gres=gpu:1 -c 4", "--gres=gpu:1 -c 4", "--gres=gpu:2 -c 8", "--gres=gpu:4 -c 2"),
-            differs=PLACING,
         ),
         Case(
             "more jobs than sockets",
             ("--gres=gpu:1", "--gres=gpu:1", "--gres=gpu:1", "--gres=gpu:1", "--gres=gpu:1"),
-            differs=PLACING,
         ),
         Case("one thread a core", ("--gres=gpu:2 --hint=nomultithread -c 8", "--gres=gpu:1 --threads-per-core=1 -c 4")),
         Case("bound", ("--gres=gpu:4 --gres-flags=enforce-binding -n 4", "--gres=gpu:6 -n 2")),

@@ -266,7 +266,7 @@ SwitchName=spine Switches=leaf[0-1]
 def test_limits_fair_share_and_topology(make_loopback, loopback):
     plain = CliGateway(conf=loopback.slurm_conf, timeout_s=20)
     stay = release(plain.version()).gpu_types_stay
-    assert plain.features() == SlurmFeatures("loop", gpu_types_stay=stay)
+    assert plain.features() == SlurmFeatures("loop", cpus_by="core", gpu_types_stay=stay)
     slurm = make_loopback(
         "t4:2x4",
         accounting=True,
@@ -275,7 +275,14 @@ def test_limits_fair_share_and_topology(make_loopback, loopback):
     )
     gateway = CliGateway(conf=slurm.slurm_conf, timeout_s=20)
     assert gateway.features() == SlurmFeatures(
-        "loop", accounting=True, topology=True, limits=True, fair_share=True, counts_gpus=True, gpu_types_stay=stay
+        "loop",
+        accounting=True,
+        topology=True,
+        limits=True,
+        fair_share=True,
+        cpus_by="core",
+        counts_gpus=True,
+        gpu_types_stay=stay,
     )
     assert gateway.switches() == {"t4-00": "leaf0", "t4-01": "leaf1"}
     assert gateway.limits("loop") == ()

@@ -398,6 +398,21 @@ def test_reads_what_is_switched_on(was, becomes, features):
     assert parse_features(CONFIG.replace(was, becomes)) == features
 
 
+@pytest.mark.parametrize(
+    ("word", "cpus_by", "memory"),
+    [
+        ("CR_CORE_MEMORY", "core", True),
+        ("CR_Core,CR_ONE_TASK_PER_CORE", "core", False),
+        ("CR_SOCKET", "socket", False),
+        ("CR_CPU_MEMORY", "", True),
+        ("NONE", "", False),
+    ],
+)
+def test_reads_what_slurm_allocates(word, cpus_by, memory):
+    found = parse_features(f"{CONFIG}SelectTypeParameters    = {word}\n")
+    assert (found.cpus_by, found.memory) == (cpus_by, memory)
+
+
 def test_reads_leaf_switches():
     text = (
         "SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=t4-[00-01]\n"

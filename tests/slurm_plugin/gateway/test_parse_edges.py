@@ -203,6 +203,22 @@ def test_what_cannot_be_read_of_a_node_is_said(was: str, becomes: str, said: lis
 
 def test_cpus_and_memory_that_jobs_may_have():
     assert node("CPUTot=64", "CPUTot=64 CPUEfctv=60").cpus == 60
+
+
+@pytest.mark.parametrize(
+    ("cpus", "core", "socket"),
+    [
+        ("CPUTot=64 Sockets=2 CoresPerSocket=16", 2, 32),
+        ("CPUTot=64 CPUEfctv=60 Sockets=2 CoresPerSocket=16", 2, 32),
+        ("CPUTot=32 Sockets=2 CoresPerSocket=16", 1, 16),
+        ("CPUTot=8 Sockets=2 CoresPerSocket=16", 1, 4),
+        ("CPUTot=64 Sockets=0 CoresPerSocket=16", 1, 1),
+        ("CPUTot=64", 1, 1),
+    ],
+)
+def test_the_cpus_of_a_core_and_of_a_socket(cpus: str, core: int, socket: int):
+    found = node("CPUTot=64", cpus)
+    assert (found.core_cpus, found.socket_cpus, found.unknown) == (core, socket, ())
     assert node("RealMemory=1000", "RealMemory=1000 MemSpecLimit=1000").memory_mb == 0
     assert node("RealMemory=1000", "RealMemory=1000 MemSpecLimit=1001").memory_mb == 0
     assert node("RealMemory=1000", "RealMemory=1000 MemSpecLimit=999").memory_mb == 1
