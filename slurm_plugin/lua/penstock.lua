@@ -677,6 +677,8 @@ local function allowed_nodes(job, given, site)
   if job.req_nodes then named, count = hosts("--nodelist", job.req_nodes) end
   if named and job.min_nodes == count then job.min_nodes, job.max_nodes = slurm.NO_VAL, slurm.NO_VAL end -- sbatch counts the list
   local excluded = job.exc_nodes and hosts("--exclude", job.exc_nodes) or {}
+  -- Slurm reads a,b as a&b.
+  if job.features then job.features = (job.features:gsub("[,&]+", "&"):gsub("^&", ""):gsub("&$", "")) end
   local alone = job.features and job.features:match("^%[([^%[%]&|*]+)%]$")
   if alone then job.features = alone end -- [a] asks Slurm for what a asks for
   local has = job.features and having(job.features, site)

@@ -59,6 +59,7 @@ def test_the_nodes_that_a_user_allows() -> None:
         frozenset({"t4-00", "t4-01", "t4-02", "x"}), frozenset({"t4-01"}), frozenset({frozenset({"ib", "nvme"})})
     )
     assert str(two) == "--nodelist=t4-00,t4-01,t4-02,x --exclude=t4-01 --constraint=ib&nvme"
+    assert chosen(constraint="nvme,ib,") == chosen(constraint="ib&nvme")
 
     def admitted(choice: NodeChoice | None, **features: tuple[str, ...]) -> str:
         assert choice is not None

@@ -164,9 +164,10 @@ def least_tmp_mb(job: SlurmJob) -> int:
 def node_choice_of(nodelist: str = "", exclude: str = "", constraint: str = "") -> NodeChoice | None:
     """The nodes that these values of sbatch's options allow; None: all. Raises ValueError.
 
-    `constraint`: features joined by & or by |, as job_submit.lua checks.
+    `constraint`: features joined by & or by |, as job_submit.lua checks. Slurm reads a comma as &.
     """
-    features = frozenset(frozenset(each.split("&")) for each in constraint.split("|")) if constraint else frozenset()
+    alternatives = constraint.replace(",", "&").split("|") if constraint else []
+    features = frozenset(frozenset(filter(None, each.split("&"))) for each in alternatives)
     found = NodeChoice(frozenset(expand(nodelist)), frozenset(expand(exclude)), features)
     return None if found == NodeChoice() else found
 

@@ -72,6 +72,7 @@ TYPES = Configuration(
                 "-p gpu -C volta --gres=gpu:1",
                 "-p gpu -C 'turing|volta' --gres=gpu:1",
                 "-p gpu -C 'gpu16g&turing' --gres=gpu:1",
+                "-p gpu -C volta,gpu32g --gres=gpu:1",
             ),
         ),
         Case(

@@ -201,6 +201,7 @@ def test_a_contradiction_is_refused_with_its_remedy(flags: FlagSite, argv: tuple
         (("--constraint=t4|rtx", "-x", "rtx-00"), {"constraint": "t4|rtx", "exclude": "rtx-00"}, (1, 5)),
         (("--constraint=t4",), {"constraint": "t4"}, (2, 3)),
         (("--constraint=[t4]",), {"constraint": "t4"}, (2, 3)),
+        (("--constraint=t4,t4&t4,",), {"constraint": "t4&t4&t4"}, (2, 3)),  # Slurm reads a comma as &
     ],
 )
 def test_nodes_that_the_user_allows_are_noted_for_the_daemon(
