@@ -393,12 +393,14 @@ local function add_request(given, request, site)
     if request.all_tasks then share_out(request, request.all_tasks) end
   end
   request.most_nodes = request.own_nodes
-  if request.gpus and not given["max-gpus"] then
-    given["max-gpus"] = string.format("%d", request.gpus)
-    request.most_nodes = request.nodes
+  local asked = request.gpus and string.format("%d", request.gpus)
+  if asked and not given["max-gpus"] then
+    given["max-gpus"] = asked
     -- What salloc and srun write into the user's shell stays as they were asked.
-    if not request.script then given["min-gpus"] = given["min-gpus"] or given["max-gpus"] end
+    if not request.script then given["min-gpus"] = given["min-gpus"] or asked end
   end
+  -- A flag that repeats the header changes nothing.
+  if asked and given["max-gpus"] == asked then request.most_nodes = request.nodes end
   if request.gpu_type and not given["gpu-types"] then given["gpu-types"] = request.gpu_type end
 end
 
@@ -421,11 +423,11 @@ local function check_request(job, complain)
     if given_number(job[each[1]]) then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
   end
   if given_number(job.shared) and job.shared > 1 then -- user, mcs, topo: Penstock counts the job's GPUs, not its nodes
-    complain("--exclusive=user, =mcs and =topo cannot be used with --adaptive: give --exclusive, or leave it out")
+    complain("--exclusive=user, =mcs and =topo cannot be used with --adaptive: leave it out, or write --exclusive")
   end
   if job.requeue == 0 then
-    complain("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them: leave it out, or give "
-      .. "--non-preemptible instead")
+    complain("--no-requeue cannot be used with --adaptive: Penstock moves jobs by requeueing them: leave it out, or write "
+      .. "--non-preemptible")
   end
   if job.priority == 0 then complain("--hold cannot be used with --adaptive: submit the job, and then use penstock hold") end
   if (job.reservation or ""):find(",") then complain("--reservation with --adaptive: name one reservation, not several") end
@@ -845,7 +847,7 @@ local function is_usual(job, spec)
     and job.begin_time == 0
 end
 
--- `penstock submit --explain-request` sets it. sbatch sends such a variable with every --export.
+-- `penstock submit` sets it when it asks how a header is read. sbatch sends such a variable with every --export.
 local EXPLAIN = "SLURM_PENSTOCK_EXPLAIN"
 
 local function counted(low, high)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import logging
@@ -37,7 +38,7 @@ from penstock_scheduler.daemon.service.allocations import AllocationLog
 from penstock_scheduler.daemon.service.metrics import of_api
 from penstock_scheduler.model import ClusterState, Refusal, Suspension
 from penstock_scheduler.people.logs import configure_logging
-from penstock_scheduler.people.safe_text import LOG_LINE, guard, guard_table, one_line, visible
+from penstock_scheduler.people.safe_text import LOG_LINE, exact, guard, guard_table, one_line, visible
 from penstock_slurm.agent.main import _Logfmt
 from tests.scheduler.builders import snapshot
 from tests.scheduler.service.api import ADAS, BOBS, Api, log_in, serving
@@ -472,6 +473,21 @@ def test_each_program_makes_safe_what_it_prints():
             inspect.getsource(import_module(module)._tell) if name in ("penstock-resume", "penstock-suspend") else ""
         )
         assert "guard(" in text, f"{name} in {module} must call safe_text.guard() first"
+
+
+def test_a_file_is_printed_byte_for_byte_but_visible_on_a_terminal(monkeypatch):
+    data = b"a\x1b[2J\xff\r\n\x00" + ATTACKS[0].encode()
+    shown = {}
+    for terminal in (False, True):
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal, raising=False)
+        monkeypatch.setattr(sys, "stdout", stream)
+        guard()
+        exact(data)
+        shown[terminal] = raw.getvalue()
+    assert shown[False] == data
+    assert shown[True] == b"a\\u001b[2J\\xff\\r\n\\u0000\\u001b[2J\\u001b[H"
 
 
 def test_no_product_code_prints_around_the_guard():

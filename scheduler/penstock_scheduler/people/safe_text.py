@@ -89,6 +89,16 @@ class SafeStream:
         return getattr(self._stream, name)
 
 
+def exact(data: bytes) -> None:
+    """Print a file that is to be kept: byte for byte, but made visible on a terminal."""
+    stream = getattr(sys.stdout, "_stream", sys.stdout)
+    if stream.isatty():
+        sys.stdout.write(visible(data.decode(errors="backslashreplace")))
+    else:
+        stream.flush()
+        stream.buffer.write(data)
+
+
 class _Styled(SafeStream):
     """Such a stream for programs that print with rich, after `guard` has made its text visible."""
 

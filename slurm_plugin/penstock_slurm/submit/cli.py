@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -23,8 +24,9 @@ from penstock_scheduler.model import JobSpec, NodeChoice
 from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.safe_text import exact
 from penstock_slurm.jobs.notes import NODE_OPTIONS, node_choice_of
-from penstock_slurm.submit import command_line, presets
+from penstock_slurm.submit import command_line, convert, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
 from penstock_slurm.submit.flags import BadFlag, flags, spec_of, time_s
 
@@ -39,7 +41,8 @@ EXPLAIN = "SLURM_PENSTOCK_EXPLAIN"
 START = re.compile(r"sbatch: Job \d+ to start at ")
 """How sbatch --test-only begins its guess, which is about a plain job of the smallest shape."""
 
-USAGE = """Usage: penstock submit [--preset NAME] [--dry-run | --explain-request] [sbatch's options] script [arguments]
+USAGE = """Usage: penstock submit [--preset NAME] [--dry-run | --explain-request | --convert] [sbatch's options] script
+                       [arguments]
 
 Submit a job. This command calls sbatch, prints what sbatch prints and returns its exit status.
 
@@ -48,6 +51,7 @@ Submit a job. This command calls sbatch, prints what sbatch prints and returns i
   --dry-run        Say whether and where the job would start now, and why. Submit nothing.
   --explain-request
                    Say how --adaptive reads the script's header and the options, or why not. Submit nothing.
+  --convert        Print the script with its header as it would be written for Penstock. Submit nothing.
 
 Adaptive flags:
 {flags}
@@ -99,6 +103,8 @@ def submit(words: Sequence[str], environ: Mapping[str, str]) -> int:
     options = command_line.parse_help(shown.stdout)
     line = command_line.parse(words, options)
     expanded = _expand(line, options, environ)
+    if "convert" in line.own:
+        return _convert(line, expanded, options, sbatch, environ)
     if "explain-request" in line.own:
         return _explain_request(line, expanded, options, sbatch, environ)
     if "dry-run" in line.own:
@@ -119,22 +125,82 @@ def _sbatch(words: list[str], program: str, environ: Mapping[str, str]) -> int:
 def _explain_request(
     line: CommandLine, expanded: list[list[str]], options: Options, sbatch: str, environ: Mapping[str, str]
 ) -> int:
-    """How job_submit.lua itself reads the request: slurmctld calls it for `sbatch --test-only` too."""
+    status, said = _read(_script_words(line), expanded, line.rest, options, sbatch, environ)
+    _tell(said, err=status != 0)
+    return status
+
+
+def _convert(
+    line: CommandLine, expanded: list[list[str]], options: Options, sbatch: str, environ: Mapping[str, str]
+) -> int:
+    """Print the script with flags that mean what job_submit.lua reads. Refused options become comments; the rest is read anew."""
+    text, refused = _script_text(line, expanded, options), list[str]()
+    while True:
+        words = command_line.sbatch_lines(text)
+        code, said = _read(words, expanded, [], options, sbatch, environ, text.encode(errors="surrogateescape"))
+        less = convert.comment_out(text, said, options)
+        if less == text or said in refused:
+            break
+        text = less
+        refused.append(said)
+    _tell("".join([*refused, *([said] if code else [])]), err=True)
+    if code and not refused:
+        return code
+    given = command_line.adaptive_flags([*_pairs(words, options), *expanded], options)
+    wanted = {"adaptive": _with_environment(given, environ).get("adaptive", "adaptive")}
+    wanted |= convert.read_as(said, options) | command_line.adaptive_flags(expanded, options)
+    exact(convert.with_flags(text, wanted, options).encode(errors="surrogateescape"))
+    return code or int(bool(refused))
+
+
+def _read(
+    words: list[str],
+    expanded: list[list[str]],
+    rest: list[str],
+    options: Options,
+    sbatch: str,
+    environ: Mapping[str, str],
+    script: bytes | None = None,
+) -> tuple[int, str]:
+    """How job_submit.lua itself reads a request: slurmctld calls it for `sbatch --test-only` too.
+
+    Args:
+        words: the options in the script.
+        expanded: the options on the command line.
+        rest: the script and its arguments; or empty, and `script` is the script itself.
+
+    Returns:
+        sbatch's exit status and messages.
+    """
     if not options.adaptive:
-        raise PenstockError(
-            "--explain-request needs Penstock's sbatch plugin, which this host lacks: run it on one that has it"
-        )
-    both = [*_pairs(_script_words(line), options), *expanded]
-    asked = "adaptive" in _with_environment(command_line.adaptive_flags(both, options), environ)
-    words = ["--test-only", *([] if asked else ["--adaptive"]), *(word for words in expanded for word in words)]
+        raise PenstockError("a header is read by Penstock's sbatch plugin, which this host lacks: use one that has it")
+    in_script = command_line.parse(words, options)
+    if in_script.rest[:1] in (["hetjob"], ["packjob"]):
+        raise BadFlag(f"#SBATCH {in_script.rest[0]}: a heterogeneous job cannot be adaptive: submit one job")
+    given = command_line.adaptive_flags([*in_script.options, *expanded], options)
+    asked = "adaptive" in _with_environment(given, environ)
+    argv = ["sbatch", "--test-only", *([] if asked else ["--adaptive"]), *itertools.chain(*expanded), *rest]
     env = dict(environ) | {EXPLAIN: "1"}
-    done = subprocess.run(
-        ["sbatch", *words, *line.rest], executable=sbatch, env=env, stderr=subprocess.PIPE, check=False
-    )
-    for text in done.stderr.decode(errors="replace").splitlines():
+    done = subprocess.run(argv, executable=sbatch, env=env, input=script, stderr=subprocess.PIPE, check=False)
+    return done.returncode, done.stderr.decode(errors="replace")
+
+
+def _tell(said: str, *, err: bool) -> None:
+    """Print sbatch's messages but its guess of the start."""
+    for text in said.splitlines():
         if not START.match(text):
-            typer.echo(text.removeprefix("sbatch: "), err=done.returncode != 0)
-    return done.returncode
+            typer.echo(text.removeprefix("sbatch: "), err=err)
+
+
+def _script_text(line: CommandLine, expanded: list[list[str]], options: Options) -> str:
+    """The script, whatever bytes it has. Raises PenstockError."""
+    if "wrap" in command_line.values(expanded, options):
+        raise BadFlag("--convert needs a script with #SBATCH lines; --wrap has none")
+    try:
+        data = sys.stdin.buffer.read() if line.script is None else Path(line.script).read_bytes()
+    except (OSError, ValueError) as error:
+        raise PenstockError(f"the script cannot be read: {error}; give its path") from None
+    return data.decode(errors="surrogateescape")
 
 
 def _usage(environ: Mapping[str, str]) -> str:

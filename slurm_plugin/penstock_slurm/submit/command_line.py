@@ -19,11 +19,15 @@ _OPTION = re.compile(r"^\s+(?:-(\w), )?--([a-z][a-z0-9-]*)(\[?=)?", re.MULTILINE
 UNDOCUMENTED = frozenset({"container", "export", "network", "wrap"})
 """Options that take a value although the help of 22.05.8 does not show it."""
 
-OWN = {"preset": True, "dry-run": False, "explain-request": False}
+OWN = {"preset": True, "dry-run": False, "explain-request": False, "convert": False}
 """Penstock's own options -> whether they take a value."""
 
 END_OF_SBATCH_LINES = re.compile(r"\s*[^#\s]")
 """sbatch reads #SBATCH lines up to the first line that is neither empty nor a comment."""
+
+
+_WORD = re.compile(r"""(?:\\.|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s#'"\\])+|#.*""")
+"""A word of an #SBATCH line as it stands there, with its quotes; or the comment at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +152,18 @@ def is_flag(words: Sequence[str], options: Options) -> Flag | None:
     return flags().get(_full(words[0][2:].partition("=")[0], options)) if words[0].startswith("--") else None
 
 
-def sbatch_lines(script: str) -> list[str]:
-    """The arguments in a script's #SBATCH lines."""
-    words: list[str] = []
-    for line in script.splitlines()[1:]:
+def header(script: str) -> list[tuple[int, list[str]]]:
+    """The #SBATCH lines that sbatch reads: the index of each line, and its words as they stand there."""
+    found = []
+    for index, line in enumerate(script.split("\n")[1:], start=1):
         if END_OF_SBATCH_LINES.match(line):
             break
         if line.startswith("#SBATCH"):
-            words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
-    return words
+            words = _WORD.findall(line.removeprefix("#SBATCH"))
+            found.append((index, [word for word in words if not word.startswith("#")]))
+    return found
+
+
+def sbatch_lines(script: str) -> list[str]:
+    """The arguments in a script's #SBATCH lines."""
+    return [word for _, words in header(script) for word in shlex.split(" ".join(words))]
