@@ -406,7 +406,6 @@ end
 
 local REFUSED_TEXTS = {
   {"tres_per_socket", "--gpus-per-socket", "give --gpus-per-node"},
-  {"licenses", "--licenses", "Penstock does not know which licences are free: submit it without --adaptive"},
 }
 local REFUSED_NUMBERS = {
   {"ntasks_per_socket", "--ntasks-per-socket", "give --ntasks-per-node"},

@@ -107,7 +107,7 @@ def test_a_refused_job_is_reported_with_whether_it_runs(state: str, runs: bool |
     [
         ({"unknown": (Unknown("Gres", "x"), Unknown("State", None))}, "Slurm says Gres=x, no State of it"),
         ({"exclusive": True}, "it requests whole nodes"),
-        ({"licenses": "matlab:1"}, "it requests licences (matlab:1)"),
+        ({"licenses": "matlab|octave"}, "in a form that Penstock cannot read (matlab|octave)"),
         ({"gpu_type": "t4"}, '"gpu_types": ["t4"]'),
         ({"gpus_per_node": None}, "it requests no GPUs per node"),
         ({"requeue": False}, "submit it with --requeue"),

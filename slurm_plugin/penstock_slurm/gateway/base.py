@@ -397,6 +397,10 @@ class SlurmReader(Protocol):
         """GPUs that Slurm has allocated to a running job, sometimes fewer than requested. None: unknown."""
         ...
 
+    def free_licences(self) -> dict[str, int]:
+        """Licence -> how many are free."""
+        ...
+
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""
         ...

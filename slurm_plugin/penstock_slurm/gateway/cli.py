@@ -55,6 +55,7 @@ from penstock_slurm.gateway.parse import (
     parse_features,
     parse_gpu_ids,
     parse_gpus_held,
+    parse_licences,
     parse_partitions,
     parse_reservations,
     parse_switches,
@@ -215,6 +216,12 @@ class CommandReader:
         except SlurmError as error:
             log.info("cannot read the indices of a job's GPUs", extra={"job": job_id, "text": str(error)})
             return {}
+
+    def free_licences(self) -> dict[str, int]:
+        """Licence -> how many are free."""
+        return _read(
+            parse_licences, self._commands.read("scontrol", "-o", "show", "licenses"), "scontrol show licenses"
+        )
 
     def reservations(self) -> tuple[SlurmReservation, ...]:
         """All reservations."""

@@ -66,6 +66,7 @@ RESERVATION_STATES = {"ACTIVE": True, "INACTIVE": False}
 YES_NO = {"YES": True, "NO": False}
 
 RESERVATION_KEYS = re.compile(r"\s(StartTime|EndTime|Nodes|Flags|State)=(\S*)")
+LICENCE = re.compile(r"LicenseName=(\S+) .*?\bFree=(\d{1,10})\b")
 RESERVATION_NAME = re.compile(r"(.*?)(?=\sStartTime=|$)", re.DOTALL)
 CONFIG_KEYS = re.compile(r"^(\w+) += (.*?) *$", re.MULTILINE)
 SHARED_GRES = re.compile(r"(?:^|,)(?:shard|mps)(?::(?!\d+(?:\(|,|$))([^:,()]+|\(null\)))?:(\d+)(?:\(([^)]*)\))?")
@@ -309,6 +310,22 @@ def _partition(line: str) -> SlurmPartition:
 
 def _limit(partition: Fields, name: str) -> int | None:
     return partition.read(name, limit_or_none, None) if name in partition.values else None
+
+
+def parse_licences(text: str) -> dict[str, int]:
+    """Licence -> how many are free, from `scontrol -o show licenses`.
+
+    Raises:
+        ValueError: a record has another form.
+    """
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("LicenseName="):
+            match = LICENCE.match(line)
+            if match is None:
+                raise ValueError(f"a licence without a number that is free: {line[:100]}")
+            found[match[1]] = int(match[2])
+    return found
 
 
 def parse_reservations(text: str) -> tuple[SlurmReservation, ...]:

@@ -23,6 +23,7 @@ from penstock_slurm.gateway import SlurmJob, SlurmReader, SlurmWriter
 from penstock_slurm.gateway.base import ENDED, WAITING
 from penstock_slurm.jobs.arrays import Arrays
 from penstock_slurm.jobs.holds import Holds
+from penstock_slurm.jobs.licences import Licences
 from penstock_slurm.jobs.messages import say_all
 from penstock_slurm.jobs.notes import waits_for
 from penstock_slurm.jobs.remembered import Remembered, StateLog
@@ -89,7 +90,7 @@ class ManagedJobs:
         self._counts: Counter[int] | None = None
         self._plain: dict[JobId, bool] = {}
         """Jobs without a job spec -> whether they had one before."""
-        self._arrays = Arrays(reader)
+        self._arrays, self._licences = Arrays(reader), Licences(reader)
         self._kept_back: dict[JobId, WaitingJob] = {}
         """Jobs that a round does not see yet: they wait for others of their array, or Slurm did not start them."""
         self.unstarted = Unstarted(start_patience_s)
@@ -260,6 +261,11 @@ class ManagedJobs:
     def _not_now(self, now_s: float) -> Iterable[WaitingJob]:
         """Take the jobs out of `records` and `jobs` that a round is not to place yet."""
         beyond = self._arrays.beyond(self.records, self.jobs, self._listed)
+        lacking = self._licences.lacking(self.records, self.jobs)
+        for job_id, text in lacking.items():
+            if (sent_to := self.jobs[job_id].allocation) is not None:
+                self.unstarted.refused(job_id, sent_to, text, now_s)
+        beyond |= lacking
         paused = self.unstarted.paused(self.jobs, ChainMap(self.held, self.not_yet), now_s)
         # Slurm has started those that are not pending any more, and boots their nodes.
         beyond |= {job_id: text for job_id, text in paused.items() if self.records[job_id].state in WAITING}

@@ -12,6 +12,7 @@ from penstock_scheduler.model.spec import SPEC_KEY
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.gateway.base import ENDED, WAITING
+from penstock_slurm.jobs.licences import wanted
 from penstock_slurm.jobs.notes import TEXTS, node_choice, notes, request
 from penstock_slurm.jobs.states import HOLDING
 from penstock_slurm.observe.node_parts import mixes
@@ -118,9 +119,10 @@ def expect_manageable(job: SlurmJob, *, cleared: bool, sent: Callable[[SlurmJob]
         raise BadJobSpec(
             "it requests whole nodes (--exclusive), but Penstock allocates GPUs; submit it without --exclusive"
         )
-    if job.licenses:
+    if wanted(job.licenses) is None:
         raise BadJobSpec(
-            f"it requests licences ({job.licenses}), but Penstock does not know which are free; submit it without a job spec"
+            f"it requests licences in a form that Penstock cannot read ({job.licenses}); name each one with its number, such as "
+            "--licenses=matlab:1,ansys:2, or submit it without a job spec"
         )
     if mixes(job):
         raise BadJobSpec(

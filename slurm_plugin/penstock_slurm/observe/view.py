@@ -135,6 +135,8 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         return now, None
     phase, allocation = _phase(job, now, facts, control, scene)
     needs = resource_request(job, request(job), scene.node_sizes_mb)
+    if job.licenses:
+        spec = spec.model_copy(update={"preemptible": False})
     return now, Job(
         id=job.id,
         name=job.name,

@@ -65,12 +65,10 @@ LICENCES = Configuration(
     managed=("gpu",),
     settings={"Licenses": "sim:2,scratch:10"},
     cases=(
-        Case(
-            "free",
-            ("--gres=gpu:1 -L sim", "--gres=gpu:1 -L scratch:2", "--gres=gpu:1"),
-            differs="licences are refused at submission: Penstock does not know which are free",
-        ),
+        Case("free", ("--gres=gpu:1 -L sim", "--gres=gpu:1 -L scratch:2", "--gres=gpu:1"), quick=True),
         Case("taken", (beside("-L sim:2 -n 1"), "--gres=gpu:1 -L sim", "--gres=gpu:1")),
+        Case("of two kinds", (beside("-L sim -n 1"), "--gres=gpu:1 -L scratch:9,sim", "--gres=gpu:2 -L scratch:2")),
+        Case("for some", ("--gres=gpu:1 -L sim:2", "--gres=gpu:1 -L sim", "--gres=gpu:1 -L sim")),
         Case(
             "more than there are",
             ("--gres=gpu:1 -L sim:3", "--gres=gpu:1 -L unknown"),
