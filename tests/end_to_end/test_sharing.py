@@ -99,7 +99,8 @@ def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[
     """gandiva packs two jobs that suit each other and, when a GPU becomes free, moves one of them there. antman co-locates an
     opportunistic job with a guaranteed one, and gives it what is left."""
     site = sharing_site("t4:2x1", "gandiva", round_s=1.0)
-    site.extra = "\n[policy.gandiva]\nslice_s = 2.0\npack_interval_s = 0.0\ninterval_s = 0.0\n"
+    site.extra = "\n[policy.gandiva]\nslice_s = 2.0\n"
+    site.constants["policy.gandiva"] = {"pack_interval_s": 0.0, "interval_s": 0.0}
     stranger = plain(site, "t4-01")
     site.start()
     pair = [site.submit(1e6, rates=FAST, options="--utilisation=0.3") for _ in range(2)]
@@ -170,7 +171,7 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
 def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Callable[..., Site]) -> None:
     """Alone it takes all four GPUs. A new job gets one of them, and when the new job has ended, it grows again."""
     site = sharing_site("t4:1x4", "gandiva", round_s=1.0)
-    site.extra = "\n[policy.gandiva]\nidle_s = 3.0\ninterval_s = 3.0\n"
+    site.constants["policy.gandiva"] = {"idle_s": 3.0, "interval_s": 3.0}
     site.start()
     rates = {"t4": {"1": 1.0, "2": 1.9, "4": 3.5}}
     grown = site.submit(1e6, rates=rates, min_gpus=1, max_gpus=4, grow_shrink=True)
@@ -249,7 +250,8 @@ def test_behind_sia_a_newcomer_gets_a_slice_at_once_and_then_shares(sharing_site
     """By sia the second job waits. The stage gives it a time slice on the first job's GPU, and packs both once both are
     known."""
     site = sharing_site("t4:1x1", "sia", stages=["gandiva-share"])
-    site.extra = "\n[policy.gandiva-share]\nslice_s = 12.0\nfirst_slices = 1.0\n"
+    site.extra = "\n[policy.gandiva-share]\nslice_s = 12.0\n"
+    site.constants["policy.gandiva-share"] = {"first_slices": 1.0}
     site.start()
     resident = site.submit(1e6, rates=FAST, options="--utilisation=0.3")
     until(site, lambda: progress(site, resident) > 0, "the first to train")
@@ -270,7 +272,8 @@ def test_a_pack_whose_jobs_hinder_one_another_is_undone(sharing_site: Callable[.
     """Each step needs the GPU for nine tenths of its time, and the GPU does one thing at a time. So both are hardly faster than
     one."""
     site = sharing_site("t4:1x1", "gandiva")
-    site.extra = "\n[policy.gandiva]\nslice_s = 10.0\npack_interval_s = 0.0\nleast_total = 1.4\n"
+    site.extra = "\n[policy.gandiva]\nslice_s = 10.0\n"
+    site.constants["policy.gandiva"] = {"pack_interval_s": 0.0, "least_total": 1.4}
     site.start()
     script = shlex.quote(str(ROOT / "tests" / "executor" / "stepping.py"))
     run_dir = "$(echo $PENSTOCK_RUN_DIR | sed s/%n/$SLURMD_NODENAME/)"

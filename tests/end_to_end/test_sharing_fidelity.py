@@ -36,6 +36,7 @@ from penstock_scheduler.simulator import (
 from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
 from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.sql import open_store
+from tests.constants import constants
 from tests.end_to_end.site import Site
 
 NODES = "t4:2x1"
@@ -76,12 +77,12 @@ class Scene:
     @property
     def settings(self) -> dict[str, object]:
         """Of `gandiva`: no packs, so that nothing depends on a measurement."""
-        return {
-            "slice_s": 0.4 * self.unit_s,
-            "interval_s": 3.0 * self.unit_s,
-            "pack_interval_s": 1e6,
-            "max_height": 2.0,
-        }
+        return {"slice_s": 0.4 * self.unit_s, "max_height": 2.0}
+
+    @property
+    def constants(self) -> dict[str, dict[str, object]]:
+        """Constants of it for this test."""
+        return {"policy.gandiva": {"interval_s": 3.0 * self.unit_s, "pack_interval_s": 1e6}}
 
     def read(self, rounds: Iterable[RoundRecord], names: Mapping[str, str], begun_s: float) -> None:
         """Take the moves from the rounds: each new node of a job."""
@@ -114,7 +115,8 @@ def simulated(unit_s: float) -> Scene:
     models = SpecModels(load_families(), START_S, load_gpus())
     parts = ClusterParts(cluster, agents=cluster)
     loop = RoundLoop(parts, clock, store, RoundTiming(Period(1.0), 0.2), policy, models, choice)
-    loop.run(lambda: clock.now_s() >= scene.end * unit_s)
+    with constants(scene.constants):
+        loop.run(lambda: clock.now_s() >= scene.end * unit_s)
     cluster.close()
     scene.read(store.rounds, {each.name: each.name for each in ARRIVALS}, 0.0)
     scene.trained_s = {job.name: job.progress / RATE for job in jobs}
@@ -126,6 +128,7 @@ def lived(site: Site, unit_s: float) -> Scene:
     """The scenario on a real Slurm."""
     scene = Scene(unit_s)
     site.extra = "\n[policy.gandiva]\n" + "".join(f"{key} = {value}\n" for key, value in scene.settings.items())
+    site.constants = scene.constants
     site.start()
     begun_s, names = time.time(), dict[str, str]()
     for each in ARRIVALS:

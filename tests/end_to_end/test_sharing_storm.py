@@ -18,6 +18,7 @@ from tests.end_to_end.site import Site
 pytestmark = pytest.mark.slurm
 
 NODES = ("t4-00", "t4-01")
+CONSTANTS: dict[str, dict[str, object]] = {"policy.gandiva": {"interval_s": 6.0, "pack_interval_s": 1e6}}
 FAST = {"t4": {"1": 50.0}}
 MOST_JOBS = 7
 """Of one GPU each, on four GPUs."""
@@ -62,7 +63,7 @@ def test_a_storm_of_jobs_that_share_on_two_nodes(
     site = make_site(slurm, policy="gandiva", round_s=1.0)
     site.spool = slurm.spool
     site.slurm_settings |= {"agents": True}
-    site.extra = "\n[policy.gandiva]\nslice_s = 3.0\ninterval_s = 6.0\npack_interval_s = 1e6\n"
+    site.extra, site.constants = "\n[policy.gandiva]\nslice_s = 3.0\n", CONSTANTS
     site.start()
     drawn, jobs, nodes = random.Random(27), list[str](), dict[str, set[str]]()
     over_s = dict.fromkeys(NODES, 0.0)

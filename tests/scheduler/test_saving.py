@@ -20,6 +20,7 @@ from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.store.memory import MemoryStore
+from tests.constants import constants
 from tests.scheduler.builders import job, on, snapshot, staged, table, with_facts
 from tests.scheduler.policies.sharing_cases import running, shared
 from tests.scheduler.test_models import NoHistory
@@ -121,7 +122,8 @@ def test_a_job_that_has_not_saved_is_not_migrated_off_its_time_slices(saves: boo
     group = SharedGpus("t4-00", 2, (Pack(("a",), 2), Pack(("b",), 2)))
     jobs = [running("a", "t4-00", 2), running("b", "t4-00", 2)]
     state = with_facts(shared(snapshot("t4:2x2", jobs), group), saves={"a": saves, "b": saves})
-    plan = make_policy("gandiva", {"interval_s": 0.0})[0].decide(state)
+    with constants({"policy.gandiva": {"interval_s": 0.0}}):
+        plan = make_policy("gandiva")[0].decide(state)
     moved = [each.id for each in jobs if plan.assignments[each.id].placement != each.allocation]
     assert len(moved) == (1 if saves else 0)
 

@@ -83,19 +83,18 @@ def test_a_joining_job_stays_for_a_while_though_others_would_be_better_beside_it
     totals = {("a", "joining"): 1.3, ("b", "joining"): 1.6, ("a", "early"): 1.9, ("b", "early"): 0.9}
     pairs = tuple(known_pair(*pair, total / 2) for both, total in totals.items() for pair in (both, both[::-1]))
 
-    def paired(moved_s: float, chosen: dict[str, object] | None = None, *seen: PackSeen) -> set[tuple[str, ...]]:
+    def paired(moved_s: float, *seen: PackSeen) -> set[tuple[str, ...]]:
         used = {name: JobUse(name, 0.5, 1000, 600.0) for name in ("a", "b", "early")}
         used["joining"] = JobUse("joining", 0.5, 1000, 600.0, moved_s)
         state = shared(snapshot("t4:2x1", [*residents, joining, early]), packed, seen=seen, **used)
         assert state.sharing is not None
         state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, pairs=pairs))
-        return paired_jobs(make_policy(staged("fifo", "gandiva-share", gandiva_share=chosen or {}))[0].decide(state))
+        return paired_jobs(make_policy(staged("fifo", "gandiva-share"))[0].decide(state))
 
     assert paired(881.0) == {("a", "joining")}, "119 s ago"
     assert paired(880.0) == {("a", "early"), ("b", "joining")}
-    assert paired(881.0, {"pack_interval_s": 60.0}) == {("a", "early"), ("b", "joining")}
     bad = PackSeen(("a", "joining"), "t4", (0.4, 0.4))
-    assert paired(881.0, None, bad) == {("a", "early"), ("b", "joining")}, "it must leave"
+    assert paired(881.0, bad) == {("a", "early"), ("b", "joining")}, "it must leave"
 
 
 @pytest.mark.parametrize("name", ["antman", staged("fifo", "antman-share")], ids=str)

@@ -32,22 +32,24 @@ from penstock_scheduler.rounds.policies.stops import stopped
 from penstock_scheduler.rounds.sharing.packing import most_used_mb
 from penstock_scheduler.rounds.sharing.rules import broken
 from penstock_scheduler.rounds.sharing.slices import next_packs
+from tests.constants import constants
 from tests.scheduler.builders import job, snapshot, staged
 from tests.scheduler.policies.test_properties import TYPES, snapshots
 
 from .sharing_cases import limits_mb, running, shared, with_memory
 
-NAMES: list[tuple[PolicyChoice | str, dict[str, object]]] = [
-    ("gandiva", {}),
-    ("gandiva", {"interval_s": 0.0, "pack_interval_s": 0.0, "max_height": 2.0}),
-    ("gandiva", {"mode": "reactive"}),
-    ("antman", {"interval_s": 0.0, "quotas": {"maths": 3}}),
-    ("antman", {"default_class": "opportunistic"}),
-    (staged("sia", "gandiva-share"), {}),
-    (staged("fifo", "gandiva-share", gandiva_share={"first_slices": 1.0}), {}),
-    (staged("las", "antman-share", antman_share={"default_class": "opportunistic"}), {}),
-    (staged("sia", "antman-share"), {}),
+NAMES: list[tuple[PolicyChoice | str, dict[str, object], dict[str, dict[str, float]]]] = [
+    ("gandiva", {}, {}),
+    ("gandiva", {"max_height": 2.0}, {"policy.gandiva": {"interval_s": 0.0, "pack_interval_s": 0.0}}),
+    ("gandiva", {"mode": "reactive"}, {}),
+    ("antman", {"quotas": {"maths": 3}}, {"policy.antman": {"interval_s": 0.0}}),
+    ("antman", {"default_class": "opportunistic"}, {}),
+    (staged("sia", "gandiva-share"), {}, {}),
+    (staged("fifo", "gandiva-share"), {}, {"policy.gandiva-share": {"first_slices": 1.0}}),
+    (staged("las", "antman-share", antman_share={"default_class": "opportunistic"}), {}, {}),
+    (staged("sia", "antman-share"), {}, {}),
 ]
+"""Policy, its settings, and constants of the test."""
 
 
 MEMORY_MB = 16_000
@@ -118,13 +120,27 @@ def followed(state: Snapshot, plan: Plan, its_uses: dict[str, JobUse], speed: fl
     return dataclasses.replace(state, round=state.round + 1, time_s=state.time_s + 60, jobs=tuple(jobs), sharing=told)
 
 
-@pytest.mark.parametrize(("name", "chosen"), NAMES)
+@pytest.mark.parametrize(("name", "chosen", "changed"), NAMES)
 @settings(max_examples=12, phases=[Drawing.explicit, Drawing.reuse, Drawing.generate])  # shrinking takes minutes
 @given(given_=sharing())
 def test_every_plan_keeps_the_rules_round_after_round(
-    name: str, chosen: dict[str, object], given_: tuple[Snapshot, list[dict[str, JobUse]], list[float], list[Phase]]
+    name: str,
+    chosen: dict[str, object],
+    changed: dict[str, dict[str, float]],
+    given_: tuple[Snapshot, list[dict[str, JobUse]], list[float], list[Phase]],
 ) -> None:
-    state, rounds, speeds, ways = given_
+    with constants(changed):
+        keeps_the_rules(name, chosen, *given_)
+
+
+def keeps_the_rules(
+    name: str,
+    chosen: dict[str, object],
+    state: Snapshot,
+    rounds: list[dict[str, JobUse]],
+    speeds: list[float],
+    ways: list[Phase],
+) -> None:
     state = dataclasses.replace(state, sharing=dataclasses.replace(state.sharing, uses=rounds[0]))  # type: ignore[type-var]
     for its_uses, speed, there in zip([*rounds[1:], rounds[0]], speeds, ways, strict=True):
         assert state.sharing is not None
@@ -186,7 +202,7 @@ def test_a_higher_priority_is_never_suspended_for_a_lower(packs: list[tuple[int,
 
 def test_without_agents_no_jobs_share_gpus() -> None:
     jobs = [job(str(n), min_gpus=1, max_gpus=1) for n in range(6)]
-    for name, _ in NAMES:
+    for name, _, _ in NAMES:
         plan = make_policy(name)[0].decide(snapshot("t4:1x4", jobs))
         assert plan.shared == ()
         assert len(plan.assignments) == 4, name

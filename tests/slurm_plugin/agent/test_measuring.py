@@ -13,7 +13,7 @@ from penstock_profiles.node_channel import JobStatus, devices_file, statuses_dir
 from penstock_profiles.nvml import Device, Lost, Process, Reading, Sample
 from penstock_scheduler.api.agent_messages import OrderedJob
 from penstock_scheduler.model import JobId, Limit, Pack
-from penstock_scheduler.rounds.sharing.control import Steps
+from penstock_scheduler.rounds.sharing.control import ControlSettings, Steps
 from penstock_slurm.agent import measuring
 from penstock_slurm.agent.observed import steps_between
 
@@ -124,10 +124,13 @@ class Training:
             self._node.agent.tick(self.now_s)
 
 
-def test_the_opportunistic_jobs_share_rises_while_the_guaranteed_job_keeps_its_speed(make_node: Callable[..., Node]):
+def test_the_opportunistic_jobs_share_rises_while_the_guaranteed_job_keeps_its_speed(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
     """An opportunistic job that slows nothing down and keeps to its share. The share rises in steps, with measurements at 0 in
     between."""
-    node = make_node(misuse_s=1.0, control={"tolerance": 0.3, "search_periods": 1})
+    monkeypatch.setattr(ControlSettings, "search_periods", 1)
+    node = make_node(misuse_s=1.0, control={"tolerance": 0.3})
     pack = Pack((JobId("j1"), JobId("j2")), guaranteed=JobId("j1"))
     node.order([pack], (0,), slice_s=1.0)
     training = Training(node)

@@ -20,6 +20,7 @@ GPUs in Slurm.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt
 
@@ -53,9 +54,9 @@ class AntmanSettings(AntmanShareSettings):
         default={},
         description="Most GPUs that the guaranteed jobs of an account may hold together. Other accounts have no quota.",
     )
-    interval_s: float = Field(
-        default=600.0, ge=0, description="Shortest time between a job's last move and its move to free GPUs, seconds."
-    )
+
+    interval_s: ClassVar[float] = 600.0
+    """Shortest time between a job's last move and its move to free GPUs, s: as for `gandiva`'s migrations."""
 
 
 class Antman:

@@ -17,8 +17,6 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from penstock_profiles.colocation import Colocation
 from penstock_scheduler.model import JobId, JobUse, Limit, Pack, Placement, SharingState
 
@@ -27,17 +25,14 @@ MEMORY_MARGIN = 0.1
 come. This value is chosen, not measured. The agents tolerate a twentieth above a limit."""
 
 
-class PackingSettings(BaseModel):
+@dataclass(frozen=True)
+class PackingSettings:
     """When jobs are packed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    least_total: float = Field(
-        default=1.0, ge=1, description="A pack is undone if its jobs' relative throughputs add up to no more than this."
-    )
-    interval_s: float = Field(
-        default=120.0, ge=0, description="Shortest time between a job's last move and its next packing, seconds."
-    )
+    least_total: float = 1.0
+    """A pack is undone if its jobs' relative throughputs add up to no more than this: with time slices they add up to 1."""
+    interval_s: float = 120.0
+    """Shortest time between a job's last move and its next packing, s: two slices, in which its speed alone is measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from typing import Annotated
+from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -195,15 +195,9 @@ def _moved_s(residents: Residents, resident: Resident) -> float:
     return residents.state.use(resident.job.id).moved_s or -math.inf
 
 
-PackInterval = Annotated[
-    float,
-    Field(
-        ge=0,
-        description="Shortest time between two moves of a joining job to different resident jobs, seconds. A job "
-        "that must leave its GPUs moves earlier.",
-    ),
-]
-
+PACK_INTERVAL_S = 120.0
+"""Shortest time between two moves of a joining job to different resident jobs, s: two time slices of `gandiva`, as for its
+packs. A job that must leave its GPUs moves earlier."""
 
 LEAST_MEMORY_MB = 1024
 """Least GPU memory that a joining job needs, MB. It also keeps this much until its resident job's need is known."""
@@ -215,13 +209,12 @@ class GandivaShareSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     slice_s: float = Field(default=60.0, gt=0, description="Length of a time slice, seconds.")
-    first_slices: float = Field(
-        default=0.25,
-        ge=0,
-        le=1,
-        description="Largest share of the resident jobs that give up a time slice at once to jobs that have never run.",
-    )
-    pack_interval_s: PackInterval = 120.0
+
+    first_slices: ClassVar[float] = 0.25
+    """Largest share of the resident jobs that give up a time slice at once to jobs that have never run: three of four keep
+    their speed, whoever comes."""
+
+    pack_interval_s: ClassVar[float] = PACK_INTERVAL_S
 
 
 class AntmanShareSettings(BaseModel):
@@ -233,7 +226,8 @@ class AntmanShareSettings(BaseModel):
     default_class: GpuClass = Field(
         default=GpuClass.GUARANTEED, description="Class of jobs whose job spec has no gpu_class."
     )
-    pack_interval_s: PackInterval = 120.0
+
+    pack_interval_s: ClassVar[float] = PACK_INTERVAL_S
 
 
 class GandivaShare:

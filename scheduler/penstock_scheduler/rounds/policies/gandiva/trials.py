@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,23 +29,18 @@ class GandivaSettings(BaseModel):
         ge=1,
         description="A new job may land on a node until the jobs there want this many times the node's GPUs.",
     )
-    interval_s: float = Field(
-        default=600.0,
-        ge=0,
-        description="Least time between a job's last move and its next migration or growth, seconds.",
-    )
-    idle_s: float = Field(
-        default=300.0,
-        ge=0,
-        description="Least time for which GPUs have been idle before a job grows into them, seconds.",
-    )
-    pack_interval_s: float = Field(
-        default=120.0, ge=0, description="Least time between a job's last move and its next packing, seconds."
-    )
-    least_total: float = Field(
-        default=1.0, ge=1, description="A pack is undone if its jobs' relative throughputs add up to no more than this."
-    )
     groups: GroupSettings = Field(default=GroupSettings(), description="How trials of one search are judged.")
+
+    interval_s: ClassVar[float] = 600.0
+    """Least time between a job's last move and its next migration or growth, s: ten slices, so that a restart of half a minute
+    costs a twentieth at most."""
+
+    idle_s: ClassVar[float] = 300.0
+    """Least time for which GPUs have been idle before a job grows into them, s: the job that comes next would have to wait
+    until they are given back."""
+
+    pack_interval_s: ClassVar[float] = PackingSettings.interval_s
+    least_total: ClassVar[float] = PackingSettings.least_total
 
     @property
     def packing(self) -> PackingSettings:
