@@ -271,7 +271,7 @@ local function multiple_of(a, b) return a / common_divisor(a, b) * b end
 -- The GPUs in gres:gpu:a100:4, gres/gpu=8 or cpu:4,gres/gpu:2: how many, and of which type. nil if there are none.
 local function gpus_in(text, option)
   local found, found_type
-  local typed = shown((text:gsub("gres[:/]", "")))
+  local typed, alone = shown((text:gsub("gres[:/]", ""))), nil
   for item in (text .. ","):gmatch("([^,]*),") do
     local gres = item:match("^gres[:/](.*)$")
     local parts = {}
@@ -285,8 +285,12 @@ local function gpus_in(text, option)
       end
       found, found_type = tonumber(count or 1), gpu_type
     elseif gres or #parts > 2 then
-      refuse("%s=%s: Penstock plans with GPUs alone: leave %s out, or submit the job without --adaptive", option, typed, shown(gres or item))
+      alone = shown(gres or item)
     end
+  end
+  if alone then
+    local gpus = found and string.format("write %s=gpu:%s%d", option, found_type and found_type .. ":" or "", found)
+    refuse("%s=%s: Penstock plans with GPUs alone: submit the job without --adaptive, or %s", option, typed, gpus or "leave out " .. alone)
   end
   return found, found_type
 end
@@ -404,20 +408,23 @@ local function add_request(given, request, site)
   if request.gpu_type and not given["gpu-types"] then given["gpu-types"] = request.gpu_type end
 end
 
-local REFUSED_TEXTS = {
-  {"tres_per_socket", "--gpus-per-socket", "give --gpus-per-node"},
-}
 local REFUSED_NUMBERS = {
   {"ntasks_per_socket", "--ntasks-per-socket", "give --ntasks-per-node"},
   {"ntasks_per_core", "--ntasks-per-core", "give --ntasks-per-node"},
   {"het_job_offset", "a heterogeneous job", "its parts cannot be moved: submit one job"},
 }
 
+-- What to write instead of --gpus-per-socket.
+local function by_node(job)
+  local sockets, fine, gpus, gpu_type = number(job.sockets_per_node), false, nil, nil
+  if #job.tres_per_socket <= MOST_LIST then fine, gpus, gpu_type = pcall(gpus_in, job.tres_per_socket, "--gpus-per-socket") end
+  if not (fine and gpus and sockets) then return "give --gpus-per-node" end
+  return string.format("write --gpus-per-node=%s%.0f", gpu_type and gpu_type .. ":" or "", gpus * sockets)
+end
+
 -- All that cannot be used with --adaptive.
 local function check_request(job, complain)
-  for _, each in ipairs(REFUSED_TEXTS) do
-    if job[each[1]] ~= nil then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
-  end
+  if job.tres_per_socket ~= nil then complain("--gpus-per-socket cannot be used with --adaptive; %s", by_node(job)) end
   for _, each in ipairs(REFUSED_NUMBERS) do
     if given_number(job[each[1]]) then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
   end
@@ -892,6 +899,7 @@ local function say_request(job, spec, request, partitions)
   say("%.0f MB for each CPU", number(job.min_mem_per_cpu))
   say("%.0f MB for each GPU", per_gpu(job.mem_per_tres))
   say("%.0f MB of temporary disk for each node", number(job.pn_min_tmp_disk))
+  say("with licences %s", job.licenses and shown(job.licenses))
   if not given_number(job.time_limit) then
     say("%s", "with the time limit of its partition")
   else

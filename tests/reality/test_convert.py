@@ -28,7 +28,7 @@ RICH = dataclasses.replace(
     name="rich",
     shape="the partitions, features and disks that the public headers name",
     nodes={
-        name: f"{text} TmpDisk=300000".replace("Feature=", "Feature=gpu,ss11,hbm80g,")
+        name: f"{text} TmpDisk=300000".replace(" Feature=", ",nvme:500 Feature=gpu,ss11,hbm80g,")
         for name, text in SITE.nodes.items()
     },
     partitions=(
@@ -37,6 +37,8 @@ RICH = dataclasses.replace(
         "PartitionName=cpu Nodes=t4-00 MaxTime=INFINITE State=UP",
     ),
     managed=("all", "gpu", "short"),
+    gres=(*SITE.gres, *(f"NodeName={name} Name=nvme Count=500" for name in SITE.nodes)),
+    settings={**SITE.settings, "GresTypes": "gpu,nvme"},
 )
 
 
@@ -192,6 +194,26 @@ def test_a_refused_line_is_a_comment_above_the_line_to_write_instead(
     job = submitted(site, result.stdout_bytes)
     assert job is not None
     assert '"preemptible":false' in job.admin_comment
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("--gres=gpu:a100:1,nvme:50 -t 5", "-t 5 --gres=gpu:a100:1"),
+        ("--gres nvme:10,gpu:1", "--gres=gpu:1"),
+        ("--gpus-per-socket=a100:2 --sockets-per-node=2", "--sockets-per-node=2 --gpus-per-node=a100:4"),
+        ("--exclusive=user --gpus-per-node=8", "--gpus-per-node=8 --exclusive"),
+        ("--gpus=2 --ntasks-per-socket=1 --ntasks-per-node=2 -N1", "--gpus=2 --ntasks-per-node=2 -N1"),
+    ],
+)
+def test_lines_of_public_scripts_that_are_refused_are_replaced(
+    site: Differential, convert: Callable[..., Result], line: str, instead: str
+) -> None:
+    result = convert(script_of(f"#SBATCH {line}"))
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, lines[2:4]) == (1, [f"##SBATCH {line}", f"#SBATCH {instead}"]), result.output
+    assert submitted(site, result.stdout_bytes) is not None
+    assert convert(result.stdout_bytes).stdout_bytes == result.stdout_bytes
 
 
 @pytest.mark.parametrize(

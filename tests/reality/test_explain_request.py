@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
-    with running(tmp_path_factory.mktemp("explained"), SITE) as differential:
+    licensed = dataclasses.replace(SITE, settings={**SITE.settings, "Licenses": "scratch:10"})
+    with running(tmp_path_factory.mktemp("explained"), licensed) as differential:
         yield differential
 
 
@@ -74,6 +76,7 @@ def test_it_submits_nothing_and_says_how_the_header_is_read(
         ("--gpus=2 --cpus-per-gpu=4 --mem-per-gpu=2G", ["4 CPUs for each GPU", "2048 MB for each GPU", "limit of its partition"]),
         ("--gpus=4 -N 1 -c 6 --mem=0", ["whole nodes", "1 to 8 GPUs", "6 CPUs for each task"]),
         ("--gpus=4 -N 1 -c 6 --mem-per-cpu=100", ["1.5 CPUs for each GPU", "100 MB for each CPU", "in partition all"]),
+        ("--gpus=1 -L scratch:2", ["with licences scratch:2"]),
         ("--adaptive --max-gpus=4 --mem=8G", ["1 to 4 GPUs", "8192 MB for each node"]),
     ],
 )  # fmt: skip

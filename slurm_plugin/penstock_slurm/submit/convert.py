@@ -15,7 +15,7 @@ from penstock_slurm.submit.command_line import Options
 from penstock_slurm.submit.flags import flags
 
 _READ_AS = re.compile(r"^sbatch: penstock: .*\. In flags, this is (.*); give others", re.MULTILINE)
-_REFUSED = re.compile(r"^sbatch: error: (penstock: --([a-z-]+).*?(?:, or write (--\S+))?)$", re.MULTILINE)
+_REFUSED = re.compile(r"^sbatch: error: (penstock: --([a-z-]+).*?(?:[,;] (?:or )?write (--\S+))?)$", re.MULTILINE)
 _SAME_FIELD = {"gpus-per-node": "gres"}
 """Options that job_submit.lua cannot tell from another one, and calls by its name."""
 
