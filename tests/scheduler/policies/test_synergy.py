@@ -284,7 +284,7 @@ def test_a_round_with_stages_is_decided_again_to_the_same_plan():
 def test_settings_are_by_part():
     _, in_full = make_policy(staged("sia", "synergy-tune:reference", sia={"fairness_p": -1.0}))
     assert in_full.settings["sia"]["fairness_p"] == -1.0
-    assert in_full.settings["synergy-tune:reference"]["placement"] == "first-fit"
+    assert in_full.settings["synergy-tune:reference"]["variant"] == "reference"
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,8 @@ def test_settings_are_by_part():
         (staged("synergy-tune"), r"is a stage, .* stages = \['synergy-tune'\]"),
         (staged("sia", "fifo"), "'fifo' is a policy, not a stage"),
         (staged("sia", "synergy-tune", solver={"gap": 0.1}), "no part 'solver'"),
-        (staged("sia", "synergy-tune", synergy_tune={"order": "x"}), "policy.synergy-tune"),
+        (staged("sia", "synergy-tune", synergy_tune={"variant": "x"}), "policy.synergy-tune"),
+        (staged("sia", "synergy-tune", synergy_tune={"spare": False}), "use synergy-tune:paper"),
     ],
 )
 def test_a_wrong_name_or_setting_is_explained(choice: PolicyChoice, said: str):

@@ -24,9 +24,9 @@ of GPUs gets the proportional share.
 Slurm cannot change the share of a running job. So a job that stays on its GPUs keeps its share, with two exceptions: another
 job needs the share, or spare CPUs make the job so much faster that a restart pays (Sia's restart factor). A job that may not be
 restarted gets no more than the proportional share, so that no job ever waits for what it holds. Jobs that start or move may get
-other nodes of the same kind than the policy chose (`placement`), because the policy does not know where CPUs are free.
+other nodes of the same kind than the policy chose, because the policy does not know where CPUs are free.
 
-Beyond the paper, CPUs that are left on a node go to jobs there that did not get their demand (`spare`). The preset
+Beyond the paper, CPUs that are left on a node go to jobs there that did not get their demand. The preset
 `synergy-tune:paper` leaves these CPUs idle. The preset `synergy-tune:reference` does what the authors did in their published
 runs: it takes the first node that fits instead of the tightest one, and serves the jobs in the order of the policy.
 """
@@ -167,12 +167,11 @@ class _Stage:
                 if held is None:
                     self._starting.setdefault(share.node, []).append(job.id)
         self._doors: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self.claims = [self._claim(job, where, settings) for job, where in single]
+        self.claims = [self._claim(job, where) for job, where in single]
         self.grants = tune(self.claims, self.rooms, settings)
-        if self.grants is None and settings.placement != "given":
-            given = settings.model_copy(update={"placement": "given"})
-            self.claims = [self._claim(job, where, given) for job, where in single]
-            self.grants = tune(self.claims, self.rooms, given)
+        if self.grants is None:
+            self.claims = [self._claim(job, where, as_planned=True) for job, where in single]
+            self.grants = tune(self.claims, self.rooms, settings)
 
     def _leave(self, share: Share) -> None:
         """Take the share that a job on several nodes has of one node out of what is free."""
@@ -185,7 +184,8 @@ class _Stage:
                 memory_mb=max(room.memory_mb - share.memory_mb, 0),
             )
 
-    def _claim(self, job: Job, where: Placement, settings: TuneSettings) -> Claim:
+    def _claim(self, job: Job, where: Placement, *, as_planned: bool = False) -> Claim:
+        """What a job on one node is to get. `as_planned`: on the policy's node alone."""
         share = where.shares[0]
         node, held = self._index[share.node], _share_held(job, where)
         profile = self._snapshot.facts[job.id].sensitivity
@@ -196,7 +196,7 @@ class _Stage:
             if not has.cpus:  # it runs with the unknown amount that its user asked for: assume the proportional share
                 self._unknown.add(job.id)
                 has = self.rooms[node].proportional(share.gpus)
-        if has is not None or settings.placement == "given" or job.phase in (Phase.STARTING, Phase.STOPPING):
+        if has is not None or as_planned or job.phase in (Phase.STARTING, Phase.STOPPING):
             nodes: tuple[int, ...] = (node,)
         else:
             nodes = self._like(where, job)

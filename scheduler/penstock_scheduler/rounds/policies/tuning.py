@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +25,25 @@ class TuneSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    placement: Literal["best-fit", "first-fit", "given"] = Field(
-        default="best-fit",
-        description="Nodes of jobs that start: the tightest that fits, the first that fits, or the policy's choice.",
-    )
-    order: Literal["demand", "plan"] = Field(
-        default="demand", description="Order in which jobs are placed: the largest demand first, or the policy's order."
-    )
-    spare: bool = Field(
-        default=True, description="Whether CPUs and memory left on a node go to its jobs that did not get their demand."
+    variant: Literal["penstock", "paper", "reference"] = Field(
+        default="penstock",
+        description="Whose details count. penstock: CPUs and memory left on a node go to its jobs that did not get their "
+        "demand. paper: they stay idle. reference: they stay idle, jobs are placed in the policy's order instead of the "
+        "largest demand first, and each on the first node that fits instead of the tightest. The presets "
+        "synergy-tune:paper and synergy-tune:reference set it.",
     )
 
+    gone: ClassVar[dict[str, str]] = {
+        "placement": "a job starts on the tightest node; for the first one, use synergy-tune:reference",
+        "order": "the largest demand is placed first; for the policy's order, use synergy-tune:reference",
+        "spare": "what is left is handed out; to leave it idle, use synergy-tune:paper",
+    }
 
-PAPER: dict[str, Any] = {"spare": False}
+
+PAPER: dict[str, Any] = {"variant": "paper"}
 """Settings of the preset `synergy-tune:paper`."""
 
-REFERENCE: dict[str, Any] = {"placement": "first-fit", "order": "plan", "spare": False}
+REFERENCE: dict[str, Any] = {"variant": "reference"}
 """Settings of the preset `synergy-tune:reference`: the authors' published runs."""
 
 
@@ -183,7 +186,7 @@ class _Tuning:
                 enough = self._ask(claim, claim.nodes[0]).within(claim.held)
                 self._take(claim, Grant(claim.nodes[0], claim.held, enough))
         waiting = [claim for claim in claims if claim.held is None]
-        if self._settings.order == "demand":
+        if self._settings.variant != "reference":
             waiting.sort(key=self._size)
         for claim in waiting:
             if not (self._fit(claim, by_demand=True) or self._fit(claim, by_demand=False) or self._take_back(claim)):
@@ -191,7 +194,7 @@ class _Tuning:
         # Jobs give up a share that does not exist any more, as after jobs of other users have taken CPUs.
         for node in np.flatnonzero((self._free_cpus_N < 0) | (self._free_memory_N < 0)).tolist():
             self._make_room(node, Amount(0, 0))
-        if self._settings.spare:
+        if self._settings.variant == "penstock":
             for node in sorted({grant.node for grant in self._grants.values() if not grant.by_demand}):
                 self._hand_out(node)
         return self._grants
@@ -258,7 +261,7 @@ class _Tuning:
             if not len(found):
                 self._nowhere.add(key)
                 continue
-            if self._settings.placement == "first-fit":
+            if self._settings.variant == "reference":
                 offer = (float(found[0]), int(found[0]), wants)
             else:
                 tightest = int(found[self._spare_N[found].argmin()])
