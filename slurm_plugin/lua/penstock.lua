@@ -233,11 +233,13 @@ local function flags_of(job)
 end
 
 -- GPU type -> most GPUs of one of its nodes.
-local function largest_nodes(site)
+local function largest_nodes(site, allows)
   local most = {}
   for _, partition in ipairs(site.partitions) do
     for gpu_type, sizes in pairs(partition.types) do
-      for _, size in pairs(sizes) do most[gpu_type] = math.max(most[gpu_type] or 0, size) end
+      for node, size in pairs(sizes) do
+        if not allows or allows(node) then most[gpu_type] = math.max(most[gpu_type] or 0, size) end
+      end
     end
   end
   return most
@@ -386,7 +388,8 @@ local function add_request(given, request, site)
     if given["scale-unit"] then
       refuse("--scale-unit cannot be used where jobs have whole nodes (--exclusive, --mem=0, or by the partition): leave it out")
     end
-    local most, units = largest_nodes(site), {}
+    local most, units = largest_nodes(site, request.allows), {}
+    if not next(most) then most = largest_nodes(site) end
     for _, gpu_type in ipairs(sorted(most)) do
       units[#units + 1] = string.format("%s=%d", gpu_type, most[gpu_type])
       if request.gpu_type == nil or request.gpu_type == gpu_type then largest = math.max(largest, most[gpu_type]) end
@@ -922,6 +925,7 @@ local function adapt(job, visible, given)
   local request = try(request_of, job, partitions or {}, visible, site)
   check_request(job, complain)
   local spec, json
+  if request then request.allows = allows end
   if request then spec, json = try(penstock.spec, given, site, request) end
   if spec then check_tasks(job, spec, request, complain) end
   if not job.script and given["non-preemptible"] ~= "yes" then

@@ -55,6 +55,11 @@ CASES = [
         {"tasks": 1, "gpus": 2, "whole_nodes": True},
     ),
     ("--nodes=1 --gres=gpu:2 --mem-per-cpu=100M", {"max_gpus": 2, "max_nodes": 1}, {}),
+    (  # only nodes that the job may have say how large a whole node is
+        "-N 1 --ntasks-per-node=2 --exclusive --nodelist=t4-00",
+        {"min_gpus": 2, "max_gpus": 4, "max_nodes": 1, "scale_unit": {"t4": 4}, "gpus_per_task": 2},
+        {"tasks": 1, "gpus": 2, "whole_nodes": True},
+    ),
     ("-N 1 --exclusive", {"max_gpus": 8, "max_nodes": 1, "scale_unit": WHOLE}, {"whole_nodes": True}),
     ("--ntasks=8 --ntasks-per-gpu=2", {"max_gpus": 4, "max_nodes": 4}, {"tasks": 2, "gpus": 1}),
     (
