@@ -60,17 +60,7 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
     Raises:
         UnknownAllocation: the GPU type is unknown.
     """
-    found = None
-    if environment.job_id is not None and environment.measuring is None and shutil.which("scontrol"):
-        found = _ask_slurm(environment.job_id, retry_s)
-        if found is not None and environment.left_nodes:
-            kept = {node: ids for node, ids in found.gpu_ids.items() if node not in environment.left_nodes}
-            found = Allocation(found.gpu_type, kept)
-        # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, although it has GPUs. A job
-        # that shares GPUs has them from the node's agent, not from Slurm.
-        ids = environment.gpu_ids or devices_of_job(environment)
-        if found is not None and not found.gpus and ids and environment.node:
-            found = Allocation(_type_of_node(environment.node), dict.fromkeys(found.gpu_ids, ids))
+    found = _from_slurm(environment, retry_s)
     if found is not None and (found.gpu_type or (gpu_type is None and not found.gpus)):
         return found
     gpu_type = gpu_type or _told_type(environment)
@@ -80,6 +70,24 @@ def find_allocation(environment: Environment, gpu_type: str | None = None, retry
         return Allocation(gpu_type, found.gpu_ids)
     here = environment.gpu_ids or tuple(range(environment.gpus_on_node))
     return Allocation(gpu_type, dict.fromkeys(environment.nodes or (environment.node or "localhost",), here))
+
+
+def _from_slurm(environment: Environment, retry_s: float) -> Allocation | None:
+    """The job's GPUs as Slurm tells them, without the nodes that the job has left; None: Slurm cannot be asked."""
+    if environment.job_id is None or environment.measuring is not None or not shutil.which("scontrol"):
+        return None
+    found = _ask_slurm(environment.job_id, retry_s)
+    if found is None:
+        return None
+    if environment.left_nodes:
+        kept = {node: ids for node, ids in found.gpu_ids.items() if node not in environment.left_nodes}
+        found = Allocation(found.gpu_type, kept)
+    # Slurm 22.05 shows an empty GRES for a job that was requeued from a node that died, although it has GPUs. A job
+    # that shares GPUs has them from the node's agent, not from Slurm.
+    ids = environment.gpu_ids or devices_of_job(environment)
+    if not found.gpus and ids and environment.node:
+        return Allocation(_type_of_node(environment.node), dict.fromkeys(found.gpu_ids, ids))
+    return found
 
 
 def parse_job(text: str, job_id: str) -> Allocation | None:

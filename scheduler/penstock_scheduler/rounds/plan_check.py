@@ -77,9 +77,10 @@ def _differences(
     leaving = {node for job in state.jobs if _leaves(job, record) for node in _nodes(job)}
     for job in state.jobs:
         given = plan.assignments.get(job.id)
+        planned = 0 if given is None else given.placement.gpus
         held = 0 if job.allocation is None or job.phase is Phase.QUEUED else job.allocation.gpus
         if (
-            (0 if given is None else given.placement.gpus) == held
+            planned == held
             or job.id in elsewhere
             or is_another(job, record.snapshot.time_s)
             or (given is None and not _leaves(job, record))  # it came after the round, or waits as the plan says
@@ -89,13 +90,16 @@ def _differences(
         waits = job.phase in (Phase.QUEUED, Phase.STARTING)
         if waits and given is not None and leaving.intersection(given.placement.nodes):
             continue  # another job has to leave first
-        moves = waits or _leaves(job, record)
-        facts = record.snapshot.facts.get(job.id)
-        usual_s = max((*job.pauses_s, 0.0 if facts is None else facts.restart_cost_s)) if moves else 0.0
+        usual_s = _move_s(job, record) if waits or _leaves(job, record) else 0.0
         since_s = before[job.id].since_s if job.id in before else now_s
-        planned = 0 if given is None else given.placement.gpus
         found[job.id] = Difference(planned, held, since_s, since_s + usual_s + PATIENCE_S)
     return found
+
+
+def _move_s(job: Job, record: RoundRecord) -> float:
+    """How long a move of the job takes at most, as far as is known."""
+    facts = record.snapshot.facts.get(job.id)
+    return max((*job.pauses_s, 0.0 if facts is None else facts.restart_cost_s))
 
 
 def _leaves(job: Job, record: RoundRecord) -> bool:

@@ -17,7 +17,7 @@ from penstock_profiles.wire import Report
 from penstock_scheduler.api.ports import ClusterParts, ModelSource, RoundListener, Trigger
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.jobs.pairs import Pairs
-from penstock_scheduler.model import JobSpec, Node, Outcome, ReasonCode
+from penstock_scheduler.model import JobId, JobSpec, Node, Outcome, ReasonCode
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import RoundFailed
@@ -65,6 +65,16 @@ class Driving:
     `ArtifactLearner`."""
     moves_are_free: bool = False
     """See `SimulatedCluster`."""
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds from one tick of the loop to the next; infinite: until something happens."""
+        return math.inf if self.round_s is None else self.round_s
+
+    @property
+    def rest_s(self) -> float:
+        """For how long rounds without news are skipped."""
+        return 0.0 if self.round_s is None else REST_S
 
 
 DRIVINGS: Mapping[str, Driving] = {
@@ -288,57 +298,24 @@ def simulate_policy(
         agents=agents,
         cloud=away,
     )
-    restart_costs_s = {
-        job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
-    } | {job.id: job.spec.restart_cost_s for job in jobs if job.spec.restart_cost_s is not None}
     if models is None:
         specs = SpecModels(scenario.families, RESTART_COST_S, scenario.gpus)
-        models = SimulatedModels(cluster.jobs, restart_costs_s, specs, memory)
-    pace = OnEvent() if driving.round_s is None else Period(driving.round_s)
-    tick_s = math.inf if driving.round_s is None else driving.round_s
-    if driving.round_s is None:
-        clock.next_event_s = cluster.next_event_s
-    trigger = pace if away is None else _events_with_cloud(cluster, clock, away, pace)
-
-    class Rounds(RoundListener):
-        def decided(self, record: RoundRecord) -> None:
-            simulation.rounds += 1
-            if on_record is not None:
-                on_record(record)
-            if away is not None:
-                away.on_round(record)
-            waiting = record.plan.waiting.values()
-            cluster.pass_over(sum(reason.code is ReasonCode.NEVER_FITS for reason in waiting))
-
+        models = SimulatedModels(cluster.jobs, _restart_costs_s(jobs), specs, memory)
     loop = RoundLoop(
         ClusterParts(cluster, agents=cluster if agents is not None else None, cloud_nodes=away),
         clock,
         _NoStore(),
-        RoundTiming(trigger, tick_s, rest_s=0.0 if driving.round_s is None else REST_S),
+        RoundTiming(_trigger(driving, cluster, clock, away), driving.tick_s, rest_s=driving.rest_s),
         policy,
         models,
         in_full,
         RoundSurroundings(
             annotators=(pairs or Pairs(Colocation()),),
             cloud=None if away is None else away.manager,
-            listeners=(Rounds(),),
+            listeners=(_Rounds(simulation, cluster, away, on_record),),
         ),
     )
-    try:
-        with one_blas_thread():
-            while not cluster.finished or (away is not None and away.manager.runs):
-                rounds = simulation.rounds
-                try:
-                    _tell(away, loop.tick())
-                except RoundFailed:
-                    simulation.failed_rounds += 1
-                simulation.ticks.append(_tick(cluster, clock.now_s(), simulation.rounds > rounds))
-                on_tick(simulation)
-                if _stuck(simulation.ticks[-1], cluster) and (away is None or away.at_rest):
-                    break
-                clock.sleep(tick_s)
-    except KeyboardInterrupt:
-        simulation.interrupted = True
+    _run(simulation, loop, cluster, clock, away, driving.tick_s, on_tick)
     cluster.close()
     if agents is not None or away is not None:
         simulation.gpu_seconds = cluster.gpu_seconds
@@ -349,19 +326,74 @@ def simulate_policy(
     return simulation
 
 
-def _tell(away: SimulatedCloud | None, outcomes: tuple[Outcome, ...]) -> None:
-    if away is not None:
-        away.acted(outcomes)
+@dataclass
+class _Rounds(RoundListener):
+    """Counts the rounds of a simulation, and passes them on."""
+
+    simulation: Simulation
+    cluster: SimulatedCluster
+    away: SimulatedCloud | None
+    on_record: Callable[[RoundRecord], None] | None
+
+    def decided(self, record: RoundRecord) -> None:
+        self.simulation.rounds += 1
+        if self.on_record is not None:
+            self.on_record(record)
+        if self.away is not None:
+            self.away.on_round(record)
+        waiting = record.plan.waiting.values()
+        self.cluster.pass_over(sum(reason.code is ReasonCode.NEVER_FITS for reason in waiting))
 
 
-def _events_with_cloud(
-    cluster: SimulatedCluster, clock: SimulatedClock, away: SimulatedCloud, trigger: OnEvent | Period
+def _run(
+    simulation: Simulation,
+    loop: RoundLoop,
+    cluster: SimulatedCluster,
+    clock: SimulatedClock,
+    away: SimulatedCloud | None,
+    tick_s: float,
+    on_tick: Callable[[Simulation], None],
+) -> None:
+    """Take ticks until all jobs have ended, or the remaining jobs can never run, or Ctrl-C."""
+    try:
+        with one_blas_thread():
+            while not cluster.finished or (away is not None and away.manager.runs):
+                rounds = simulation.rounds
+                try:
+                    outcomes = loop.tick()
+                    if away is not None:
+                        away.acted(outcomes)
+                except RoundFailed:
+                    simulation.failed_rounds += 1
+                simulation.ticks.append(_tick(cluster, clock.now_s(), simulation.rounds > rounds))
+                on_tick(simulation)
+                if _stuck(simulation.ticks[-1], cluster) and (away is None or away.at_rest):
+                    break
+                clock.sleep(tick_s)
+    except KeyboardInterrupt:
+        simulation.interrupted = True
+
+
+def _restart_costs_s(jobs: Sequence[SimulatedJob]) -> dict[JobId, float]:
+    """The cost of a restart as the job spec gives it, or else as the truth has it."""
+    return {
+        job.id: job.truth.model.restart_cost_s if isinstance(job.truth, ModelledJob) else RESTART_COST_S for job in jobs
+    } | {job.id: job.spec.restart_cost_s for job in jobs if job.spec.restart_cost_s is not None}
+
+
+def _trigger(
+    driving: Driving, cluster: SimulatedCluster, clock: SimulatedClock, away: SimulatedCloud | None
 ) -> Trigger:
-    """Let the clock stop at the ticks that see a round, or what happens on site or in the cloud. Returns the trigger of rounds.
+    """The trigger of rounds. Lets the clock stop at the ticks that see a round, or what happens on site or in the cloud.
 
-    A tick in which nothing happens is left out. Short of that, the ticks are those of the daemon, because each step of a run
-    takes one of them, and the instances cost money meanwhile.
+    With a cloud, a tick in which nothing happens is left out. Short of that, the ticks are those of the daemon, because each
+    step of a run takes one of them, and the instances cost money meanwhile.
     """
+    trigger = OnEvent() if driving.round_s is None else Period(driving.round_s)
+    if away is None:
+        if driving.round_s is None:
+            clock.next_event_s = cluster.next_event_s
+        return trigger
     if isinstance(trigger, OnEvent):
         clock.next_event_s = lambda: away.tick_from(min(cluster.next_event_s(), away.next_event_s(), away.next_leave_s))
         return WithWaits(trigger, away)

@@ -21,7 +21,7 @@ import itertools
 import math
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,27 +177,34 @@ class DeviceCgroups:
             )
         mine = {_rule(files[index]) for index in devices}
         others = frozenset(self._existing(files) - mine)
-        wrong = {}
-        for folder in folders:
-            try:
-                if by_v1 and folder == job:
-                    write_rules(f"{folder}/devices.deny", others)
-                if by_v1:
-                    write_rules(f"{folder}/devices.allow", mine)
-                else:
-                    self._programs.replace(folder, others)
-            except OSError as error:
-                if error.errno in ENDED:
-                    continue
-                if folder == job:
-                    raise
-                wrong[folder] = str(error)
+        wrong = self._restrict(job, folders, mine, others, by_v1=by_v1)
         # Slurm may be changing a cgroup above right now. Only lasting errors are reported.
         if lasting := [text for folder, text in wrong.items() if folder in check.wrong]:
             self._troubles[number] = lasting[0]
         check.wrong = wrong
         if wrong:
             check.whole_s = -math.inf
+
+    def _restrict(
+        self, job: str, folders: Sequence[str], mine: set[Rule], others: frozenset[Rule], *, by_v1: bool
+    ) -> dict[str, str]:
+        """Restrict a job's cgroup and those below it. Returns the errors of those below it, by folder."""
+        wrong = {}
+        for folder in folders:
+            try:
+                if not by_v1:
+                    self._programs.replace(folder, others)
+                    continue
+                if folder == job:
+                    write_rules(f"{folder}/devices.deny", others)
+                write_rules(f"{folder}/devices.allow", mine)
+            except OSError as error:
+                if error.errno in ENDED:
+                    continue
+                if folder == job:
+                    raise
+                wrong[folder] = str(error)
+        return wrong
 
     def _job(self, number: int, uid: int) -> str:
         """The cgroup of a job. Raises FileNotFoundError if Slurm has made none above it, or constrains no devices."""

@@ -192,13 +192,7 @@ def ordered_groups(
     A departing job, or a misplaced one, goes on among the jobs that stay on its GPUs until it has left them; see `departing.py`.
     """
     here = scene.here
-    ordered: dict[object, Told] = {}
-    for group in scene.groups:
-        cut = group
-        for job in {*misplaced} & set(group.jobs):
-            cut = without(cut, job)
-        if cut.packs:
-            ordered[group] = cut, allotted[group]
+    ordered = _without_misplaced(scene, allotted, misplaced)
     grouped = {job for group in scene.groups for job in group.jobs} - {*misplaced}
     alone: dict[object, Told] = {
         job: (group_of_one(scene.node.name, job, each.gpus), each.devices)
@@ -216,6 +210,20 @@ def ordered_groups(
             joined |= {job, *_join(scene, job, (ordered, alone))}
     shown = (pair for job, pair in alone.items() if job in joined or here[str(job)].cleared or here[str(job)].leaves)
     return [*ordered.values(), *shown]
+
+
+def _without_misplaced(
+    scene: NodeScene, allotted: Mapping[SharedGpus, Devices], misplaced: Collection[JobId]
+) -> dict[object, Told]:
+    """The groups of the plan that have jobs which are in their place."""
+    found: dict[object, Told] = {}
+    for group in scene.groups:
+        cut = group
+        for job in {*misplaced} & set(group.jobs):
+            cut = without(cut, job)
+        if cut.packs:
+            found[group] = cut, allotted[group]
+    return found
 
 
 def _beside(table: Mapping[object, Told], devices: Devices) -> list[object]:

@@ -89,16 +89,7 @@ class SilentAgents:
             unreachable: nodes that do not respond to Slurm. Their jobs are Slurm's matter.
             off: nodes that Slurm powers down or wakes. Their agents are not silent, nor are they at once when a node is awake.
         """
-        now_s = self.clock.now_s()
-        self._beats = {
-            node: before
-            if (before := self._beats.get(node)) and before[0] == status.time_s and node not in off
-            else (status.time_s, now_s)
-            for node, status in statuses.items()
-        }
-        self._silent = {
-            node: at_s for node, (_, at_s) in self._beats.items() if now_s - at_s > AWAY_S and node not in unreachable
-        }
+        self._hear(statuses, unreachable, off)
         carried = {each.job: (node, each) for node, status in statuses.items() for each in status.jobs}
         on_gpus = {
             job: (carried[job][0], frozenset(carried[job][1].devices))
@@ -127,6 +118,19 @@ class SilentAgents:
             if node in self._silent:
                 held.append(Held(jobs[job], record, node, self._silent[node], users, mine.cuda_checkpointed))
         self._held = tuple(held)
+
+    def _hear(self, statuses: Mapping[str, NodeStatus], unreachable: Collection[str], off: Collection[str]) -> None:
+        """Note which agents have written a newer status, and which are silent."""
+        now_s = self.clock.now_s()
+        self._beats = {
+            node: before
+            if (before := self._beats.get(node)) and before[0] == status.time_s and node not in off
+            else (status.time_s, now_s)
+            for node, status in statuses.items()
+        }
+        self._silent = {
+            node: at_s for node, (_, at_s) in self._beats.items() if now_s - at_s > AWAY_S and node not in unreachable
+        }
 
     def silent(self) -> tuple[SilentAgent, ...]:
         """The agents that are silent now, with the jobs that nobody resumes."""

@@ -28,7 +28,7 @@ from penstock_scheduler.daemon.service.outputs import Outputs
 from penstock_scheduler.jobs.progress import ReportedProgress
 from penstock_scheduler.jobs.results import CLOCKED, Results
 from penstock_scheduler.jobs.reused_ids import former_id, is_another
-from penstock_scheduler.model import Action, ClusterState, Job, Outcome, Phase, Placement, Plan, Refusal, Stop
+from penstock_scheduler.model import Action, ClusterState, Job, JobSpec, Outcome, Phase, Placement, Plan, Refusal, Stop
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.rounds.plan_check import PlanCheck, StartCheck
@@ -58,6 +58,10 @@ FORGOTTEN = Fate(
     "them, and a larger MinJobAge keeps them longer",
 )
 """The end of a job that nothing knows of."""
+
+
+NEW = JobView(id="", version=0, name="", user="", state="queued", submit_s=0.0, spec=JobSpec())
+"""The last view of a job that has none yet."""
 
 
 class Board(Known, RoundListener):
@@ -304,9 +308,8 @@ class Board(Known, RoundListener):
         """
         reason = code or self._reason(job)
         # Most jobs have not changed since the last tick, and a view costs a hundred times what this comparison does.
-        made, result = self._made.get(job.id), self.results.newest(job.id)
-        same = made is not None and made[3] is before and made[:3] == (job, note or reason, result)
-        if same and before is not None and job.id not in self._stops:
+        result = self.results.newest(job.id)
+        if before is not None and self._is_as_made(before, job, note or reason, result):
             return before
         if before is None:
             before = self.store.job(job.id)
@@ -314,6 +317,7 @@ class Board(Known, RoundListener):
         if before is not None and is_another(job, before.submit_s):
             self._set_aside(before, now_s)
             before = None
+        old = before or NEW
         has = job.phase in (Phase.RUNNING, Phase.STOPPING)
         plan = self._plan_of(job)
         stop = self._own_stop(job.id) or (plan.stops.get(job.id) if plan else None)
@@ -323,28 +327,34 @@ class Board(Known, RoundListener):
             name=job.name[:1000],
             user=job.user,
             account=job.account,
-            partition=next(iter(job.partitions), before.partition if before else ""),
+            partition=next(iter(job.partitions), old.partition),
             state=job.phase.value,
             submit_s=job.submit_s,
-            start_s=before.start_s if before and before.start_s is not None else now_s if has else None,
+            start_s=old.start_s if old.start_s is not None else now_s if has else None,
             restarts=job.restarts,
             spec=job.spec,
-            key=before.key if before else None,
+            key=old.key,
             allocation=allocation_view(job.allocation) if job.allocation and job.phase is not Phase.QUEUED else None,
             reason=reason,
-            stopped=str(stop) if stop is not None else before.stopped if before is not None else "",
+            stopped=str(stop) if stop is not None else old.stopped,
             note=note,
-            progress=before.progress if before else None,
-            total=before.total if before else None,
-            gpu_seconds=before.gpu_seconds if before else {},
+            progress=old.progress,
+            total=old.total,
+            gpu_seconds=old.gpu_seconds,
             suspended=job.suspension,
-            result=result or (before.result if before else None),
-            output=before.output if before else None,
+            result=result or old.result,
+            output=old.output,
         )
         if before is not None and fields == before:
             return before
         # The live figures make no new version by themselves; they follow with the next one.
         return self.figures_of(fields.model_copy(update={"version": fields.version + 1}))
+
+    def _is_as_made(self, view: JobView, job: Job, why: str, result: ResultView | None) -> bool:
+        """Whether this view was made of just these."""
+        made = self._made.get(job.id)
+        same = made is not None and made[3] is view and made[:3] == (job, why, result)
+        return same and job.id not in self._stops
 
     def _own_stop(self, job: str) -> Stop | None:
         """Why a job's run was stopped without a round, since the newest round."""

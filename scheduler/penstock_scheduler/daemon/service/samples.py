@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.api.history_messages import JobSample
@@ -84,11 +84,15 @@ class Sampler(RoundListener):
         shares = [each.goodput / each.expected for _, each in samples if each.goodput is not None and each.expected]
         if shares:
             figures["as-expected"] = sum(shares) / len(shares)
-        busy = [(each.gpus, each.utilisation) for _, each in samples if each.utilisation is not None]
-        if busy:
-            figures["busy"] = sum(gpus * share for gpus, share in busy) / sum(gpus for gpus, _ in busy)
+        figures |= _busy(each for _, each in samples)
         self._store.add_samples(math.floor(now_s), samples, figures)
         self._rounds, self._largest = Counter(), {}
+
+
+def _busy(samples: Iterable[JobSample]) -> dict[str, float]:
+    """The mean utilisation of the GPUs, as far as it was measured."""
+    busy = [(each.gpus, each.utilisation) for each in samples if each.utilisation is not None]
+    return {"busy": sum(gpus * share for gpus, share in busy) / sum(gpus for gpus, _ in busy)} if busy else {}
 
 
 def job_sample(body: Observation, expected: float | None) -> JobSample:

@@ -19,7 +19,7 @@ GPUs in Slurm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from pydantic import Field, NonNegativeInt
@@ -103,20 +103,25 @@ class _Round:
         order = sorted(self._snapshot.jobs, key=lambda job: job.in_order)
         guaranteed = [job for job in order if self._classes[job.id] is GpuClass.GUARANTEED]
         others = [job for job in order if self._classes[job.id] is GpuClass.OPPORTUNISTIC]
-        for job in guaranteed:
-            if job.id not in pins and (held := self._held(job)) is not None and self._free.may_stay(held):
-                self._take(job, held)
+        for job, held in self._staying(guaranteed, pins, self._free):
+            self._take(job, held)
         untouched = self._free.copy()
-        for job in others:
-            if job.id not in pins and (held := self._held(job)) is not None and untouched.may_stay(held):
-                untouched.take(job, held)
+        for job, held in self._staying(others, pins, untouched):
+            untouched.take(job, held)
         self._serve(guaranteed, untouched)
-        for job in others:
-            if job.id not in self._allocated and (held := self._held(job)) is not None and self._free.may_stay(held):
-                self._take(job, held)
+        for job, held in self._staying(others, self._allocated, self._free):
+            self._take(job, held)
         self._serve_others(others)
         assignments = {job.id: self._assignment(job, pins) for job in self._snapshot.jobs if job.id in self._allocated}
         return Plan(self._snapshot.round, assignments, self._waiting)
+
+    def _staying(
+        self, jobs: Iterable[Job], placed: Container[JobId], free: FreeGpus
+    ) -> Iterator[tuple[Job, Placement]]:
+        """The jobs that can stay where they are, and where. The caller takes these GPUs off `free` one by one."""
+        for job in jobs:
+            if job.id not in placed and (held := self._held(job)) is not None and free.may_stay(held):
+                yield job, held
 
     def _held(self, job: Job) -> Placement | None:
         """GPUs that a job holds alone or as the resident job."""

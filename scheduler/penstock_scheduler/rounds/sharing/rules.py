@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from penstock_scheduler.model import Job, JobId, Pack, Placement, Plan, SharedGpus, Snapshot
 from penstock_scheduler.rounds.sharing.packing import most_used_mb
@@ -28,12 +28,7 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
     if state is None:
         return ("jobs share GPUs, but no agent runs",)
     jobs = {job.id: job for job in snapshot.jobs}
-    found = []
-    for job_id, count in Counter(job for group in plan.shared for job in group.jobs).items():
-        if count > 1:
-            found.append(f"job {job_id} is in {count} packs")
-        if job_id not in plan.assignments:
-            found.append(f"job {job_id} shares GPUs and has no assignment")
+    found = list(_of_jobs(plan))
     placements = {job_id: assignment.placement for job_id, assignment in plan.assignments.items()}
     silent = {node.name for node in snapshot.nodes if not node.may_start}
     for group in plan.shared:
@@ -48,6 +43,14 @@ def broken(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
         if name in ours and gpus > ours[name]:
             found.append(f"{gpus} GPUs are allocated on {name}, but Penstock may use only {ours[name]} there")
     return tuple(found)
+
+
+def _of_jobs(plan: Plan) -> Iterator[str]:
+    for job_id, count in Counter(job for group in plan.shared for job in group.jobs).items():
+        if count > 1:
+            yield f"job {job_id} is in {count} packs"
+        if job_id not in plan.assignments:
+            yield f"job {job_id} shares GPUs and has no assignment"
 
 
 def _of_group(group: SharedGpus, jobs: Mapping[JobId, Job], placements: Mapping[JobId, Placement]) -> list[str]:

@@ -11,8 +11,9 @@ Axes: K kinds of jobs, O options of a kind, S nodes, J jobs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +85,8 @@ def choose_shares(
     kinds: dict[Choice, list[int]] = {}
     for index, choice in enumerate(choices):
         kinds.setdefault(choice, []).append(index)
-    open_kinds = {kind: jobs for kind, jobs in kinds.items() if len(kind.options) > 1}
     best = sum(max(option.value for option in choice.options) for choice in choices)
-    if not open_kinds:
+    if not any(len(kind.options) > 1 for kind in kinds):
         return _answer("none", SolveStatus.OPTIMAL, choices, known, best, started)
     model = python_mip.quiet(mip.Model(sense=mip.MAXIMIZE, solver_name=library.upper()), limits)
     model.max_mip_gap = limits.gap
@@ -106,16 +106,21 @@ def choose_shares(
     status = python_mip.ended(model, started, limits, library)
     found = known
     if model.num_solutions:
-        option_J = [0] * len(choices)
-        for number_O, (kind, jobs) in zip(number_KO, kinds.items(), strict=True):
-            by_value = sorted(range(len(kind.options)), key=lambda o, kind=kind: -kind.options[o].value)  # type: ignore[misc]
-            dealt = [o for o in by_value for _ in range(round(number_O[o].x))]
-            for job, o in zip(jobs, dealt, strict=True):
-                option_J[job] = o
+        option_J = _dealt(kinds, number_KO)
         if _fits(choices, option_J, cpus, memory_mb) and _value(choices, option_J) >= _value(choices, known):
-            found = tuple(option_J)
+            found = option_J
         best = min(best, float(model.objective_bound)) if np.isfinite(model.objective_bound) else best
     return _answer(f"shares-{library}", status, choices, found, best, started)
+
+
+def _dealt(kinds: Mapping[Choice, Sequence[int]], number_KO: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+    """Each job's option, from the solved counts of jobs by option: the first jobs of a kind get the options of higher value."""
+    option_of: dict[int, int] = {}
+    for number_O, (kind, jobs) in zip(number_KO, kinds.items(), strict=True):
+        by_value = sorted(enumerate(kind.options), key=lambda option: -option[1].value)
+        dealt = [o for o, _ in by_value for _ in range(round(number_O[o].x))]
+        option_of |= zip(jobs, dealt, strict=True)
+    return tuple(option_of[job] for job in range(len(option_of)))
 
 
 def choose_points(

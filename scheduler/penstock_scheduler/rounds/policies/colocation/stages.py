@@ -6,7 +6,7 @@ Each step adds joining jobs to the `Residents` of a round; see the package.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -99,21 +99,27 @@ def use_leftovers(
         # A job that does not answer the agent cannot be held to a share.
         if job.id in residents.placed or residents.state.use(job.id).answers is False:
             continue
-        found: list[tuple[tuple[float, JobId], Resident, int]] = []
-        for resident in able:
-            gpus = residents.gpus(job, resident)
-            present = residents.is_with(job, resident) or _is_on(job, resident.node)
-            left_mb = residents.left_mb(job, resident, least_memory_mb, present=present)
-            if gpus is None or left_mb is None or not (present or resident.running_in_place):
-                continue
-            if gpus <= resident.free_gpus:
-                found.append(((_load(residents, resident), resident.job.id), resident, left_mb))
+        found = list(_hosts(residents, job, able, least_memory_mb))
         if found:
             same = [each for each in found if residents.is_with(job, each[1])]
             near = [each for each in found if _is_on(job, each[1].node)]
             _, resident, left_mb = min(same or near or found, key=lambda each: each[0])
             resident.guaranteed, resident.memory_mb = True, left_mb
             residents.join(job, resident, f"what job {resident.job.id} leaves of its GPUs")
+
+
+def _hosts(
+    residents: Residents, job: Job, able: Iterable[Resident], least_memory_mb: int
+) -> Iterator[tuple[tuple[float, JobId], Resident, int]]:
+    """The resident jobs that the job can join, each with its load and the memory that it leaves, MB."""
+    for resident in able:
+        gpus = residents.gpus(job, resident)
+        present = residents.is_with(job, resident) or _is_on(job, resident.node)
+        left_mb = residents.left_mb(job, resident, least_memory_mb, present=present)
+        if gpus is None or left_mb is None or not (present or resident.running_in_place):
+            continue
+        if gpus <= resident.free_gpus:
+            yield (_load(residents, resident), resident.job.id), resident, left_mb
 
 
 def _load(residents: Residents, resident: Resident) -> float:

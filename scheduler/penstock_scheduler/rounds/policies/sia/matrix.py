@@ -117,7 +117,7 @@ class SiaMatrix:
         capacity = common.capacities(snapshot.nodes, self.pins)
         self.types = tuple(sorted(capacity))
         self.capacity_T = np.array([capacity[name] for name in self.types], dtype=np.int64)
-        held = {job.id: held for job in self.jobs if (held := job.running_as) is not None}
+        held = {job.id: now for job in self.jobs if (now := job.running_as) is not None}
         self.min_J = np.array([job.spec.min_gpus for job in self.jobs], dtype=np.int64)
         self.max_J = np.array([job.spec.max_gpus for job in self.jobs], dtype=np.int64)
         self._set_options(held, settings)
@@ -136,12 +136,7 @@ class SiaMatrix:
     def _set_options(self, held: Mapping[JobId, Configuration], settings: SiaSettings) -> None:
         """The columns: configurations that the cluster offers, then irregular ones that only the jobs that hold them may keep."""
         exact = {int(count) for count in np.unique(self.min_J[self.min_J == self.max_J])}
-        self.unit_JT = np.ones((len(self.jobs), len(self.types)), dtype=np.int64)
-        for row, (job, model) in enumerate(zip(self.jobs, self.models, strict=True)):
-            if isinstance(model, PipelineEstimator):
-                self.unit_JT[row] = [model.models[t].gpus_per_replica if t in model.models else 1 for t in self.types]
-            if job.spec.scale_unit != 1 or job.spec.gpus_per_task != 1:
-                self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.spec.unit(name) for name in self.types])
+        self._set_units()
         units = {int(unit) * 2**power for unit in np.unique(self.unit_JT) for power in range(8)}
         most = int(self.max_J.max(initial=1))
         if settings.variant == "artifact":
@@ -163,6 +158,15 @@ class SiaMatrix:
             [c.nodes > 1 and c.gpus // c.nodes not in sizes[c.gpu_type] for c in self.options], dtype=np.bool_
         )
         """Parts of several nodes: only for jobs that want exactly this number of GPUs."""
+
+    def _set_units(self) -> None:
+        """The numbers of GPUs of each type of which each job takes multiples only."""
+        self.unit_JT = np.ones((len(self.jobs), len(self.types)), dtype=np.int64)
+        for row, (job, model) in enumerate(zip(self.jobs, self.models, strict=True)):
+            if isinstance(model, PipelineEstimator):
+                self.unit_JT[row] = [model.models[t].gpus_per_replica if t in model.models else 1 for t in self.types]
+            if job.spec.scale_unit != 1 or job.spec.gpus_per_task != 1:
+                self.unit_JT[row] = np.lcm(self.unit_JT[row], [job.spec.unit(name) for name in self.types])
 
     def _set_access(self) -> None:
         """Which jobs may use which nodes, for all partitions, reservations and node choices that occur together."""
