@@ -152,6 +152,18 @@ class Shared:
         return found
 
 
+def _agent_settings(text: str) -> AgentSettings:
+    """The settings of --agents. Raises ConfigError."""
+    values = numbers("--agents", text)
+    if unknown := sorted(set(values) - {"switch_s", "noise", "step_noise"}):
+        raise ConfigError(f"--agents: unknown {unknown[0]!r}; there are noise, step_noise and switch_s")
+    try:
+        return AgentSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--agents: {first['loc'][0]}={first['input']:g}: {first['msg']}") from None
+
+
 def shared_by(
     policies: Sequence[PolicyChoice], options: SharingOptions, gpu_types: Sequence[str], learned: Learned | None = None
 ) -> Shared | None:
@@ -185,14 +197,7 @@ def shared_by(
         raise ConfigError(
             f"{'--pair-types' if options.pair_types else '--draw-kinds'} applies to the table of --pairs; give --pairs, too"
         )
-    values = numbers("--agents", options.agents)
-    if unknown := sorted(set(values) - {"switch_s", "noise", "step_noise"}):
-        raise ConfigError(f"--agents: unknown {unknown[0]!r}; there are noise, step_noise and switch_s")
-    try:
-        settings = AgentSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--agents: {first['loc'][0]}={first['input']:g}: {first['msg']}") from None
+    settings = _agent_settings(options.agents)
     if not sharing:
         return None
     like = dict(learned.like) if learned is not None else {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock_scheduler.api.agent_messages import AWAY_S, CarriedJob, Contained, NodeStatus, XidSeen
@@ -170,19 +170,13 @@ class SlurmAgents:
             for node in self._nodes.values()
         }
         self._types = types
-        # If a status cannot be read, the last one stands until it is old; otherwise the node's GPUs would be allotted anew.
         present = nodes_with_agents(self._spool, self._nodes)
-        statuses = {name: self._statuses.get(name) for name in self._nodes}
-        statuses |= {name: status for name in present if (status := read_status(self._spool, name)) is not None}
-        self._statuses = {name: status for name, status in statuses.items() if status is not None}
+        self._read(present)
         self._orders.recall(present)
         self._events.saw(self._statuses)
         busy = slurm_jobs if busy is None else busy
         off = {node.name for node in self._nodes.values() if not OFF.isdisjoint(node.state)}
         self.watch.saw(self._statuses, jobs, busy, unreachable, off)
-        for name, status in self._statuses.items():
-            for carried in status.jobs:
-                self._uses.setdefault(carried.job, {})[name] = carried.use
         self._keep_ending()
         self._residents, self._coming, self._sending, self._awaited = {}, Coming(jobs, slurm_jobs), [], {}
         nobody = not (present or self._statuses or self._orders.given or cleared or self._going)
@@ -191,15 +185,33 @@ class SlurmAgents:
             if slurm_job.state in WAITING:
                 self._sent(jobs[job_id], slurm_job)
             elif slurm_job.state in HOLDING and len(slurm_job.nodes) == 1 and slurm_job.nodes[0] in self._nodes:
-                is_cleared = job_id in cleared
-                node = slurm_job.nodes[0]
-                if is_cleared:
-                    bound = self._bound(node, job_id)
-                else:
-                    bound = self.reservations.devices(slurm_job) if self._concerns(node) else None
-                leaves = jobs[job_id].phase is Phase.STOPPING and job_id not in self.misplaced
-                self._residents[job_id] = Resident(jobs[job_id], slurm_job, is_cleared, bound, leaves)
+                self._residents[job_id] = self._resident(jobs[job_id], slurm_job, cleared=job_id in cleared)
         self.reservations.forget(slurm_jobs.keys())
+        self._warn_of_strays()
+        self._note_uses(jobs)
+
+    def _read(self, nodes: Iterable[str]) -> None:
+        """Read the agents' statuses.
+
+        If a status cannot be read, the last one stands until it is old; otherwise the node's GPUs would be allotted anew.
+        """
+        statuses = {name: self._statuses.get(name) for name in self._nodes}
+        statuses |= {name: status for name in nodes if (status := read_status(self._spool, name)) is not None}
+        self._statuses = {name: status for name, status in statuses.items() if status is not None}
+
+    def _resident(self, job: Job, slurm_job: SlurmJob, *, cleared: bool) -> Resident:
+        """A job that runs on one managed node."""
+        node = slurm_job.nodes[0]
+        bound = None
+        if cleared:
+            bound = self._bound(node, job.id)
+        elif self._concerns(node):
+            bound = self.reservations.devices(slurm_job)
+        leaves = job.phase is Phase.STOPPING and job.id not in self.misplaced
+        return Resident(job, slurm_job, cleared, bound, leaves)
+
+    def _warn_of_strays(self) -> None:
+        """Log new placeholder jobs on nodes that are not managed."""
         strays = frozenset(
             placeholder.id for placeholder in self.reservations.placeholders if placeholder.node not in self._nodes
         )
@@ -207,7 +219,12 @@ class SlurmAgents:
             text = "they are on nodes that Penstock does not manage; end them with scancel"
             log.warning("placeholder jobs left behind", extra={"jobs": ",".join(sorted(strays)), "text": text})
         self._strays = strays
-        # Ended jobs are kept while a measured pack of theirs was not taken: their kinds are needed.
+
+    def _note_uses(self, jobs: Container[JobId]) -> None:
+        """Note how jobs use their GPUs. An ended job is kept while a measured pack of it was not taken: its kind is needed."""
+        for name, status in self._statuses.items():
+            for carried in status.jobs:
+                self._uses.setdefault(carried.job, {})[name] = carried.use
         packed = {job for _, each in self._events.news("packs", lambda status: status.packs) for job in each.seen.jobs}
         self._uses = {job: uses for job, uses in self._uses.items() if job in jobs or job in packed}
 
