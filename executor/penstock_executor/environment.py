@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import os
 import re
 import zlib
@@ -11,9 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_profiles.node_channel import RUN_DIR, RUN_DIR_VARIABLE, run_dir
-from penstock_profiles.wire import MEASURING_REPORT_S, MEASURING_VARIABLE, PROFILE_VARIABLE, SPOOL_VARIABLE
+from penstock_profiles.wire import (
+    MEASURING_REPORT_S,
+    MEASURING_VARIABLE,
+    PROFILE_VARIABLE,
+    SPOOL_VARIABLE,
+    URL_VARIABLE,
+    api_urls,
+)
 
-URL_VARIABLE, TOKEN_VARIABLE = "PENSTOCK_URL", "PENSTOCK_TOKEN"
+TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105
+log = logging.getLogger(__name__)
+
 LEFT_NODES_VARIABLE = "PENSTOCK_LEFT_NODES"
 """Environment variable with the nodes that the job's runs have given up, with commas between them."""
 AUTHORITY_VARIABLE, MUNGE_SOCKET_VARIABLE = "PENSTOCK_CA", "PENSTOCK_MUNGE_SOCKET"
@@ -31,8 +42,8 @@ class Service:
     """penstockd's HTTP API, and how the job proves its identity. The command line uses the same variables
     (docs/user/api.md)."""
 
-    url: str
-    """`https://host:port`, `http://host:port` or `unix:/path/of/the/socket`."""
+    urls: tuple[str, ...]
+    """One for each penstockd; see `api_urls`."""
     token: str | None = field(default=None, repr=False)
     """Bearer token; None: MUNGE proves the user's identity."""
     authority: Path | None = None
@@ -321,15 +332,23 @@ def _given(environ: Mapping[str, str], name: str) -> int:
     return number
 
 
+@functools.lru_cache(maxsize=8)
+def _urls(text: str) -> tuple[str, ...]:
+    """The API's addresses. Without a good one there are no reports, and the training goes on; the log says it once."""
+    try:
+        return api_urls(text) if text else ()
+    except ValueError as error:
+        log.warning("no reports go to the API: %s", error)
+        return ()
+
+
 def _service(environ: Mapping[str, str]) -> Service | None:
-    url = environ.get(URL_VARIABLE)
-    if not url:
+    urls = _urls(environ.get(URL_VARIABLE, ""))
+    if not urls:
         return None
-    if not re.fullmatch(r"(https?://[^\s/]+/?|unix:/\S+)", url):
-        raise EnvironmentDisagrees(f"{URL_VARIABLE}={url} is not https://HOST:PORT, http://HOST:PORT or unix:/PATH")
     authority, munge_socket = environ.get(AUTHORITY_VARIABLE), environ.get(MUNGE_SOCKET_VARIABLE)
     return Service(
-        url,
+        urls,
         environ.get(TOKEN_VARIABLE) or None,
         Path(authority) if authority else None,
         Path(munge_socket) if munge_socket else None,

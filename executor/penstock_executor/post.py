@@ -59,6 +59,8 @@ class Post:
 
     def __init__(self, service: Service, job_id: str, epoch: int, first_pause_s: float = 1.0) -> None:
         self.service, self._path = service, f"/v1/jobs/{job_id}/reports"
+        self._at = 0
+        """Which of the service's addresses is asked now."""
         self._first_pause_s = first_pause_s
         self.epoch = epoch
         self.superseded = False
@@ -77,6 +79,10 @@ class Post:
     def waiting(self) -> int:
         """Number of reports that are not posted yet."""
         return len(self._waiting)
+
+    @property
+    def _url(self) -> str:
+        return self.service.urls[self._at % len(self.service.urls)]
 
     def put(self, report: Report) -> None:
         """Queue a report. Never waits, never raises."""
@@ -102,12 +108,14 @@ class Post:
                 try:
                     self._post()
                     if failures:
-                        log.info("url=%s the daemon answers again dropped=%d", self.service.url, self.dropped)
+                        log.info("url=%s the daemon answers again dropped=%d", self._url, self.dropped)
                     failures, pause_s = 0, EVERY_S
                 except Exception as error:  # no error may stop the training
                     if not failures:
-                        log.warning("url=%s reports wait: %s", self.service.url, error)
-                    failures += 1
+                        log.warning("url=%s reports wait: %s", self._url, error)
+                    failures, self._at = failures + 1, self._at + 1
+                    if failures < len(self.service.urls):
+                        continue  # another penstockd may lead
                     asked_s = error.pause_s if isinstance(error, _Refused) else None
                     pause_s = min(
                         max(self._first_pause_s * 2 ** min(failures - 1, 10), asked_s or 0.0), LONGEST_PAUSE_S
@@ -133,7 +141,7 @@ class Post:
             receipt = self._ask([report.model_copy(update={"epoch": self.epoch}) for report in batch])
         except _Refused as error:
             if error.status in (400, 413, 422):  # the service will never accept these
-                log.warning("url=%s %d reports are dropped: %s", self.service.url, len(batch), error)
+                log.warning("url=%s %d reports are dropped: %s", self._url, len(batch), error)
                 self._drop(batch, lost=True)
                 return
             raise
@@ -148,7 +156,7 @@ class Post:
                 return
         self._accepted = True
         for refused in receipt.get("refused", ()):
-            log.warning("url=%s report refused: %s", self.service.url, str(refused.get("message"))[:200])
+            log.warning("url=%s report refused: %s", self._url, str(refused.get("message"))[:200])
         self._drop(batch, lost=False)
 
     def _drop(self, batch: list[Report], *, lost: bool) -> None:
@@ -160,8 +168,9 @@ class Post:
 
     def _ask(self, reports: list[Report]) -> dict[str, Any]:
         body = json.dumps({"reports": [report.model_dump(mode="json") for report in reports]}).encode()
-        headers = {"Content-Type": "application/json"} | authorization(self.service, "POST", self._path)
-        connection = _connection(self.service)
+        url = self._url
+        headers = {"Content-Type": "application/json"} | authorization(self.service, url, "POST", self._path)
+        connection = _connection(self.service, url)
         try:
             connection.request("POST", self._path, body, headers)
             answer = connection.getresponse()
@@ -176,7 +185,7 @@ class Post:
         return receipt if isinstance(receipt, dict) else {}
 
 
-def authorization(service: Service, method: str, path: str) -> dict[str, str]:
+def authorization(service: Service, url: str, method: str, path: str) -> dict[str, str]:
     """The header that proves the job's identity: a token, or else MUNGE. A unix socket needs none: the kernel knows.
 
     Raises:
@@ -184,7 +193,7 @@ def authorization(service: Service, method: str, path: str) -> dict[str, str]:
     """
     if service.token is not None:
         return {"Authorization": f"Bearer {service.token}"}
-    if service.url.startswith("unix:"):
+    if url.startswith("unix:"):
         return {}
     at = [f"--socket={service.munge_socket}"] if service.munge_socket else []
     command = ["munge", *at, "-s", f"penstock {method} {path}"]
@@ -197,10 +206,10 @@ def authorization(service: Service, method: str, path: str) -> dict[str, str]:
     return {"Authorization": f"MUNGE {made.stdout.strip()}"}
 
 
-def _connection(service: Service) -> http.client.HTTPConnection:
-    if service.url.startswith("unix:"):
-        return _UnixConnection(service.url.removeprefix("unix:"))
-    parts = urlsplit(service.url)
+def _connection(service: Service, url: str) -> http.client.HTTPConnection:
+    if url.startswith("unix:"):
+        return _UnixConnection(url.removeprefix("unix:"))
+    parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=str(service.authority) if service.authority else None)

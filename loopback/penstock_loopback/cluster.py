@@ -20,8 +20,7 @@ from penstock_loopback.errors import CommandFailed, LoopbackError, NotRunning, P
 from penstock_loopback.folder import STATE_FILE, choose_layout, claim, locked, make_folders, write_secret
 from penstock_loopback.processes import Process
 from penstock_profiles.node_channel import RUN_DIR_VARIABLE
-from penstock_profiles.wire import SPOOL_VARIABLE
-from penstock_scheduler.api.client import URL_VARIABLE
+from penstock_profiles.wire import SPOOL_VARIABLE, URL_VARIABLE
 from penstock_scheduler.model.nodespec import DEFAULT_SPEC, NodeSpec, parse_nodes
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.rounds.settings import load_settings

@@ -45,6 +45,9 @@ refuses another version, with a message (`read`)."""
 SPOOL_VARIABLE = "PENSTOCK_SPOOL"
 """Environment variable that names the spool folder inside jobs."""
 
+URL_VARIABLE = "PENSTOCK_URL"
+"""Environment variable with the addresses of penstockd's API, in jobs and for the command line; see `api_urls`."""
+
 PROFILE_VARIABLE = "PENSTOCK_PROFILE"
 """Environment variable that names the file with the `ProfileRequest`, in the command that `penstock profile run` runs."""
 
@@ -66,6 +69,21 @@ EPOCH_FILE = re.compile(r"[0-9]{1,9}\.jsonl")
 
 MAX_REPORT_BYTES = 64 * 1024
 """Longest line in a reports file. Readers skip longer ones: they are not reports of Penstock."""
+
+
+def api_urls(text: str) -> tuple[str, ...]:
+    """The addresses of penstockd's API in PENSTOCK_URL; several are separated by commas, one for each penstockd.
+
+    Raises:
+        ValueError: one is neither `https://HOST:PORT` nor `http://HOST:PORT` nor `unix:/PATH`.
+    """
+    urls = tuple(each.strip() for each in text.split(","))
+    wrong = [each for each in urls if not re.fullmatch(r"(?i:https?)://[^\s/]+/?|unix:/\S+", each)]
+    if wrong:
+        raise ValueError(
+            f"{URL_VARIABLE}={text}: {wrong[0]!r} is not https://HOST:PORT, http://HOST:PORT or unix:/PATH"
+        )
+    return urls
 
 
 class Message(BaseModel):

@@ -16,8 +16,9 @@ import typer
 from penstock_loopback import LoopbackCluster, NotRunning, default_folder, machine
 from penstock_loopback.cli import BUILDS, errors_shown, progress_line
 from penstock_loopback.folder import write_secret
+from penstock_profiles.wire import URL_VARIABLE
 from penstock_scheduler.api.access_messages import TokenOrder
-from penstock_scheduler.api.client import URL_VARIABLE, Client, DaemonAway
+from penstock_scheduler.api.client import Client, DaemonAway
 
 app = typer.Typer(
     help="A Slurm under Penstock on this machine that stays up, with its web page and a queue of jobs.",

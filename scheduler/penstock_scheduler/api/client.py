@@ -23,7 +23,7 @@ import httpx
 from pydantic import BaseModel
 
 from penstock_profiles.profiles import Profile
-from penstock_profiles.wire import Report, read
+from penstock_profiles.wire import URL_VARIABLE, Report, api_urls, read
 from penstock_scheduler.api.access_messages import AuditLine, AuditPage, Identity, NewToken, TokenOrder, TokenView
 from penstock_scheduler.api.admin_client import AdminCalls
 from penstock_scheduler.api.health_messages import Health
@@ -62,8 +62,6 @@ from penstock_scheduler.api.messages import (
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.safety.munge import credential
 
-URL_VARIABLE = "PENSTOCK_URL"
-"""Environment variable: URL of penstockd, `https://host:port` or `unix:/path/of/the/socket`; several are separated by commas."""
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105
 """Environment variable: a bearer token. Over TCP without a token, the client uses MUNGE."""
 
@@ -109,7 +107,7 @@ class Client(AdminCalls):
         timeout_s: seconds to wait for an answer.
 
     Raises:
-        ConfigError: the certificates cannot be read.
+        ConfigError: a URL has another form, or the certificates cannot be read.
     """
 
     def __init__(
@@ -121,7 +119,10 @@ class Client(AdminCalls):
         munge_socket: Path | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        self._urls = [each.strip() for each in url.split(",")]
+        try:
+            self._urls = api_urls(url)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         self._authority = authority
         self._token = token
         self._munge_socket = munge_socket

@@ -61,7 +61,7 @@ def test_munge_identifies_the_caller_and_each_credential_is_valid_once(tmp_path,
 
         # A job on a node with MUNGE and without the spool needs no token to report.
         api.look(job("7", user=ME, max_gpus=4, phase=Phase.RUNNING, allocation=on("t4", t4_00=2)))
-        run = connect(environment=Environment(job_id="7", service=Service(api.url, munge_socket=munge_socket)))
+        run = connect(environment=Environment(job_id="7", service=Service((api.url,), munge_socket=munge_socket)))
         run.report(Observation(gpu_type="t4", nodes=1, gpus=2, atomic_batch=8, steps=1, step_time_s=1, progress=16))
         run.flush()
         with api.client("me") as me:
