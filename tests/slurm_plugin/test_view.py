@@ -275,6 +275,8 @@ def test_when_its_last_run_ended():
     leaves = running(state="COMPLETING", restarts=2)
     assert seen(leaves, Spooled(ASKED), scene).stopped_s == 77.0
     assert seen(dataclasses.replace(leaves, end_s=88.0), Spooled(ASKED), scene).stopped_s == 88.0
+    limit_s = scene.now_s + 7200.0
+    assert seen(dataclasses.replace(leaves, end_s=limit_s), Spooled(ASKED), scene).stopped_s == 77.0, "it is to come"
 
 
 def test_the_user_s_nodes_and_the_weight():

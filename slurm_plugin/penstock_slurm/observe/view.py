@@ -324,17 +324,23 @@ def _submitted_s(job: SlurmJob, control: ControlMessage | None) -> float:
 
 def _stopped_s(job: SlurmJob, scene: Scene) -> float | None:
     """When the job's last run ended. Slurm tells that of a job that is over, but not of a requeued job."""
-    if job.state in LEAVING | ENDED and job.end_s is not None:
-        return job.end_s
+    if job.state in LEAVING | ENDED and (end_s := _past_end_s(job, scene)) is not None:
+        return end_s
     return scene.stopped_s.get((job.id, job.restarts - 1))
+
+
+def _past_end_s(job: SlurmJob, scene: Scene) -> float | None:
+    """When Slurm says that the job ended, if that has happened.
+
+    While a job is requeued, after a node failure for example, Slurm may show its time limit, or a year if it has none.
+    """
+    return None if job.end_s is None or job.end_s > scene.now_s + CLOCKS_DIFFER_S else job.end_s
 
 
 def ended_run(job: SlurmJob, control: Callable[[JobId], ControlMessage | None], scene: Scene) -> EndedRun | None:
     """The last run of a job with a job spec; None: it has not ended, or never ran."""
-    if job.state not in LEAVING | ENDED or job.start_s is None or job.end_s is None or not job.nodes:
-        return None
-    if job.end_s > scene.now_s + CLOCKS_DIFFER_S:
-        # While it is requeued after a node failure, Slurm shows its time limit, or a year if it has none.
+    end_s = _past_end_s(job, scene)
+    if job.state not in LEAVING | ENDED or job.start_s is None or end_s is None or not job.nodes:
         return None
     try:
         if job_spec(job) is None or not set(job.partition) & set(scene.managed):
@@ -342,7 +348,7 @@ def ended_run(job: SlurmJob, control: Callable[[JobId], ControlMessage | None], 
     except BadJobSpec:
         return None
     held = placement(job, job.nodes, scene.types, control(job.id) if job.gpus_per_node is None else None)
-    return EndedRun(job.id, held, job.start_s, job.end_s)
+    return EndedRun(job.id, held, job.start_s, end_s)
 
 
 def accounted_run(run: SlurmRun, control: ControlMessage | None, types: Mapping[str, str]) -> EndedRun:
