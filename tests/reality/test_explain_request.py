@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +18,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
-    licensed = dataclasses.replace(SITE, settings={**SITE.settings, "Licenses": "scratch:10"})
-    with running(tmp_path_factory.mktemp("explained"), licensed) as differential:
+    with running(tmp_path_factory.mktemp("explained"), SITE) as differential:
         yield differential
 
 
@@ -58,7 +56,7 @@ def test_it_says_of_every_header_what_sbatch_then_says(site: Differential, expla
 def test_it_submits_nothing_and_says_how_the_header_is_read(
     site: Differential, explained: Callable[..., Result]
 ) -> None:
-    result = explained("--nodes=2 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=6 --mem=64G --time=60")
+    result = explained("--nodes=2 --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=6 --mem=64G --time=60 -p all")
     assert (result.exit_code, result.stderr) == (0, "")
     read = "1 to 16 GPUs, on at most 2 nodes, in partition all, one task for each GPU, 6 CPUs for each task, 8192 MB for each"
     assert f"the job can have {read} GPU, for at most 01:00:00. In flags" in result.stdout
@@ -75,7 +73,7 @@ def test_it_submits_nothing_and_says_how_the_header_is_read(
         ("--gres=gpu:8 -C 'a100|rtx' -w rtx-01 -x rtx-00", ["on nodes with a100|rtx", "among rtx-01", "not on rtx-00"]),
         ("--gpus=2 --cpus-per-gpu=4 --mem-per-gpu=2G", ["4 CPUs for each GPU", "2048 MB for each GPU", "limit of its partition"]),
         ("--gpus=4 -N 1 -c 6 --mem=0", ["whole nodes", "1 to 8 GPUs", "6 CPUs for each task"]),
-        ("--gpus=4 -N 1 -c 6 --mem-per-cpu=100", ["1.5 CPUs for each GPU", "100 MB for each CPU", "in partition all"]),
+        ("--gpus=4 -N 1 -c 6 --mem-per-cpu=100 -p all", ["1.5 CPUs for each GPU", "100 MB for each CPU", "in partition all"]),
         ("--gpus=1 -L scratch:2", ["with licences scratch:2"]),
         ("--adaptive --max-gpus=4 --mem=8G", ["1 to 4 GPUs", "8192 MB for each node"]),
     ],
