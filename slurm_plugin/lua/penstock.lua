@@ -859,6 +859,9 @@ end
 -- `penstock submit` sets it when it asks how a header is read. sbatch sends such a variable with every --export.
 local EXPLAIN = "SLURM_PENSTOCK_EXPLAIN"
 
+-- By it, the executor in the job finds where it reports.
+local SPOOL = "PENSTOCK_SPOOL"
+
 local function counted(low, high)
   if low < high then return string.format("%d to %d GPUs", low, high) end
   return string.format("%d GPU%s", low, low == 1 and "" or "s")
@@ -953,6 +956,8 @@ local function adapt(job, visible, given)
         job.priority = 0
       end
       job.admin_comment = json:sub(1, -2) .. notes .. "}"
+      -- What salloc and srun start has the user's own environment.
+      if job.script and site.spool and (job.environment[SPOOL] or "") == "" then job.environment[SPOOL] = site.spool end
       if spec["non-preemptible"] ~= "yes" and spec.checkpointable ~= "yes" and not spec["checkpoint-every"] then
         slurm.log_user("%s", UNSAVED)
       end

@@ -57,7 +57,7 @@ def make_flag_site(tmp_path: Path, make_loopback: MakeLoopback, make_site: Calla
         )
         site = make_site(cluster)
         site.slurm_settings |= slurm
-        section = SlurmSettings.model_validate({"partitions": site.partitions} | slurm)
+        section = SlurmSettings.model_validate({"partitions": site.partitions, "spool_dir": site.spool} | slurm)
         lua = site_lua(
             section, site.gateway.partitions(), site.gateway.nodes(), {"gone"}, {0}, cloud=False, memory=False
         )

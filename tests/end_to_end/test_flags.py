@@ -41,6 +41,16 @@ def test_what_the_daemon_says_stands_beside_the_spec(flag_site: Site) -> None:
     assert flag_site.states(job) == {job: "PENDING"}
 
 
+@pytest.mark.parametrize("options", [(), ("--export=NONE",), ("--array=3",), ("--export=PENSTOCK_SPOOL=",)], ids=str)
+def test_a_job_finds_the_spool_without_any_word_of_its_user(flag_site: Site, options: tuple[str, ...]) -> None:
+    """A site that was set up by its pages: nobody has exported a variable."""
+    said = flag_site.spool.parent / "said"
+    words = ("--adaptive", "--max-gpus=1", "--output=/dev/null", *options, f"--wrap=printenv PENSTOCK_SPOOL >{said}")
+    job = flag_site.slurm.command("sbatch", "--parsable", *words).stdout.strip()
+    wait_for(said.exists, 120, f"job {job} to say what it has", details=flag_site.tail)
+    wait_for(lambda: said.read_text().strip() == str(flag_site.spool), 20, "the spool")
+
+
 SIZES = {"t4": (1, 2), "rtx": (1, 4), "v100": (2, 2), "a100": (1, 1)}
 """Nodes of each GPU type, and the GPUs of one: moves along these types go from 2 GPUs to 4, to 4 on two nodes, and to 1."""
 

@@ -59,6 +59,7 @@ def site_lua(
         f"  admins = {{{', '.join(f'[{uid}] = true' for uid in sorted(admins))}}},",
     ]
     lines += [f"  cloud = {str(cloud).lower()},", f"  memory = {str(memory).lower()},"]
+    lines.append(f"  spool = {_lua(str(settings.spool_dir.absolute()))},")
     if settings.plain_after_s is not None:
         lines.append(f"  plain_after_s = {settings.plain_after_s:.0f},")
     lines.append("  families = {")
