@@ -46,9 +46,10 @@ def test_what_fails_at_each_tick_is_one_attempt() -> None:
 def test_another_attempt_within_the_time_counts_if_it_was_on_other_nodes() -> None:
     unstarted = Unstarted(60.0)
     unstarted.refused("7", HERE, "refused", 1000.0)
+    assert tried(unstarted, there := nodes("n0", "n1", "n2"), 1001.0) == {"n0"}
     unstarted.refused("7", on("t4", n1=1), "refused", 1012.0)
     assert unstarted.paused(QUEUED, (), 1071.0)
-    assert tried(unstarted, nodes("n0", "n1", "n2"), 1072.0) == {"n0", "n1"}
+    assert tried(unstarted, there, 1072.0) == {"n0", "n1"}
 
 
 def test_a_job_that_ran_begins_anew_and_one_that_was_held_does_not() -> None:
@@ -82,6 +83,27 @@ def test_the_next_attempt_is_on_a_node_that_was_not_tried() -> None:
     assert tried(unstarted, there, 1160.0) == {"n0", "n1"}, "the pause is over, and the third node is left"
     unstarted.refused("7", on("t4", n2=1), "refused", 1300.0)
     assert tried(unstarted, there, 1301.0) == set(), "all were tried"
+
+
+def test_nodes_that_lack_something_are_tried_one_after_the_other_without_a_wait() -> None:
+    """At most ten of them. When none is left, the job waits longer and longer, and begins with the first one again."""
+    unstarted, there = Unstarted(60.0), nodes(*(f"n{n}" for n in range(13)))
+    now_s, seen = 1000.0, list[tuple[str, float]]()
+    for _ in range(40):
+        waits_s = 0.0
+        while unstarted.paused(QUEUED, (), now_s):
+            now_s, waits_s = now_s + 1.0, waits_s + 1.0
+        left = [node.name for node in there if node.name not in tried(unstarted, there, now_s)]
+        seen.append((left[0], waits_s))
+        now_s += 12.0
+        unstarted.refused("7", on("t4", **{left[0]: 1}), "Resources", now_s, nodes_lack=True)
+        now_s += 48.0
+    names = [name for name, _ in seen]
+    assert names[:13] == [node.name for node in there]
+    assert set(names[13:27]) == set(names[:13]), "all of them again"
+    assert [waits_s for _, waits_s in seen[:10]] == [0.0] * 10
+    assert max(waits_s for _, waits_s in seen[10:14]) > 0.0
+    assert sum(waits_s > 0 for _, waits_s in seen) < 10
 
 
 @pytest.mark.parametrize(

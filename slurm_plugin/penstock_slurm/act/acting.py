@@ -73,7 +73,8 @@ class Acting:
         if record is None or record.state not in WAITING or not isinstance(action, Start | Migrate | Resize):
             return
         if action.placement.partition != self.settings.cloud_partition:
-            self.managed.unstarted.refused(record.id, action.placement, failed.text, self.clock.now_s())
+            lack, now_s = record.reason == "Resources", self.clock.now_s()
+            self.managed.unstarted.refused(record.id, action.placement, failed.text, now_s, nodes_lack=lack)
 
     def forget_moves(self, actions: Sequence[Action]) -> None:
         """Forget the moves of jobs that wait without a placement: waiting is no cost of moving."""

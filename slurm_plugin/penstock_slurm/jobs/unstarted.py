@@ -1,6 +1,7 @@
 """Jobs that Slurm does not start where they are sent: each is sent to other nodes, and waits twice as long each time.
 
-A plan cannot know all that Slurm knows, and a job that it sends in vain in every round keeps its GPUs from others for ever.
+A plan cannot know all that Slurm knows, and a job that it sends in vain in every round keeps its GPUs from others for ever. But
+Slurm may be able to start the job on some node: if these nodes lack something, the job tries the others one after the other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from penstock_scheduler.safety.back_off import back_off_s
 MOST_S = 1800.0
 """Longest time between two attempts, s."""
 
+AT_ONCE = 10
+"""Most attempts without a wait in between."""
+
 ELSEWHERE = 2
 """Attempts. For their time after its pause, a job is offered only nodes on which it has not been tried: a round has to decide,
 and Slurm gets the time of one attempt to start it."""
@@ -25,6 +29,8 @@ class _Attempts:
     """Attempts in vain, one after the other."""
 
     count: int
+    waits: int
+    """Those after which the job waits, if it is not the first one."""
     last_s: float
     until_s: float
     """When the job may be sent again."""
@@ -32,7 +38,7 @@ class _Attempts:
     placement: Placement
     """The newest attempt's."""
     nodes: frozenset[str]
-    """Where all of them were."""
+    """Where they were, since the last time when no other nodes were left."""
 
 
 class Unstarted:
@@ -46,16 +52,30 @@ class Unstarted:
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
         self._jobs: dict[JobId, _Attempts] = {}
+        self._others: set[JobId] = set()
+        """Those with nodes that have not been tried, as last seen."""
 
-    def refused(self, job_id: JobId, placement: Placement, why: str, now_s: float) -> None:
-        """An attempt was in vain. `why` is a sentence."""
+    def refused(self, job_id: JobId, placement: Placement, why: str, now_s: float, *, nodes_lack: bool = False) -> None:
+        """An attempt was in vain.
+
+        Args:
+            job_id: the job.
+            placement: where it was sent.
+            why: Slurm's reason, as a sentence.
+            now_s: s since 1970.
+            nodes_lack: whether Slurm says that these nodes lack something. Then the job need not wait for an attempt on others.
+        """
         before = self._jobs.get(job_id)
         if before is not None and now_s - before.last_s < self._first_s and before.nodes.issuperset(placement.nodes):
             return
-        count = 1 if before is None else before.count + 1
-        pause_s = 0.0 if count == 1 else back_off_s(min(self._first_s, MOST_S), count - 1, MOST_S)
-        nodes = frozenset(placement.nodes) | (before.nodes if before is not None else frozenset())
-        self._jobs[job_id] = _Attempts(count, now_s, now_s + pause_s, why, placement, nodes)
+        count, waits, tried = (
+            (1, 0, frozenset[str]()) if before is None else (before.count + 1, before.waits, before.nodes)
+        )
+        goes_on = nodes_lack and job_id in self._others and not tried.issuperset(placement.nodes) and count % AT_ONCE
+        waits += 0 if goes_on else 1
+        pause_s = 0.0 if goes_on or waits == 1 else back_off_s(min(self._first_s, MOST_S), waits - 1, MOST_S)
+        nodes = frozenset(placement.nodes) | (tried if job_id in self._others else frozenset())
+        self._jobs[job_id] = _Attempts(count, waits, now_s, now_s + pause_s, why, placement, nodes)
 
     def elsewhere(self, jobs: Mapping[JobId, Job], nodes: Sequence[Node], now_s: float) -> dict[JobId, Job]:
         """The jobs that are to start on other nodes than those of their attempts so far, with node choices without these.
@@ -64,13 +84,18 @@ class Unstarted:
         start on any node again.
         """
         found: dict[JobId, Job] = {}
+        self._others &= self._jobs.keys()
         for job_id, each in self._jobs.items():
             job = jobs.get(job_id)
-            if job is None or job.phase is Phase.RUNNING or now_s >= each.until_s + ELSEWHERE * self._first_s:
+            if job is None or job.phase is Phase.RUNNING:
                 continue
             gpus = each.placement.shares[0].gpus
             others = [node for node in nodes if node.name not in each.nodes and _could_hold(node, job, gpus)]
-            if len(others) >= len(each.placement.nodes):
+            if len(others) < len(each.placement.nodes):
+                self._others.discard(job_id)
+                continue
+            self._others.add(job_id)
+            if now_s < each.until_s + ELSEWHERE * self._first_s:
                 found[job_id] = replace(job, nodes=replace(job.nodes or NodeChoice(), tried=each.nodes))
         return found
 
