@@ -413,7 +413,7 @@ end
 
 local REFUSED_NUMBERS = {
   {"ntasks_per_socket", "--ntasks-per-socket", "give --ntasks-per-node"},
-  {"ntasks_per_core", "--ntasks-per-core", "give --ntasks-per-node"},
+  {"ntasks_per_core", "--ntasks-per-core above 1", "give --ntasks-per-node", 1}, -- Slurm keeps 1 for any number of tasks
   {"het_job_offset", "a heterogeneous job", "its parts cannot be moved: submit one job"},
 }
 
@@ -429,7 +429,7 @@ end
 local function check_request(job, complain)
   if job.tres_per_socket ~= nil then complain("--gpus-per-socket cannot be used with --adaptive; %s", by_node(job)) end
   for _, each in ipairs(REFUSED_NUMBERS) do
-    if given_number(job[each[1]]) then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
+    if given_number(job[each[1]]) and job[each[1]] ~= each[4] then complain("%s cannot be used with --adaptive; %s", each[2], each[3]) end
   end
   if given_number(job.shared) and job.shared > 1 then -- user, mcs, topo: Penstock counts the job's GPUs, not its nodes
     complain("--exclusive=user, =mcs and =topo cannot be used with --adaptive: leave it out, or write --exclusive")

@@ -180,6 +180,10 @@ SOCKETS = Configuration(
             "more jobs than sockets",
             ("--gres=gpu:1", "--gres=gpu:1", "--gres=gpu:1", "--gres=gpu:1", "--gres=gpu:1"),
         ),
+        Case(
+            "one task a core",
+            ("-N 1 --gres=gpu:2 --ntasks-per-node=2 --ntasks-per-core=1", "--gres=gpu:4 -n 8 --ntasks-per-core=1"),
+        ),
         Case("one thread a core", ("--gres=gpu:2 --hint=nomultithread -c 8", "--gres=gpu:1 --threads-per-core=1 -c 4")),
         Case("bound", ("--gres=gpu:4 --gres-flags=enforce-binding -n 4", "--gres=gpu:6 -n 2")),
     ),

@@ -130,12 +130,12 @@ def test_all_reasons_against_a_header_are_told_at_once(flags: FlagSite) -> None:
             "--no-requeue",
             "--hold",
             "--partition=rtx",
-            "--ntasks-per-core=1",
+            "--ntasks-per-core=2",
         )
     )
     for words in (
         "--gres=gpu:a100:1,gpu:t4:2: give one number of GPUs, of one type at most, such as --gres=gpu:a100:4",
-        "--ntasks-per-core cannot be used with --adaptive; give --ntasks-per-node",
+        "--ntasks-per-core above 1 cannot be used with --adaptive; give --ntasks-per-node",
         "--no-requeue cannot be used with --adaptive",
         "--hold cannot be used with --adaptive",
         "Penstock does not manage partition rtx",
