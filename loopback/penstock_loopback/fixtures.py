@@ -7,18 +7,20 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
 from penstock_loopback import LoopbackCluster, LoopbackError, ProgramsMissing, machine, wait_for
 
-__all__ = ["MakeLoopback", "loopback", "make_loopback", "running_slurm", "skip_without_slurm", "wait_for"]
+__all__ = ["MakeLoopback", "loopback", "make_loopback", "running_slurm", "skip_without_slurm", "started", "wait_for"]
+
+Cluster = TypeVar("Cluster", bound=LoopbackCluster)
 
 SMALL = "t4:2x4,rtx:2x8,a100:2x8"
 
 NO_DATABASE = "_check_mysql_concat_is_sane: null result"
-"""What slurmdbd logs before it ends if libmariadb gives it no rows, as in Debian sid in November 2026."""
+"""What slurmdbd logs before it ends if libmariadb gives it no rows, as in Debian 13 and sid in November 2026."""
 
 
 class MakeLoopback(Protocol):
@@ -72,9 +74,16 @@ def make_loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLoop
 def running_slurm(folder: Path, nodes: str, **options: Any) -> Iterator[LoopbackCluster]:
     """A running cluster; the calling test is skipped where it cannot be. `options` are `LoopbackCluster`'s."""
     skip_without_slurm(accounting=bool(options.get("accounting")))
+    with started(LoopbackCluster(folder, nodes, **options)) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def started(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster while it runs; the calling test is skipped where slurmdbd cannot work."""
     with contextlib.ExitStack() as clusters:
         try:
-            cluster = clusters.enter_context(LoopbackCluster(folder, nodes, **options))
+            clusters.enter_context(cluster)
         except LoopbackError as error:
             if NO_DATABASE not in str(error):
                 raise

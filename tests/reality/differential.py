@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock_loopback import CommandFailed, wait_for
-from penstock_loopback.fixtures import skip_without_slurm
+from penstock_loopback.fixtures import skip_without_slurm, started
 from tests.end_to_end.site import Site
 from tests.reality.cluster import Configuration, Request, SiteCluster
 
@@ -175,7 +175,7 @@ def running(folder: Path, site: Configuration) -> Iterator[Differential]:
     if not Path("/usr/include/slurm/spank.h").exists():
         pytest.skip("the SPANK plugin cannot be built here (Debian: make gcc libslurm-dev)")
     (folder / "penstock").mkdir()
-    with SiteCluster(folder / "slurm", site) as cluster:
+    with started(SiteCluster(folder / "slurm", site)) as cluster:
         for command in site.accounting:
             cluster.command("sacctmgr", "-i", *command)
         for command in site.updates:
