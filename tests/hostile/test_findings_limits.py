@@ -133,3 +133,22 @@ def test_its_end_is_charged_with_all_that_it_held(tmp_path: Path) -> None:
             api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)}, gpu_seconds={"1": {"t4": 130.0}})
             (line,) = ada.ledger().lines
     assert (line.job, line.amount) == ("1", 130.0)
+
+
+@pytest.mark.parametrize("first", ["Comment=wrong", "Requeue=0"])
+def test_a_job_that_was_plain_before_counts_however_its_user_takes_it_away(
+    told: Told, tmp_path: Path, first: str
+) -> None:
+    """Submitted without a job spec, given one, started, refused for one observation, and then without a job spec again."""
+    cluster = slurm_cluster(told, tmp_path)
+    mine = pending("gpu")
+    told.listed = [dataclasses.replace(mine, comment="")]
+    assert cluster.observe().jobs == ()
+    told.listed = [mine]
+    cluster.observe()
+    cluster.apply([Start("7", 1, HERE)])
+    runs = dataclasses.replace(mine, state="RUNNING", nodes=("n0",), gpus_per_node=2, priority=9, start_s=10.0)
+    for changes in ({}, CHANGES[first], CHANGES["Comment=x"]):
+        told.listed = [dataclasses.replace(runs, **changes)]  # type: ignore[arg-type]
+        state = cluster.observe()
+    assert [each.allocation for each in state.unseen] == [HERE]

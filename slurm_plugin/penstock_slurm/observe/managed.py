@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 from collections import ChainMap, Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Literal
 
 from penstock_profiles.wire import ControlMessage
@@ -88,8 +88,8 @@ class ManagedJobs:
         """When all jobs were looked at."""
         self._listed: Sequence[SlurmJob] = ()
         self._counts: Counter[int] | None = None
-        self._plain: dict[JobId, bool] = {}
-        """Jobs without a job spec -> whether they had one before."""
+        self._were: Set[JobId] = frozenset()
+        """Listed jobs that this or an earlier observation has sorted among the managed ones."""
         self._arrays, self._licences = Arrays(reader), Licences(reader)
         self._kept_back: dict[JobId, WaitingJob] = {}
         """Jobs that a round does not see yet: they wait for others of their array, or Slurm did not start them."""
@@ -171,7 +171,7 @@ class ManagedJobs:
             was_managed=self._was_managed,
             check=self._check,
         )
-        self._plain = {job_id: before for job_id, before in self._plain.items() if job_id in self.listed}
+        self._were = (self._were & self.listed) | found.managed.keys()
         return found
 
     def take_over(
@@ -327,9 +327,5 @@ class ManagedJobs:
         )
 
     def _was_managed(self, job: SlurmJob) -> bool:
-        """Whether a job without a job spec had one before. The spool is asked once a job."""
-        if job.id in self.records or job.id in self.held or job.id in self.not_yet:
-            self._plain[job.id] = True
-        elif job.id not in self._plain:
-            self._plain[job.id] = self._reused_ids.control(job) is not None
-        return self._plain[job.id]
+        """Whether a job without a job spec had one before. A job without one now may get one, so "no" is no final answer."""
+        return job.id in self._were or self._reused_ids.control(job) is not None
