@@ -7,6 +7,7 @@ it is, since another job could take them between two runs.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections import Counter
@@ -15,12 +16,14 @@ from collections.abc import Mapping
 from penstock_scheduler.model import Job, JobId, Phase
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmReader
 from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.jobs.notes import TEXTS
 
 log = logging.getLogger(__name__)
 
 _ONE = re.compile(r"([^\s,;|:*()]+)(?::([0-9]{1,9}))?")
 
 
+@functools.lru_cache(maxsize=TEXTS)
 def wanted(text: str) -> Mapping[str, int] | None:
     """Licence -> how many, of `matlab:2,ansys@server`; None if it has another form, such as a choice `matlab|octave`."""
     found = Counter[str]()
