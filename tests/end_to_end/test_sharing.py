@@ -168,6 +168,26 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
         time.sleep(1.0)
 
 
+def test_a_job_that_its_user_takes_away_goes_on_sharing(sharing_site: Callable[..., Site]) -> None:
+    """As a plain job it kept its neighbour suspended, and once that had ended, Slurm gave the GPU to another job beside it."""
+    site = sharing_site("t4:1x1", "gandiva", round_s=1.0)
+    site.extra = "\n[policy.gandiva]\nslice_s = 3.0\nmode = 'reactive'\n"
+    site.start()
+    mine, other = [site.submit(1e6, rates=FAST) for _ in range(2)]
+    gains(site, mine, other)
+    site.slurm.command("scontrol", "update", f"JobId={mine}", "Comment=x")
+    for _ in range(2):
+        gains(site, mine, other)
+    site.gateway.cancel(other)
+    stranger = site.sbatch("--gres=gpu:1", "--output=/dev/null", "--wrap=true")
+    until(site, lambda: other not in running(site), "the other to be gone")
+    for _ in range(3):
+        gains(site, mine)
+    assert site.states(mine, stranger) == {mine: "RUNNING", stranger: "PENDING"}
+    site.gateway.cancel(mine)
+    site.wait_states("COMPLETED", stranger, timeout_s=120)
+
+
 def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Callable[..., Site]) -> None:
     """Alone it takes all four GPUs. A new job gets one of them, and when the new job has ended, it grows again."""
     site = sharing_site("t4:1x4", "gandiva", round_s=1.0)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock_profiles.wire import ControlMessage
 from penstock_scheduler.accounts.limits import LimitSettings, PartitionRules, site_limits
 from penstock_scheduler.accounts.rules import Budget, BudgetSettings, SchedulingRules
 from penstock_scheduler.api.ports import Fate
-from penstock_scheduler.model import ClusterState, Phase, Placement, Refusal, Share, Start
+from penstock_scheduler.model import ClusterState, Hold, Phase, Placement, Refusal, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.spool import Spool
@@ -152,3 +153,57 @@ def test_a_job_that_was_plain_before_counts_however_its_user_takes_it_away(
         told.listed = [dataclasses.replace(runs, **changes)]  # type: ignore[arg-type]
         state = cluster.observe()
     assert [each.allocation for each in state.unseen] == [HERE]
+
+
+SHARED = ControlMessage(job_id="7", epoch=1, round=1, gpu_type="t4", nodes=1, gpus=1, shares=True, submitted_s=0.0)
+"""The job runs on one GPU that the GPU reservation holds in Slurm."""
+
+
+def sharing(told: Told, cluster: SlurmCluster, folder: Path, **fields: object) -> None:
+    mine = pending("gpu", comment='{"penstock": {"max_gpus": 4, "gpu_class": "guaranteed"}}', submit_s=0.0)
+    told.listed = [mine]
+    cluster.observe()
+    Spool(folder / "spool").tell(SHARED)
+    known = {"state": "RUNNING", "nodes": ("n0",), "gpus_per_node": None, "priority": 9, "start_s": 10.0}
+    told.listed = [dataclasses.replace(mine, **(known | fields))]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED"])
+def test_a_job_that_shares_gpus_stays_managed(told: Told, tmp_path: Path, change: str, state: str) -> None:
+    """As a plain job it held no GPUs in Slurm: the other jobs on its GPU stayed suspended, and Slurm gave the GPU to others."""
+    cluster = slurm_cluster(told, tmp_path)
+    sharing(told, cluster, tmp_path, state=state)
+    (before,) = slurm_cluster(told, tmp_path).observe().jobs
+    told.listed = [dataclasses.replace(told.listed[0], **CHANGES[change])]  # type: ignore[arg-type]
+    cluster = slurm_cluster(told, tmp_path)
+    for _ in range(2):
+        seen = cluster.observe()
+        (mine,) = seen.jobs
+        assert (seen.refused, seen.unseen) == ((), ())
+        assert (mine.allocation, mine.movable) == (before.allocation, True)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_it_keeps_its_job_spec(told: Told, tmp_path: Path, change: str) -> None:
+    spool = Spool(tmp_path / "spool")
+    settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")
+    cluster = SlurmCluster(told, told, spool, SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+    mine = pending("gpu", comment='{"penstock": {"max_gpus": 4, "gpu_class": "opportunistic"}}', submit_s=0.0)
+    told.listed = [mine]
+    cluster.observe()
+    spool.tell(SHARED)
+    runs = {"state": "RUNNING", "nodes": ("n0",), "gpus_per_node": None, "priority": 9, "start_s": 10.0}
+    for changes in ({}, CHANGES[change], CHANGES[change]):
+        told.listed = [dataclasses.replace(mine, **(runs | changes))]  # type: ignore[arg-type]
+        (seen,) = cluster.observe().jobs
+        assert (seen.spec.max_gpus, seen.spec.gpu_class) == (4, "opportunistic")
+
+
+def test_it_can_be_stopped_although_its_user_forbade_that(told: Told, tmp_path: Path) -> None:
+    cluster = slurm_cluster(told, tmp_path)
+    sharing(told, cluster, tmp_path, requeue=False)
+    cluster = slurm_cluster(told, tmp_path)
+    cluster.observe()
+    cluster.apply([Hold("7", 1)])
+    assert [each.kind for each in told.written] == ["split", "requeue_hold"]

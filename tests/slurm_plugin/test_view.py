@@ -71,7 +71,7 @@ def seen(job: SlurmJob, spooled: Spooled = BARE, scene: Scene = SCENE) -> Job:
 
 
 def sort(*jobs: SlurmJob, **answers: Any) -> SortedJobs:
-    told: dict[str, Any] = {"cleared": False, "sent": False, "was_managed": False} | answers
+    told: dict[str, Any] = {"cleared": False, "sent": False, "was_managed": False, "shares_by": None} | answers
     check = told.pop("check", lambda spec: None)
     return sorting.sort_jobs(
         jobs, ("p", "q"), check=check, **{name: lambda job, value=value: value for name, value in told.items()}

@@ -338,7 +338,9 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
     told = control.model_copy(update=kept)
     how = "has saved" if saved else "gets Slurm's signals to save"
     left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
-    return Step(left, (Write(slurm.id, "requeue_hold"),), told, signal=signal, message=message)
+    # A job that shares is stopped like others, also if its user has forbidden Slurm to requeue it.
+    allowed = () if slurm.requeue else (Write(slurm.id, "split"),)
+    return Step(left, (*allowed, Write(slurm.id, "requeue_hold")), told, signal=signal, message=message)
 
 
 def _control(action: Action, scope: Scope) -> ControlMessage:

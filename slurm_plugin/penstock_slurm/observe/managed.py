@@ -17,7 +17,8 @@ from typing import Literal
 
 from penstock_profiles.wire import ControlMessage
 from penstock_scheduler.api.ports import SpecCheck
-from penstock_scheduler.model import Job, JobId, Phase, WaitingJob
+from penstock_scheduler.model import GpuClass, Job, JobId, JobSpec, Phase, WaitingJob
+from penstock_scheduler.people.errors import BadJobSpec
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import SlurmJob, SlurmReader, SlurmWriter
 from penstock_slurm.gateway.base import ENDED, WAITING
@@ -25,7 +26,7 @@ from penstock_slurm.jobs.arrays import Arrays
 from penstock_slurm.jobs.holds import Holds
 from penstock_slurm.jobs.licences import Licences
 from penstock_slurm.jobs.messages import say_all
-from penstock_slurm.jobs.notes import waits_for
+from penstock_slurm.jobs.notes import node_choice, request, waits_for
 from penstock_slurm.jobs.remembered import Remembered, StateLog
 from penstock_slurm.jobs.reused_ids import ReusedIds
 from penstock_slurm.jobs.states import HOLDING
@@ -169,6 +170,7 @@ class ManagedJobs:
             cleared=self.cleared,
             sent=self.sent,
             was_managed=self._was_managed,
+            shares_by=self._shares_by,
             check=self._check,
         )
         self._were = (self._were & self.listed) | found.managed.keys()
@@ -185,7 +187,7 @@ class ManagedJobs:
             gone: known jobs that are not listed any more, or end.
             scene: what the observation knows beside the single jobs.
         """
-        say_all(self._writer, [(found.records[each.job], each.text) for each in found.refused])
+        say_all(self._writer, found.messages)
         self.unseen = tuple(self._unseen(found, scene))
         before, self.gone = self.jobs.keys(), dict(gone)
         if scene.silent or scene.without_gpus or scene.misplaced:
@@ -329,3 +331,16 @@ class ManagedJobs:
     def _was_managed(self, job: SlurmJob) -> bool:
         """Whether a job without a job spec had one before. A job without one now may get one, so "no" is no final answer."""
         return job.id in self._were or self._reused_ids.control(job) is not None
+
+    def _shares_by(self, job: SlurmJob) -> JobSpec | None:
+        """The job spec by which a job runs on GPUs of the GPU reservation, as last seen; None: it does not run there."""
+        control = self._sent_by(job)
+        if job.state not in HOLDING or control is None or not self.cleared(job):
+            return None
+        try:
+            request(job), node_choice(job)
+        except BadJobSpec:
+            return None
+        gpus = control.gpus or 1
+        unknown = JobSpec(min_gpus=gpus, max_gpus=gpus, gpu_class=GpuClass.OPPORTUNISTIC)  # of an earlier penstockd
+        return self.jobs[job.id].spec if job.id in self.jobs else unknown

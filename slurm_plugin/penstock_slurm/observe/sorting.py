@@ -17,6 +17,11 @@ from penstock_slurm.jobs.notes import TEXTS, node_choice, notes, request
 from penstock_slurm.jobs.states import HOLDING
 from penstock_slurm.observe.node_parts import mixes
 
+KEPT = (
+    "it shares GPUs, which only Penstock allocates, so Penstock manages it as before until it ends or is stopped, although its "
+    "job spec or its permission to be requeued was taken away"
+)
+
 
 @dataclass(slots=True)
 class SortedJobs:
@@ -27,6 +32,14 @@ class SortedJobs:
     """Jobs that ask for Penstock and cannot be managed."""
     records: dict[JobId, SlurmJob] = field(default_factory=dict)
     """Slurm's records of the refused jobs."""
+    kept: list[SlurmJob] = field(default_factory=list)
+    """Managed jobs that would be refused if they had GPUs of their own in Slurm."""
+
+    @property
+    def messages(self) -> list[tuple[SlurmJob, str]]:
+        """What to tell the users of these jobs."""
+        refused = [(self.records[each.job], each.text) for each in self.refused]
+        return [*refused, *((job, KEPT) for job in self.kept)]
 
 
 def sort_jobs(
@@ -36,6 +49,7 @@ def sort_jobs(
     cleared: Callable[[SlurmJob], bool],
     sent: Callable[[SlurmJob], bool],
     was_managed: Callable[[SlurmJob], bool],
+    shares_by: Callable[[SlurmJob], JobSpec | None],
     check: SpecCheck,
 ) -> SortedJobs:
     """Which jobs Penstock manages.
@@ -46,6 +60,8 @@ def sort_jobs(
         cleared: tells whether Penstock has cleared the GRES of a job.
         sent: tells whether Penstock has sent a job to nodes before.
         was_managed: tells whether Penstock has managed a job without a job spec before.
+        shares_by: the job spec by which a job runs on GPUs that Slurm holds for others too; None: it has GPUs of its own. It
+            cannot become a plain job, whatever its user does: Slurm would give its GPUs to another job beside it.
         check: raises BadJobSpec if a job spec can never be served.
     """
     found, ours = SortedJobs(), set(partitions)
@@ -65,6 +81,10 @@ def sort_jobs(
                 )
             check(spec)
         except BadJobSpec as error:
+            if (kept := shares_by(job)) is not None:
+                found.managed[job.id] = job, kept
+                found.kept.append(job)
+                continue
             runs = False if job.state in WAITING else True if job.state in HOLDING else None
             found.refused.append(Refusal(job.id, job.name, job.user, str(error), runs))
             found.records[job.id] = job
