@@ -1,7 +1,7 @@
 """What a user gains by odd requests for licences.
 
-Slurm takes a list of up to 1,023 characters, and names may come twice. Each took 1.7 ms in each observation while its job
-waited, so 5,000 jobs of one user held up every round by 8 s.
+Slurm takes a list of up to 1,023 characters, and a name may come several times, up to its total. Each list took 1.7 ms in
+each observation while its job waited, so 5,000 jobs of one user held up every round by 8 s.
 """
 
 from __future__ import annotations
