@@ -333,7 +333,7 @@ class ManagedJobs:
         return job.id in self._were or self._reused_ids.control(job) is not None
 
     def _shares_by(self, job: SlurmJob) -> JobSpec | None:
-        """The job spec by which a job runs on GPUs of the GPU reservation, as last seen; None: it does not run there."""
+        """The newest job spec of a job that runs on GPUs of the GPU reservation, or None."""
         control = self._sent_by(job)
         if job.state not in HOLDING or control is None or not self.cleared(job):
             return None

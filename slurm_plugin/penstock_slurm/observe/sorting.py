@@ -37,7 +37,7 @@ class SortedJobs:
 
     @property
     def messages(self) -> list[tuple[SlurmJob, str]]:
-        """What to tell the users of these jobs."""
+        """Messages to the users of these jobs."""
         refused = [(self.records[each.job], each.text) for each in self.refused]
         return [*refused, *((job, KEPT) for job in self.kept)]
 
@@ -60,8 +60,8 @@ def sort_jobs(
         cleared: tells whether Penstock has cleared the GRES of a job.
         sent: tells whether Penstock has sent a job to nodes before.
         was_managed: tells whether Penstock has managed a job without a job spec before.
-        shares_by: the job spec by which a job runs on GPUs that Slurm holds for others too; None: it has GPUs of its own. It
-            cannot become a plain job, whatever its user does: Slurm would give its GPUs to another job beside it.
+        shares_by: returns the job spec of a job that runs without GPUs of its own in Slurm, or None. Such a job cannot become a
+            plain job: Slurm would give its GPUs to another job beside it.
         check: raises BadJobSpec if a job spec can never be served.
     """
     found, ours = SortedJobs(), set(partitions)
