@@ -119,12 +119,8 @@ def _daemon() -> Iterator[Check]:
             told.add(files.warning)
             yield what, WARNING if files.warning else True, files.warning or f"{files.open:,} of {files.limit:,}"
     for warning in health.warnings:
-        if warning.startswith(DIFFERS):
-            yield "GPUs", False, "; ".join([warning, *differ])
-        elif warning.startswith(NONE_STARTS):
-            yield "starts", False, "; ".join([warning, *waits])
-        elif warning not in told and not warning.startswith(STANDBY):
-            yield _about(warning), WARNING, warning
+        if warning not in told and not warning.startswith(STANDBY):
+            yield _warning(warning, differ, waits)
     yield "identity", True, f"user {me.user}, role {me.role}, identified by {me.by}"
 
 
@@ -171,6 +167,15 @@ def _leader(found: LeaderHealth) -> str:
     lease = "" if found.lease_age_s is None else f", confirmed {duration(found.lease_age_s)} ago"
     standbys = ", ".join(f"{each.name} ({each.lag or 0} rounds behind)" for each in found.standbys) or "nobody"
     return f"{found.name or 'nobody'} leads{since} (term {found.number}{lease}); {standbys} stands by"
+
+
+def _warning(warning: str, differ: list[str], waits: list[str]) -> Check:
+    """The check that a warning of the daemon makes, with the jobs that it is about; see `_asked`."""
+    if warning.startswith(DIFFERS):
+        return "GPUs", False, "; ".join([warning, *differ])
+    if warning.startswith(NONE_STARTS):
+        return "starts", False, "; ".join([warning, *waits])
+    return _about(warning), WARNING, warning
 
 
 def _about(warning: str) -> str:

@@ -87,9 +87,7 @@ def run(
     shares = _sensitivities(sensitivities) if sensitivities is not None else None
     disturbed = _disturbances(disturb)
     shared = shared_by(policies, SharingOptions(pairs, pair_types, draw_kinds, agents, assume_utilisation), types)
-    if parquet and not parquet_is_there():
-        raise ConfigError("--parquet needs pyarrow: pip install pyarrow, or leave it out for CSV")
-    tables_as = "parquet" if parquet else "csv"
+    tables_as = _parquet() if parquet else "csv"
 
     def scenario(seed: int) -> Scenario:
         return prepare(nodes, found, tables, gpu_speeds=speeds, disturbances=disturbed, sensitivities=shares, seed=seed)
@@ -121,7 +119,7 @@ def run(
     done = itertools.count()
     with progress(len(found.jobs) * len(policies) * seeds, quiet=as_json) as show:
         results = simulate_each(
-            ((scenario(seed), choice, seed) for seed in range(seeds) for choice in policies),
+            ((scenario(seed), choice, seed) for seed, choice in itertools.product(range(seeds), policies)),
             prices=costs,
             driving=driving,
             agents=lambda policy, seed: None if shared is None else shared.agents(policy, found, seed),
@@ -257,6 +255,13 @@ def _disturbances(text: str) -> Disturbances:
     if unknown := sorted(set(given) - known):
         raise ConfigError(f"--disturb: unknown {unknown[0]!r}; the faults are {', '.join(sorted(known))}")
     return Disturbances(**given)  # type: ignore[arg-type]
+
+
+def _parquet() -> str:
+    """The format of tables with --parquet. Raises ConfigError: pyarrow is not installed."""
+    if not parquet_is_there():
+        raise ConfigError("--parquet needs pyarrow: pip install pyarrow, or leave it out for CSV")
+    return "parquet"
 
 
 def make_folder(out: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 import typer
@@ -27,7 +28,7 @@ from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KIN
 from penstock_scheduler.cli.simulation import make_folder, progress, tell
 from penstock_scheduler.jobs.pairs import PAIRS as LEARNED
 from penstock_scheduler.jobs.pairs import open_pairs
-from penstock_scheduler.model import Node
+from penstock_scheduler.model import JobId, Node
 from penstock_scheduler.model.nodespec import parse_nodes
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
@@ -44,6 +45,7 @@ from penstock_scheduler.simulator.recorded import (
 )
 from penstock_scheduler.simulator.results import SeedResult, over_seeds
 from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driving_of, simulate_policy
+from penstock_scheduler.simulator.truth import EstimatedJob
 from penstock_scheduler.simulator.workloads import jittered
 from penstock_scheduler.store.sql import SqlStore, open_store
 
@@ -96,18 +98,16 @@ def whatif(
     """Replay the daemon's recorded history on a changed cluster, beside what really happened."""
     period = time_of("--from", from_), time_of("--to", to)
     if store is None:
-        needs = {
-            "--stage": stage,
-            "--config": config,
-            "--out": out,
-            "--prices": prices,
-            "--pairs": pairs,
-            "--agents": agents,
-        }
-        if given := [name for name, value in needs.items() if value]:
-            raise ConfigError(
-                f"{', '.join(given)}: needs --store; without it, penstockd replays, and does not take this option"
-            )
+        _need_store(
+            {
+                "--stage": stage,
+                "--config": config,
+                "--out": out,
+                "--prices": prices,
+                "--pairs": pairs,
+                "--agents": agents,
+            }
+        )
         order = WhatIfOrder(
             add_nodes=add_nodes,
             remove_nodes=remove_nodes,
@@ -126,13 +126,8 @@ def whatif(
     record = _read(store, period, told if task else None, quiet=as_json)
     nodes = changed(record.nodes, add_nodes, remove_nodes)
     likes = _likes(like)
-    truths = on_types(record.truths, record.nodes, likes)
     types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
-    if unknown := unknown_types(truths, types):
-        raise ConfigError(
-            f"no job of the record has run on {', '.join(unknown)}; give its speed, such as "
-            f"--like {unknown[0]}={record.nodes[0].gpu_type}:2 for twice as fast"
-        )
+    truths = _truths(record, types, likes)
     scenario = Scenario(nodes, record.workload, RecordedTruth(truths), load_families(), load_gpus())
     scenario.check()
     shared = shared_by(
@@ -150,7 +145,7 @@ def whatif(
     models = RecordedModels(truths)
     work = len(record.workload.jobs) * len(policies) * seeds
     with progress(work, quiet=as_json) if not task else nullcontext(told_by(work)) as show:
-        for seed, choice in ((seed, choice) for seed in range(seeds) for choice in policies):
+        for seed, choice in product(range(seeds), policies):
             name = str(choice)
             other = replace(scenario, workload=jittered(record.workload, seed, record.round_s))
             on_tick = show(f"{name}, seed {seed}", len(results) - 1)
@@ -171,6 +166,27 @@ def whatif(
     if shared is not None:
         document["assumed"] = shared.assumed(record.workload)
     tell(results, document, out, as_json=as_json, aloud=document["notes"])
+
+
+def _need_store(given: Mapping[str, object]) -> None:
+    """Raises ConfigError: one of these options is set, and penstockd does not take it."""
+    if names := [name for name, value in given.items() if value]:
+        raise ConfigError(
+            f"{', '.join(names)}: needs --store; without it, penstockd replays, and does not take this option"
+        )
+
+
+def _truths(
+    record: RecordedHistory, types: Sequence[str], likes: Mapping[str, tuple[str, float]]
+) -> Mapping[JobId, EstimatedJob]:
+    """How fast each recorded job is on these GPU types. Raises ConfigError: no job tells the speed of one of them."""
+    truths = on_types(record.truths, record.nodes, likes)
+    if unknown := unknown_types(truths, types):
+        raise ConfigError(
+            f"no job of the record has run on {', '.join(unknown)}; give its speed, such as "
+            f"--like {unknown[0]}={record.nodes[0].gpu_type}:2 for twice as fast"
+        )
+    return truths
 
 
 Period = tuple[float | None, float | None]

@@ -218,13 +218,7 @@ class LearnedModels:
             facts = replace(facts, unmeasured_types=left)
         so_far = self._progress.get(job.id, ReportedProgress())
         if kin is not None and (model is None or self._models[job.id][1].like_kin):
-            facts = replace(
-                facts,
-                model=self._like_kin[job.id],
-                largest_run_gpus=max(kin.most_gpus, facts.largest_run_gpus or 0),
-                likely_work=tuple(work - so_far.done for work in kin.work if work > so_far.done),
-            )
-            facts = replace(facts, promise=self._promise(job.id, facts.model, so_far, 0.0))
+            facts = self._facts_of_kin(job.id, facts, kin, so_far)
         if model is None or isinstance(model, LinearEstimator):
             return self._unless_silent(job.id, facts)
         learnt = model
@@ -236,6 +230,17 @@ class LearnedModels:
             said = self._promise(job.id, model, so_far, so_far.total if so_far.promised is None else so_far.promised)
             facts = replace(facts, remaining_work=left_work, promise=said if self._specs.check_claims else None)
         return facts if self._models[job.id][1].has_run else self._unless_silent(job.id, facts)
+
+    def _facts_of_kin(self, job: JobId, facts: JobFacts, kin: Kin, so_far: ReportedProgress) -> JobFacts:
+        """The facts of a job that is like its kin, as far as can be seen."""
+        model = self._like_kin[job]
+        return replace(
+            facts,
+            model=model,
+            largest_run_gpus=max(kin.most_gpus, facts.largest_run_gpus or 0),
+            likely_work=tuple(work - so_far.done for work in kin.work if work > so_far.done),
+            promise=self._promise(job, model, so_far, 0.0),
+        )
 
     def _unless_silent(self, job: JobId, facts: JobFacts) -> JobFacts:
         """The facts of a job that has measured nothing itself, with what counts of them once it has run."""
@@ -341,42 +346,52 @@ class LearnedModels:
                 self._fail(job.id, error)
 
     def _learnt(self, job: Job, prior: AnyEstimator, news: Sequence[Report], kin: Kin | None) -> AnyEstimator | None:
+        """The estimator of the job's model after `news`. Returns None if neither measurements nor profiles exist yet."""
         news = [report for report in news if self._held(job.id, report)]
-        fresh = [report.body for report in news if isinstance(report.body, Observation)]
         known = self._models.get(job.id)
-        if known is None or known[0] != job.spec:
-            profiled = (job.user, job.name) in self._profiled
-            if not fresh and not profiled and self._unmeasured.get(job.id) == job.spec:
-                return None
-            stored = self._history.observations(job.id, NEWEST)
-            if stored:
-                for report in (*self._history.newest_reports(job.id, ("started",)), stored[-1]):
-                    with self._lock:
-                        self._take_progress(report)
-            news = [each for each in news if not stored or number(each) > number(stored[-1])]
-            seen, fresh = (
-                [report.body for report in reports if isinstance(report.body, Observation)]
-                for reports in (stored, news)
-            )
-            profiles = self._history.profiles(job.user, job.name) if profiled else []
-            first = next(iter([*(each for profile in profiles for each in profile.observations), *seen, *fresh]), None)
-            if first is None:
-                self._unmeasured[job.id] = job.spec
-                return None
-            self._unmeasured.pop(job.id, None)
-            model = self._specs.learner(job.spec, prior, first, kin, self._specs.gpu_types)
-            for profile in profiles:
-                model.observe_profile(profile)
-            fresh = [*seen, *fresh]
-            self._models[job.id] = job.spec, model
+        if known is not None and known[0] == job.spec:
+            model, fresh = known[1], _observations(news)
+        elif (begun := self._begin_model(job, prior, news, kin)) is not None:
+            model, fresh = begun
         else:
-            model = known[1]
+            return None
         for each in fresh:
             try:
                 model.observe_report(each)
             except ValueError as error:
                 log.warning("observation ignored", extra={"job": job.id, "text": str(error)[:200]})
         return model.estimator
+
+    def _begin_model(
+        self, job: Job, prior: AnyEstimator, news: Sequence[Report], kin: Kin | None
+    ) -> tuple[JobModel, list[Observation]] | None:
+        """A job's new model that knows the profiles, and the observations that it has still to learn from: the stored ones
+        and `news`. Returns None if neither exist, and then does not ask the store again until it has some."""
+        profiled = (job.user, job.name) in self._profiled
+        if not _observations(news) and not profiled and self._unmeasured.get(job.id) == job.spec:
+            return None
+        stored = self._history.observations(job.id, NEWEST)
+        if stored:
+            for report in (*self._history.newest_reports(job.id, ("started",)), stored[-1]):
+                with self._lock:
+                    self._take_progress(report)
+        newer = [each for each in news if not stored or number(each) > number(stored[-1])]
+        fresh = [*_observations(stored), *_observations(newer)]
+        profiles = self._history.profiles(job.user, job.name) if profiled else []
+        first = next(iter([*(each for profile in profiles for each in profile.observations), *fresh]), None)
+        if first is None:
+            self._unmeasured[job.id] = job.spec
+            return None
+        self._unmeasured.pop(job.id, None)
+        model = self._specs.learner(job.spec, prior, first, kin, self._specs.gpu_types)
+        for profile in profiles:
+            model.observe_profile(profile)
+        self._models[job.id] = job.spec, model
+        return model, fresh
+
+
+def _observations(reports: Iterable[Report]) -> list[Observation]:
+    return [report.body for report in reports if isinstance(report.body, Observation)]
 
 
 def _serves(model: TrainingEstimator, job: Job, gpu_types: Collection[str]) -> bool:

@@ -47,6 +47,27 @@ def judge_site_shape(
         known: GPU types whose speed the catalogue knows.
         unlimited: partitions without a default of memory.
     """
+    yield from _of_types(nodes, known)
+    memory = allocates_memory(config)
+    for each in partitions:
+        if each.whole_nodes:
+            yield Finding(
+                f"partition {each.name} gives each job whole nodes (OverSubscribe=EXCLUSIVE): adaptive jobs use it only if they "
+                "are submitted to it or ask for --exclusive, and then by whole nodes"
+            )
+        if each.most_cpus is not None:
+            yield Finding(
+                f"all jobs of partition {each.name} together have at most {each.most_cpus} CPUs of a node (MaxCPUsPerNode)"
+            )
+        if memory and each.name in unlimited:
+            yield Finding(
+                f"in partition {each.name}, a job without --mem has all memory of its node (DefMemPerNode=UNLIMITED), and no "
+                "other job starts beside it; DefMemPerGPU or DefMemPerCPU in slurm.conf lets jobs share nodes"
+            )
+
+
+def _of_types(nodes: Sequence[SlurmNode], known: Collection[str]) -> Iterator[Finding]:
+    """Findings about the types of the nodes' GPUs."""
     several = [node for node in nodes if len(node.gpus) > 1 and all(node.gpus)]
     if several:
         example = part_of_node(several[0].name, min(several[0].gpus))
@@ -66,19 +87,3 @@ def judge_site_shape(
             f"the catalogue has no speed of {some(slow)}: until jobs have run there, such a type counts as fast as the others; "
             "a file of [daemon] families can name it (docs/admin/settings.md)"
         )
-    memory = allocates_memory(config)
-    for each in partitions:
-        if each.whole_nodes:
-            yield Finding(
-                f"partition {each.name} gives each job whole nodes (OverSubscribe=EXCLUSIVE): adaptive jobs use it only if they "
-                "are submitted to it or ask for --exclusive, and then by whole nodes"
-            )
-        if each.most_cpus is not None:
-            yield Finding(
-                f"all jobs of partition {each.name} together have at most {each.most_cpus} CPUs of a node (MaxCPUsPerNode)"
-            )
-        if memory and each.name in unlimited:
-            yield Finding(
-                f"in partition {each.name}, a job without --mem has all memory of its node (DefMemPerNode=UNLIMITED), and no "
-                "other job starts beside it; DefMemPerGPU or DefMemPerCPU in slurm.conf lets jobs share nodes"
-            )

@@ -5,7 +5,7 @@ penstock_starts.lua about when new jobs start.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from penstock_scheduler.api.estimate_messages import NewJobs, new_jobs_line
 from penstock_scheduler.people.errors import PenstockError
@@ -47,59 +47,69 @@ def site_lua(
     Raises:
         PenstockError: a managed partition does not exist, or none of them has a GPU.
     """
-    known = {partition.name for partition in partitions}
-    missing = [name for name in settings.partitions if name not in known]
+    by_name = {partition.name: partition for partition in partitions}
+    missing = [name for name in settings.partitions if name not in by_name]
     if missing:
         raise PenstockError(
-            f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; the partitions are {', '.join(sorted(known))}"
+            f"[slurm] partitions: Slurm has no partition {', '.join(missing)}; the partitions are {', '.join(sorted(by_name))}"
         )
+    ours = [
+        node for node in nodes if not set(settings.partitions).isdisjoint(node.partitions) and any(node.gpus.values())
+    ]
+    plain_after_s = settings.plain_after_s
     lines = [
         "-- Written by `penstock slurm sync`, which overwrites it.",
         "return {",
         f"  admins = {{{', '.join(f'[{uid}] = true' for uid in sorted(admins))}}},",
+        f"  cloud = {str(cloud).lower()},",
+        f"  memory = {str(memory).lower()},",
+        f"  spool = {_lua(str(settings.spool_dir.absolute()))},",
+        *([] if plain_after_s is None else [f"  plain_after_s = {plain_after_s:.0f},"]),
+        *_table("families", (f"[{_lua(name)}] = true" for name in sorted(families) if FLAG_NAME.fullmatch(name))),
+        *_table("features", _features(ours)),
+        *_table("nodes", map(_node, sorted(ours, key=lambda node: node.name))),
+        *_table("partitions", (_partition(by_name[name], nodes) for name in settings.partitions)),
+        "}",
     ]
-    lines += [f"  cloud = {str(cloud).lower()},", f"  memory = {str(memory).lower()},"]
-    lines.append(f"  spool = {_lua(str(settings.spool_dir.absolute()))},")
-    if settings.plain_after_s is not None:
-        lines.append(f"  plain_after_s = {settings.plain_after_s:.0f},")
-    lines.append("  families = {")
-    lines += [f"    [{_lua(name)}] = true," for name in sorted(families) if FLAG_NAME.fullmatch(name)]
-    lines += ["  },", "  features = {"]
-    ours = [
-        node for node in nodes if not set(settings.partitions).isdisjoint(node.partitions) and any(node.gpus.values())
-    ]
-    for feature in sorted({feature for node in ours for feature in node.features}):
-        names = sorted(node.name for node in ours if feature in node.features)
-        lines.append(f"    [{_lua(feature)}] = {{{', '.join(f'[{_lua(name)}] = true' for name in names)}}},")
-    lines += ["  },", "  nodes = {"]
-    for node in sorted(ours, key=lambda node: node.name):
-        amounts = f"cpus = {node.cpus}, memory_mb = {node.memory_mb}, tmp_mb = {node.tmp_mb}"
-        lines.append(f"    [{_lua(node.name)}] = {{{amounts}}},")
-    lines += ["  },", "  partitions = {"]
-    limits = {
-        partition.name: {"most_cpus": partition.most_cpus, "most_memory_mb": partition.most_memory_mb}
-        for partition in partitions
-    }
-    any_gpus = False
-    for name in settings.partitions:
-        types: dict[str, dict[str, int]] = {}
-        for node in nodes:
-            for gpu_type, gpus in node.gpus.items() if name in node.partitions else ():
-                if gpus:
-                    types.setdefault(gpu_type or UNTYPED, {})[node.name] = gpus
-        any_gpus = any_gpus or bool(types)
-        most = "".join(f", {word} = {limit}" for word, limit in limits[name].items() if limit is not None)
-        lines.append(f"    {{name = {_lua(name)}{most}, types = {{")
-        for each, sizes in sorted(types.items()):
-            shown = ", ".join(f"[{_lua(node)}] = {gpus}" for node, gpus in sorted(sizes.items()))
-            lines.append(f"      [{_lua(each)}] = {{{shown}}},")
-        lines.append("    }},")
-    if not any_gpus:
+    if not ours:
         raise PenstockError(
             f"no node of the partitions {', '.join(settings.partitions)} has GPUs (GRES gpu); powered-down cloud nodes "
             "show only with PrivateData=cloud in slurm.conf"
         )
-    return "\n".join([*lines, "  },", "}"]) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _table(name: str, entries: Iterable[str]) -> list[str]:
+    """Lines of a Lua table in the file's table."""
+    return [f"  {name} = {{", *(f"    {entry}," for entry in entries), "  },"]
+
+
+def _features(nodes: Sequence[SlurmNode]) -> Iterator[str]:
+    """Each active feature with the nodes that have it."""
+    for feature in sorted({feature for node in nodes for feature in node.features}):
+        names = sorted(node.name for node in nodes if feature in node.features)
+        yield f"[{_lua(feature)}] = {{{', '.join(f'[{_lua(name)}] = true' for name in names)}}}"
+
+
+def _node(node: SlurmNode) -> str:
+    """The amounts that a job can ask for on a node."""
+    return f"[{_lua(node.name)}] = {{cpus = {node.cpus}, memory_mb = {node.memory_mb}, tmp_mb = {node.tmp_mb}}}"
+
+
+def _partition(partition: SlurmPartition, nodes: Sequence[SlurmNode]) -> str:
+    """A partition's limits, and the GPUs of each type on each of its nodes."""
+    types: dict[str, dict[str, int]] = {}
+    for node in nodes:
+        for gpu_type, gpus in node.gpus.items() if partition.name in node.partitions else ():
+            if gpus:
+                types.setdefault(gpu_type or UNTYPED, {})[node.name] = gpus
+    limits = {"most_cpus": partition.most_cpus, "most_memory_mb": partition.most_memory_mb}
+    most = "".join(f", {word} = {limit}" for word, limit in limits.items() if limit is not None)
+    lines = [f"{{name = {_lua(partition.name)}{most}, types = {{"]
+    for each, sizes in sorted(types.items()):
+        shown = ", ".join(f"[{_lua(node)}] = {gpus}" for node, gpus in sorted(sizes.items()))
+        lines.append(f"      [{_lua(each)}] = {{{shown}}},")
+    return "\n".join([*lines, "    }}"])
 
 
 def starts_lua(new: Sequence[NewJobs]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock_scheduler.model import Configuration, Job, Node, NodeChoice, Reason, ReasonCode
+from penstock_scheduler.model import Configuration, Job, JobSpec, Node, NodeChoice, Reason, ReasonCode
 from penstock_scheduler.people.units import shortened
 from penstock_scheduler.rounds.policies import common
 
 
 def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration] | None = None) -> Reason:
     """Why the job can never start. `options`: the configurations of the site; None: those for a job of its size."""
-    spec = job.spec
-    here = "here"
+    spec, here = job.spec, "here"
     if job.nodes is not None:
         allowed_by = shortened(str(job.nodes))
         here = f"among those that {allowed_by} allows"
@@ -26,42 +25,46 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
             return Reason(ReasonCode.NEVER_FITS, text, common.smallest_need(job))
     if options is None:
         options = common.configurations(nodes, {spec.max_gpus})
-    types = sorted({node.gpu_type for node in nodes})
-    needs = common.smallest_need(job)
-    if types and not any(map(spec.allows_type, types)):
-        wanted = f"has {', '.join(spec.gpu_types)}" if spec.gpu_types else "is of another type than those excluded"
-        text = f"no node {here} {wanted}; the types are {', '.join(types)}: change gpu_types or excluded_gpu_types"
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
     shapes = [option for option in options if spec.allows_type(option.gpu_type)]
-    sizes = sorted({option.gpus for option in shapes})
+    text = (
+        _lacks_type(spec, sorted({node.gpu_type for node in nodes}), here)
+        or _lacks_count(spec, shapes, here)
+        or _lacks_nodes(spec, shapes, here)
+        or "its model gives no progress on any configuration: check its goodput_table"
+    )
+    return Reason(ReasonCode.NEVER_FITS, text, common.smallest_need(job))
+
+
+def _lacks_type(spec: JobSpec, types: Sequence[str], here: str) -> str:
+    """Why none of these GPU types is for the job, or an empty text. `here` names the nodes that it may use."""
+    if not types or any(map(spec.allows_type, types)):
+        return ""
+    wanted = f"has {', '.join(spec.gpu_types)}" if spec.gpu_types else "is of another type than those excluded"
+    return f"no node {here} {wanted}; the types are {', '.join(types)}: change gpu_types or excluded_gpu_types"
+
+
+def _lacks_count(spec: JobSpec, shapes: Sequence[Configuration], here: str) -> str:
+    """Why the job can have none of the counts of GPUs of these configurations, or an empty text."""
+    sizes = sorted({shape.gpus for shape in shapes})
     if not sizes:
-        text = f"no node {here} with GPUs of its types takes new jobs now: all are down, silent or drained"
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
+        return f"no node {here} with GPUs of its types takes new jobs now: all are down, silent or drained"
     if not any(spec.min_gpus <= size <= spec.max_gpus for size in sizes):
         few_to_many = f"{spec.min_gpus}" + (f" to {spec.max_gpus}" if spec.max_gpus != spec.min_gpus else "")
-        text = (
-            f"needs {few_to_many} GPUs, but jobs can have "
-            f"{', '.join(map(str, sizes))} {here}: change min_gpus or max_gpus"
-        )
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
-    if not any(spec.allows(option.gpu_type, option.gpus) for option in shapes):
-        name, unit = (
-            ("gpus_per_task", spec.gpus_per_task) if spec.gpus_per_task > 1 else ("scale_unit", spec.scale_unit)
-        )
-        text = f"no count that jobs can have {here} is a multiple of {name}={unit}: change it or max_gpus"
-        return Reason(ReasonCode.NEVER_FITS, text, needs)
-    if not any(spec.allows(option.gpu_type, option.gpus, option.nodes) for option in shapes):
-        on = (
-            f"on at most {spec.max_nodes} node{'s' if spec.max_nodes != 1 else ''} "
-            if spec.max_nodes is not None
-            else ""
-        )
-        each = f"with a multiple of {spec.gpus_per_task} on each node " if spec.gpus_per_task > 1 else ""
-        text = f"no nodes {here} have its GPUs {on}{each}: lower min_gpus, or allow more nodes"
-        return Reason(ReasonCode.NEVER_FITS, text.replace(" :", ":"), needs)
-    return Reason(
-        ReasonCode.NEVER_FITS, "its model gives no progress on any configuration: check its goodput_table", needs
-    )
+        counts = ", ".join(map(str, sizes))
+        return f"needs {few_to_many} GPUs, but jobs can have {counts} {here}: change min_gpus or max_gpus"
+    if any(spec.allows(shape.gpu_type, shape.gpus) for shape in shapes):
+        return ""
+    of = f"gpus_per_task={spec.gpus_per_task}" if spec.gpus_per_task > 1 else f"scale_unit={spec.scale_unit}"
+    return f"no count that jobs can have {here} is a multiple of {of}: change it or max_gpus"
+
+
+def _lacks_nodes(spec: JobSpec, shapes: Sequence[Configuration], here: str) -> str:
+    """Why no configuration has the GPUs on as many nodes as the job may have, or an empty text."""
+    if any(spec.allows(shape.gpu_type, shape.gpus, shape.nodes) for shape in shapes):
+        return ""
+    on = "" if spec.max_nodes is None else f" on at most {spec.max_nodes} node{'s' if spec.max_nodes != 1 else ''}"
+    each = f" with a multiple of {spec.gpus_per_task} on each node" if spec.gpus_per_task > 1 else ""
+    return f"no nodes {here} have its GPUs{on}{each}: lower min_gpus, or allow more nodes"
 
 
 def _lacks_amounts(job: Job, choice: NodeChoice, nodes: Sequence[Node]) -> Reason:
