@@ -188,27 +188,31 @@ class Seen:
         return {"newest": self.newest, "open": sorted(self.open)}
 
 
+async def _later(client: httpx.AsyncClient, before: Seen | None) -> tuple[str | None, set[str] | None]:
+    """The newest job, and the jobs that came after the newest one of `before`; None if penstockd no longer has that one."""
+    newest: str | None = None
+    later: set[str] = set()
+    async for page in pages(client, {}):
+        newest = newest or next((job["id"] for job in page), None)
+        if before is None:
+            return newest, later
+        ids = [job["id"] for job in page]
+        if before.newest in ids:
+            return newest, later | set(ids[: ids.index(before.newest)])
+        later |= set(ids)
+    return newest, later if before is None or before.newest is None else None
+
+
 async def look(client: httpx.AsyncClient, before: Seen | None) -> tuple[Seen, list[Job]]:
     """What is there now, and the jobs that have ended since `before`, in the order of their ends; none without `before`.
 
     A job has ended since then if it was open, or came later, and is not open now. No clock is compared.
     """
-    newest, later, reached = None, set(), before is None or before.newest is None
-    async for page in pages(client, {}):
-        newest = newest or next((job["id"] for job in page), None)
-        if before is None:
-            break
-        ids = [job["id"] for job in page]
-        if before.newest in ids:
-            later |= set(ids[: ids.index(before.newest)])
-            reached = True
-            break
-        later |= set(ids)
-    if not reached:
+    newest, later = await _later(client, before)
+    if later is None:
         log.warning("penstockd has no job %s any more; which jobs ended until now is unknown", before and before.newest)
-        before = None
     now_open = {job["id"] async for page in pages(client, {"state": list(OPEN)}) for job in page}
-    gone = set() if before is None else (before.open | later) - now_open
+    gone = set() if before is None or later is None else (before.open | later) - now_open
     known = {}
     if len(gone) > FEW:  # most of them are among the newest
         known = {job["id"]: job for job in await anext(pages(client, {"state": ["ended"]}))}

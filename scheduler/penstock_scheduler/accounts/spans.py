@@ -74,10 +74,7 @@ def follow(
     over = {each.span.job: each.span.to_s or 0.0 for each in closed}
     for job_id, job in holding.items():
         if job_id not in opened and (job_id not in spans or job_id in over):
-            begin_s = now_s if job.started_s is None else job.started_s
-            # A job has one span for each beginning, also if the one before had no length.
-            after_s = spans[job_id].from_s + 0.001 if job_id in spans else 0.0
-            opened[job_id] = job, max(begin_s, over.get(job_id, 0.0), after_s)
+            opened[job_id] = job, _begin_s(job, spans.get(job_id), over.get(job_id, 0.0), now_s)
     missed = (run for job_id, run in ended.items() if run.ended_s > seen_s and job_id not in spans)
     return Followed(tuple(closed), tuple(opened.values()), tuple(missed), tuple(gone))
 
@@ -146,6 +143,13 @@ def _change(span: AllocationSpan, job: Job, shared: Collection[JobId]) -> Close 
     if job.allocation is not None and nodes_of(job.allocation) != span.nodes:
         return "resized"
     return "sharing" if (job.id in shared) != span.shared else None
+
+
+def _begin_s(job: Job, before: AllocationSpan | None, over_s: float, now_s: float) -> float:
+    """When a job's new span begins: not before its span `before`, which is over since `over_s`, has ended."""
+    begin_s = now_s if job.started_s is None else job.started_s
+    # A job has one span for each beginning, also if the one before had no length.
+    return max(begin_s, over_s, 0.0 if before is None else before.from_s + 0.001)
 
 
 def _end(span: AllocationSpan, job: Job, after: Job | None, seen_s: float, now_s: float) -> tuple[float, bool]:

@@ -521,8 +521,7 @@ class Client(AdminCalls):
                 continue
             if accept == () and _stands_by(answer) and self._finds(find_until_s):
                 continue
-            since_s = answer.headers.get("Penstock-Daemon-Silent-Since")
-            self.silent_since_s = None if since_s is None else float(since_s)
+            self.silent_since_s = _silent_since_s(answer)
             if answer.is_success or answer.status_code in accept:
                 return answer
             if answer.status_code not in (429, 503, 504) or (pause_s := next(pauses)) is None:
@@ -549,6 +548,12 @@ class Client(AdminCalls):
         return DaemonAway(
             f"penstockd does not answer at {self.url} ({error}). Running jobs keep running. Check that it is up."
         )
+
+
+def _silent_since_s(answer: httpx.Response) -> float | None:
+    """When the API last heard of penstockd, s since 1970. Returns None if penstockd is there."""
+    since_s = answer.headers.get("Penstock-Daemon-Silent-Since")
+    return None if since_s is None else float(since_s)
 
 
 def _stands_by(answer: httpx.Response) -> bool:

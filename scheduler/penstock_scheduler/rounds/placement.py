@@ -71,9 +71,9 @@ def place(
     placements: dict[JobId, Placement] = {}
     made_room_for: dict[JobId, JobId] = {}
     left_over: list[JobId] = []
-    inside = reservations or {}
-    choice = {job: str(each) for job, each in (choices or {}).items()}
-    by_text = dict(sorted((str(each), each) for each in set((choices or {}).values())))
+    inside, choices = reservations or {}, choices or {}
+    choice = {job: str(each) for job, each in choices.items()}
+    by_text = dict(sorted((str(each), each) for each in set(choices.values())))
     free = FreeGpus(nodes)
     needs = requests or {}
     for job, placement in pinned.items():
@@ -86,10 +86,14 @@ def place(
         queue = []
         for job, configuration in todo.items():
             held = current.get(job)
-            stays = held is not None and held.configuration == configuration and held.partition in partitions[job]
-            own = inside.get(job, ""), choice.get(job, ""), needs.get(job)
-            if not (stays and held is not None and room.keep(job, held, *own)):
-                queue.append((-configuration.gpus, -configuration.nodes, job))
+            if (
+                held is not None
+                and held.configuration == configuration
+                and held.partition in partitions[job]
+                and room.keep(job, held, inside.get(job, ""), choice.get(job, ""), needs.get(job))
+            ):
+                continue
+            queue.append((-configuration.gpus, -configuration.nodes, job))
         heapq.heapify(queue)
         while queue:
             _, _, job = heapq.heappop(queue)

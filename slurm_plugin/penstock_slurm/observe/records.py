@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from penstock_scheduler.model import JobId, UnknownValue
@@ -135,14 +135,8 @@ def read(
         log.warning("jobs not listed", extra={"jobs": names, "count": len(alive), "text": text})
     missing -= {job.id for job in alive if job.state not in LEAVING}
     gone = dict.fromkeys(missing) | {job_id: job for job_id, job in remembered.items() if job_id in missing}
-    # A managed job whose record cannot be read stays as it was last seen.
-    jobs = tuple(
-        dataclasses.replace(managed[job.id], unknown=job.unknown) if not job.state and job.id in managed else job
-        for job in jobs
-    )
-    return Records(
-        partitions, _with_reservations(nodes, reservations), (*jobs, *alive), reservations, gone, ended, unread
-    )
+    jobs = (*_as_last_seen(jobs, managed), *alive)
+    return Records(partitions, _with_reservations(nodes, reservations), jobs, reservations, gone, ended, unread)
 
 
 def _asks(reader: SlurmReader, job_id: JobId) -> bool | None:
@@ -154,6 +148,13 @@ def _asks(reader: SlurmReader, job_id: JobId) -> bool | None:
     except SlurmError as error:
         log.info("cannot ask for a job", extra={"job": job_id, "text": str(error)})
         return None
+
+
+def _as_last_seen(jobs: Iterable[SlurmJob], managed: Mapping[JobId, SlurmJob]) -> Iterator[SlurmJob]:
+    """The jobs. A managed job whose record cannot be read stays as it was last seen."""
+    for job in jobs:
+        unreadable = not job.state and job.id in managed
+        yield dataclasses.replace(managed[job.id], unknown=job.unknown) if unreadable else job
 
 
 def _with_reservations(nodes: tuple[SlurmNode, ...], reservations: Iterable[SlurmReservation]) -> tuple[SlurmNode, ...]:

@@ -164,7 +164,11 @@ class Board(Known, RoundListener):
                     self._live[view.id] = view
             self._gpu_seconds = {job: amounts for job, amounts in self._gpu_seconds.items() if job in self._live}
             self.counted = now_s, self._gpu_seconds
-        for at, view in enumerate(changed):
+        self._announce(changed, number)
+
+    def _announce(self, views: Sequence[JobView], number: int) -> None:
+        """Tell the API's callers and those who wait for a job's end. `number`: of the first view's change in the store."""
+        for at, view in enumerate(views):
             self._publish(Event("job", view.user, view.model_dump_json(), number + at, view.id))
             if view.state == "ended":
                 self._on_end(view)

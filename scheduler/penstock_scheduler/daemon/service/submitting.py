@@ -57,23 +57,9 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
                 )
                 raise Refusal(409, "superseded", text)
             view, same = await _job_of(call, order, newest, same=same)
-            if view is None and same and newest.job is not None:
-                text = (
-                    f"the history of {_the_job(newest)}, the job of an earlier try, is deleted, so that it is unknown whether "
-                    "it completed; clear the task, or submit with another generation, to run it anew"
-                )
-                raise Refusal(409, "forgotten", text)
-            if view is not None and same and view.ended == "CANCELLED" and not newest.given_up:
-                why = f": it {view.ended_text}" if view.ended_text else ""
-                text = (
-                    f"{_the_job(newest)}, the job of an earlier try, was cancelled{why}; a try of the same generation does not "
-                    "start again what somebody stopped. Clear the task, or submit with another generation, to run it anew"
-                )
-                raise Refusal(409, "cancelled", text)
-            goes_on = view is not None and view.state != "ended" and not newest.given_up
-            if view is not None and same and (view.ended == "COMPLETED" or goes_on):
-                await _own(call, OwnerView(**owner.model_dump(), job=view.id, key=newest.key))
-                return view, False
+            if same and (its := _still_serves(newest, view)) is not None:
+                await _own(call, OwnerView(**owner.model_dump(), job=its.id, key=newest.key))
+                return its, False
         _throttle(call, api.submissions.pause_s(user))  # before the former job is cancelled in vain
         if view is not None and view.state != "ended":
             await call.audit(allowed=True, text="is cancelled for a later try of its owner", target=f"jobs/{view.id}")
@@ -87,6 +73,31 @@ async def _submit_for(call: Call, order: Submission, owner: Owner) -> tuple[JobV
         view, is_new = await _submit(call, order, after)
         await _own(call, noted.model_copy(update={"job": view.id}))
         return view, is_new
+
+
+def _still_serves(newest: OwnerView, view: JobView | None) -> JobView | None:
+    """The job of an earlier try of the same generation, if it serves a later try, too: it is completed or goes on.
+
+    Raises:
+        Refusal: 409, somebody has cancelled the job, or its history is deleted.
+    """
+    if view is None:
+        if newest.job is None:
+            return None
+        text = (
+            f"the history of {_the_job(newest)}, the job of an earlier try, is deleted, so that it is unknown whether "
+            "it completed; clear the task, or submit with another generation, to run it anew"
+        )
+        raise Refusal(409, "forgotten", text)
+    if view.ended == "CANCELLED" and not newest.given_up:
+        why = f": it {view.ended_text}" if view.ended_text else ""
+        text = (
+            f"{_the_job(newest)}, the job of an earlier try, was cancelled{why}; a try of the same generation does not "
+            "start again what somebody stopped. Clear the task, or submit with another generation, to run it anew"
+        )
+        raise Refusal(409, "cancelled", text)
+    goes_on = view.state != "ended" and not newest.given_up
+    return view if view.ended == "COMPLETED" or goes_on else None
 
 
 async def _job_of(call: Call, order: Submission, newest: OwnerView, *, same: bool) -> tuple[JobView | None, bool]:

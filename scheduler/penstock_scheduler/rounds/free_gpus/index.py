@@ -181,18 +181,10 @@ class NodeIndex:
     def _whole(self, count: int, gpus: int, door: Door, short: Set[str]) -> list[str]:
         """`count` idle nodes of `gpus` GPUs that are ready soonest, but none of `short`: of the switch with just enough, else of
         as few switches as possible."""
-        idle: dict[str, int] = {}
-        for most_s in self._boots_s:
-            for (boot_s, access, size, switch), idle_nodes in self._idle_count.items():
-                if boot_s == most_s and size == gpus and opens(door, access):
-                    idle[switch] = idle.get(switch, 0) + idle_nodes
-            for node in (self._nodes[name] for name in short & self._counted):
-                if node.boot_s == most_s and node.gpus == gpus and opens(door, self._access[node.name]):
-                    idle[node.switch] -= 1
-            if sum(idle.values()) >= count:
-                break
-        else:
+        found = self._enough_idle(count, gpus, door, short)
+        if found is None:
             return []
+        idle, most_s = found
         enough = [switch for switch, nodes in idle.items() if nodes >= count]
         if enough:
             switches = [min(enough, key=lambda switch: (idle[switch], switch))]
@@ -215,6 +207,20 @@ class NodeIndex:
         for name in passed_over:
             self._changed(name)
         return names
+
+    def _enough_idle(self, count: int, gpus: int, door: Door, short: Set[str]) -> tuple[dict[str, int], float] | None:
+        """Switch -> its idle nodes for `_whole`, and the shortest boot time with which these are `count` nodes at least."""
+        idle: dict[str, int] = {}
+        for most_s in self._boots_s:
+            for (boot_s, access, size, switch), idle_nodes in self._idle_count.items():
+                if boot_s == most_s and size == gpus and opens(door, access):
+                    idle[switch] = idle.get(switch, 0) + idle_nodes
+            for node in (self._nodes[name] for name in short & self._counted):
+                if node.boot_s == most_s and node.gpus == gpus and opens(door, self._access[node.name]):
+                    idle[node.switch] -= 1
+            if sum(idle.values()) >= count:
+                return idle, most_s
+        return None
 
     def _cheapest(
         self, configuration: Configuration, gpus: int, door: Door, request: ResourceRequest | None

@@ -171,12 +171,7 @@ def play(
             return Future(played, before_s)
         if now_s - begin_s > horizon_s:
             return Future(played, begin_s + horizon_s)
-        for job_id, each in list(live.items()):
-            if each.end_s <= now_s:
-                if job_id in played:
-                    played[job_id].end_s = each.end_s
-                    wanted.discard(job_id)
-                del live[job_id]
+        wanted.difference_update(_take_ended(live, now_s, played))
         if not wanted:
             return Future(played, math.inf)
         while coming and coming[-1].job.submit_s <= now_s:
@@ -195,6 +190,16 @@ def play(
             plan = policy.decide(snapshot)
         except RoundFailed:
             return Future(played, now_s)
+
+
+def _take_ended(live: dict[JobId, _Job], now_s: float, played: Mapping[JobId, Played]) -> list[JobId]:
+    """Take the jobs that have ended by now out of `live`."""
+    ended = [job_id for job_id, each in live.items() if each.end_s <= now_s]
+    for job_id in ended:
+        end_s = live.pop(job_id).end_s
+        if job_id in played:
+            played[job_id].end_s = end_s
+    return ended
 
 
 def _present(job: Job, facts: JobFacts, past: Past, draw: np.random.Generator) -> _Job:
