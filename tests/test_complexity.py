@@ -12,8 +12,6 @@ ROOMS = ("scheduler", "slurm_plugin", "cloud", "executor", "profiles", "airflow_
 MOST = 20
 
 MORE_COMPLEX: dict[str, int] = {
-    "penstock_slurm/cluster.py: SlurmCluster.observe": 40,
-    "penstock_slurm/observe/managed.py: ManagedJobs.take_over": 34,
     "penstock_executor/training/state.py: newest_checkpoint": 23,
     "penstock_slurm/act/acting.py: Acting._scope": 22,
     "penstock_cloud/unpacking.py: Unpacking._member": 21,

@@ -49,7 +49,8 @@ from penstock_slurm.observe.managed import ManagedJobs
 from penstock_slurm.observe.node_parts import NodeParts
 from penstock_slurm.observe.records import Absences, Records, expect_partitions, read, unknown_values
 from penstock_slurm.observe.reporting import Reporting
-from penstock_slurm.observe.site import SlurmSite, gpu_limits, reserved
+from penstock_slurm.observe.site import SlurmRules, SlurmSite, gpu_limits, reserved
+from penstock_slurm.observe.sorting import SortedJobs
 from penstock_slurm.observe.view import (
     Scene,
     accounted_run,
@@ -118,70 +119,34 @@ class SlurmCluster:
             RoundFailed: a managed partition does not exist.
         """
         managed, first = self._managed, not self._has_observed
-        look_back = bool(self._endings.awaited) or first
-        records = read(
-            self._reader,
-            managed.records | managed.not_yet | managed.held,
-            managed.states.jobs,
-            self._absences,
-            self._clock.now_s(),
-            look_back=look_back,
-        )
-        records = self._parts.divide(records)
-        expect_partitions(self._partitions, records.partitions)
+        records = self._read(look_back=bool(self._endings.awaited) or first)
         listed = records.jobs if self._sharing is None else self._sharing.reservations.saw(records.jobs)
         rules, now_s = self._site.rules(), self._clock.now_s()
-        max_time_s = {name: each.max_time_s for name, each in records.partitions.items()}
-        whole_nodes = frozenset(name for name, each in records.partitions.items() if each.whole_nodes)
-        types = {node.name: gpu_type(node) for node in records.nodes}
-        most = {name: (each.most_cpus, each.most_memory_mb) for name, each in records.partitions.items()}
-        sizes_mb = frozenset(node.memory_mb for node in records.nodes if rules.features.memory)
-        jobs, replaced = managed.changed(listed, (max_time_s, whole_nodes, rules, types, most, sizes_mb), now_s)
+        scene = self._scene_of_site(records, rules, now_s)
+        jobs, replaced = managed.changed(listed, scene.site, now_s)
         self._has_observed = True
         found = managed.sort(jobs)
         gone = {**records.gone, **dict.fromkeys(replaced)}
-        every_node = (
-            *records.nodes,
-            *unlisted_nodes(
-                (*managed.steady.values(), *(job for job, _ in found.managed.values())),
-                records.nodes,
-                self._slurm_nodes,
-            ),
-        )
+        unlisted = self._unlisted_nodes(records.nodes, found)
+        every_node = (*records.nodes, *unlisted)
         self._slurm_nodes = {node.name: node for node in every_node}
         cloud = self._settings.cloud_partition
         in_cloud = [node for node in every_node if cloud in node.partitions]
         here = [node for node in every_node if cloud not in node.partitions]
-        if self._cloud_nodes is not None:
-            self._cloud_nodes.saw(in_cloud, [job for job in listed if job.id not in replaced])
-        # What failed while no penstockd ran is seen in the first observation only.
-        failed = [
-            job
-            for job in records.ended
-            if job.state == "FAILED" and (managed.sent(job) if first else job.id in records.gone)
-        ]
+        self._see_cloud(in_cloud, listed, replaced)
+        failed = self._failed(records, first=first)
         busy = (*managed.steady.values(), *jobs)
         known = managed.jobs.keys() | {job.id for job in failed}
         self._lost_gpus.check((*failed, *busy), known, now_s, counts_gpus=rules.features.counts_gpus)
-        boot_s = self._boots.saw(here, types, rules.features.resume_timeout_s, now_s)
-        scene = self._scene = Scene(
-            now_s=now_s,
-            managed=self._settings.partitions,
-            up=tuple(name for name in self._settings.partitions if records.partitions[name].up),
-            types=types | {node.name: gpu_type(node) for node in every_node[len(records.nodes) :]},
+        boot_s = self._boots.saw(here, scene.types, rules.features.resume_timeout_s, now_s)
+        scene = self._scene = dataclasses.replace(
+            scene,
+            types={**scene.types, **{node.name: gpu_type(node) for node in unlisted}},
             tmp_mb={node.name: node.tmp_mb for node in every_node},
             silent=silent_nodes(every_node),
-            max_time_s=max_time_s,
-            whole_nodes=whole_nodes,
-            most=most,
-            node_sizes_mb=sizes_mb,
-            rules=rules,
             stopped_s=managed.remembered.stopped_s,
             without_gpus={job.id for job in busy if self._lost_gpus.lacks(job)},
-            misplaced={
-                *(self._sharing.misplaced if self._sharing is not None else ()),
-                *(job.id for job in busy if self._shrinking.stuck(job)),
-            },
+            misplaced=self._misplaced(busy),
             boot_s=boot_s,
             booting=booting_jobs(jobs, boot_s, self._scene.booting),
         )
@@ -202,13 +167,62 @@ class SlurmCluster:
             tuple(managed.jobs.values()),
             tuple(found.refused),
             self._limits(busy, in_cloud),
-            tuple(run for run in runs if run),
+            tuple(filter(None, runs)),
             partition_views(records.partitions, scene.managed),
             unknown_values(records),
             managed.waiting,
             replaced,
             managed.unseen,
         )
+
+    def _read(self, *, look_back: bool) -> Records:
+        """Slurm's answers, each part of a node as a node. `look_back`: whether to ask for ended jobs in any case."""
+        managed = self._managed
+        records = read(
+            self._reader,
+            managed.records | managed.not_yet | managed.held,
+            managed.states.jobs,
+            self._absences,
+            self._clock.now_s(),
+            look_back=look_back,
+        )
+        records = self._parts.divide(records)
+        expect_partitions(self._partitions, records.partitions)
+        return records
+
+    def _scene_of_site(self, records: Records, rules: SlurmRules, now_s: float) -> Scene:
+        """The part of the scene that does not depend on what the single jobs do."""
+        partitions, nodes = records.partitions, records.nodes
+        return Scene(
+            now_s=now_s,
+            managed=self._settings.partitions,
+            up=tuple(name for name in self._settings.partitions if partitions[name].up),
+            types={node.name: gpu_type(node) for node in nodes},
+            max_time_s={name: each.max_time_s for name, each in partitions.items()},
+            whole_nodes=frozenset(name for name, each in partitions.items() if each.whole_nodes),
+            most={name: (each.most_cpus, each.most_memory_mb) for name, each in partitions.items()},
+            node_sizes_mb=frozenset(node.memory_mb for node in nodes if rules.features.memory),
+            rules=rules,
+        )
+
+    def _unlisted_nodes(self, nodes: Sequence[SlurmNode], found: SortedJobs) -> tuple[SlurmNode, ...]:
+        """Nodes that Slurm does not list, and on which managed jobs run."""
+        jobs = (*self._managed.steady.values(), *(job for job, _ in found.managed.values()))
+        return unlisted_nodes(jobs, nodes, self._slurm_nodes)
+
+    def _failed(self, records: Records, *, first: bool) -> list[SlurmJob]:
+        """Jobs that have failed since the last observation."""
+        # What failed while no penstockd ran is seen in the first observation only.
+        return [
+            job
+            for job in records.ended
+            if job.state == "FAILED" and (self._managed.sent(job) if first else job.id in records.gone)
+        ]
+
+    def _misplaced(self, busy: Iterable[SlurmJob]) -> set[JobId]:
+        """Jobs that have to restart: see `SlurmAgents.misplaced`; and those that hold nodes which their run has left."""
+        shared = self._sharing.misplaced if self._sharing is not None else ()
+        return {*shared, *(job.id for job in busy if self._shrinking.stuck(job))}
 
     def _nodes(
         self, records: Records, slurm_nodes: Sequence[SlurmNode], slurm_jobs: Iterable[SlurmJob]
@@ -233,6 +247,13 @@ class SlurmCluster:
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
         )
+
+    def _see_cloud(
+        self, in_cloud: Iterable[SlurmNode], listed: Iterable[SlurmJob], replaced: Collection[JobId]
+    ) -> None:
+        """Show the cloud's nodes the observation."""
+        if self._cloud_nodes is not None:
+            self._cloud_nodes.saw(in_cloud, [job for job in listed if job.id not in replaced])
 
     def _see_sharing(self, nodes: Iterable[Node], slurm_nodes: Iterable[SlurmNode], cleared: Collection[JobId]) -> None:
         """Show the agents the observation, and take over which jobs stand still."""

@@ -59,6 +59,12 @@ def rests(record: SlurmJob, job: Job, spooled: Spooled, scene: Scene) -> bool:
     return heard and not held_meanwhile and scene.silent.isdisjoint(record.nodes)
 
 
+def awaits_reports(record: SlurmJob, job: Job, spooled: Spooled, now_s: float) -> bool:
+    """Whether something waits for a job's reports: it was asked to save, or began a moment ago and has reported nothing."""
+    begun_s = record.start_s if spooled.present is None and record.state in HOLDING else None
+    return job.phase is Phase.STOPPING or (begun_s is not None and now_s - begun_s < UNHEARD_S)
+
+
 class ManagedJobs:
     """See the module. The mappings are made anew at each observation.
 
@@ -190,13 +196,7 @@ class ManagedJobs:
         say_all(self._writer, found.messages)
         self.unseen = tuple(self._unseen(found, scene))
         before, self.gone = self.jobs.keys(), dict(gone)
-        if scene.silent or scene.without_gpus or scene.misplaced:
-            for record in [record for record in self.steady.values() if scene.concerns(record)]:
-                found.managed[record.id] = record, self._resting_jobs[record.id].spec
-                records = [*records, record]
-                del self._at_rest[record.id], self.steady[record.id]
-        for job_id in self._resting_jobs.keys() - self._at_rest.keys():
-            del self._resting_jobs[job_id]
+        records = self._wake(found, records, scene)
         still = {**self._at_rest}
         told = {job_id: None for job_id in self.told if job_id in still}
         looked: dict[JobId, Job] = {}
@@ -207,16 +207,10 @@ class ManagedJobs:
         self._views.begin(scene)
         self._views.forget(found.managed.keys() | still.keys())
         for job_id, (record, spec) in found.managed.items():
-            self._reused_ids.begin(record)
-            spooled = self.spooled(record)
-            if self.holds.settle(record, spooled.control):
-                spooled = self.spooled(record)
-            now, job_or_none = self._views.of(record, spec, spooled, scene)
-            self.states.saw(job_id, now)
-            if (job := job_or_none) is None:
+            job, spooled = self._look(record, spec, scene)
+            if job is None:
                 continue
-            begun_s = record.start_s if spooled.present is None and record.state in HOLDING else None
-            if job.phase is Phase.STOPPING or (begun_s is not None and scene.now_s - begun_s < UNHEARD_S):
+            if awaits_reports(record, job, spooled, scene.now_s):
                 self.unheard.add(job_id)
             if (why := self._waits(record, job, spooled, scene)) is not None:
                 waiting.append(why)
@@ -229,9 +223,7 @@ class ManagedJobs:
             if rests(record, job, spooled, scene):
                 resting[job_id] = record
         self.records, self.jobs, seen = still | self.looked, self._resting_jobs | looked, self.looked
-        self._at_rest |= resting
-        self.steady |= {job_id: record for job_id, record in resting.items() if record.state == "RUNNING"}
-        self._resting_jobs |= {job_id: looked[job_id] for job_id in resting}
+        self._let_rest(resting, looked)
         waiting += self._not_now(scene.now_s)
         self.looked = {job_id: record for job_id, record in seen.items() if job_id in self.jobs}
         self.busy = self.steady | self.looked
@@ -239,6 +231,38 @@ class ManagedJobs:
         self.waiting, self.left = tuple(waiting), before - self.jobs.keys()
         self.holds.forget({job_id for job_id, job in self.gone.items() if job is None or job.state in ENDED})
         self.remembered.saw(seen, looked, still.keys(), (*records, *self.steady.values()), scene.now_s)
+
+    def _wake(self, found: SortedJobs, records: Sequence[SlurmJob], scene: Scene) -> Sequence[SlurmJob]:
+        """Take the jobs with which something is the matter out of those at rest, and into `found`.
+
+        Returns:
+            The records of all jobs to look at.
+        """
+        woken = []
+        if scene.silent or scene.without_gpus or scene.misplaced:
+            woken = [record for record in self.steady.values() if scene.concerns(record)]
+        for record in woken:
+            found.managed[record.id] = record, self._resting_jobs[record.id].spec
+            del self._at_rest[record.id], self.steady[record.id]
+        for job_id in self._resting_jobs.keys() - self._at_rest.keys():
+            del self._resting_jobs[job_id]
+        return [*records, *woken]
+
+    def _look(self, record: SlurmJob, spec: JobSpec, scene: Scene) -> tuple[Job | None, Spooled]:
+        """A job as the scheduler sees it, or None if it is ending for good; and what the spool has of it."""
+        self._reused_ids.begin(record)
+        spooled = self.spooled(record)
+        if self.holds.settle(record, spooled.control):
+            spooled = self.spooled(record)
+        now, job = self._views.of(record, spec, spooled, scene)
+        self.states.saw(record.id, now)
+        return job, spooled
+
+    def _let_rest(self, resting: Mapping[JobId, SlurmJob], looked: Mapping[JobId, Job]) -> None:
+        """Leave these of the jobs that were looked at alone until something changes."""
+        self._at_rest |= resting
+        self.steady |= {job_id: record for job_id, record in resting.items() if record.state == "RUNNING"}
+        self._resting_jobs |= {job_id: looked[job_id] for job_id in resting}
 
     def _unseen(self, found: SortedJobs, scene: Scene) -> Iterator[Job]:
         """See `ClusterState.unseen`."""

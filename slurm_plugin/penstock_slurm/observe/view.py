@@ -103,6 +103,11 @@ class Scene:
     booting: Collection[JobId] = ()
     """Jobs that Slurm has given nodes which boot. They begin once these are ready."""
 
+    @property
+    def site(self) -> object:
+        """The facts that every job depends on: others than before if something that concerns the whole site has changed."""
+        return self.max_time_s, self.whole_nodes, self.rules, self.types, self.most, self.node_sizes_mb
+
     def concerns(self, job: SlurmJob) -> bool:
         """Whether something is the matter with a running job that its own record does not show."""
         return job.id in self.without_gpus or job.id in self.misplaced or not self.silent.isdisjoint(job.nodes)
