@@ -147,6 +147,7 @@ return {
   admins = {[0] = true, [64030] = true},
   cloud = false,
   memory = true,
+  spool = "/var/spool/penstock",
   plain_after_s = 600,
   families = {
     ["ncf"] = true,
