@@ -11,16 +11,6 @@ ROOMS = ("scheduler", "slurm_plugin", "cloud", "executor", "profiles", "airflow_
 
 MOST = 20
 
-MORE_COMPLEX: dict[str, int] = {
-    "penstock_executor/training/state.py: newest_checkpoint": 23,
-    "penstock_slurm/act/acting.py: Acting._scope": 22,
-    "penstock_cloud/unpacking.py: Unpacking._member": 21,
-    "penstock_scheduler/rounds/policies/gandiva/moves.py: defragment": 21,
-    "penstock_scheduler/rounds/policies/gandiva/state.py: RoundState._restore_packs": 21,
-    "penstock_slurm/agent/node_view.py: AgentNodeView.lacks_room": 21,
-}
-"""Blocks that are more complex still, and their complexity. This list and its numbers may only shrink."""
-
 
 def complex_blocks() -> dict[str, int]:
     """The blocks of the product above `MOST`: `package/module.py: Class.method` -> complexity."""
@@ -34,8 +24,6 @@ def complex_blocks() -> dict[str, int]:
 
 
 def test_no_block_is_too_complex() -> None:
-    found = complex_blocks()
-    worse = {name: number for name, number in found.items() if number > MORE_COMPLEX.get(name, MOST)}
-    assert worse == {}, "name the ideas of this block, as functions or as data, or delete a branch that no case needs"
-    better = {name: number for name, number in MORE_COMPLEX.items() if number > found.get(name, 0)}
-    assert better == {}, "they are simpler now: lower their numbers in MORE_COMPLEX, or delete them from it"
+    assert complex_blocks() == {}, (
+        "name the ideas of this block, as functions or as data, or delete a branch that no case needs"
+    )

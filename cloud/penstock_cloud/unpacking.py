@@ -153,22 +153,11 @@ class Unpacking:
         steps = _steps(member.name)
         if steps is None:
             return "it would be unpacked outside the job's folder"
-        if len(steps) > MOST_STEPS:
-            return f"it is more than {MOST_STEPS} folders deep"
-        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()) or member.issparse():
-            return "it is neither a file, a folder nor a link"
-        within = [path for path in self._declared if steps[: len(path)] == path]
-        if not within and not (member.isdir() and any(path[: len(steps)] == steps for path in self._declared)):
-            return "the script declares no such #PENSTOCK output"
-        if member.issym() and not self._stays_inside(steps, member.linkname):
-            return (
-                f"it is a link to {_shown(member.linkname)}, which is outside the job's folder and its declared outputs"
-            )
+        if why := self._unfit(member, steps):
+            return why
         if member.isdir():
             with _below(staged, steps, make=True):
                 return ""
-        if not steps:
-            return "it is no folder"
         *folders, name = steps
         with _below(staged, folders, make=True) as parent:
             with contextlib.suppress(FileNotFoundError):  # of two members with one name, the last one counts
@@ -186,6 +175,21 @@ class Unpacking:
             with contextlib.suppress(OSError, OverflowError, ValueError):  # a time that no file can have
                 os.utime(name, (member.mtime, member.mtime), dir_fd=parent, follow_symlinks=False)
         return ""
+
+    def _unfit(self, member: tarfile.TarInfo, steps: tuple[str, ...]) -> str:
+        """Why a member of this path is left out; empty: it is not."""
+        if len(steps) > MOST_STEPS:
+            return f"it is more than {MOST_STEPS} folders deep"
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()) or member.issparse():
+            return "it is neither a file, a folder nor a link"
+        within = [path for path in self._declared if steps[: len(path)] == path]
+        if not within and not (member.isdir() and any(path[: len(steps)] == steps for path in self._declared)):
+            return "the script declares no such #PENSTOCK output"
+        if member.issym() and not self._stays_inside(steps, member.linkname):
+            return (
+                f"it is a link to {_shown(member.linkname)}, which is outside the job's folder and its declared outputs"
+            )
+        return "" if steps or member.isdir() else "it is no folder"
 
     def _stays_inside(self, steps: tuple[str, ...], target: str) -> bool:
         """Whether a symbolic link at this path points into a declared output."""

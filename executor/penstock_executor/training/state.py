@@ -187,23 +187,13 @@ def newest_checkpoint(group: Group, checkpoints: Checkpoints) -> Checkpoint | No
     """
     candidates = checkpoints.candidates(in_file=True) if group.rank == 0 else iter(())
     while True:
-        first, failure = None, None
-        try:
-            first = next(candidates, None)
-            if first is None and group.rank == 0:
-                checkpoints.refuse_to_begin_anew()
-        except Unreadable as error:
-            failure = error
-        told = (first.epoch, first.step, first.meta, first.shards is not None) if first is not None else None
-        told, failure = group.from_first((told, failure))
-        if failure is not None:
-            raise failure
+        first, told = _chosen(group, checkpoints, candidates)
         if told is None:
             return None
         epoch, step, meta, has_shards = told
         if not has_shards:
             return first if first is not None else Checkpoint(epoch, step, b"", meta)
-        found, damage = first, None
+        found, damage, failure = first, None, None
         try:
             found = first if first is not None else checkpoints.find(epoch, step)
             if found is not None and found.shards is not None:
@@ -224,3 +214,24 @@ def newest_checkpoint(group: Group, checkpoints: Checkpoints) -> Checkpoint | No
             return found
         if first is not None:
             checkpoints.skip(first, damages[0])
+
+
+def _chosen(
+    group: Group, checkpoints: Checkpoints, candidates: Iterator[Checkpoint]
+) -> tuple[Checkpoint | None, tuple[int, int, dict[str, Any], bool] | None]:
+    """Rank 0's next candidate, on rank 0, and on all processes its epoch, step, meta and whether it has shards.
+
+    Both are None if there is no checkpoint. Raises Unreadable on all processes.
+    """
+    first, failure = None, None
+    try:
+        first = next(candidates, None)
+        if first is None and group.rank == 0:
+            checkpoints.refuse_to_begin_anew()
+    except Unreadable as error:
+        failure = error
+    told = (first.epoch, first.step, first.meta, first.shards is not None) if first is not None else None
+    told, failure = group.from_first((told, failure))
+    if failure is not None:
+        raise failure
+    return first, told

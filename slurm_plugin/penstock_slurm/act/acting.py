@@ -151,15 +151,13 @@ class Acting:
             misplaced = MISPLACED
         shares = waits and self._shares(action, slurm_job, job)
         moves = not waits and not stays(action, job, misplaced=misplaced is not None)
-        free, kept_back = {}, ""
+        run = remembered.limited.get(job.id)
+        grace_s, counts_total = self.settings.time_limit_grace_s, self.settings.time_limit == "total"
+        free, kept_back, limit_s = {}, "", None
         if waits and not isinstance(action, Hold):
             free = {node: self.free.get(node, 0) - self._reserved(node) for node in action.placement.nodes}
             if shares and self.sharing is not None:
                 kept_back = self.sharing.keeps_back(job.id, action.placement.nodes[0])
-        run = remembered.limited.get(job.id)
-        grace_s, counts_total = self.settings.time_limit_grace_s, self.settings.time_limit == "total"
-        limit_s = None
-        if waits and not isinstance(action, Hold):
             wanted = action.placement.partition
             left_s = time_limits.next_limit_s(slurm_job, run, spooled.control) if counts_total else None
             limit_s = time_limits.limit_there_s(slurm_job, left_s, wanted, self.scene.max_time_s.get(wanted), now_s)

@@ -107,6 +107,14 @@ class AgentNodeView:
             return frozenset(ordered.own_devices)
         return frozenset() if local.anywhere and not local.mps else frozenset(local.devices)
 
+    def _left_mb(self, device: int, pack: Pack) -> float:
+        """Memory that jobs of other packs keep on a GPU."""
+        return sum(
+            each.left_mb
+            for name, each in self._state.jobs.items()
+            if name not in pack.jobs and device in each.devices and not each.gone
+        )
+
     def crowded(self, pack: Pack) -> bool:
         """Whether frozen jobs hold so much of the pack's GPUs that a job of the pack does not fit."""
         found = {job: text for job in pack.jobs if (text := self.lacks_room(job))}
@@ -130,14 +138,7 @@ class AgentNodeView:
         needs_mb = sum(
             each.memory_mb for name, each in jobs if name in pack.jobs and set(each.devices) & set(local.devices)
         )
-        left_mb = {
-            device: sum(
-                each.left_mb
-                for name, each in jobs
-                if name not in pack.jobs and device in each.devices and not each.gone
-            )
-            for device in pinned or ordered.devices
-        }
+        left_mb = {device: self._left_mb(device, pack) for device in pinned or ordered.devices}
         roomy = [device for device, mb in left_mb.items() if mb + needs_mb <= gpu_mb]
         if len(roomy) == len(left_mb) or (not pinned and len(roomy) >= len(local.devices)):
             return ""

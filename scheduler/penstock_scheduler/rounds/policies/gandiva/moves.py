@@ -158,9 +158,23 @@ def defragment(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> Sha
     if source is None or source.sliced:
         return None
     others = [shared for shared in nodes if shared is not source and shared.packs]
+    moves = _moves(state, source, others, gpus - source.free)
+    if moves is None or state.migrations + len(moves) > MOST_MIGRATIONS:
+        return None
+    for pack, target in moves:
+        state.move(pack, source, target, "makes room for a job that needs its GPUs on one node")
+    return source
+
+
+def _moves(
+    state: RoundState, source: SharedNode, others: Sequence[SharedNode], missing: int
+) -> list[tuple[Pack, SharedNode]] | None:
+    """Packs of a node that others have room for, the largest first, until as many GPUs are free as were missing.
+
+    Returns None if that is not enough.
+    """
     free = {shared.node.name: shared.free for shared in others}
     moves: list[tuple[Pack, SharedNode]] = []
-    missing = gpus - source.free
     for pack in sorted(source.packs, key=lambda pack: -pack.gpus):
         if missing <= 0:
             break
@@ -170,11 +184,7 @@ def defragment(state: RoundState, gpus: int, nodes: Sequence[SharedNode]) -> Sha
             free[target.node.name] -= pack.gpus
             missing -= pack.gpus
             moves.append((pack, target))
-    if missing > 0 or state.migrations + len(moves) > MOST_MIGRATIONS:
-        return None
-    for pack, target in moves:
-        state.move(pack, source, target, "makes room for a job that needs its GPUs on one node")
-    return source
+    return None if missing > 0 else moves
 
 
 def undo_packs(state: RoundState) -> None:

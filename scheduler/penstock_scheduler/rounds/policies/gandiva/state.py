@@ -185,15 +185,7 @@ class RoundState:
 
     def _restore_packs(self, shared: SharedNode, there: list[JobId]) -> None:
         """Put the jobs of a node into the packs in which they run. Jobs for which it has no room are queued again."""
-        packs: list[tuple[JobId, ...]] = []
-        for group in self.sharing.groups if self.sharing is not None else ():
-            if group.node == shared.node.name:
-                packs += [pack.jobs for pack in group.packs]
-        together = [[job for job in jobs if job in there] for jobs in packs]
-        known = {job for jobs in together for job in jobs}
-        for jobs in [*together, *([job] for job in there if job not in known)]:
-            if not jobs:
-                continue
+        for jobs in self._packs_of(shared, there):
             gpus = max(self.gpus[job] for job in jobs)
             if gpus > shared.gpus or (self.sharing is None and gpus > shared.free):
                 for job in jobs:
@@ -205,6 +197,14 @@ class RoundState:
                 self.busy |= set(jobs)
             else:
                 self.add(shared, tuple(jobs))
+
+    def _packs_of(self, shared: SharedNode, there: list[JobId]) -> list[list[JobId]]:
+        """The packs in which these jobs of a node run. A job of no pack is one of its own."""
+        groups = self.sharing.groups if self.sharing is not None else ()
+        packs = [pack.jobs for group in groups if group.node == shared.node.name for pack in group.packs]
+        together = [[job for job in jobs if job in there] for jobs in packs]
+        known = {job for jobs in together for job in jobs}
+        return [*filter(None, together), *([job] for job in there if job not in known)]
 
     def _to_queue(self, job_id: JobId) -> None:
         job = self.jobs[job_id]
