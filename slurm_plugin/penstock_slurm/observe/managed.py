@@ -246,7 +246,7 @@ class ManagedJobs:
             del self._at_rest[record.id], self.steady[record.id]
         for job_id in self._resting_jobs.keys() - self._at_rest.keys():
             del self._resting_jobs[job_id]
-        return [*records, *woken]
+        return [*records, *woken] if woken else records
 
     def _look(self, record: SlurmJob, spec: JobSpec, scene: Scene) -> tuple[Job | None, Spooled]:
         """A job as the scheduler sees it, or None if it is ending for good; and what the spool has of it."""
