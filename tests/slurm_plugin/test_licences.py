@@ -120,6 +120,18 @@ def test_a_job_that_was_sent_has_a_claim_until_slurm_says_that_it_lacks_them(wor
     assert world.look() == (["2"], {"1": "waits for licences that are not free, as Slurm says (sim:2)"})
 
 
+def test_a_job_that_comes_too_late_for_licences_loses_no_attempt(world: World) -> None:
+    """A round places all jobs that can have theirs. One starts, and the others go on waiting, however often that happens."""
+    for number in range(10):
+        world.free, world.listed = {"sim": 1}, [pending("gpu", id="1", licenses="sim")]
+        assert world.look() == (["1"], {})
+        world.cluster.apply([Start("1", number, HERE)])
+        world.free = {"sim": 0}
+        world.change("1", priority=9, required_nodes=("n0",), reason="Licenses")
+        assert world.look() == ([], {"1": "waits for licences: sim (0 of 1 free)"})
+        world.clock.sleep(60.0)
+
+
 def test_a_job_that_slurm_refuses_although_licences_are_free_waits_ever_longer(world: World) -> None:
     """They may be reserved, and each attempt keeps GPUs from others for a round."""
     offered = 0

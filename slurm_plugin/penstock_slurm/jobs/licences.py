@@ -40,6 +40,8 @@ class Licences:
 
     def __init__(self, reader: SlurmReader) -> None:
         self._reader = reader
+        self.refused: set[JobId] = set()
+        """Jobs that were sent to nodes, and that Slurm does not start for want of licences, although enough are free."""
 
     def lacking(self, records: Mapping[JobId, SlurmJob], jobs: Mapping[JobId, Job]) -> dict[JobId, str]:
         """Managed jobs that have to wait for licences, and for which, as a sentence without its subject.
@@ -61,7 +63,7 @@ class Licences:
         except SlurmError as error:
             log.warning("cannot ask for licences", extra={"text": str(error)})
             return dict.fromkeys(want.keys() - sent, "waits for Slurm to say which licences are free")
-        found = {}
+        found, self.refused = {}, set()
         for job_id in sorted(want, key=lambda job_id: job_id not in sent):
             if job_id in sent and records[job_id].reason != "Licenses":
                 free = {name: count - want[job_id].get(name, 0) for name, count in free.items()}
@@ -69,8 +71,9 @@ class Licences:
             short = [
                 f"{name} ({free.get(name, 0)} of {n} free)" for name, n in want[job_id].items() if free.get(name, 0) < n
             ]
-            if job_id in sent:
-                found[job_id] = f"waits for licences that are not free, as Slurm says ({records[job_id].licenses})"
-            elif short:
+            if short:
                 found[job_id] = f"waits for licences: {', '.join(short)}"
+            elif job_id in sent:
+                found[job_id] = f"waits for licences that are not free, as Slurm says ({records[job_id].licenses})"
+                self.refused.add(job_id)
         return found

@@ -288,9 +288,9 @@ class ManagedJobs:
         """Take the jobs out of `records` and `jobs` that a round is not to place yet."""
         beyond = self._arrays.beyond(self.records, self.jobs, self._listed)
         lacking = self._licences.lacking(self.records, self.jobs)
-        for job_id, text in lacking.items():
+        for job_id in lacking.keys() & self._licences.refused:
             if (sent_to := self.jobs[job_id].allocation) is not None:
-                self.unstarted.refused(job_id, sent_to, text, now_s)
+                self.unstarted.refused(job_id, sent_to, lacking[job_id], now_s)
         beyond |= lacking
         paused = self.unstarted.paused(self.jobs, ChainMap(self.held, self.not_yet), now_s)
         # Slurm has started those that are not pending any more, and boots their nodes.
