@@ -99,7 +99,7 @@ def test_an_array_runs_as_few_elements_at_once_as_its_user_wants(make_flag_site:
 
 @pytest.mark.parametrize("spec", ["comment", "flags"])
 def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeSite, spec: str) -> None:
-    site = make_flag_site(settings={"Licenses": "matlab:4"})
+    site = make_flag_site()
     if spec == "comment":
         site.start()
     refused = {
@@ -107,7 +107,6 @@ def test_what_cannot_be_managed_is_refused_with_a_sentence(make_flag_site: MakeS
             "whole nodes",
             "no partition has 1 GPU of the kind that the flags ask for on whole nodes",
         ),
-        ("--licenses=matlab:1",): ("does not know which are free", "does not know which licences are free"),
         ("--no-requeue",): ("submit it with --requeue", "--no-requeue cannot be used with --adaptive"),
         ("--gres=gpu:t4:1",): ("of type t4 from Slurm, which cannot change that later", ""),  # with flags, it is read
     }
