@@ -69,7 +69,7 @@ SURVEY: dict[str, tuple[str, ...]] = {
     SCHEDULER + "rounds/solver/reduced.py": ("scheduler/solver/test_solve.py", "scheduler/solver/test_properties.py"),
     SCHEDULER + "rounds/policies/sia/costs.py": ("scheduler/policies/sia",),
     SCHEDULER + "store/rounds.py": ("scheduler/store/test_round_store.py", "scheduler/store/test_store.py"),
-    SLURM + "act/steps.py": ("slurm_plugin/test_steps.py",),
+    SLURM + "act/steps.py": ("slurm_plugin/test_steps.py", "slurm_plugin/test_node_parts.py"),
     SLURM + "observe/view.py": ("slurm_plugin/test_view.py", "slurm_plugin/test_view_nodes.py"),
     SLURM + "observe/records.py": ("slurm_plugin/test_records.py",),
     SLURM + "gateway/parse.py": ("slurm_plugin/gateway/test_parse_edges.py", "slurm_plugin/gateway/test_parse.py"),

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock_profiles.estimators import PipelineEstimator, PipelineGpu
@@ -11,6 +12,7 @@ from penstock_scheduler.model import Configuration, Job, Node, Phase, Snapshot
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.policies.sia import Sia, SiaSettings, restart_factor
+from penstock_scheduler.rounds.policies.sia.costs import _leaving as leaving
 from tests.scheduler.builders import job, on, snapshot, table, with_facts
 
 sia = Sia(SiaSettings())
@@ -120,3 +122,16 @@ def test_a_rigid_job_is_worth_its_gpus():
     plan = alike.decide(snapshot("t4:1x4", [job("r", adaptivity="rigid", min_gpus=4, max_gpus=4)]))
     assert plan.solve is not None
     assert plan.solve.objective == pytest.approx(4**-0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fairness_p", "allocation_lambda", "costs"),
+    [(-0.5, 1.1, [1.1 + 1.0, 1.1 * 1.5 + 0.5]), (1.0, -1e-6, [1e-6 - 1.0, 1e-6 * 1.5 - 0.5])],
+)
+def test_size_makes_it_dearer_to_leave_a_job_out_below_zero_and_cheaper_above(
+    fairness_p: float, allocation_lambda: float, costs: list[float]
+) -> None:
+    """Of two jobs of size 2, the first one runs. With a p above 0 a configuration's value falls as its goodput grows."""
+    settings = SiaSettings(fairness_p=fairness_p, allocation_lambda=allocation_lambda)
+    found = leaving(np.array([2.0, 2.0]), np.array([True, False]), settings)
+    assert found == pytest.approx(costs)
