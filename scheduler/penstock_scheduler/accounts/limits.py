@@ -68,10 +68,11 @@ def site_limits(settings: LimitSettings, jobs: Sequence[Job], unseen: Iterable[J
         ),
     )
     holding = [(job, job.running_on.gpus) for job in unseen if job.running_on is not None]
-    if not holding:
-        return limits
-    taken = {limit: sum(gpus for job, gpus in holding if limit.covers(job)) for limit in limits}
-    return tuple(dataclasses.replace(limit, gpus=max(limit.gpus - taken[limit], 0)) for limit in limits)
+
+    def left(limit: GpuLimit) -> int:
+        return max(limit.gpus - sum(gpus for job, gpus in holding if limit.covers(job)), 0)
+
+    return tuple(dataclasses.replace(limit, gpus=left(limit)) for limit in limits)
 
 
 def by_partition(

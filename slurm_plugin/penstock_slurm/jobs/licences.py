@@ -50,6 +50,7 @@ class Licences:
             records: the managed jobs that a round may place or stop.
             jobs: what the scheduler sees of these.
         """
+        self.refused = set()
         want = {
             job_id: wanted(record.licenses) or {}
             for job_id, record in records.items()
@@ -63,7 +64,7 @@ class Licences:
         except SlurmError as error:
             log.warning("cannot ask for licences", extra={"text": str(error)})
             return dict.fromkeys(want.keys() - sent, "waits for Slurm to say which licences are free")
-        found, self.refused = {}, set()
+        found = {}
         for job_id in sorted(want, key=lambda job_id: job_id not in sent):
             if job_id in sent and records[job_id].reason != "Licenses":
                 free = {name: count - want[job_id].get(name, 0) for name, count in free.items()}

@@ -179,8 +179,8 @@ class Board(Known, RoundListener):
             touched = self._touched | self._stops.keys()
         found = {job.id: job for job in state.changed(self.state if self._viewed is self._record else None)}
         found |= {each.job.id: each.job for each in state.waiting}
-        known = state.present.keys() - {job.id for job in state.unseen}  # `_left_alone` has the views of these
-        found |= {job: state.present[job] for job in touched & known}
+        unseen = {job.id for job in state.unseen}  # `_left_alone` has the views of these
+        found |= {job: state.present[job] for job in touched - unseen if job in state.present}
         return list(found.values()), touched
 
     def decided(self, record: RoundRecord) -> None:

@@ -61,9 +61,9 @@ class WaitLog(RoundListener):
                 yield job.id, self._entry(job, self._why(job.id), now_s)
         for each in state.waiting:
             yield each.job.id, self._entry(each.job, (each.code, each.text, "", None), now_s)
-        seen = state.present.keys() - {job.id for job in state.unseen}
+        unseen = {job.id for job in state.unseen}
         for refusal in state.refused:
-            if refusal.job in seen:
+            if refusal.job in state.present and refusal.job not in unseen:
                 continue
             before, why = self._open.get(refusal.job), ("refused", refusal.text, "", None)
             if before is None:
