@@ -110,9 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _begin(task, parent, *signals)
                 _end(_status_of(options.script, options.arguments, module=options.module))
             pids.append(pid)
-        for number in IGNORED:
-            signal.signal(number, signal.SIG_IGN)
+        # SIGTERM is never ignored, even for a moment: the kernel would drop one that came while the processes began.
         signal.signal(signal.SIGTERM, lambda number, _frame: terminated.append(number))
+        for number in set(IGNORED) - {signal.SIGTERM}:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals[0])
         for pid in pids if terminated else ():  # it came before they began
             os.kill(pid, signal.SIGTERM)

@@ -53,6 +53,13 @@ def test_a_job_that_has_ended_waits_for_nothing_any_more(api):
     assert (view.ended, view.note, view.start_s) == ("FAILED", "", 70.0)
 
 
+def test_a_job_began_when_the_cluster_says_not_when_it_was_seen(api):
+    """A short job would otherwise begin after its end, which Slurm gives in whole seconds."""
+    runs = dataclasses.replace(ADAS, id="9", started_s=70.0)
+    api.board.observed(ClusterState(api.board.state.nodes, (runs,)), 70.9)
+    assert api.board.job("9").start_s == 70.0
+
+
 def test_a_job_that_ends_is_charged_once(api):
     api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0)}, gpu_seconds={"1": {"t4": 120.0}})
     api.look(BOBS, gpu_seconds={"1": {"t4": 120.0}})

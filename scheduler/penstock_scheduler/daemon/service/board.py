@@ -334,7 +334,7 @@ class Board(Known, RoundListener):
             partition=next(iter(job.partitions), old.partition),
             state=job.phase.value,
             submit_s=job.submit_s,
-            start_s=old.start_s if old.start_s is not None else now_s if has else None,
+            start_s=old.start_s if old.start_s is not None or not has else job.started_s or now_s,
             restarts=job.restarts,
             spec=job.spec,
             key=old.key,
