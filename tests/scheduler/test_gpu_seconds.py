@@ -362,3 +362,20 @@ def test_a_job_with_the_id_of_a_former_job_has_attained_nothing():
             counted.count(ClusterState((), ()), 70.0)
             counted.count(ClusterState((), (now,)), 101.0)
             assert counted.attained == expected
+
+
+@pytest.mark.parametrize("told_by", ["cluster", "accounts"])
+@pytest.mark.parametrize(("seen", "gpu_type"), [(True, "t4"), (False, "unknown type")])
+def test_a_node_that_is_gone_keeps_the_type_that_was_seen(told_by, seen, gpu_type):
+    """A job holds 2 GPUs from 5 to 15 s; by 20 s Slurm lists the job's node no more, and nobody knows its type then."""
+    counted = GpuSeconds()
+    held, lost = on("t4", n01=2), dataclasses.replace(on("t4", n01=2), gpu_type="")
+    counted.count(ClusterState((), ()), 0.0)
+    there = job("j", phase=Phase.RUNNING, allocation=held if seen else lost, started_s=5.0)
+    counted.count(ClusterState((), (there,)), 10.0)
+    run = EndedRun("j", lost, 5.0, 15.0)
+    if told_by == "cluster":
+        counted.count(ClusterState((), (), ended=(run,)), 20.0)
+    else:
+        counted.count(ClusterState((), ()), 20.0, [run])
+    assert counted.attained == {"j": {gpu_type: 20.0}}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock_scheduler.jobs.reused_ids import is_another
 from penstock_scheduler.model import ClusterState, EndedRun, Job, JobId, Phase, Placement
@@ -28,6 +28,9 @@ from penstock_scheduler.model import ClusterState, EndedRun, Job, JobId, Phase, 
 FORGET_S = 300.0
 """How long the GPU-seconds of an absent job are kept. By then, a saved round has its last ones. A job that is out of sight while
 Slurm requeues it keeps its GPU-seconds."""
+
+UNKNOWN_TYPE = "unknown type"
+"""GPU type of what was held on nodes that the cluster no longer lists, and whose type has not been seen either."""
 
 Charge = tuple[JobId, Placement, float]
 """Job, what it held, and for how many seconds."""
@@ -129,9 +132,10 @@ class GpuSeconds:
             *self._present(runs, since_s, now_s),
             *self._last_runs(ended, from_accounts, since_s, now_s),
         ]
+        charges = [(job_id, self._typed(job_id, held), seconds) for job_id, held, seconds in charges]
         self._forget(present, now_s)
         self._rests = [
-            (job_id, last.held, last.ended_s - max(now_s, last.started_s))
+            (job_id, self._typed(job_id, last.held), last.ended_s - max(now_s, last.started_s))
             for job_id, last in ended.items()
             if last.ended_s > now_s and job_id not in from_accounts and not in_cloud(last.held, cloud_nodes)
         ]
@@ -186,6 +190,12 @@ class GpuSeconds:
             elif last.ended_s > since_s:
                 yield job_id, last.held, min(last.ended_s, now_s) - _begin_s(last.started_s, since_s)
 
+    def _typed(self, job_id: JobId, held: Placement) -> Placement:
+        """What a run held. Where the cluster no longer lists its nodes, their type is that of the newest observed run there."""
+        if held.gpu_type or (known := self._runs.get(job_id)) is None or known.held.nodes != held.nodes:
+            return held
+        return replace(held, gpu_type=known.held.gpu_type)
+
     def _forget_former(self, state: ClusterState) -> None:
         """Drop what jobs have attained whose ids other jobs have now."""
         for job in (*state.changed(self._state), *(each.job for each in state.waiting)):
@@ -205,8 +215,8 @@ class GpuSeconds:
 def add(attained: dict[JobId, dict[str, float]], charges: Iterable[Charge]) -> None:
     """Add to the GPU-seconds of jobs, each of which gets a new mapping."""
     for job_id, held, seconds in charges:
-        before = attained.get(job_id, {})
-        attained[job_id] = before | {held.gpu_type: max(before.get(held.gpu_type, 0.0) + held.gpus * seconds, 0.0)}
+        before, gpu_type = attained.get(job_id, {}), held.gpu_type or UNKNOWN_TYPE
+        attained[job_id] = before | {gpu_type: max(before.get(gpu_type, 0.0) + held.gpus * seconds, 0.0)}
 
 
 def in_cloud(held: Placement, cloud_nodes: Collection[str]) -> bool:
