@@ -173,6 +173,7 @@ class SlurmCluster:
             managed.waiting,
             replaced,
             managed.unseen,
+            managed.told_round,
         )
 
     def _read(self, *, look_back: bool) -> Records:

@@ -207,6 +207,20 @@ def test_a_full_disk_is_found_and_found_good_again(small_disk, clock):
     assert "No space left on device" in spool.record.last_error, "the last error is still known"
 
 
+@pytest.mark.parametrize("there", ["none", "another"])
+def test_a_store_that_is_no_longer_at_its_path_is_found(tmp_path, clock, there: str):
+    """Its file was removed or replaced: what penstockd writes is lost with its last open file."""
+    check = store_check(open_store(tmp_path, writer=True), clock.now_s)
+    check.check()
+    assert check.record.error == ""
+    file = tmp_path / "penstock.db"
+    file.rename(tmp_path / "gone")
+    if there == "another":
+        file.write_bytes(b"")
+    check.check()
+    assert "removed or replaced" in check.record.error
+
+
 def test_a_spool_that_vanishes_is_found(tmp_path, clock):
     _, spool = checks(tmp_path, clock)
     (tmp_path / "spool").rmdir()

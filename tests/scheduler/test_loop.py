@@ -18,6 +18,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.people.errors import ClusterAway, RoundFailed
 from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
+from penstock_scheduler.rounds.plan_gate import PlanGate, SafetySettings
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, nodes_from_spec
@@ -101,6 +102,24 @@ def test_after_a_restore_the_old_plan_is_not_carried_out(monkeypatch):
     assert loop.settling == ""
     assert {action.kind for _, todo in done for action in todo} <= {"start"}
     assert {each.id for each in store.rounds[1].snapshot.jobs} == {"0", "1", "2"}
+
+
+def test_a_store_that_lacks_a_round_of_which_jobs_were_told_is_only_looked_with():
+    """The jobs are of round 98, and the store is empty. For 300 s nothing is decided; the next round is 99."""
+    clock, began_s = SimulatedClock(), SimulatedClock().now_s()
+    state = ClusterState((), (), told_round=98)
+    loop, _, store = simulated(1, clock=clock, cluster=Told([state] * 400))
+    loop.gate = PlanGate(SafetySettings(grace_s=300.0))
+    loop.run(lambda: clock.now_s() >= began_s + 290.0)
+    assert "the store has no round" in loop.settling
+    assert "round 98" in loop.settling
+    assert loop.at_rest
+    assert not store.rounds
+    loop.run(lambda: bool(store.rounds))
+    assert (loop.settling, store.rounds[0].snapshot.round) == ("", 99)
+    again, _, _ = simulated(1, clock=clock, cluster=Told([state]), store=store)
+    again.tick()
+    assert again.settling == ""
 
 
 def test_rounds_go_on_when_the_clock_is_set_back():

@@ -31,6 +31,7 @@ from penstock_scheduler.rounds.settings import DaemonSettings, Settings, load_se
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.safety.health import HealthSettings
 from penstock_scheduler.store.backup import RESTORED
+from penstock_scheduler.store.cloud_runs import OLDER_STORE
 from penstock_scheduler.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class LiveScheduler:
     models: SiteModels
     handover: Handover = field(default_factory=Handover)
     restored: bool = False
-    """Whether the store was restored from a backup, and the loop has not acted since."""
+    """Whether the store was restored from a backup, or is older than the jobs, and the loop has not acted since."""
 
     @property
     def chosen(self) -> PolicyChoice:
@@ -123,11 +124,15 @@ class LiveScheduler:
         return daemon.store or str(daemon.state_dir.absolute())
 
     def settle(self) -> None:
-        """Note in the store when the loop acts again after a restore. To be called after each tick."""
+        """Note in the store when the loop begins to settle, and when it acts again. To be called after each tick."""
+        if (why := self.loop.settling) and not self.restored:
+            self.store.set_control(OLDER_STORE, why)
+            self.store.set_control(RESTORED, why)
+            self.restored = True
         if self.restored and not self.loop.settling and self.loop.failing_s is None:
             self.store.set_control(RESTORED, None)
             self.restored = False
-            log.info("rounds begin after the restore")
+            log.info("rounds begin after the look")
 
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Decide by this policy from the next round on, also after a restart.

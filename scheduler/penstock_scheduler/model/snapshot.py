@@ -48,6 +48,9 @@ class ClusterState:
     unseen: tuple[Job, ...] = ()
     """Refused jobs that run on GPUs which Penstock gave them, such as a job that its user took away from Penstock. They count
     against limits, budgets and turns, and no round acts on them. `Node.gpus_others` counts their GPUs."""
+    told_round: int = 0
+    """The newest round that has placed or stopped one of the jobs; 0 if no round has, or if the cluster does not know. A store
+    without this round is older than the jobs."""
 
     present: Mapping[JobId, Job] = field(init=False, repr=False, compare=False)
     """All jobs, also those that wait for something else than GPUs, and `unseen`."""

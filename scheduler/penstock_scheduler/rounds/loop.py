@@ -121,6 +121,8 @@ class RoundLoop:
         site: the site's rules, its cloud, and who listens.
     """
 
+    _settles_because = "the store was restored from a backup"
+
     def __init__(
         self,
         parts: ClusterParts,
@@ -148,9 +150,8 @@ class RoundLoop:
         self._listeners = site.listeners
         self._leadership = site.leadership
         self._tick_s, self._rest_s = timing.tick_s, timing.rest_s
-        self._settled_s = (
-            clock.now_s() + timing.settle_s if timing.settle_s else -math.inf
-        )  # whatever the clock is set to later
+        # Whatever the clock is set to later.
+        self._settled_s = clock.now_s() + timing.settle_s if timing.settle_s else -math.inf
         self.paused = False
         """While true, no round is decided; actions that are under way go on."""
         self.health = LoopHealth(clock.now_s)
@@ -215,11 +216,11 @@ class RoundLoop:
 
     @property
     def settling(self) -> str:
-        """Why nothing is decided or done yet after a restore; empty: it is."""
+        """Why nothing is decided or done yet: the store was restored, or is older than the jobs. Empty: it is."""
         if self._clock.now_s() >= self._settled_s:
             return ""
         until = time_of_day(self._settled_s)
-        return f"the store was restored from a backup; until {until}, Penstock only looks, and does nothing"
+        return f"{self._settles_because}; until {until}, Penstock only looks, and does nothing"
 
     @property
     def failing_s(self) -> float | None:
@@ -256,6 +257,8 @@ class RoundLoop:
         with self.health.step(StepName.OBSERVE):
             state = self._cluster.observe()
         observe_seconds = time.perf_counter() - started
+        if state.told_round > self._round:
+            self._settle(state.told_round, now_s)
         self._count(state, now_s)
         with suppress(_ListenerFailed), self.health.step(StepName.TELL):
             self._tell(lambda listener: listener.observed(state, now_s, self._gpu_seconds.so_far))
@@ -280,6 +283,21 @@ class RoundLoop:
                     self._tell(lambda listener: listener.stopped(stops))
         self._gpu_seconds.sent(state.jobs, _starts_under_way(outcomes), now_s)
         return outcomes
+
+    def _settle(self, told_round: int, now_s: float) -> None:
+        """Only look for a while: the store lacks a round that placed jobs, so it is not the store that sent them there. Its
+        file was lost or replaced, or its disk has lost what was written last."""
+        known, restored = self._round, self.settling
+        # No number of a round comes twice, so that the next start finds a store that has the rounds of all jobs.
+        self._round, self._plan = told_round, None
+        if restored or self.gate is None:
+            return
+        has = f"ends with round {known}" if known else "has no round"
+        self._settles_because = (
+            f"the store {has}, and jobs run by round {told_round}: it is empty or older than they are"
+        )
+        self._settled_s = now_s + self.gate.settings.grace_s
+        log.error("the store is older than the jobs", extra={"round": told_round, "text": self.settling})
 
     def _tell(self, tell: Callable[[RoundListener], None]) -> None:
         """Tell each listener. An unforeseen error of one keeps neither the others nor a round from going on.

@@ -41,7 +41,8 @@ CHUNK = 1000
 """Rows that are copied at a time."""
 
 RESTORED = "restored"
-"""Name of the stored control that says that the store was restored: a `Restored`. penstockd removes it when it acts."""
+"""Name of the stored control that says that the store was restored (a `Restored`), or was found to be older than the jobs (why).
+penstockd removes it when it acts."""
 
 TERMS_SINCE = 1_000_000
 """By how much a restore raises the fencing number: more terms than there can have been since the backup was made. A frozen

@@ -10,8 +10,8 @@ from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.model.waiting import EndedJob
 
 OLDER_STORE = "cloud.older_store"
-"""Name of the stored control that says that the store was restored from a backup: instances may belong to runs that it does not
-know. The burst manager removes it once it has listed all instances and knows their runs."""
+"""Name of the stored control that says that the store was restored, or is older than the jobs: instances may belong to runs
+that it does not know. The burst manager removes it once it has listed all instances and knows their runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,12 +120,26 @@ def days_left(samples: Sequence[tuple[float, int]]) -> float | None:
 
 def store_check(store: SqlStore, now_s: Callable[[], float]) -> DiskCheck:
     """The check of the store. It writes one row, always the same."""
+    file = store.file
+    opened = None if file is None else _identity(file)
 
     def write() -> None:
+        if file is not None and _identity(file) != opened:
+            raise StoreError(
+                f"{file} was removed or replaced while penstockd uses it, and what penstockd writes will be lost; stop it, "
+                "restore a backup (penstock db restore) if there is one, and start it again: running jobs continue"
+            )
         store.set_control("last check", now_s())
 
-    file = store.file
     return DiskCheck("store", store.name, write, file.parent if file else None, now_s, store.used_bytes)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Which file is at this path, whatever its contents; None: there is none. Raises OSError."""
+    with suppress(FileNotFoundError):
+        found = file.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 def spool_check(spool: Path, now_s: Callable[[], float]) -> DiskCheck:

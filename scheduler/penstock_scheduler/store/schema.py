@@ -57,7 +57,7 @@ def sqlite_engine(path: Path, *, write: bool) -> Engine:
     """SQLite in WAL mode: readers do not wait for the writer. A commit is on disk when it returns."""
 
     def connect() -> sqlite3.Connection:
-        mode = "rwc" if write else "ro"
+        mode = "rw" if write else "ro"  # a file that was removed does not come back empty
         connection = sqlite3.connect(
             f"file:{quote(str(path.absolute()))}?mode={mode}",
             uri=True,

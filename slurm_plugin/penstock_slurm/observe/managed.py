@@ -73,6 +73,9 @@ class ManagedJobs:
         start_patience_s: see `[slurm] start_patience_s`.
     """
 
+    told_round = 0
+    """See `ClusterState`."""
+
     def __init__(
         self,
         reader: SlurmReader,
@@ -254,6 +257,8 @@ class ManagedJobs:
         spooled = self.spooled(record)
         if self.holds.settle(record, spooled.control):
             spooled = self.spooled(record)
+        if spooled.control is not None:
+            self.told_round = max(self.told_round, spooled.control.round)
         now, job = self._views.of(record, spec, spooled, scene)
         self.states.saw(record.id, now)
         return job, spooled

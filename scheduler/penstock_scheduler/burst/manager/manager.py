@@ -115,8 +115,9 @@ class BurstManager:
         self._world = World(
             settings, self._cluster, self._instances, self._guests, self._share, self._recalled, self._leaving_s
         )
-        self._older_store = store.control(OLDER_STORE) is not None
-        """Whether instances may belong to runs that the store does not know. Until that is known, nothing is done."""
+        self._older_store: bool | None = None
+        """Whether instances may belong to runs that the store does not know. Until that is known, nothing is done. Set at the
+        first observation: the loop's first look at the cluster may find that the store is older."""
         self._lock = threading.Lock() if lock is None else lock
         self._worker = None if lock is None else Worker(self._pass, lock)
 
@@ -139,6 +140,8 @@ class BurstManager:
     def observe(self, jobs: Sequence[Job]) -> CloudState:
         """See `ports.Burst`. A cloud that does not answer offers nothing, and delays no job on site."""
         with self._lock:
+            if self._older_store is None:
+                self._older_store = self._store.control(OLDER_STORE) is not None
             self._meet_cluster(jobs)
             if self._worker is None:
                 self._pass()
@@ -147,7 +150,7 @@ class BurstManager:
         with self._lock:
             if self._older_store:
                 raise ClusterAway(
-                    "the store was restored from a backup, and the cloud has not yet said which instances there are: "
+                    "the store was restored or is older than the jobs, and the cloud has not yet said which instances there are: "
                     f"{self._instances.away or 'it has been asked'}; until then, nothing is decided"
                 )
             return self._state(jobs, self._clock.now_s())
