@@ -121,9 +121,9 @@ def waiting_jobs(site: InstallTarget) -> list[SlurmJob]:
     return [job for job in gateway.jobs() if job.state == "PENDING" and '"penstock"' in job.admin_comment]
 
 
-def submit_test_job(site: InstallTarget, user: int | None, *flags: str) -> str | Finding:
+def submit_test_job(site: InstallTarget, user: int | None, *flags: str, script: str = "true") -> str | Finding:
     """The id of a test job, or why it could not be submitted."""
-    fixed = (f"--job-name={TEST_JOB}", "--parsable", "--output=/dev/null", "--time=1", "--wrap=true")
+    fixed = (f"--job-name={TEST_JOB}", "--parsable", "--output=/dev/null", "--time=1", f"--wrap={script}")
     done = site.commands.run("sbatch", *fixed, *flags, user=user)
     if done.returncode == 0:
         return done.stdout.strip().split(";")[0]

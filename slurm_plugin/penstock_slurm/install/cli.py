@@ -18,6 +18,7 @@ from penstock_slurm.install.agents import check_agents, to_do_on_nodes, to_undo_
 from penstock_slurm.install.answers import check_answers, check_test_jobs
 from penstock_slurm.install.checks import check_files, check_jobs, check_power_saving, submit_test_job, waiting_jobs
 from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.real_job import check_real_job
 from penstock_slurm.install.site_shape import check_site_shape
 from penstock_slurm.install.sources import build_plugin, source
 
@@ -102,12 +103,15 @@ def check(
     config: Config = CONFIG,
     user: User = None,
     jobs: Annotated[bool, typer.Option(help="Also submit test jobs, which never start.")] = True,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Run a job on one GPU, too, and wait for its report. penstockd must run.")
+    ] = False,
 ) -> None:
     """Check Slurm's answers, sbatch's flags and the nodes' agents, and print a remedy for each failure.
 
     The exit status is 1 if a check fails.
     """
-    _report(plan.open_site(load_settings(config)), user, jobs=jobs, on_nodes=True)
+    _report(plan.open_site(load_settings(config)), user, jobs=jobs, on_nodes=True, real=submit)
 
 
 @app.command()
@@ -185,7 +189,7 @@ def _reconfigure(site: plan.InstallTarget) -> None:
         raise PenstockError(f"the files are changed, but `scontrol reconfigure` failed: {done.stderr.strip()}")
 
 
-def _report(site: plan.InstallTarget, user: str | None, *, jobs: bool, on_nodes: bool) -> None:
+def _report(site: plan.InstallTarget, user: str | None, *, jobs: bool, on_nodes: bool, real: bool = False) -> None:
     try:
         uid = None if user is None else pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -209,5 +213,7 @@ def _report(site: plan.InstallTarget, user: str | None, *, jobs: bool, on_nodes:
     if jobs and not any(finding.remedy for finding in findings):
         show(check_jobs(site, uid))
     show(check_agents(site, on_nodes=on_nodes))
+    if real:
+        show(check_real_job(site, functools.partial(submit_test_job, site, uid)))
     if any(finding.remedy for finding in findings):
         raise typer.Exit(1)
