@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from penstock_scheduler.model import Configuration, JobId, Placement, Snapshot
+from penstock_scheduler.model import Configuration, Job, JobId, Placement, Snapshot
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.placement import place
+from penstock_scheduler.rounds.policies.equals import unswapped
 
 
 def settle(
@@ -26,6 +27,7 @@ def settle(
     Returns:
         Placements of jobs that are not pinned.
     """
+    chosen = unswapped(snapshot, chosen, _moves(snapshot, pins, chosen))
     jobs = {job.id: job for job in snapshot.jobs}
     free = FreeGpus.of(snapshot)
     for job_id, pin in pins.items():
@@ -54,3 +56,8 @@ def settle(
             placements[job_id] = found
             free.take(jobs[job_id], found)
     return placements
+
+
+def _moves(snapshot: Snapshot, pins: Mapping[JobId, Placement], chosen: Mapping[JobId, Configuration]) -> list[Job]:
+    """The running jobs that get another configuration, or none."""
+    return [job for job in snapshot.jobs if job.running_as not in (None, chosen.get(job.id)) and job.id not in pins]

@@ -47,6 +47,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.rounds.free_gpus import Allowance, is_open
 from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.equals import settled
 from penstock_scheduler.rounds.policies.stops import BY_REASON, stopped, with_reasons
 from penstock_scheduler.rounds.policies.wrapper import Wrapper
 
@@ -79,6 +80,8 @@ class Staying(Wrapper):
         while True:
             plan = self._decide(snapshot, closed, stay)
             stops = stopped(snapshot, plan)
+            if stops and (calmer := settled(snapshot, plan, stops)) is not plan:
+                plan, stops = calmer, stopped(snapshot, calmer)
             plan = with_reasons(snapshot, plan, stops)
             more = {
                 job.id: unsaved.get(job.id, NO_REASON)

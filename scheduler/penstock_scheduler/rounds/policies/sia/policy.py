@@ -12,6 +12,7 @@ from penstock_scheduler.model import Configuration, Job, JobId, Plan, Snapshot, 
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.placement import Placed
 from penstock_scheduler.rounds.policies.cloud import in_cloud, sent
+from penstock_scheduler.rounds.policies.equals import unswapped
 from penstock_scheduler.rounds.policies.sia import program
 from penstock_scheduler.rounds.policies.sia.cloud import solve_with_cloud
 from penstock_scheduler.rounds.policies.sia.matrix import SiaMatrix
@@ -50,6 +51,8 @@ class Sia:
             for job, c in zip(matrix.jobs, solution.choice_J, strict=True)
             if 0 <= c < len(matrix.options)
         }
+        moves = np.flatnonzero((matrix.held_J >= 0) & (matrix.held_J != solution.choice_J))
+        chosen = unswapped(snapshot, chosen, [matrix.jobs[row] for row in moves.tolist()])
         placed, instead = _place(matrix, chosen, problem)
         cut_short = report.status is SolveStatus.TIME_LIMIT
         assignments, waiting = explained(matrix, chosen, placed, instead)
