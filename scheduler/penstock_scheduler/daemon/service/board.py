@@ -338,7 +338,7 @@ class Board(Known, RoundListener):
             restarts=job.restarts,
             spec=job.spec,
             key=old.key,
-            allocation=allocation_view(job.allocation) if job.allocation and job.phase is not Phase.QUEUED else None,
+            allocation=_shown(job),
             reason=reason,
             stopped=str(stop) if stop is not None else old.stopped,
             note=note,
@@ -464,6 +464,11 @@ class ObservedCluster:
         """See `ports.Cluster`."""
         fresh, self._fresh = self._fresh, []
         return fresh
+
+
+def _shown(job: Job) -> AllocationView | None:
+    """The GPUs that a job holds or is about to hold."""
+    return allocation_view(job.allocation) if job.allocation and job.phase is not Phase.QUEUED else None
 
 
 def allocation_view(placement: Placement) -> AllocationView:
