@@ -82,6 +82,8 @@ class DutyCycles:
     ) -> None:
         self._state, self._groups, self._containment = state, groups, containment
         self._freezer, self._gpu_times = freezer, gpu_times
+        self._begun = False
+        """Whether this agent has looked at its jobs yet. Jobs that an earlier one had frozen may have been thawed since then."""
 
     @property
     def driving(self) -> bool:
@@ -91,6 +93,10 @@ class DutyCycles:
 
     def check(self) -> None:
         """Count what each job has used, and freeze or thaw it."""
+        with self._state.guard("watch over the jobs that it has frozen"):
+            if self._freezer.beat() or not self._begun:
+                self._let_go()
+            self._begun = True
         shared = [job for job in self._state.ordered_jobs if self._beside(job, self._state.jobs[job.job]) is not None]
         if shared:
             self._state.glance_at_processes()  # a job may have made processes since the last look
@@ -104,7 +110,11 @@ class DutyCycles:
                     self._hold(job, local, pack)
 
     def close(self) -> None:
-        """Thaw what the agent itself has frozen. Slurm calls it running, so nobody else would."""
+        """Thaw what the agent itself has frozen. Slurm calls it running, so only the agent's guard would."""
+        self._let_go()
+        self._freezer.close()
+
+    def _let_go(self) -> None:
         for job in self._state.ordered_jobs:
             local = self._state.jobs[job.job]
             if local.stopped:

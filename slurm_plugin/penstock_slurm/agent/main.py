@@ -28,6 +28,7 @@ from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
 from penstock_slurm.agent.driver import Driver
+from penstock_slurm.agent.freezer import GuardedFreezer
 from penstock_slurm.agent.gpu_time import DriverTimes, GpuTimes
 from penstock_slurm.agent.plugin import Plugin
 from penstock_slurm.agent.processes import Processes, memory_of_host_mb
@@ -156,6 +157,7 @@ def _agent(
         nvml.links() if nvml is not None and settings.gpu_file is None else (),
         gpu_times,
         nvml.driver if nvml is not None else None,
+        freezer=GuardedFreezer() if driver is not None else None,
         no_nvml=lambda: driver.lack if driver is not None else "",
     )
     log.info("agent starts", extra={"node": node, "run_dir": str(channels.folder), "spool": str(slurm.spool_dir)})
