@@ -268,6 +268,9 @@ class SlurmCluster:
         )
         for job_id, suspension in self._sharing.watch.suspended.items():
             managed.jobs[job_id] = dataclasses.replace(managed.jobs[job_id], suspension=suspension)
+        for job_id, frozen_s in self._sharing.watch.frozen_s.items():
+            job = managed.jobs[job_id]
+            managed.jobs[job_id] = dataclasses.replace(job, suspended_s=job.suspended_s + frozen_s)
 
     def _limits(self, slurm_jobs: Iterable[SlurmJob], in_cloud: Iterable[SlurmNode]) -> tuple[GpuLimit, ...]:
         """Slurm's limits. What runs in the cloud counts too, but no policy takes it away: so it is what others hold."""

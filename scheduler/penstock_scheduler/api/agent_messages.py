@@ -107,7 +107,14 @@ class CarriedJob(Message):
     """`waiting`: Slurm has not started it, or it has had no time slice yet. `running`: it may use its GPUs.
     `suspending`: it was asked to leave them. `suspended`: Slurm has frozen it."""
     since_s: NonNegativeFloat = 0.0
-    """When a job that is suspending or suspended was asked to leave its GPUs, s since 1970; 0: not known, or it runs."""
+    """When a job that is suspending or suspended was asked to leave its GPUs, or since when it is frozen, s since 1970; 0: not
+    known, or it runs."""
+    driven: bool = False
+    """Whether the agent freezes and thaws it to hold it to its share. Its state is `running`."""
+    frozen: bool = False
+    """Whether the agent keeps a driven job frozen for more than some seconds."""
+    frozen_s: NonNegativeFloat = 0.0
+    """For how long it was frozen in this run, s, without the short pauses of a driven job."""
     devices: tuple[NonNegativeInt, ...] = ()
     use: JobUse
     mps: bool = False

@@ -135,7 +135,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "reason": view.reason,
             "last stop": view.stopped,
             "note": f"it {view.note}" if view.note else "",
-            "suspended": _suspended(view),
+            view.suspended.state if view.suspended else "suspended": _suspended(view),
             "key": view.key or "",
         }
     )
@@ -349,7 +349,7 @@ def _kept(kept: SqlStore, job: str) -> JobView:
 def _state(view: JobView) -> str:
     if view.state == "ended":
         return f"ended {view.ended}".rstrip()
-    return view.state if view.suspended is None else "suspended"
+    return view.state if view.suspended is None else view.suspended.state
 
 
 def _suspended(view: JobView) -> str:

@@ -27,12 +27,14 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """Why a job that holds GPUs stands still."""
+    """Why a job that holds GPUs stands still, or is slower than it could be."""
 
     since_s: float | None
     """Since when, s since 1970; None: not known."""
     text: str
     """Why, and what ends it, as a sentence."""
+    state: Literal["suspended", "frozen", "driven"] = "suspended"
+    """`suspended`: in Slurm. `frozen`: by its agent alone. `driven`: its agent freezes and thaws it in turn."""
 
 
 def in_order(job_id: JobId) -> tuple[str, int, str]:
@@ -64,9 +66,10 @@ class Job:
     started_s: float | None = None
     """When its present run began, on the cluster's clock; None: it does not run, or the cluster does not say."""
     suspended_s: float = 0.0
-    """Seconds for which its present run has been suspended so far. Meanwhile it holds GPUs that other jobs use."""
+    """Seconds for which its present run has been suspended or frozen so far. Meanwhile it holds GPUs that other jobs
+    use."""
     suspension: Suspension | None = None
-    """Why it stands still now; None: it does not."""
+    """Why it stands still or is driven now; None: it is not."""
     stopped_s: float | None = None
     """When the run before that, or the run that is leaving, ended; None: there was none, or the cluster does not
     say."""

@@ -264,7 +264,7 @@ def _headline(said: Explanation) -> str:
     if job.suspension is not None:
         since_s = job.suspension.since_s
         since = "" if since_s is None else f" since {time.strftime('%H:%M:%S', time.localtime(since_s))}"
-        state = f"is suspended{since}: {job.suspension.text}"
+        state = f"is {job.suspension.state}{since}: {job.suspension.text}"
     return f"Job {job.id} {state}. Round {said.round}: {reason.text}."
 
 

@@ -57,6 +57,9 @@ TURN_S = 0.1
 TRIAL_S = 60.0
 """How long a job is driven at first before it is tried again."""
 
+FROZEN_S = 5.0
+"""A job that the agent keeps frozen for longer counts as frozen. Shorter pauses are a part of being driven."""
+
 MOST_DOUBLINGS = 6
 """After this many times the time does not grow any more."""
 
@@ -229,7 +232,9 @@ class DutyCycles:
             self._thaw(job, local)
 
     def _freeze(self, job: OrderedJob, local: LocalJob) -> None:
-        local.stopped, self._state.observed(job.job).escaped_s = True, 0.0
+        if not local.stopped:
+            local.stopped, local.stopped_s = True, self._state.now_s
+        self._state.observed(job.job).escaped_s = 0.0
         self._state.save()  # an agent that starts again must thaw it
         try:
             self._freezer.freeze(self._state.living.get(job.slurm_job, []))
@@ -241,4 +246,11 @@ class DutyCycles:
 
     def _thaw(self, job: OrderedJob, local: LocalJob) -> None:
         self._freezer.thaw(self._state.living.get(job.slurm_job, []))
+        local.frozen_s += frozen_for_s(local, self._state.now_s)
         local.stopped = False
+
+
+def frozen_for_s(local: LocalJob, now_s: float) -> float:
+    """For how long a job has been frozen; 0: it is not, or so shortly that this is one of the pauses of a driven job."""
+    passed_s = now_s - local.stopped_s if local.stopped else 0.0
+    return passed_s if passed_s >= FROZEN_S else 0.0

@@ -62,6 +62,10 @@ class LocalJob:
     """When it is next tried without that; inf: it must first report."""
     stopped: bool = False
     """Whether the agent has frozen it for that, and has not thawed it. Slurm knows nothing of it."""
+    stopped_s: float = 0.0
+    """If `stopped`: since when."""
+    frozen_s: float = 0.0
+    """For how long the agent kept it frozen, without the present time and without the short pauses of a driven job, s."""
     resumed_s: float = 0.0
     """When it last began to use GPUs."""
     begun_s: float = math.inf

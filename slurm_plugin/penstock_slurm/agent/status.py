@@ -11,6 +11,7 @@ from penstock_scheduler import __version__
 from penstock_scheduler.api.agent_messages import CarriedGroup, CarriedJob, NodeStatus, OrderedJob, status_file
 from penstock_scheduler.model import JobUse
 from penstock_scheduler.rounds.sharing.node import Groups
+from penstock_slurm.agent.duty_cycles import frozen_for_s
 from penstock_slurm.agent.node_state import NodeState
 from penstock_slurm.share.topology import Links
 
@@ -37,7 +38,8 @@ class StatusWriter:
     def write(self) -> None:
         """Write the status if it has changed, or is due."""
         status, now_s = self.status(), self._state.now_s
-        text = status.model_copy(update={"time_s": 0.0}).model_dump_json(exclude={"jobs": {"__all__": {"use"}}})
+        counts = {"jobs": {"__all__": {"use", "frozen_s"}}}
+        text = status.model_copy(update={"time_s": 0.0}).model_dump_json(exclude=counts)
         if text == self._written and now_s - self._written_s < WRITE_S:
             return
         try:
@@ -91,11 +93,15 @@ class StatusWriter:
             account.moved_s.get(job.job),
             answers=bool(self._state.observed(job.job).statuses) or (None if local.begun_s == math.inf else False),
         )
-        devices = local.devices or job.own_devices
+        devices, frozen_s = local.devices or job.own_devices, frozen_for_s(local, self._state.now_s)
+        since_s = local.asked_s if local.state in ("suspending", "suspended") else 0.0
         return CarriedJob(
             job=job.job,
             state=local.state,
-            since_s=local.asked_s if local.state in ("suspending", "suspended") else 0.0,
+            since_s=local.stopped_s if frozen_s else since_s,
+            driven=local.driven or local.stopped,
+            frozen=frozen_s > 0,
+            frozen_s=local.frozen_s + frozen_s,
             devices=devices,
             use=use,
             mps=local.mps,

@@ -68,7 +68,9 @@ class SilentAgents:
     _beats: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Node -> time of its agent's newest status by the node's clock, and when that was first read by this host's."""
     suspended: dict[JobId, Suspension] = field(default_factory=dict)
-    """Why each suspended job stands still, and what ends that."""
+    """Why each job that is suspended, frozen or driven stands still, and what ends that."""
+    frozen_s: dict[JobId, float] = field(default_factory=dict)
+    """For how long its agent has kept each running job frozen, s. Slurm counts this time as running."""
     _held: tuple[Held, ...] = ()
     _silent: dict[str, float] = field(default_factory=dict)
 
@@ -97,6 +99,7 @@ class SilentAgents:
             if job in carried and record.state in HOLDING and record.state != SUSPENDED
         }
         held, self.suspended = [], {}
+        self._see_driven({job: carried[job] for job in on_gpus})
         for job, record in slurm_jobs.items():
             if record.state not in STILL:
                 continue
@@ -118,6 +121,13 @@ class SilentAgents:
             if node in self._silent:
                 held.append(Held(jobs[job], record, node, self._silent[node], users, mine.cuda_checkpointed))
         self._held = tuple(held)
+
+    def _see_driven(self, running: Mapping[JobId, tuple[str, CarriedJob]]) -> None:
+        """Note which running jobs their agents freeze. If the agent is silent, its guard has thawed them."""
+        self.frozen_s = {job: each.frozen_s for job, (_, each) in running.items() if each.frozen_s}
+        for job, (node, each) in running.items():
+            if each.driven and node not in self._silent:
+                self.suspended[job] = _driven(node, each)
 
     def _hear(self, statuses: Mapping[str, NodeStatus], unreachable: Collection[str], off: Collection[str]) -> None:
         """Note which agents have written a newer status, and which are silent."""
@@ -204,6 +214,15 @@ class SilentAgents:
                 f"another one stays suspended until {end}"
             )
         return f"the agent of {node}, which would resume it, has been silent since {clock(silent_s)}; {what}"
+
+
+def _driven(node: str, carried: CarriedJob) -> Suspension:
+    """Why a running job is driven or frozen by its agent."""
+    share = f"the agent of {node} holds it to its share beside a guaranteed job"
+    if carried.frozen:
+        return Suspension(carried.since_s or None, f"{share}, and keeps it frozen for now", "frozen")
+    text = f"{share}, and freezes it in turns; a program that uses Penstock's executor keeps to its share by itself"
+    return Suspension(None, text, "driven")
 
 
 def _jobs(jobs: Sequence[JobId]) -> str:

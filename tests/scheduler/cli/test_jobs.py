@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from penstock_scheduler.api.ports import Fate
-from penstock_scheduler.model import Outcome, Phase, Progress, Resize
+from penstock_scheduler.model import Outcome, Phase, Progress, Resize, Suspension
 from tests.scheduler.builders import job, on
 from tests.scheduler.cli.commands import penstock
-from tests.scheduler.service.api import BOBS, serving
+from tests.scheduler.service.api import ADAS, BOBS, serving
 
 
 @pytest.fixture
@@ -36,6 +36,19 @@ def test_the_exit_status_of_wait_tells_how_the_job_ended(api, state, status):
     told = penstock(api, "wait", "1")
     assert (told.exit_code, told.output.split()[-1]) == (status, state)
     assert penstock(api, "wait", "2", "--timeout", "0").exit_code == 5
+
+
+@pytest.mark.parametrize(("state", "still"), [("suspended", 1.0), ("frozen", 1.0), ("driven", 0.0)])
+def test_a_job_that_is_suspended_frozen_or_driven_is_shown_as_that_everywhere(api, state, still):
+    why = "the agent of n01 holds it to its share"
+    api.look(dataclasses.replace(ADAS, suspension=Suspension(None, why, state)), BOBS)
+    assert re.search(rf"^1 .* {state} ", penstock(api, "list").output, re.MULTILINE)
+    shown = penstock(api, "show", "1").output
+    assert re.search(rf"^state +{state}$", shown, re.MULTILINE)
+    assert re.search(rf"^{state} +{why}$", shown, re.MULTILINE)
+    assert f"Job 1 is {state}: {why}." in penstock(api, "explain", "1").output
+    told = httpx.get(f"{api.url}/v1/metrics", headers={"Authorization": f"Bearer {api.tokens['oz']}"}).text
+    assert f"penstock_jobs_suspended {still}\n" in told
 
 
 def test_logs_follow_to_the_end(api, tmp_path):

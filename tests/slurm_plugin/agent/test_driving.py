@@ -15,7 +15,7 @@ import pytest
 from penstock_loopback.fixtures import skip_without_slurm
 from penstock_loopback.waiting import wait_for
 from penstock_scheduler.model import JobId, Pack
-from penstock_slurm.agent import main, observing
+from penstock_slurm.agent import duty_cycles, main, observing
 from penstock_slurm.agent.freezer import Freezer
 from penstock_slurm.agent.settings import AgentSettings
 from penstock_slurm.agent.state import DepartingJob
@@ -219,6 +219,28 @@ def test_an_agent_that_stops_and_may_not_thaw_one_job_thaws_the_others(
     assert node.slurm.letter(LOW) == "T"
     node.start()
     assert [node.agent.state.jobs[f"j{each}"].stopped for each in others] == [True, False]
+
+
+def test_the_status_says_that_a_job_is_driven_and_for_how_long_it_was_frozen(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+):
+    """A short pause is a part of being driven, and counts as running."""
+    monkeypatch.setattr(duty_cycles, "FROZEN_S", 1.0)
+    node = make_node(start_wait_s=0.0)
+    begin(node)
+    node.until(lambda: node.slurm.letter(LOW) == "T", "freezing")
+    job = node.agent.status().jobs[1]
+    assert (job.job, job.state, job.driven, job.frozen, job.frozen_s, job.since_s) == (
+        "j2", "running", True, False, 0.0, 0.0,
+    )  # fmt: skip
+    first = node.agent.state.jobs["j2"].stopped_s
+    node.until(lambda: node.told().jobs[1].frozen, "word that it is frozen")
+    job = node.told().jobs[1]
+    assert (job.driven, job.since_s) == (True, first)
+    assert 1.0 <= job.frozen_s == node.agent.state.now_s - first
+    node.agent.close()
+    last = node.agent.status().jobs[1]
+    assert (last.frozen, last.frozen_s) == (False, job.frozen_s)
 
 
 def freezes(make_node: Callable[..., Node]) -> tuple[Node, dict[str, str]]:

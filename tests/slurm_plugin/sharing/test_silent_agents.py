@@ -216,3 +216,29 @@ def test_the_agent_of_a_node_that_slurm_has_powered_down_is_not_silent(scene: Sc
     assert scene.agents.silent() == ()
     scene.observe(3600.0)
     assert [each.node for each in scene.agents.silent()] == ["n0"]
+
+
+def test_a_driven_job_is_driven_or_frozen_and_runs_when_its_agent_is_silent(scene: Scene) -> None:
+    """In Slurm it runs all the while. The guard of a silent agent has thawed it."""
+    scene.told = (carried("7", 0).model_copy(update={"driven": True, "frozen_s": 40.0}), scene.told[1])
+    scene.observe()
+    driven = scene.agents.suspended["7"]
+    assert (driven.state, driven.since_s) == ("driven", None)
+    assert driven.text == (
+        "the agent of n0 holds it to its share beside a guaranteed job, and freezes it in turns; a program that uses "
+        "Penstock's executor keeps to its share by itself"
+    )
+    assert scene.agents.suspended["8"].state == "suspended"
+    scene.told = (scene.told[0].model_copy(update={"frozen": True, "since_s": 9_500.0}), scene.told[1])
+    scene.beat_s += 5.0
+    scene.observe(5.0)
+    frozen = scene.agents.suspended["7"]
+    assert (frozen.state, frozen.since_s) == ("frozen", 9_500.0)
+    assert frozen.text.endswith(", and keeps it frozen for now")
+    assert scene.agents.frozen_s == {"7": 40.0}
+    scene.observe(60.0)
+    assert "7" not in scene.agents.suspended
+    assert scene.agents.frozen_s == {"7": 40.0}, "what was frozen stays uncounted"
+    scene.states["7"] = "COMPLETED"
+    scene.observe()
+    assert scene.agents.frozen_s == {}

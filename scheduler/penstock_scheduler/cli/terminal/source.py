@@ -69,7 +69,7 @@ def _state(view: JobView) -> str:
     """The state of a job in words."""
     if view.state == "ended":
         return f"ended {view.ended}".rstrip()
-    return f"suspended: {view.suspended.text}" if view.suspended else view.state
+    return f"{view.suspended.state}: {view.suspended.text}" if view.suspended else view.state
 
 
 def _fields(view: JobView) -> dict[str, str]:

@@ -74,7 +74,7 @@ def metrics(
     )
     families = [build, *_cluster(cluster), *_jobs(live, now_s), *_round(record), *_events(events)]
     families += [_unknown(unknown), spent, *_cloud(record, committed_usd), *_health(health, now_s), *_counted(counts)]
-    still: _Values = {(): float(sum(view.suspended is not None for view in live))}
+    still: _Values = {(): float(sum(view.suspended is not None and view.suspended.state != "driven" for view in live))}
     silent: _Values = {} if silent_agents is None else {(): float(silent_agents)}
     families += [
         _gauge("agents_silent", "Agents that have stopped reporting, on nodes that respond to Slurm.", silent),
