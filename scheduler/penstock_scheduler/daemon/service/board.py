@@ -322,7 +322,6 @@ class Board(Known, RoundListener):
             self._set_aside(before, now_s)
             before = None
         old = before or NEW
-        has = job.phase in (Phase.RUNNING, Phase.STOPPING)
         plan = self._plan_of(job)
         stop = self._own_stop(job.id) or (plan.stops.get(job.id) if plan else None)
         fields = JobView(
@@ -334,7 +333,7 @@ class Board(Known, RoundListener):
             partition=next(iter(job.partitions), old.partition),
             state=job.phase.value,
             submit_s=job.submit_s,
-            start_s=old.start_s if old.start_s is not None or not has else job.started_s or now_s,
+            start_s=_start_s(old, job, now_s),
             restarts=job.restarts,
             spec=job.spec,
             key=old.key,
@@ -427,6 +426,13 @@ class Board(Known, RoundListener):
                 )
             )
         return views
+
+
+def _start_s(before: JobView, job: Job, now_s: float) -> float | None:
+    """When the job began first, by the cluster, or otherwise when it was first seen to run."""
+    if before.start_s is not None or job.phase not in (Phase.RUNNING, Phase.STOPPING):
+        return before.start_s
+    return job.started_s or now_s
 
 
 def is_former(view: JobView, user: str, key: str | None, submitted_s: float) -> bool:
