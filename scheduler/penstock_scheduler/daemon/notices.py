@@ -14,7 +14,8 @@ import threading
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from email.message import EmailMessage
 from functools import partial
@@ -248,10 +249,17 @@ def _mail(settings: NoticeSettings, to: Sequence[str], notice: Notice) -> None:
     message["Subject"] = f"[penstock] {one_line(notice.subject, 200)}"
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(one_line(notice.text) + "\n")
-    host, _, port = settings.smtp.rpartition(":")
-    with smtplib.SMTP(host, int(port), timeout=TIMEOUT_S) as server:
+    with mail_server(settings, TIMEOUT_S) as server:
+        server.send_message(message)
+
+
+@contextmanager
+def mail_server(settings: NoticeSettings, timeout_s: float) -> Iterator[smtplib.SMTP]:
+    """The mail server, after the log-in. Raises OSError; `smtplib.SMTPException` is one."""
+    host, _, port = (settings.smtp or "").rpartition(":")
+    with smtplib.SMTP(host, int(port), timeout=timeout_s) as server:
         if settings.smtp_tls:
             server.starttls(context=ssl.create_default_context())
         if settings.smtp_user is not None and settings.smtp_password_file is not None:
             server.login(settings.smtp_user, settings.smtp_password_file.read_text().strip())
-        server.send_message(message)
+        yield server

@@ -44,7 +44,7 @@ from penstock_scheduler.jobs.pairs import PAIRS, open_pairs, read_prior
 from penstock_scheduler.jobs.sensitivities import LEARNED, Sensitivities
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.policy_choice import PolicyChoice
-from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.errors import ConfigError, PenstockError, RoundFailed
 from penstock_scheduler.people.logs import configure_logging, sd_notify
 from penstock_scheduler.people.safe_text import guard
 from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstockd", description="Decides, every round, which job gets which GPUs.")
     parser.add_argument("--config", type=Path, default=Path("/etc/penstock/penstock.toml"), help="settings file (TOML)")
     parser.add_argument(
-        "--check", action="store_true", help="check the settings and observe the cluster once, then exit"
+        "--check",
+        action="store_true",
+        help="check the settings and what they name, observe the cluster once, then exit",
     )
     parser.add_argument("--version", action="version", version=f"penstockd {__version__}")
     arguments = parser.parse_args(argv)
@@ -264,16 +266,29 @@ def _estimator(site: LiveScheduler) -> Estimator | None:
 
 
 def _check(settings: Settings) -> int:
+    from penstock_scheduler.daemon.reaching import faults  # a start needs none of it
+
     daemon = settings.section(DaemonSettings)
     make_policy(settings.policy)
     table = read_prior(daemon.pairs)
     parts, _, _ = _open(settings, WallClock())
     make_decider(settings.policy, parts.agents)
-    state = parts.cluster.observe()
+    if daemon.cloud is not None:
+        load_cloud(daemon.cloud)
+    wrong = faults(settings)
+    try:
+        state = parts.cluster.observe()
+    except RoundFailed as error:
+        wrong.append(f"[daemon] cluster: {error}")
+    if wrong:
+        print("\n".join(f"penstockd: {text}" for text in wrong), file=sys.stderr)  # noqa: T201
+        return 1
     types = sorted({node.gpu_type for node in state.nodes})
     gpus = sum(node.gpus for node in state.nodes)
     print(f"settings: ok ({settings.source})")  # noqa: T201
     print(f"cluster: {len(state.nodes)} nodes, {gpus} GPUs of {', '.join(types)}; {len(state.jobs)} jobs to manage")  # noqa: T201
+    if daemon.cloud is not None:
+        print("cloud: `penstock cloud doctor` asks it")  # noqa: T201
     if table is not None:
         strange = [name for name in types if name not in table.gpu_types]
         lacks = f"; it has none on {', '.join(strange)}" if strange else ""
