@@ -15,6 +15,7 @@ from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.policies.budgets import WithBudgets
 from penstock_scheduler.rounds.policies.cloud import WithCloud
 from penstock_scheduler.rounds.policies.combined import Partitioned, Staged
+from penstock_scheduler.rounds.policies.full_starts import WithFullStarts
 from penstock_scheduler.rounds.policies.sia import ARTIFACT
 from penstock_scheduler.rounds.policies.sia import PAPER as SIA_PAPER
 from penstock_scheduler.rounds.policies.staying import Staying
@@ -108,7 +109,7 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
 
     def made(name: str) -> Policy:
         policy, in_full[name] = _make(name, REGISTRY, "policy", choice.settings_of(name))
-        return WithTurns(WithCloud(policy)) if takes_turns(name) else WithCloud(policy)
+        return WithTurns(WithFullStarts(WithCloud(policy))) if takes_turns(name) else WithCloud(policy)
 
     policy = made(choice.name)
     if choice.partitions:
