@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.api.ports import Clock, SpecCheck
@@ -29,6 +29,7 @@ from penstock_scheduler.model import (
     JobId,
     Node,
     Outcome,
+    PlainJob,
     Progress,
     Stop,
 )
@@ -174,6 +175,7 @@ class SlurmCluster:
             replaced,
             managed.unseen,
             managed.told_round,
+            self._plain(jobs, nodes),
         )
 
     def _read(self, *, look_back: bool) -> Records:
@@ -238,13 +240,30 @@ class SlurmCluster:
         closed = closed_nodes(records.jobs)
         nodes = node_views(slurm_nodes, jobs, scene, kept_for=kept_for, placeholders=placeholders, closed=closed)
         nodes = with_partition_limits(nodes, records.jobs, jobs.keys(), scene.most)
-        ours = jobs.keys() | managed.not_yet.keys() | managed.held.keys()
         return plain_jobs.with_room(
             nodes,
-            (job for job in slurm_jobs if job.id not in ours),
+            self._not_ours(slurm_jobs),
             managed.jobs.values(),
             scene.managed,
             now_s=scene.now_s,
+            patience_s=self._settings.plain_patience_s,
+            attempts=self._plain_attempts,
+        )
+
+    def _not_ours(self, slurm_jobs: Iterable[SlurmJob]) -> Iterator[SlurmJob]:
+        """The plain jobs."""
+        managed = self._managed
+        ours = managed.busy.keys() | managed.not_yet.keys() | managed.held.keys()
+        return (job for job in slurm_jobs if job.id not in ours)
+
+    def _plain(self, slurm_jobs: Iterable[SlurmJob], nodes: Iterable[Node]) -> tuple[PlainJob, ...]:
+        """The plain jobs that wait for GPUs, for the queue."""
+        return plain_jobs.waiting_jobs(
+            self._not_ours(slurm_jobs),
+            nodes,
+            self._managed.jobs.values(),
+            self._scene.managed,
+            now_s=self._scene.now_s,
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
         )

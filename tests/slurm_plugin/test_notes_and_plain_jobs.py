@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import pytest
 
-from penstock_scheduler.model import Node, NodeChoice
+from penstock_scheduler.model import Job, Node, NodeChoice
 from penstock_scheduler.people.errors import BadJobSpec
+from penstock_scheduler.people.units import clock
 from penstock_slurm.gateway import PlainShape, SlurmJob
 from penstock_slurm.gateway.parse_jobs import parse_jobs
 from penstock_slurm.jobs.notes import (
@@ -22,7 +24,8 @@ from penstock_slurm.jobs.notes import (
     with_message,
     with_note,
 )
-from penstock_slurm.observe.plain_jobs import longest_waiting, set_aside
+from penstock_slurm.observe.plain_jobs import Attempts, longest_waiting, set_aside, waiting_jobs, with_room
+from tests.scheduler.builders import job
 from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
 (SEEN,) = parse_jobs(answer(RUNNING), MARKS, OF_22_05)
@@ -143,3 +146,47 @@ def test_a_note_that_is_taken_away_leaves_room_for_the_next_one() -> None:
     assert with_note(left, SHARES, None) is None
     assert json.loads(with_message(left, "wait") or "") == {SAYS: "wait"}
     assert with_message(dataclasses.replace(shared, admin_comment='{"site": 1}'), "wait") is None
+
+
+def test_the_queue_says_when_room_is_made_for_each_plain_job() -> None:
+    """Room is made after 300 s, for one job at a time; a pause counts for the jobs of one user."""
+
+    def seen(
+        *jobs: SlurmJob, managed: Sequence[Job] = (), attempts: Attempts | None = None
+    ) -> list[tuple[object, ...]]:
+        attempts, nodes = attempts or Attempts(60.0), (node("a"), node("b"))
+        how = {"now_s": NOW_S, "patience_s": 300.0, "attempts": attempts}
+        nodes = with_room(nodes, jobs, managed, ["all"], **how)  # type: ignore[arg-type]
+        found = waiting_jobs(jobs, nodes, managed, ["all"], **how)  # type: ignore[arg-type]
+        return [(each.id, each.needs, each.room_s, each.text) for each in found]
+
+    old, older = pending(id="7", number=7, eligible_s=NOW_S - 400), pending(id="8", number=8, eligible_s=NOW_S - 500)
+    new = pending(id="9", number=9, gpu_type="t4")
+    assert seen(new) == [
+        (
+            "9",
+            "2 GPUs of type t4",
+            NOW_S + 200,
+            f"Penstock makes room for it from {clock(NOW_S + 200)} on, if Slurm has not started it by then",
+        )
+    ]
+    first, second = seen(old, older)
+    assert first == ("8", "2 GPUs", NOW_S, "Penstock keeps GPUs of a free for it; jobs there save and leave")
+    assert second == ("7", "2 GPUs", None, "Penstock makes room for job 8 first")
+    earlier = dataclasses.replace(job("1"), submit_s=NOW_S - 450)
+    assert seen(old, managed=[earlier]) == [
+        ("7", "2 GPUs", None, "Penstock makes room for it when no adaptive job has waited longer")
+    ]
+    ((_, _, room_s, text),) = seen(pending(id="7", number=7, eligible_s=NOW_S - 400, gpus_per_node=64))
+    assert (room_s, text) == (
+        None,
+        "Slurm starts it when GPUs are free; Penstock cannot make room for it by moving jobs",
+    )
+    attempts = Attempts(60.0)
+    attempts.made(old, NOW_S - 61.0)
+    ((_, _, room_s, text),) = seen(old, attempts=attempts)
+    assert room_s == attempts.next_s(old.uid) > NOW_S
+    assert text.startswith(
+        "Slurm did not start a job of this user on GPUs that were kept free; Penstock tries again from"
+    )
+    assert seen(pending(priority=0), pending(reason="Dependency"), pending(partition=("rtx",))) == []

@@ -70,13 +70,13 @@ class QueueEntry(Body):
     since_s: float
     """Since when it has waited for this reason."""
     code: str
-    """Code of the reason, such as `waiting-capacity`, `held` or `refused`."""
+    """Code of the reason, such as `waiting-capacity`, `held` or `refused`; `plain` for a plain job."""
     text: str = ""
     """The reason as a sentence. Shown for own jobs."""
     needs: str = ""
     """The fewest GPUs that it needs, in words; empty: not known."""
     estimated_start_s: float | None = None
-    """When the policy plans to start it, if nothing changes; None: the policy plans no starts."""
+    """When the policy plans to start it, or makes room for a plain job; None: no time is planned."""
     estimate: JobEstimate | None = None
     """When it is expected to start and end; None: this has not been estimated yet."""
 

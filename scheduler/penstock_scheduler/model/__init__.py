@@ -39,7 +39,17 @@ if TYPE_CHECKING:
         part_of_node,
     )
     from penstock_scheduler.model.facts import JobFacts, Promise
-    from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, Suspension, WaitingJob
+    from penstock_scheduler.model.job import (
+        EndedRun,
+        GpuLimit,
+        Job,
+        JobId,
+        Phase,
+        PlainJob,
+        Refusal,
+        Suspension,
+        WaitingJob,
+    )
     from penstock_scheduler.model.plan import (
         Assignment,
         Batch,
@@ -95,6 +105,7 @@ __all__ = [
     "Period",
     "Phase",
     "Placement",
+    "PlainJob",
     "Plan",
     "Progress",
     "Promise",

@@ -210,6 +210,26 @@ class WaitingJob:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainJob:
+    """A plain job that waits for GPUs of managed nodes. The cluster starts it, and no policy sees it."""
+
+    id: JobId
+    name: str
+    user: str
+    account: str
+    partitions: tuple[str, ...]
+    submit_s: float
+    needs: str
+    """GPUs that it requests, in words."""
+    text: str
+    """When room is made for it, as a sentence."""
+    room_s: float | None
+    """The same as a time, s since 1970, if that is known."""
+    restarts: int = 0
+    """As in `Job`. A plain job that waits again counts as one that waits for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A job that asks for Penstock but cannot be managed, and why."""
 

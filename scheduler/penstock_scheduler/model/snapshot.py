@@ -9,7 +9,7 @@ from penstock_scheduler.model.budget import GpuBudget
 from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node, Partition
 from penstock_scheduler.model.facts import JobFacts
-from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, Refusal, WaitingJob
+from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, PlainJob, Refusal, WaitingJob
 from penstock_scheduler.model.sharing import SharingState
 
 
@@ -51,6 +51,8 @@ class ClusterState:
     told_round: int = 0
     """The newest round that has placed or stopped one of the jobs; 0 if no round has, or if the cluster does not know. A store
     without this round is older than the jobs."""
+    plain: tuple[PlainJob, ...] = ()
+    """Plain jobs that wait for GPUs, for the queue."""
 
     present: Mapping[JobId, Job] = field(init=False, repr=False, compare=False)
     """All jobs, also those that wait for something else than GPUs, and `unseen`."""

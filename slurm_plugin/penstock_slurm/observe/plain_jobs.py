@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 
-from penstock_scheduler.model import Adaptivity, Job, JobId, Node, Phase
+from penstock_scheduler.model import Adaptivity, Job, JobId, Node, Phase, PlainJob
+from penstock_scheduler.people.units import clock
 from penstock_scheduler.safety.back_off import back_off_s
 from penstock_slurm.gateway import SlurmJob
 from penstock_slurm.jobs.states import HOLDING, LEAVING
@@ -28,6 +30,9 @@ WAITS = frozenset({"Resources", "Priority", "None", ""})
 
 ROUNDS_S = 300.0
 """What an attempt may last beside saving and starting, s: for rounds to take the GPUs away."""
+
+MOST_SHOWN = 1000
+"""Plain jobs that the queue shows. A site may have more, and each tick looks at all of them."""
 
 MOST_PAUSE_S = 6 * 3600.0
 """Longest pause between two attempts, s. A user is forgotten after as long a time without an attempt."""
@@ -90,6 +95,11 @@ class Attempts:
         user = self._users.get(uid)
         return user is None or user.until_s <= now_s
 
+    def next_s(self, uid: int) -> float:
+        """When GPUs may be set aside for this user's jobs again; a time that has passed: now."""
+        user = self._users.get(uid)
+        return 0.0 if user is None else user.until_s
+
     def made(self, job: SlurmJob, now_s: float) -> None:
         """GPUs are set aside for this job from now on until the next observation."""
         self._now = job, now_s
@@ -141,19 +151,82 @@ def longest_waiting(
 ) -> SlurmJob | None:
     """The plain job to make room for; None: none has waited for `patience_s`."""
     ours = set(partitions)
-    waiting = [
-        (job.eligible_s, job.number, job)
-        for job in jobs
-        if job.state == "PENDING"
+    waiting = [job for job in jobs if _waits_for_gpus(job, ours) and now_s - (job.eligible_s or 0.0) >= patience_s]
+    return min(waiting, key=_order) if waiting else None
+
+
+def waiting_jobs(
+    plain: Iterable[SlurmJob],
+    nodes: Iterable[Node],
+    managed: Iterable[Job],
+    partitions: Iterable[str],
+    *,
+    now_s: float,
+    patience_s: float,
+    attempts: Attempts,
+) -> tuple[PlainJob, ...]:
+    """The plain jobs that wait for GPUs, longest first and at most `MOST_SHOWN`, and when room is made for each.
+
+    Args:
+        plain: all plain jobs.
+        nodes: the managed nodes, with the GPUs that are set aside.
+        managed: the managed jobs.
+        partitions: the managed partitions.
+        now_s: the time.
+        patience_s: for how long a plain job waits before room is made for it.
+        attempts: the pauses of users.
+    """
+    ours = set(partitions)
+    waiting = sorted((job for job in plain if _waits_for_gpus(job, ours)), key=_order)[:MOST_SHOWN]
+    if not waiting:
+        return ()
+    aside: dict[JobId, list[str]] = {}
+    for node in nodes:
+        if node.set_aside_for:
+            aside.setdefault(node.set_aside_for, []).append(node.name)
+    first_s = min((each.submit_s for each in managed if each.phase is Phase.QUEUED), default=math.inf)
+
+    def room(job: SlurmJob) -> tuple[float | None, str]:
+        """When room is made for the job, if that is known, and a sentence."""
+        eligible_s = job.eligible_s or now_s
+        due_s, next_s = eligible_s + patience_s, attempts.next_s(job.uid)
+        if job.id in aside:
+            return now_s, f"Penstock keeps GPUs of {', '.join(aside[job.id])} free for it; jobs there save and leave"
+        if next_s > now_s:
+            tried = "Slurm did not start a job of this user on GPUs that were kept free"
+            return next_s, f"{tried}; Penstock tries again from {clock(next_s)} on"
+        if due_s > now_s:
+            return due_s, f"Penstock makes room for it from {clock(due_s)} on, if Slurm has not started it by then"
+        if eligible_s > first_s:
+            return None, "Penstock makes room for it when no adaptive job has waited longer"
+        if aside:
+            return None, f"Penstock makes room for job {next(iter(aside))} first"
+        return None, "Slurm starts it when GPUs are free; Penstock cannot make room for it by moving jobs"
+
+    return tuple(_shown(job, *room(job)) for job in waiting)
+
+
+def _shown(job: SlurmJob, room_s: float | None, text: str) -> PlainJob:
+    gpus = (job.gpus_per_node or 0) * max(job.node_count, 1)
+    needs = f"{gpus} GPU{'s' if gpus > 1 else ''}" + (f" of type {job.gpu_type}" if job.gpu_type else "")
+    return PlainJob(job.id, job.name, job.user, job.account, job.partition, job.submit_s, needs, text, room_s)
+
+
+def _waits_for_gpus(job: SlurmJob, ours: Set[str]) -> bool:
+    """Whether more free GPUs in these partitions would start a plain job."""
+    return bool(
+        job.state == "PENDING"
         and not job.held
         and job.reason in WAITS
         and job.gpus_per_node
         and not job.reservation
         and ours & set(job.partition)
         and job.eligible_s is not None
-        and now_s - job.eligible_s >= patience_s
-    ]
-    return min(waiting, key=lambda each: each[:2])[2] if waiting else None
+    )
+
+
+def _order(job: SlurmJob) -> tuple[float, int]:
+    return job.eligible_s or 0.0, job.number
 
 
 def set_aside(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from penstock_scheduler.api.estimate_messages import Estimates, NewJobs, TimeRange
-from penstock_scheduler.daemon.service.waits import WaitLog
-from penstock_scheduler.model import ClusterState, Phase, Plan, Reason, ReasonCode, Refusal, WaitingJob
+from penstock_scheduler.daemon.service.waits import WaitLog, numbered
+from penstock_scheduler.model import ClusterState, Phase, PlainJob, Plan, Reason, ReasonCode, Refusal, WaitingJob
 from penstock_scheduler.model.plan import Assignment
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.policies import make_policy
@@ -102,6 +103,32 @@ def test_held_and_refused_jobs_are_in_the_queue(store):
     }
     look(log, 30.0, job("2"))
     assert queue(store) == [("2", "new", 30.0)]
+
+
+PLAIN = PlainJob(
+    "5", "prep", "eve", "lab", ("gpu",), 5.0, "2 GPUs", "Penstock makes room for it from 14:05:00 on", 99.0
+)
+
+
+def test_plain_jobs_that_wait_are_in_the_queue_until_they_start(store):
+    log = WaitLog(store)
+    decided(log, {"1": FULL})
+    log.observed(ClusterState(NODES, (job("1"),), plain=(PLAIN,)), 10.0)
+    plain = next(each for each in numbered(store.waits()) if each.job == "5")
+    assert (plain.position, plain.name, plain.user, plain.account, plain.partition) == (2, "prep", "eve", "lab", "gpu")
+    assert (plain.submit_s, plain.since_s, plain.code, plain.needs) == (5.0, 10.0, "plain", "2 GPUs")
+    assert (plain.text, plain.estimated_start_s) == (PLAIN.text, 99.0)
+    log.observed(ClusterState(NODES, (job("1"),)), 20.0)
+    assert [each.job for each in store.waits()] == ["1"]
+    assert past(store, "5") == [("plain", 10.0, 20.0)]
+
+
+def test_the_command_lists_plain_jobs_that_wait(tmp_path):
+    with serving(tmp_path) as api:
+        WaitLog(api.board.store).observed(ClusterState(NODES, (), plain=(PLAIN,)), time.time())
+        shown = penstock(api, "list", "--waiting").output
+        assert "No jobs are waiting" not in shown
+        assert re.search(r"^1 +5 +prep +eve .* Penstock makes room for it", shown, re.MULTILINE)
 
 
 def test_nothing_is_written_while_nothing_changes(store, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from penstock_scheduler.api.history_messages import QueueEntry
 from penstock_scheduler.api.ports import NOT_COUNTED, GpuSecondsByJob, RoundListener
 from penstock_scheduler.jobs.reused_ids import is_another
-from penstock_scheduler.model import ClusterState, Job, JobId, Phase, Reason
+from penstock_scheduler.model import ClusterState, Job, JobId, Phase, PlainJob, Reason
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.store.sql import SqlStore
 
@@ -61,6 +61,8 @@ class WaitLog(RoundListener):
                 yield job.id, self._entry(job, self._why(job.id), now_s)
         for each in state.waiting:
             yield each.job.id, self._entry(each.job, (each.code, each.text, "", None), now_s)
+        for plain in state.plain:
+            yield plain.id, self._entry(plain, ("plain", plain.text, plain.needs, plain.room_s), now_s)
         unseen = {job.id for job in state.unseen}
         for refusal in state.refused:
             if refusal.job in state.present and refusal.job not in unseen:
@@ -73,7 +75,7 @@ class WaitLog(RoundListener):
                 )  # fmt: skip
             yield refusal.job, _changed(before, why, now_s)
 
-    def _entry(self, job: Job, why: Why, now_s: float) -> QueueEntry:
+    def _entry(self, job: Job | PlainJob, why: Why, now_s: float) -> QueueEntry:
         """The job's entry: the very object of the last observation if nothing has changed."""
         before = self._open.get(job.id)
         if before is None or is_another(job, before.submit_s):
