@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -76,6 +76,8 @@ FIND_S = 25.0
 """How long to look for the leader among several penstockd: longer than a takeover takes."""
 FIND_PAUSE_S = 0.5
 """After all have been asked."""
+CONNECT_S = 2.0
+"""Time for a connection to one of several penstockd: both are tried within 5 s, even if one's machine is off."""
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -127,10 +129,14 @@ class Client(AdminCalls):
         self._token = token
         self._munge_socket = munge_socket
         self._timeout_s = timeout_s
+        self._connect_s = CONNECT_S if len(self._urls) > 1 else timeout_s
         self.last_event: str | None = None
         """The id of the newest event of `events`."""
         self.silent_since_s: float | None = None
         """By the newest answer: when the API last heard of penstockd, s since 1970; None: penstockd is there."""
+        self.on_search: Callable[[str], None] | None = None
+        """Called once with a sentence if none of several penstockd leads, while the client goes on looking."""
+        self._tried: dict[str, str] = {}
         self._use(self._urls[0])
 
     def _use(self, url: str) -> None:
@@ -509,17 +515,17 @@ class Client(AdminCalls):
                     content=content,
                     params=query,
                     headers=headers,
-                    timeout=self._timeout_s + patience_s,
+                    timeout=httpx.Timeout(self._timeout_s + patience_s, connect=self._connect_s),
                 )
             except httpx.TransportError as error:
-                # Nothing was sent, so any request may be repeated elsewhere.
-                if isinstance(error, httpx.ConnectError) and self._finds(find_until_s):
+                unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                if unsent and self._finds(find_until_s, str(error)):
                     continue
                 if (pause_s := next(pauses)) is None:
                     raise self._away(error) from None
                 time.sleep(pause_s)
                 continue
-            if accept == () and _stands_by(answer) and self._finds(find_until_s):
+            if accept == () and _stands_by(answer) and self._finds(find_until_s, "stands by"):
                 continue
             self.silent_since_s = _silent_since_s(answer)
             if answer.is_success or answer.status_code in accept:
@@ -528,11 +534,15 @@ class Client(AdminCalls):
                 raise _error(answer)
             time.sleep(pause_s)
 
-    def _finds(self, until_s: float) -> bool:
+    def _finds(self, until_s: float, why: str) -> bool:
         """Go on to the next penstockd, with a pause after the last one. Returns whether there is time for that."""
+        self._tried[self.url] = why
         if time.monotonic() > until_s:
             return False
         if self.url == self._urls[-1]:
+            if self.on_search is not None:
+                self.on_search(f"no penstockd leads at {self._tries()}; looks for one for up to {FIND_S:g} s.")
+                self.on_search = None
             time.sleep(FIND_PAUSE_S)
         self._use_next()
         return True
@@ -544,10 +554,12 @@ class Client(AdminCalls):
             return {}
         return {"Authorization": f"MUNGE {credential(method, path, self._munge_socket)}"}
 
+    def _tries(self) -> str:
+        return ", ".join(f"{url} ({why})" for url, why in self._tried.items())
+
     def _away(self, error: Exception) -> DaemonAway:
-        return DaemonAway(
-            f"penstockd does not answer at {self.url} ({error}). Running jobs keep running. Check that it is up."
-        )
+        where = self._tries() if len(self._tried) > 1 else f"{self.url} ({error})"
+        return DaemonAway(f"penstockd does not answer at {where}. Running jobs keep running. Check that it is up.")
 
 
 def _silent_since_s(answer: httpx.Response) -> float | None:

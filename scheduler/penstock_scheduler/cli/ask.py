@@ -61,6 +61,7 @@ def ask(
         raise ConfigError(f"{error}; this command needs Penstock with its extra `service`") from None
     try:
         with Client.open() as penstock:
+            penstock.on_search = lambda text: typer.echo(f"penstock: {text}", err=True)
             answer = question(penstock)
             if (since_s := penstock.silent_since_s) is not None:
                 typer.echo(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import time
 
 import pytest
@@ -100,6 +102,26 @@ def test_without_daemon_and_store_it_says_what_still_works(away, monkeypatch, ca
         assert (code, out) == (3, "")
         assert "does not answer" in err
     assert "squeue" in status(monkeypatch, capsys, "list", "--store", away + "-not")[2]
+
+
+def test_with_several_addresses_the_tried_ones_are_named_within_5_s(monkeypatch, capsys):
+    """One machine refuses the connection, and the other one accepts it and says nothing."""
+    monkeypatch.setattr(client_module, "RETRY_PAUSES_S", ())
+    monkeypatch.setattr(client_module, "FIND_S", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
+        first, second = (f"https://127.0.0.1:{each.getsockname()[1]}" for each in (silent, gone))
+        gone.close()
+        monkeypatch.setenv("PENSTOCK_URL", f"{first},{second}")
+        monkeypatch.setenv("PENSTOCK_TOKEN", "t")
+        began_s, said = time.monotonic(), list[tuple[float, str]]()
+        monkeypatch.setattr("typer.echo", lambda text, **_: said.append((time.monotonic() - began_s, text)))
+        code, _, _ = status(monkeypatch, capsys, "list")
+    (after_s, text), (_, last) = said
+    assert after_s < 5
+    tried = rf"{first} \(.*timed out\), {second} \(.*refused\)"
+    assert re.fullmatch(rf"penstock: no penstockd leads at {tried}; looks for one for up to 3 s\.", text)
+    assert code == 3
+    assert re.search(rf"does not answer at {tried}\.", last)
 
 
 def test_on_80_columns_ids_states_and_users_are_whole_and_long_names_are_cut(monkeypatch, capsys):
