@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--cluster", default="t4:6x4,rtx:3x8,a100:2x8")
     parser.add_argument("--unprofiled", action="store_true", help="nothing is known of a job's speed before it runs")
     parser.add_argument("--measure-gpu-s", type=float, help="sia's setting of this name, for jobs that are unprofiled")
+    parser.add_argument("--move-share", type=float, help="as the setting [safety] move_share; absent: no bound")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
     files = sorted(options.folder.rglob("*.csv"))
@@ -68,6 +69,7 @@ def main() -> None:
             driving = driving_of(name)
             if options.unprofiled:
                 driving = dataclasses.replace(driving, learner="unprofiled")
+            driving = dataclasses.replace(driving, move_share=options.move_share)
             simulation = simulate_policy(scenario, name, settings, driving)
             if simulation.interrupted:
                 raise SystemExit(130)

@@ -10,6 +10,7 @@ from penstock_scheduler.model.cloud import CloudState
 from penstock_scheduler.model.cluster import Configuration, Node, Partition
 from penstock_scheduler.model.facts import JobFacts
 from penstock_scheduler.model.job import EndedRun, GpuLimit, Job, JobId, Phase, PlainJob, Refusal, WaitingJob
+from penstock_scheduler.model.moves import MoveBudget
 from penstock_scheduler.model.sharing import SharingState
 
 
@@ -118,6 +119,9 @@ class Snapshot:
     """Set if the round is decided again because the plan gate refused the first plan."""
     incumbent: dict[JobId, Configuration] = field(default_factory=dict)
     """Configurations of a recorded plan that a time limit cut short. A replay takes them as they are."""
+
+    moves: MoveBudget | None = None
+    """How much exchanges of GPUs between running jobs may cost, or None if the policy alone decides."""
 
     unseen: tuple[Job, ...] = ()
     """Jobs that have their GPUs whatever the policy decides, so that it does not see them; `Node.gpus_others` counts these GPUs.

@@ -54,6 +54,7 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
+from penstock_scheduler.model.moves import MoveBudget
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import GateRecord, RoundRecord
 from penstock_scheduler.people.errors import PenstockError, RoundFailed
@@ -62,6 +63,7 @@ from penstock_scheduler.rounds.diff import actions, cloud_actions, concerned
 from penstock_scheduler.rounds.idle import idle_since
 from penstock_scheduler.rounds.outcomes import OutcomeLog
 from penstock_scheduler.rounds.plan_gate import PlanGate, SafetySettings
+from penstock_scheduler.rounds.policies.calm import charged
 from penstock_scheduler.rounds.sharing.rules import broken
 from penstock_scheduler.safety.health import LoopHealth, StepName
 from penstock_scheduler.store.leadership.lease import ALONE
@@ -106,6 +108,9 @@ class RoundSurroundings:
     """Bounds on the running jobs that a plan may stop, or None if there are none."""
     cloud: Burst | None = None
     """The cloud, or None if the site has none."""
+    move_share: float | None = None
+    """Share of the running GPU-time that exchanges of GPUs between running jobs may cost in any hour, where `safety` is None;
+    None if any."""
     leadership: Leadership = ALONE
     """The right to write. Without it, a tick fails before it has done anything."""
     listeners: tuple[RoundListener, ...] = ()
@@ -146,7 +151,7 @@ class RoundLoop:
         self._policy = policy
         self._choice = choice or PolicyChoice(name=policy.name)
         self._models = models
-        self._rules, self._annotators = site.rules, site.annotators
+        self._rules, self._annotators, self._move_share = site.rules, site.annotators, site.move_share
         self._listeners = site.listeners
         self._leadership = site.leadership
         self._tick_s, self._rest_s = timing.tick_s, timing.rest_s
@@ -169,7 +174,7 @@ class RoundLoop:
         self._unsaved: deque[Report] = deque(maxlen=UNSAVED)
         last = store.last_round()
         self._outcomes = OutcomeLog(store, last)
-        self._round = last.snapshot.round if last else 0
+        self._round, self._moves = (last.snapshot.round, charged(last.snapshot, last.plan)) if last else (0, ())
         self._plan: Plan | None = last.plan if last and not timing.settle_s else None
         self._submitted_s = {job.id: job.submit_s for job in last.snapshot.jobs} if last else {}
         """When the jobs of the plan were submitted."""
@@ -421,6 +426,7 @@ class RoundLoop:
         self._store.save_round(record)
         self._outcomes.decided(plan, record.stopping)
         self._round, self._plan, self._decided = snapshot.round, plan, snapshot
+        self._moves = charged(snapshot, plan)
         self._submitted_s = {job.id: job.submit_s for job in snapshot.jobs}
         if log.isEnabledFor(logging.INFO):
             log.info(
@@ -494,11 +500,16 @@ class RoundLoop:
             partitions=state.partitions,
             idle_since_s=self._idle_since_s,
             unseen=state.unseen,
+            moves=None if (share := self._share_of_moves) is None else MoveBudget(share, self._moves),
         )
         snapshot = self._rules.on(snapshot)
         for annotator in self._annotators:
             snapshot = annotator.on(snapshot)
         return snapshot
+
+    @property
+    def _share_of_moves(self) -> float | None:
+        return self._move_share if self.gate is None else self.gate.settings.move_share
 
     def _only_time_has_changed(self, snapshot: Snapshot) -> bool:
         last = self._decided

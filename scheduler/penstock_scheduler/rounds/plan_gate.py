@@ -53,6 +53,13 @@ class SafetySettings(BaseModel):
     stop_jobs: NonNegativeInt = Field(
         default=4, description="Jobs that plans may stop within ten minutes in any case, whatever their share."
     )
+    move_share: float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="Largest share of the GPU-time of running jobs that exchanges of GPUs between running jobs may cost in any "
+        "hour. Moves to idle GPUs, and for jobs that start, do not count. 1: no bound.",
+    )
     grace_s: NonNegativeFloat = Field(
         default=300.0,
         description="Longest time for which no job is stopped while nodes or running jobs are missing, after penstockd has "

@@ -63,6 +63,8 @@ class Driving:
     learner: Literal["fitted", "unprofiled", "artifact"] = "fitted"
     """What jobs know of their speed. `unprofiled`: nothing before their first run. See `FittedLearner` and
     `ArtifactLearner`."""
+    move_share: float | None = None
+    """As `[safety] move_share`, or None if policies alone decide, so that figures compare these."""
     moves_are_free: bool = False
     """See `SimulatedCluster`."""
 
@@ -312,6 +314,7 @@ def simulate_policy(
         RoundSurroundings(
             annotators=(pairs or Pairs(Colocation()),),
             cloud=None if away is None else away.manager,
+            move_share=driving.move_share,
             listeners=(_Rounds(simulation, cluster, away, on_record),),
         ),
     )

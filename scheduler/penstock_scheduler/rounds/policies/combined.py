@@ -151,6 +151,7 @@ class Partitioned:
             nodes=seen,
             jobs=tuple(jobs),
             limits=allowance.left(),
+            moves=None,  # the budget is the site's
             cloud=_closed(snapshot.cloud) if name else snapshot.cloud,
             unseen=tuple(job for job in snapshot.unseen if self._part(job.partitions[:1]) == name),
         )

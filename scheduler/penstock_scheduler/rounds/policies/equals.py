@@ -84,6 +84,8 @@ def unswapped(
 
 def settled(snapshot: Snapshot, plan: Plan, stops: Sequence[Job]) -> Plan:
     """The plan, so given to equal jobs that most running jobs keep their GPUs. `stops`: the running jobs that it stops."""
+    if not stops:
+        return plan
     exchange = _Exchange(snapshot, plan)
     moves = [job for job in stops if exchange.may(job)]
     again = bool(moves)

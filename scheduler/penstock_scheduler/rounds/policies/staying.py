@@ -47,6 +47,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.rounds.free_gpus import Allowance, is_open
 from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.calm import held_back
 from penstock_scheduler.rounds.policies.equals import settled
 from penstock_scheduler.rounds.policies.stops import BY_REASON, stopped, with_reasons
 from penstock_scheduler.rounds.policies.wrapper import Wrapper
@@ -79,9 +80,7 @@ class Staying(Wrapper):
         stay = unsaved if snapshot.sharing is None else {}
         while True:
             plan = self._decide(snapshot, closed, stay)
-            stops = stopped(snapshot, plan)
-            if stops and (calmer := settled(snapshot, plan, stops)) is not plan:
-                plan, stops = calmer, stopped(snapshot, calmer)
+            plan, stops = _settled(snapshot, plan)
             plan = with_reasons(snapshot, plan, stops)
             more = {
                 job.id: unsaved.get(job.id, NO_REASON)
@@ -90,9 +89,10 @@ class Staying(Wrapper):
             }
             more |= {job.id: NO_SPEED for job in stops if job.id not in stay | more and _is_a_guess(job, plan)}
             more |= {job: why for job, why in _nowhere_to_go(plan).items() if job not in stay}
-            if not more:
+            more = more or held_back(snapshot, plan, stops)
+            if more.keys() <= stay.keys():
                 return plan
-            stay = stay | more
+            stay = more | stay
 
     def _decide(self, snapshot: Snapshot, closed: Mapping[str, Partition], stay: Mapping[JobId, str]) -> Plan:
         """The plan if the jobs in `stay` stay, for these reasons. It does not say yet why it stops others."""
@@ -124,6 +124,13 @@ class Staying(Wrapper):
             waiting=waiting,
             shared=(*groups, *plan.shared),
         )
+
+
+def _settled(snapshot: Snapshot, plan: Plan) -> tuple[Plan, tuple[Job, ...]]:
+    """The plan after equal jobs have exchanged what they get, and the running jobs that it stops."""
+    stops = stopped(snapshot, plan)
+    calmer = settled(snapshot, plan, stops)
+    return (plan, stops) if calmer is plan else (calmer, stopped(snapshot, calmer))
 
 
 def _nowhere_to_go(plan: Plan) -> dict[JobId, str]:
