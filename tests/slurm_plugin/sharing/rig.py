@@ -58,6 +58,8 @@ class Rig:
         self.bound: dict[str, tuple[int, ...]] = {}
         self.answers = True
         """Whether the agent answers. Jobs that start while it does not get their GPUs from Slurm."""
+        self.frozen_s: dict[str, float] = {}
+        """Jobs that the agent keeps frozen, and for how long by now."""
         self.begin()
 
     def begin(self) -> None:
@@ -179,9 +181,12 @@ class Rig:
                 (folder / "devices").unlink(missing_ok=True)  # left by the previous run
             elif devices and not job.own_devices:
                 write_whole(folder / "devices", ",".join(map(str, devices)) + "\n")
-            told.append(
-                CarriedJob(job=job.job, state="running" if devices else "waiting", devices=devices, use=JobUse("k"))
+            carried = CarriedJob(
+                job=job.job, state="running" if devices else "waiting", devices=devices, use=JobUse("k")
             )
+            if (frozen_s := self.frozen_s.get(job.job)) is not None:
+                carried = carried.model_copy(update={"driven": True, "frozen": True, "frozen_s": frozen_s})
+            told.append(carried)
         groups = tuple(CarriedGroup(shared=each.shared) for each in order.groups)
         status = NodeStatus(
             node=NODE,

@@ -37,6 +37,26 @@ def rig(make_loopback, tmp_path, plugin) -> Rig:
     )
 
 
+def test_a_frozen_job_is_seen_as_that_and_plain_jobs_that_wait_are_shown(rig: Rig) -> None:
+    """Slurm calls the job running. The accounts leave out `suspended_s`."""
+    first, second = rig.submit(), rig.submit()
+    rig.wants({first: 1, second: 1}, SharedGpus(NODE, 1, packs(first, second)))
+    rig.until(lambda: rig.bound.keys() >= {first, second}, "both are bound")
+    rig.frozen_s = {second: 40.0}
+    jobs = {job.id: job for job in rig.tick().jobs}
+    seen, other = jobs[second], jobs[first]
+    assert (rig.state(second), seen.suspended_s) == ("RUNNING", 40.0)
+    assert seen.suspension is not None
+    assert seen.suspension.state == "frozen"
+    assert (other.suspension, other.suspended_s) == (None, 0.0)
+
+    stranger = rig.plain(4)
+    rig.until(lambda: rig.jobs()[stranger].reason == "Resources", "Slurm has no room for a plain job")
+    (plain,) = rig.tick().plain
+    assert (plain.id, plain.needs) == (stranger, "4 GPUs"), "and no placeholder job"
+    assert plain.text.startswith("Penstock makes room for it from ")
+
+
 def test_shared_gpus_are_reserved_until_the_last_co_located_job_ends(rig: Rig) -> None:
     first = rig.submit()
     rig.wants({first: 1})
