@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock_profiles.wire import read
+from penstock_profiles.wire import SPOOL_VARIABLE, read
 from penstock_scheduler.api.agent_messages import AWAY_S, Lack, NodeStatus, status_file
 from penstock_scheduler.api.health_messages import REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
 from penstock_scheduler.cli.ask import JSON, ask, print_table
@@ -20,7 +20,7 @@ from penstock_scheduler.cli.jobs import LIVE
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import data_size, duration
 from penstock_scheduler.rounds.plan_check import DIFFERS, NONE_STARTS
-from penstock_scheduler.safety.health import INCOMPLETE, SILENT
+from penstock_scheduler.safety.health import INCOMPLETE, SILENT, UNHEARD
 
 if TYPE_CHECKING:
     from penstock_scheduler.api.access_messages import Identity
@@ -59,8 +59,8 @@ def _commands() -> Iterator[Check]:
 
 
 def _spool() -> Iterator[Check]:
-    spool = os.environ.get("PENSTOCK_SPOOL")
-    if spool is None:
+    spool = os.environ.get(SPOOL_VARIABLE)
+    if not spool:  # as the executor reads it
         return
     there = Path(spool).is_dir()
     yield "PENSTOCK_SPOOL", there, spool if there else f"{spool} is not a directory here; jobs cannot report through it"
@@ -180,7 +180,7 @@ def _warning(warning: str, differ: list[str], waits: list[str]) -> Check:
 
 def _about(warning: str) -> str:
     """What a warning of the daemon is about."""
-    begins = {REFUSED: "plan gate", INCOMPLETE: "view of the cluster", SILENT: "job reports"}
+    begins = {REFUSED: "plan gate", INCOMPLETE: "view of the cluster", SILENT: "job reports", UNHEARD: "job reports"}
     return next((what for text, what in begins.items() if warning.startswith(text)), "Slurm's answers")
 
 
@@ -193,9 +193,11 @@ def _step(step: StepHealth, report_age_s: float | None) -> str:
     elif step.error and step.error_age_s is not None:
         parts.append(f"last error {duration(step.error_age_s)} ago: {step.error}")
     if step.step == "reports":
-        parts.append("newest report: " + ("none yet" if report_age_s is None else f"{duration(report_age_s)} ago"))
+        parts.append("newest report: " + (NO_REPORT if report_age_s is None else f"{duration(report_age_s)} ago"))
     return "; ".join(parts)
 
+
+NO_REPORT = "none yet; if running jobs use penstock_executor, `penstock slurm check --submit` finds the step that fails"
 
 DID = {
     "observe": "the cluster was observed",

@@ -22,8 +22,12 @@ FULL_BYTES = 1024 * 1024
 """A disk with less free space counts as full: the record of a round of a large cluster takes as much."""
 
 
+MOST_NAMED = 5
+"""Jobs that a warning names."""
 SILENT = "no report of a job has come"
 """How the warning of silent jobs begins."""
+UNHEARD = "runs that report nothing, although an earlier run of the same job did"
+"""How the warning of such runs begins."""
 INCOMPLETE = "the view of the cluster is incomplete"
 """How the warning of an incomplete observation begins."""
 PROTECTED = "the cloud is in protected mode, so no job may leave"
@@ -208,6 +212,8 @@ class Findings:
     """How the plan and the cluster have differed for too long; empty: they do not."""
     none_starts: str = ""
     """That Slurm has started no job for several rounds, although GPUs are free. Empty if it has."""
+    unheard: Sequence[str] = ()
+    """Jobs with such a run, which has gone on for longer than `HealthSettings.reports_s`; see `UNHEARD`."""
     doubted: int = 0
     """Jobs of which a claim does not hold (`JobFacts.doubts`)."""
 
@@ -305,6 +311,12 @@ def warnings(found: Findings, settings: HealthSettings) -> list[str]:
     """What will become a problem, as sentences with the remedy."""
     told = [disk_warning(disk, settings) for disk in found.disks if not disk_problem(disk, found.now_s, settings)]
     told.append(reports_warning(found, settings))
+    if found.unheard:
+        jobs = ", ".join(found.unheard[:MOST_NAMED]) + (" and others" if len(found.unheard) > MOST_NAMED else "")
+        told.append(
+            f"{UNHEARD}: of {jobs}, for {duration(settings.reports_s)} or longer; look at the job's output, and whether its "
+            "node has the spool (penstock slurm check --submit)"
+        )
     told += [found.differs, found.none_starts]
     told.append(f"{INCOMPLETE}: {found.incomplete}" if found.incomplete else "")
     told.append(f"{PROTECTED}: {found.cloud_protected}; {RESUME}" if found.cloud_protected else "")

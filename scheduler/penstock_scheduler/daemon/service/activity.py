@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock_profiles.wire import Observation, Report, Resumed, Started, Suspended
 from penstock_scheduler.api.messages import JobView
+from penstock_scheduler.model import Job, Phase
 
 IDLE_BELOW = 0.02
 """GPUs whose utilisation, as NVML samples it, is below this count as idle. Jobs that train show at least tens of per cent."""
+
+
+CLOCKS_DIFFER_S = 60.0
+"""By how much the clocks of a node and of slurmctld may differ, s."""
 
 
 class Activity:
@@ -21,6 +26,8 @@ class Activity:
         """Job whose reports say that its GPUs are idle -> since when they say so, and when the newest of them came."""
         self.newest_s: float | None = None
         """When the newest report of any job came; None: none has come."""
+        self._heard: set[tuple[str, int]] = set()
+        """(job, its restarts) of runs that have reported."""
         self._found: set[tuple[str, str, int]] = set()
         """("idle" or "silent", job, its restarts) that were found before."""
 
@@ -41,6 +48,33 @@ class Activity:
         """Drop what is known of a job that is not running."""
         self._reported_s.pop(job, None)
         self._idle_s.pop(job, None)
+
+    def unheard(
+        self, jobs: Iterable[Job], newest: Callable[[str], float | None], after_s: float, now_s: float
+    ) -> list[str]:
+        """Jobs with a run that has gone on for longer than `after_s` without a report, although an earlier run did report: the
+        script reports, and something keeps its reports from coming. Others may not use Penstock's client at all.
+
+        Args:
+            jobs: as observed.
+            newest: when a job's newest report was written, by the clock of its node; None if it has never reported.
+            after_s: how long a run may take to its first report.
+            now_s: now.
+        """
+        found = []
+        for job in jobs:
+            begun_s = job.started_s
+            if job.phase is not Phase.RUNNING or not job.restarts or begun_s is None or now_s - begun_s <= after_s:
+                continue
+            # A run that stands still on shared GPUs may have had no time to begin.
+            if job.suspension is not None or job.suspended_s or (job.id, job.restarts) in self._heard:
+                continue
+            at_s = newest(job.id)
+            if at_s is not None and at_s < begun_s - CLOCKS_DIFFER_S:
+                found.append(job.id)
+            elif at_s is not None:
+                self._heard.add((job.id, job.restarts))
+        return found
 
     def reporting(self, live: Mapping[str, JobView]) -> int:
         """How many of the running jobs have reported."""
@@ -70,4 +104,5 @@ class Activity:
                 self._found.add(run)
                 found.append((view, so_far_s))
         self._found = {run for run in self._found if run[1] in live}
+        self._heard = {run for run in list(self._heard) if run[0] in live}  # others add to it
         return found

@@ -239,6 +239,20 @@ class Board(Known, RoundListener):
         """When the newest report came, in s since 1970 (None: none has come), and how many running jobs have reported."""
         return self._activity.newest_s, self._activity.reporting(self._live)
 
+    def unheard(self, after_s: float, now_s: float) -> list[str]:
+        """See `Activity`. Empty where the store does not answer, which the check of its disk says."""
+
+        def newest(job: str) -> float | None:
+            if job not in self._progress:
+                return None
+            return next(
+                (report.time_s for report in self.store.newest_reports(job, ("started", "observation"), 1)), None
+            )
+
+        with contextlib.suppress(StoreError):
+            return self._activity.unheard(self.state.jobs if self.state else (), newest, after_s, now_s)
+        return []
+
     def progress(self) -> dict[str, tuple[float, float | None]]:
         """Live job -> its newest progress and total, as far as jobs have reported them."""
         return {job: (found.done, found.total) for job, found in list(self._progress.items()) if job in self._live}

@@ -105,6 +105,7 @@ class Vitals:
             cloud_troubles=self.loop.cloud_troubles,
             differs=board.plan_check.warning(now_s),
             none_starts=board.start_check.warning(now_s),
+            unheard=board.unheard(self.settings.reports_s, now_s),
             doubted=0 if board.record is None else sum(bool(f.doubts) for f in board.record.snapshot.facts.values()),
         )
         wrong = problems(found, settings)
