@@ -48,6 +48,7 @@ from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from penstock_slurm.observe.lost_gpus import LostGpus
 from penstock_slurm.observe.managed import ManagedJobs
 from penstock_slurm.observe.node_parts import NodeParts
+from penstock_slurm.observe.preemption import Preemption, with_preemptible
 from penstock_slurm.observe.records import Absences, Records, expect_partitions, read, unknown_values
 from penstock_slurm.observe.reporting import Reporting
 from penstock_slurm.observe.site import SlurmRules, SlurmSite, gpu_limits, reserved
@@ -161,6 +162,7 @@ class SlurmCluster:
         cleared = {job_id for job_id, record in managed.looked.items() if managed.cleared(record)}
         self._see_sharing(nodes, here, cleared)
         views = [managed.jobs[job_id] for job_id in managed.busy]
+        self._acting.nodes = {node.name: node for node in nodes if node.preemptible}
         self._acting.scene, self._acting.free = scene, free_gpus(nodes, in_cloud, views, cleared)
         runs = (ended_run(job, self._spool.control, scene) for job in records.ended)
         return ClusterState(
@@ -206,6 +208,7 @@ class SlurmCluster:
             most={name: (each.most_cpus, each.most_memory_mb) for name, each in partitions.items()},
             node_sizes_mb=frozenset(node.memory_mb for node in nodes if rules.features.memory),
             rules=rules,
+            preemption=Preemption.of(rules.features, partitions, rules.qos),
         )
 
     def _unlisted_nodes(self, nodes: Sequence[SlurmNode], found: SortedJobs) -> tuple[SlurmNode, ...]:
@@ -240,14 +243,20 @@ class SlurmCluster:
         closed = closed_nodes(records.jobs)
         nodes = node_views(slurm_nodes, jobs, scene, kept_for=kept_for, placeholders=placeholders, closed=closed)
         nodes = with_partition_limits(nodes, records.jobs, jobs.keys(), scene.most)
+        plain = tuple(self._not_ours(slurm_jobs))
+        without, nodes = nodes, with_preemptible(nodes, plain, managed.jobs.values(), scene.preemption, scene.now_s)
+        self._acting.making_room = frozenset(
+            node.name for node, before in zip(nodes, without, strict=True) if node.gpus_others < before.gpus_others
+        )
         return plain_jobs.with_room(
             nodes,
-            self._not_ours(slurm_jobs),
+            plain,
             managed.jobs.values(),
             scene.managed,
             now_s=scene.now_s,
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
+            rank=scene.preemption.rank,
         )
 
     def _not_ours(self, slurm_jobs: Iterable[SlurmJob]) -> Iterator[SlurmJob]:

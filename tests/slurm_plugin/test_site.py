@@ -8,7 +8,7 @@ import pytest
 
 from penstock_scheduler.model import GpuLimit
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_slurm.gateway import AccountingAway, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReservation
+from penstock_slurm.gateway import AccountingAway, SlurmFeatures, SlurmJob, SlurmLimit, SlurmQos, SlurmReservation
 from penstock_slurm.gateway.abilities import RELEASES
 from penstock_slurm.gateway.parse_jobs import Marks, job_fields, parse_jobs
 from penstock_slurm.observe.site import SlurmSite, gpu_limits, reserved
@@ -43,6 +43,10 @@ class Told:
         self._ask(f"limits of {cluster}")
         return (SlurmLimit(4, qos="short"),)
 
+    def qos(self) -> tuple[SlurmQos, ...]:
+        self._ask("qos")
+        return (SlurmQos("high", frozenset({"low"}), None, None, 0.0),)
+
     def fair_shares(self) -> dict[tuple[str, str], float]:
         self._ask("fair shares")
         return self.shares
@@ -71,6 +75,12 @@ def test_a_site_without_accounting_is_asked_for_nothing():
     rules = site(told, weight="fair-share")[0].rules()
     assert told.asked == ["features"]
     assert (rules.switches, rules.limits, rules.fair_shares) == ({}, (), {})
+
+
+def test_qos_are_read_where_they_decide_who_preempts_whom():
+    for by, accounting, found in (("qos", True, ["high"]), ("partition", True, []), ("qos", False, [])):
+        rules = site(Told(SlurmFeatures("loop", accounting=accounting, preempts_by=by)))[0].rules()
+        assert list(rules.qos) == found
 
 
 def test_old_rules_are_read_again():

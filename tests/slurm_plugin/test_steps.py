@@ -188,6 +188,8 @@ def test_an_element_that_shares_its_array_s_record_is_split_first():
 def test_a_job_that_was_sent_there_already_is_awaited():
     there = {"job": view(Phase.STARTING, TWO), "priority": 9}
     assert step(START, pending(**there, released_s=940.1), SETTINGS) == under_way(START, WAITS)
+    emptied = step(START, pending(**there, released_s=0.0, makes_room=True), SETTINGS)
+    assert emptied.outcome.progress is Progress.UNDER_WAY, "Slurm may take its time to stop plain jobs for it"
     elsewhere = pending(job=view(Phase.STARTING, OTHER), priority=9)
     assert sent(elsewhere) == (HELD_BACK, place(), RELEASE)
     assert sent(pending(job=view(Phase.QUEUED, TWO))) == (place(), RELEASE), "it is held, and was sent nowhere"

@@ -308,6 +308,11 @@ def test_a_partition_must_allow_the_job_s_time_limit():
     assert partitions(job, max_time_s={"p": 599.0, "q": 599.0}) == ("q", "p", "r"), "Slurm says so there"
 
 
+def test_a_partition_that_gives_its_jobs_no_cpus_takes_none_of_whole_nodes_either():
+    whole = json.dumps({"penstock": {"max_gpus": 4}, "penstock_request": {"whole_nodes": True}})
+    assert partitions(record(partition=("p",), admin_comment=whole), most={"q": (0, None)}) == ("p", "r")
+
+
 def test_only_jobs_that_count_in_whole_nodes_go_to_partitions_of_whole_nodes():
     job = record(partition=("p",))
     assert partitions(job, whole_nodes=frozenset({"r"})) == ("p", "q")

@@ -184,6 +184,29 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class Preemptible:
+    """GPUs, CPUs and memory of plain jobs of one rank on a node, which the cluster takes from them for others."""
+
+    rank: str
+    """Their partition or QOS, by which the cluster ranks jobs."""
+    gpus: int
+    cpus: int
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outranks:
+    """The right of a job to start in place of plain jobs, which the cluster stops for it."""
+
+    ranks: frozenset[str]
+    """See `Preemptible.rank`."""
+    partition: str
+    """The partition in which the job has to start for that."""
+    within_s: float
+    """How long they may take to leave, s."""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node as a round sees it. A host with GPUs of several types is one node for each type; see `part_of_node`.
 
@@ -229,6 +252,8 @@ class Node:
     """Whether its CPUs or memory may run out before its GPUs do. Only then a round counts them."""
     gpus_out_of_reach: int = 0
     """Free GPUs that no job can have, because jobs which Penstock does not manage hold the CPUs or memory beside them."""
+    preemptible: tuple[Preemptible, ...] = ()
+    """Parts of what others hold here that a job may have which outranks them."""
 
     def leave_request(self, reservation: str = "") -> LeaveRequest | None:
         """The request to leave for a job of this reservation (empty: of none); None: the job may stay."""
@@ -250,6 +275,20 @@ class Node:
     def memory_mb_for_us(self) -> int:
         """Memory that a plan may allocate here, MB."""
         return max(self.memory_mb - self.memory_others_mb, 0) if self.may_start else 0
+
+    def without(self, outranked: frozenset[str]) -> Node:
+        """The node when the cluster has stopped the jobs of these ranks on it."""
+        left = [each for each in self.preemptible if each.rank in outranked]
+        if not left:
+            return self
+        return replace(
+            self,
+            gpus_others=max(self.gpus_others - sum(each.gpus for each in left), 0),
+            cpus_others=max(self.cpus_others - sum(each.cpus for each in left), 0),
+            memory_others_mb=max(self.memory_others_mb - sum(each.memory_mb for each in left), 0),
+            gpus_out_of_reach=0,
+            preemptible=tuple(each for each in self.preemptible if each.rank not in outranked),
+        )
 
     def whole(self, cpus: int) -> int:
         """The CPUs that the cluster allocates to a job that needs so many here."""

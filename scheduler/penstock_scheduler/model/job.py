@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from penstock_scheduler.model.cluster import Configuration, NodeChoice, Placement, ResourceRequest
+from penstock_scheduler.model.cluster import Configuration, NodeChoice, Outranks, Placement, ResourceRequest
 from penstock_scheduler.model.spec import Adaptivity, GpuClass, JobSpec
 
 JobId = str
@@ -88,6 +88,8 @@ class Job:
     """The nodes on which its user lets it run; None: all."""
     request: ResourceRequest | None = None
     """What it needs beside GPUs, if that is known."""
+    outranks: Outranks | None = None
+    """The jobs that the cluster stops for it, or None if it stops none."""
     weight: float = 1.0
     """How much its progress counts relative to that of other jobs, > 0. Comes from Slurm's priority or fair share if the
     site has chosen so."""

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_scheduler.api.ports import Clock
-from penstock_scheduler.model import Action, Hold, Job, JobId, Migrate, Outcome, Phase, Progress, Resize, Start
+from penstock_scheduler.model import (
+    Action,
+    Hold,
+    Job,
+    JobId,
+    Migrate,
+    Node,
+    Outcome,
+    Phase,
+    Placement,
+    Progress,
+    Resize,
+    Start,
+)
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.shrinking import Shrinking
@@ -46,6 +59,10 @@ class Acting:
     """The last observation."""
     free: dict[str, int] = field(default_factory=dict)
     """Node -> GPUs that no job holds in Slurm, less those of the steps since."""
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    """Those with plain jobs that Slurm may preempt."""
+    making_room: frozenset[str] = frozenset()
+    """Nodes where Slurm stops plain jobs for jobs that were sent there."""
 
     def act(self, actions: Sequence[Action]) -> tuple[list[Outcome], bool]:
         """Take each action one step further. Returns the outcomes, and whether Slurm has gone away meanwhile.
@@ -156,6 +173,7 @@ class Acting:
         free, kept_back, limit_s = {}, "", None
         if waits and not isinstance(action, Hold):
             free = {node: self.free.get(node, 0) - self._reserved(node) for node in action.placement.nodes}
+            self._count_preemption(job, action.placement, free, now_s)
             if shares and self.sharing is not None:
                 kept_back = self.sharing.keeps_back(job.id, action.placement.nodes[0])
             wanted = action.placement.partition
@@ -175,6 +193,7 @@ class Acting:
             leaves_a_gap=moves and self.sharing is not None and self.sharing.leaves_a_gap(job.id),
             free=free,
             released_s=remembered.released_s.get(job.id, now_s),
+            makes_room=now_s < remembered.room_until_s.get(job.id, 0.0),
             revoked_for_s=remembered.revoked_for_s(slurm_job, now_s),
             tries=remembered.tries.get((job.id, action.round), 0),
             one_record=self.managed.shares_record(slurm_job),
@@ -183,6 +202,17 @@ class Acting:
             limit_s=limit_s,
             left_s=time_limits.left_s(run, spooled.control, grace_s) if counts_total and run is not None else None,
         )
+
+    def _count_preemption(self, job: Job, wanted: Placement, free: dict[str, int], now_s: float) -> None:
+        """Add to the free GPUs those that Slurm takes from plain jobs for this one, and note that it does so."""
+        above = job.outranks
+        if above is None or wanted.partition != above.partition:
+            return
+        for name in wanted.nodes:
+            if (node := self.nodes.get(name)) is not None:
+                free[name] += node.without(above.ranks).gpus_for_us - node.gpus_for_us
+            if name in self.making_room and job.phase is Phase.STARTING:
+                self.managed.remembered.room_until_s.setdefault(job.id, now_s + above.within_s)
 
     def _shares(self, action: Action, slurm_job: SlurmJob, job: Job) -> bool:
         """Whether a pending job is to start on GPUs of the GPU reservation. If so, they are reserved for it."""

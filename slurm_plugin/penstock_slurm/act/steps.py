@@ -84,6 +84,8 @@ class Scope:
     """Node -> GPUs that no job holds, less those that are reserved for jobs that share."""
     released_s: float = 0.0
     """For a pending job: since when Slurm may start it."""
+    makes_room: bool = False
+    """Whether Slurm may still be stopping the plain jobs in its place."""
     revoked_for_s: float = 0.0
     """For a pending job: for how long the credential of its last run has been revoked, at least."""
     tries: int = 0
@@ -204,6 +206,8 @@ def _start(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
 
 def _await(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
     """Wait for Slurm to start a job that was sent to its placement. The cloud limits how long its nodes may take to boot."""
+    if scope.makes_room:
+        return under_way(action, "waits until Slurm has stopped the plain jobs that it preempts for it")
     waited_s = scope.now_s - scope.released_s
     lacks = scope.slurm.reason == "Resources" and not scope.shares
     patience_s = min(settings.start_patience_s, LACKS_S) if lacks else settings.start_patience_s

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from typing import Literal
 
-from penstock_slurm.gateway.base import ENDED, SlurmEnd, SlurmLimit, SlurmRun
+from penstock_slurm.gateway.base import ENDED, SlurmEnd, SlurmLimit, SlurmQos, SlurmRun
 from penstock_slurm.gateway.fields import SIZE, megabytes
 from penstock_slurm.gateway.hostlist import HostLists
+from penstock_slurm.gateway.parse import exempt_s, frees_gpus
 
 TRES_MEMORY = re.compile(rf"(?:^|,)mem=({SIZE.pattern})(?=,|$)")
 TRES_GPUS = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
@@ -17,6 +18,7 @@ NUMBER = "ID%20"
 """The number of a record in Slurm's database, as its first field. Slurm's commands print a field twice only in two widths."""
 
 QOS_FIELDS = (NUMBER, "Name", "GrpTRES", "MaxTRESPerUser", "MaxTRESPerAccount", "ID")
+PREEMPTING_FIELDS = (NUMBER, "Name", "Preempt", "PreemptMode", "PreemptExemptTime", "GraceTime", "ID")
 EACH: tuple[Literal["", "user", "account"], ...] = ("", "user", "account")
 """To whom each limit of QOS_FIELDS applies, in their order."""
 ASSOCIATION_FIELDS = (NUMBER, "Account", "ParentName", "User", "Partition", "GrpTRES", "ID")
@@ -43,6 +45,20 @@ def parse_qos(text: str, lost: list[str]) -> tuple[SlurmLimit, ...]:
         for name, *limits in _records(text, len(QOS_FIELDS), lost)
         for tres, each in zip(limits, EACH, strict=True)
         for gpu_type, gpus in parse_tres(tres).items()
+    )
+
+
+def parse_preempting(text: str, lost: list[str]) -> tuple[SlurmQos, ...]:
+    """QOS from `sacctmgr -nP show qos` with PREEMPTING_FIELDS. Records that cannot be read are added to `lost`."""
+    return tuple(
+        SlurmQos(
+            name,
+            frozenset(filter(None, preempts.split(","))),
+            None if mode in ("", "cluster") else frees_gpus(mode),
+            exempt_s(exempt) if exempt else None,
+            exempt_s(grace) if grace else 0.0,
+        )
+        for name, preempts, mode, exempt, grace in _records(text, len(PREEMPTING_FIELDS), lost)
     )
 
 

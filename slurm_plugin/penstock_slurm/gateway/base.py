@@ -108,6 +108,12 @@ class SlurmPartition:
     """Most CPUs of its jobs on a node (MaxCPUsPerNode), if there is a limit."""
     most_memory_mb: int | None = None
     """Most memory of a job on a node, MB (MaxMemPerNode), likewise."""
+    tier: int = 0
+    """Its PriorityTier."""
+    frees: bool = False
+    """Whether a job of it that Slurm preempts leaves its GPUs (PreemptMode=REQUEUE or CANCEL)."""
+    grace_s: float = 0.0
+    """How long Slurm lets such a job run on (GraceTime), s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +263,28 @@ class SlurmFeatures:
     """Whether `SlurmJob.gpus_counted` has a running job's GPUs (AccountingStorageTRES=gres/gpu)."""
     resume_timeout_s: float | None = None
     """How long a node may take to boot (ResumeTimeout), s; None: this Slurm wakes no nodes, because it has no ResumeProgram."""
+    preempts_by: Literal["", "partition", "qos"] = ""
+    """Slurm preempts jobs for those of partitions with a higher PriorityTier, or of a QOS that names theirs (PreemptType)."""
+    preempted_frees: bool = False
+    """Whether jobs that Slurm preempts leave their GPUs, where their QOS says nothing else (PreemptMode)."""
+    preempt_exempt_s: float = 0.0
+    """How long Slurm preempts no job after its start (PreemptExemptTime), s; infinite if that cannot be read."""
     gpu_types_stay: bool = False
     """Whether a pending job that once asked for a GPU type can only run on nodes that have it (`abilities.Release`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmQos:
+    """How a QOS takes part in preemption. A field that is None has what slurm.conf says."""
+
+    name: str
+    preempts: frozenset[str]
+    """The QOS whose jobs Slurm preempts for its own."""
+    frees: bool | None
+    """As `SlurmPartition.frees`."""
+    exempt_s: float | None
+    """As `SlurmFeatures.preempt_exempt_s`."""
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +445,10 @@ class SlurmReader(Protocol):
         Raises:
             AccountingAway: slurmdbd does not answer. slurmctld continues without it.
         """
+        ...
+
+    def qos(self) -> tuple[SlurmQos, ...]:
+        """All QOS in the database. Raises AccountingAway, as `limits`."""
         ...
 
     def fair_shares(self) -> dict[tuple[str, str], float]:

@@ -17,12 +17,14 @@ from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.accounts import (
     ASSOCIATION_FIELDS,
     END_FIELDS,
+    PREEMPTING_FIELDS,
     QOS_FIELDS,
     RUN_FIELDS,
     SHARE_FIELDS,
     parse_associations,
     parse_ends,
     parse_fair_shares,
+    parse_preempting,
     parse_qos,
     parse_runs,
 )
@@ -34,6 +36,7 @@ from penstock_slurm.gateway.base import (
     SlurmLimit,
     SlurmNode,
     SlurmPartition,
+    SlurmQos,
     SlurmReservation,
     SlurmRun,
     Unread,
@@ -247,6 +250,11 @@ class CommandReader:
             *self._listing("QOS", parse_qos, qos),
             *self._listing("association", parse_associations, associations),
         )
+
+    def qos(self) -> tuple[SlurmQos, ...]:
+        """`sacctmgr show qos`."""
+        asked = self._commands.read("sacctmgr", "-nP", "show", "qos", f"format={','.join(PREEMPTING_FIELDS)}")
+        return self._listing("preemption", parse_preempting, asked)
 
     def fair_shares(self) -> dict[tuple[str, str], float]:
         """(account, user) -> fair-share factor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -59,7 +60,10 @@ ARRAY_LIMIT = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+(?: ArrayTask
 JOB_GRES = re.compile(r"\s(JOB_GRES)=(\S*)")
 GPUS_OF_NODES = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 GPU_IDS = re.compile(r"(?:^|,)gpu(?::[^:(),]+)?:\d+\(IDX:([\d,-]+)\)")
-PARTITION_KEYS = re.compile(r"\s(Nodes|State|Default|MaxTime|OverSubscribe|MaxCPUsPerNode|MaxMemPerNode)=(\S*)")
+PARTITION_KEYS = re.compile(
+    r"\s(Nodes|State|Default|MaxTime|OverSubscribe|MaxCPUsPerNode|MaxMemPerNode|PriorityTier|PreemptMode|GraceTime)"
+    r"=(\S*)"
+)
 
 PARTITION_STATES = frozenset({"UP", "DOWN", "DRAIN", "INACTIVE"})
 RESERVATION_STATES = {"ACTIVE": True, "INACTIVE": False}
@@ -303,6 +307,9 @@ def _partition(line: str) -> SlurmPartition:
         whole_nodes=partition.values.get("OverSubscribe") == "EXCLUSIVE",
         most_cpus=_limit(partition, "MaxCPUsPerNode"),
         most_memory_mb=_limit(partition, "MaxMemPerNode"),
+        tier=partition.number("PriorityTier") if "PriorityTier" in partition.values else 0,
+        frees=frees_gpus(partition.values.get("PreemptMode", "")),
+        grace_s=float(partition.number("GraceTime")) if "GraceTime" in partition.values else 0.0,
         unknown=tuple(partition.unknown),
         state=state,
     )
@@ -355,6 +362,17 @@ UNITS: Mapping[str, Literal["core", "socket"]] = {"CR_CORE": "core", "CR_SOCKET"
 """Words of SelectTypeParameters -> the unit in which Slurm allocates CPUs."""
 
 
+PREEMPTS_BY: Mapping[str, Literal["partition", "qos"]] = {
+    "preempt/partition_prio": "partition",
+    "preempt/qos": "qos",
+}
+
+
+def frees_gpus(mode: str) -> bool:
+    """Whether jobs that are preempted leave their GPUs by this PreemptMode. A suspended job keeps them."""
+    return not {"REQUEUE", "CANCEL"}.isdisjoint(mode.upper().split(","))
+
+
 def parse_features(text: str) -> SlurmFeatures:
     """Features from `scontrol show config`. AccountingStorageEnforce=limits enforces limits, and `safe` implies it.
 
@@ -374,9 +392,20 @@ def parse_features(text: str) -> SlurmFeatures:
         cpus_by=next((unit for word, unit in UNITS.items() if word in consumes), ""),
         counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
         resume_timeout_s=resume_timeout_s(keys),
+        preempts_by=PREEMPTS_BY.get(keys.get("PreemptType", ""), ""),
+        preempted_frees=frees_gpus(keys.get("PreemptMode", "")),
+        preempt_exempt_s=exempt_s(keys.get("PreemptExemptTime", "00:00:00")),
         gpu_types_stay="SLURM_VERSION" in keys
         and release(parse_version(f"slurm {keys['SLURM_VERSION']}")).gpu_types_stay,
     )
+
+
+def exempt_s(text: str) -> float:
+    """PreemptExemptTime, s; 0 if none is set, infinite if it cannot be read."""
+    try:
+        return duration_s(text) or 0.0
+    except ValueError:
+        return math.inf
 
 
 def resume_timeout_s(keys: Mapping[str, str]) -> float | None:

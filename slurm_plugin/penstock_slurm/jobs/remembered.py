@@ -35,6 +35,8 @@ class Remembered:
     own."""
     released_s: dict[JobId, float] = field(default_factory=dict)
     """When a job was first seen where it was sent, before its start."""
+    room_until_s: dict[JobId, float] = field(default_factory=dict)
+    """Until when Slurm may take to stop the plain jobs that are where such a job was sent."""
     tries: dict[tuple[JobId, int], int] = field(default_factory=dict)
     """(job, round) -> attempts to start it."""
     stopped_s: dict[Run, float] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Remembered:
             job_id for job_id, job in looked.items() if job.state in WAITING and jobs[job_id].allocation is not None
         ]
         self.released_s = {job_id: self.released_s.get(job_id, now_s) for job_id in starting}
+        self.room_until_s = {job_id: self.room_until_s[job_id] for job_id in starting if job_id in self.room_until_s}
         self.tries = {key: count for key, count in self.tries.items() if key[0] in managed}
         self.signalled = {job_id: request for job_id, request in self.signalled.items() if job_id in managed}
         kept = {job_id: run for job_id, run in self.limited.items() if job_id in at_rest}

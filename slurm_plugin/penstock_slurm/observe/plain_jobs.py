@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 from penstock_scheduler.model import Adaptivity, Job, JobId, Node, Phase, PlainJob
 from penstock_scheduler.people.units import clock
@@ -114,11 +114,13 @@ def with_room(
     now_s: float,
     patience_s: float,
     attempts: Attempts,
+    rank: Callable[[SlurmJob], str] = lambda _: "",
 ) -> tuple[Node, ...]:
     """The nodes without the GPUs that are set aside for a plain job.
 
     It is the one that has waited longest, if that is longer than `patience_s` and than every queued managed job. Jobs of users
-    for whom `attempts` has a pause do not count.
+    for whom `attempts` has a pause do not count. No job makes room for one that it outranks, by the plain job's `rank`: Slurm
+    would stop that one again.
     """
     plain = list(plain)
     attempts.saw(plain, now_s)
@@ -133,7 +135,8 @@ def with_room(
     for each in managed:
         for share in each.allocation.shares if each.allocation is not None else ():
             held[share.node] += share.gpus
-            if not each.spec.preemptible or each.spec.adaptivity is Adaptivity.FIXED:
+            above = each.outranks is not None and rank(job) in each.outranks.ranks
+            if above or not each.spec.preemptible or each.spec.adaptivity is Adaptivity.FIXED:
                 pinned[share.node] += share.gpus
     aside = set_aside(job, nodes, pinned, held)
     if aside:

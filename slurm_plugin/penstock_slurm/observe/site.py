@@ -11,7 +11,15 @@ from typing import NamedTuple, Self, TypeVar
 
 from penstock_scheduler.api.ports import Clock
 from penstock_scheduler.model import GpuLimit
-from penstock_slurm.gateway import SlurmError, SlurmFeatures, SlurmJob, SlurmLimit, SlurmReader, SlurmReservation
+from penstock_slurm.gateway import (
+    SlurmError,
+    SlurmFeatures,
+    SlurmJob,
+    SlurmLimit,
+    SlurmQos,
+    SlurmReader,
+    SlurmReservation,
+)
 from penstock_slurm.settings import SlurmSettings
 
 log = logging.getLogger(__name__)
@@ -35,6 +43,8 @@ class SlurmRules:
     limits: tuple[SlurmLimit, ...] = ()
     fair_shares: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """(account, user) -> factor."""
+    qos: Mapping[str, SlurmQos] = field(default_factory=dict)
+    """Those that take part in preemption, by their names."""
 
     def weight(self, job: SlurmJob) -> float:
         """The weight of a job: MOST_WEIGHT ** (2 F - 1) with the fair-share factor F in [0, 1]; 1 without one."""
@@ -69,11 +79,13 @@ class SlurmSite:
     def _read(self, known: SlurmRules) -> SlurmRules:
         ask, has = self._reader, self._read_or(known.features, self._reader.features)
         weighs = has.fair_share and self._settings.weight == "fair-share"
+        by_qos = has.accounting and has.preempts_by == "qos"
         return SlurmRules(
             has,
             self._read_or(known.switches, ask.switches) if has.topology else {},
             self._read_or(known.limits, lambda: ask.limits(has.cluster)) if has.limits else (),
             self._read_or(known.fair_shares, ask.fair_shares) if weighs else {},
+            self._read_or(known.qos, lambda: {each.name: each for each in ask.qos()}) if by_qos else {},
         )
 
     def _read_or(self, known: Answer, ask: Callable[[], Answer]) -> Answer:

@@ -38,6 +38,7 @@ from penstock_slurm.jobs.notes import kept_by_begin, least_tmp_mb, node_choice, 
 from penstock_slurm.jobs.states import HOLDING, LEAVING, Facts, State, state
 from penstock_slurm.observe import boots
 from penstock_slurm.observe.amounts import resource_request
+from penstock_slurm.observe.preemption import Preemption
 from penstock_slurm.observe.site import SlurmRules
 from penstock_slurm.observe.sorting import job_spec
 
@@ -98,6 +99,7 @@ class Scene:
     misplaced: Collection[JobId] = ()
     """Jobs that share GPUs and have to restart."""
 
+    preemption: Preemption = field(default_factory=Preemption)
     boot_s: Mapping[str, float] = field(default_factory=dict)
     """Nodes that are powered down or boot -> how long they take until a job can run there, s."""
     booting: Collection[JobId] = ()
@@ -106,7 +108,10 @@ class Scene:
     @property
     def site(self) -> object:
         """The facts that every job depends on: others than before if something that concerns the whole site has changed."""
-        return self.max_time_s, self.whole_nodes, self.rules, self.types, self.most, self.node_sizes_mb
+        return (
+            *(self.max_time_s, self.whole_nodes, self.rules, self.types, self.most, self.node_sizes_mb),
+            self.preemption,
+        )
 
     def concerns(self, job: SlurmJob) -> bool:
         """Whether something is the matter with a running job that its own record does not show."""
@@ -139,6 +144,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
     if now is State.DONE or (job.state in LEAVING and not facts.asked):
         return now, None
     phase, allocation = _phase(job, now, facts, control, scene)
+    mine = _submitted_to(job, control, scene)
     needs = resource_request(job, request(job), scene.node_sizes_mb)
     if job.licenses:
         spec = spec.model_copy(update={"preemptible": False})
@@ -147,7 +153,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         name=job.name,
         user=job.user,
         spec=spec,
-        partitions=_partitions(job, control, scene, needs, spec.min_gpus),
+        partitions=(partitions := _partitions(job, mine, scene, needs, spec.min_gpus)),
         phase=phase,
         submit_s=_submitted_s(job, control),
         restarts=job.restarts,
@@ -164,6 +170,7 @@ def job_view(job: SlurmJob, spec: JobSpec, spooled: Spooled, scene: Scene) -> tu
         reservation=job.reservation,
         nodes=_node_choice(job, control, scene),
         request=needs,
+        outranks=scene.preemption.outranked(job, [name for name in partitions if name in mine]),
         weight=scene.rules.weight(job),
     )
 
@@ -186,6 +193,7 @@ class Views:
             scene.most,
             scene.node_sizes_mb,
             scene.rules,
+            scene.preemption,
         )
         if site != self._site:
             self._site, self._made = site, {}
@@ -217,15 +225,14 @@ class Views:
 
 
 def _partitions(
-    job: SlurmJob, control: ControlMessage | None, scene: Scene, needs: ResourceRequest, gpus: int
+    job: SlurmJob, mine: tuple[str, ...], scene: Scene, needs: ResourceRequest, gpus: int
 ) -> tuple[str, ...]:
-    """Managed partitions in which a job may run, first those to which it was submitted.
+    """Managed partitions in which a job may run, first those to which it was submitted (`mine`).
 
     Slurm does not start a job in a partition whose MaxTime is shorter than the job's time limit, or whose MaxCPUsPerNode or
     MaxMemPerNode is less than the job `needs` with its fewest `gpus`. If no partition to which it was submitted admits it, Slurm
     says so when the job is sent to one of them.
     """
-    mine = _submitted_to(job, control, scene)
     shut = scene.whole_nodes if scene.whole_nodes and not request(job).whole_nodes else frozenset[str]()
     others = [name for name in scene.managed if name not in mine and name not in shut]
 

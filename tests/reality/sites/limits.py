@@ -78,7 +78,7 @@ LICENCES = Configuration(
 
 QOS = Configuration(
     name="qos",
-    shape="a ladder of QOS: a limit a user, a limit of a partition, a high one, a scavenger",
+    shape="a ladder of QOS: a limit a user, a limit of a partition, a high one that preempts a scavenger",
     nodes={"n[1-2]": f"{NODE} Gres=gpu:a100:4"},
     gres=(GRES,),
     partitions=(
@@ -86,10 +86,14 @@ QOS = Configuration(
         "PartitionName=test Nodes=n1 MaxTime=60 State=UP",
     ),
     managed=("gpu", "test"),
-    settings={"AccountingStorageEnforce": "associations,limits,qos"},
+    settings={
+        "AccountingStorageEnforce": "associations,limits,qos",
+        "PreemptType": "preempt/qos",
+        "PreemptMode": "REQUEUE",
+    },
     accounting=(
-        ("add", "qos", "high", "MaxTRESPerUser=gres/gpu=2", "Priority=1000"),
-        ("add", "qos", "scavenger", "MaxWall=60"),
+        ("add", "qos", "scavenger", "MaxWall=60", "PreemptMode=cancel"),
+        ("add", "qos", "high", "MaxTRESPerUser=gres/gpu=2", "Priority=1000", "Preempt=scavenger"),
         ("add", "qos", "parttest", "MaxTRESPerJob=gres/gpu=1"),
         ("modify", "user", "root", "set", "qos+=high,scavenger,parttest"),
     ),
@@ -102,6 +106,10 @@ QOS = Configuration(
         Case(
             "a limit a user",
             (beside("--qos=high --gres=gpu:1"), "--qos=high --gres=gpu:1", "--qos=high --gres=gpu:1", "--gres=gpu:1"),
+        ),
+        Case(
+            "a plain job is preempted",
+            (beside("--qos=scavenger -t 30 -N 2 --gres=gpu:4"), "--gres=gpu:1", "--qos=high --gres=gpu:2"),
         ),
         Case("a limit of a partition", ("-p test --gres=gpu:1 -t 10", "-p test --gres=gpu:2 -t 10")),
         Case(

@@ -1,9 +1,18 @@
 """The parsers of sacctmgr, sacct and sshare on text as printed by Slurm 22.05.8."""
 
+import math
+
 import pytest
 
-from penstock_slurm.gateway.accounts import parse_associations, parse_ends, parse_fair_shares, parse_qos, parse_runs
-from penstock_slurm.gateway.base import SlurmEnd, SlurmLimit
+from penstock_slurm.gateway.accounts import (
+    parse_associations,
+    parse_ends,
+    parse_fair_shares,
+    parse_preempting,
+    parse_qos,
+    parse_runs,
+)
+from penstock_slurm.gateway.base import SlurmEnd, SlurmLimit, SlurmQos
 
 
 def test_reads_runs_that_are_over():
@@ -36,6 +45,18 @@ def test_reads_limits_of_qos():
     )
 
 
+def test_reads_how_qos_take_part_in_preemption():
+    text = (
+        "1|normal||cluster||00:00:00|1\n2|high|low,spot|requeue|00:10:00|00:02:00|2\n"
+        "3|low||gang,suspend|unreadable||3\n"
+    )
+    assert parse_preempting(text, []) == (
+        SlurmQos("normal", frozenset(), None, None, 0.0),
+        SlurmQos("high", frozenset({"low", "spot"}), True, 600.0, 120.0),
+        SlurmQos("low", frozenset(), False, math.inf, 0.0),
+    )
+
+
 def test_reads_limits_of_associations_with_the_accounts_below():
     text = (
         "1|root|||||1\n2|root||root|||2\n3|maths|root|||gres/gpu=12|3\n4|maths||nobody||gres/gpu=3|4\n"
@@ -53,7 +74,9 @@ def test_reads_fair_shares():
     assert parse_fair_shares(text, []) == {("root", "root"): 1.0, ("maths", "nobody"): 0.25}
 
 
-@pytest.mark.parametrize("parse", [parse_qos, parse_associations, parse_fair_shares, parse_ends, parse_runs])
+@pytest.mark.parametrize(
+    "parse", [parse_qos, parse_preempting, parse_associations, parse_fair_shares, parse_ends, parse_runs]
+)
 def test_a_line_with_other_fields_is_lost(parse):
     lost: list[str] = []
     assert not parse("1|a|b\n", lost)

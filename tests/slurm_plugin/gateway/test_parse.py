@@ -167,6 +167,19 @@ def test_reads_partitions():
     assert (first.name, first.nodes, first.up, first.default) == ("t4", ("t4-00", "t4-01"), True, False)
     assert first.max_time_s == 86400
     assert (second.nodes, second.up, second.default, second.max_time_s) == ((), False, True, None)
+    assert (first.tier, first.frees, first.grace_s) == (0, False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "frees"),
+    [("REQUEUE", True), ("CANCEL", True), ("GANG,REQUEUE", True), ("OFF", False), ("GANG,SUSPEND", False)],
+)
+def test_reads_how_jobs_of_a_partition_are_preempted(mode, frees):
+    text = (
+        f"PartitionName=p Default=NO GraceTime=120 MaxTime=1:00 Nodes=n0 PreemptMode={mode} PriorityTier=7 State=UP\n"
+    )
+    (found,) = parse_partitions(text)
+    assert (found.tier, found.frees, found.grace_s, found.unknown) == (7, frees, 120.0, ())
 
 
 @pytest.mark.parametrize(
@@ -396,6 +409,21 @@ TopologyPlugin          = topology/tree
 )
 def test_reads_what_is_switched_on(was, becomes, features):
     assert parse_features(CONFIG.replace(was, becomes)) == features
+
+
+@pytest.mark.parametrize(
+    ("line", "by", "frees", "exempt_s"),
+    [
+        ("", "", False, 0.0),
+        ("PreemptType = preempt/partition_prio\nPreemptMode = REQUEUE", "partition", True, 0.0),
+        ("PreemptType = preempt/qos\nPreemptMode = GANG,SUSPEND", "qos", False, 0.0),
+        ("PreemptType = preempt/none\nPreemptMode = OFF\nPreemptExemptTime = 00:05:00", "", False, 300.0),
+        ("PreemptExemptTime = soon", "", False, float("inf")),
+    ],
+)
+def test_reads_when_slurm_preempts_jobs(line, by, frees, exempt_s):
+    found = parse_features(f"{CONFIG}{line}\n")
+    assert (found.preempts_by, found.preempted_frees, found.preempt_exempt_s) == (by, frees, exempt_s)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from penstock_scheduler.rounds.policies.budgets import WithBudgets
 from penstock_scheduler.rounds.policies.cloud import WithCloud
 from penstock_scheduler.rounds.policies.combined import Partitioned, Staged
 from penstock_scheduler.rounds.policies.full_starts import WithFullStarts
+from penstock_scheduler.rounds.policies.preempting import Preempting
 from penstock_scheduler.rounds.policies.sia import ARTIFACT
 from penstock_scheduler.rounds.policies.sia import PAPER as SIA_PAPER
 from penstock_scheduler.rounds.policies.staying import Staying
@@ -127,7 +128,7 @@ def make_policy(choice: PolicyChoice | str, settings: Mapping[str, Any] | None =
         )
     if stages:
         policy = Staged(policy, stages, str(choice), tuple(choice.partitions))
-    return Staying(policy), choice.model_copy(update={"settings": in_full})
+    return Preempting(Staying(policy)), choice.model_copy(update={"settings": in_full})
 
 
 def takes_turns(name: str) -> bool:
