@@ -363,6 +363,12 @@ def test_any_settings_give_a_plan_or_a_clear_error(settings: dict[str, object], 
     assert set(plan.assignments) | set(plan.waiting) == {each.id for each in state.jobs}
 
 
+def test_a_power_that_no_float_holds_is_refused() -> None:
+    """The property above found it: its costs were infinite."""
+    with pytest.raises(ConfigError, match=r"fairness_p.*greater than or equal to -10"):
+        make_policy("sia", {"fairness_p": -709428.0})
+
+
 def test_a_class_that_does_not_declare_its_settings_is_told_how() -> None:
     with pytest.raises(TypeError, match=r"common\.Requests does not declare its settings: write"):
         registered("common.Requests")

@@ -36,7 +36,10 @@ class SiaSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fairness_p: float = Field(
-        default=-0.5, description="Power p of the goodput. Below 0, it favours the jobs that have least."
+        default=-0.5,
+        ge=-10.0,
+        le=10.0,
+        description="Power p of the goodput. Below 0, it favours the jobs that have least.",
     )
     allocation_lambda: float = Field(
         default=2.0,
