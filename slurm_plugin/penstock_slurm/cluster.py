@@ -248,6 +248,7 @@ class SlurmCluster:
         self._acting.making_room = frozenset(
             node.name for node, before in zip(nodes, without, strict=True) if node.gpus_others < before.gpus_others
         )
+        self._acting.due_s = plain_jobs.due_s(plain, scene.managed)
         return plain_jobs.with_room(
             nodes,
             plain,

@@ -54,6 +54,8 @@ class Told:
         self.lost: tuple[Unread, ...] = ()
         self.written: list[Write] = []
         self.array_limits: dict[int, int] = {}
+        self.kept: list[tuple[str, ...]] = []
+        """The nodes of the reservation for moves, each time that it changes."""
         self.goes_away_at: str | None = None
         """The job at whose command Slurm goes away."""
 
@@ -89,6 +91,13 @@ class Told:
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         del job_id, text
+
+    def keep_nodes(self, nodes: Sequence[str], *, changes: bool) -> None:
+        assert changes == bool(self.kept and self.kept[-1])
+        self.kept.append((*nodes,))
+
+    def keep_no_nodes(self) -> None:
+        self.kept.append(())
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
         self.written += writes

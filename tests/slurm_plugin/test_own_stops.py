@@ -75,7 +75,7 @@ def make_rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     def make(sharing: type[SlurmAgents] | None = None) -> Rig:
         told, spool, clock = Told(), Spool(tmp_path / "spool"), WallClock()
         told.listed = [pending("gpu", **RUNS)]
-        spool.tell(ControlMessage(job_id="7", epoch=2, round=5, nodes=1, gpus=1, holds=0), 0)
+        spool.tell(ControlMessage(job_id="7", epoch=2, round=0, nodes=1, gpus=1, holds=0), 0)
         nodes = SlurmCloudNodes("cloud", cast(CliGateway, told), spool)
         agents = None if sharing is None else sharing(GpuReservations(Commands()), tmp_path / "spool", clock)  # type: ignore[arg-type]
         settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=tmp_path / "spool")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_scheduler.api.ports import Clock
@@ -24,12 +25,14 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
+from penstock_slurm.act.kept_nodes import KeptNodes, Move, MoveStage, nodes_to_keep
 from penstock_slurm.act.shrinking import Shrinking
 from penstock_slurm.act.steps import MISPLACED, STUCK, Scope, Step, stays, step
 from penstock_slurm.gateway import ControllerAway, JobGone, SlurmError, SlurmJob, SlurmWriter, Transient
 from penstock_slurm.gateway.base import WAITING
 from penstock_slurm.jobs import time_limits
 from penstock_slurm.jobs.messages import say
+from penstock_slurm.jobs.states import LEAVING
 from penstock_slurm.observe.lost_gpus import LostGpus
 from penstock_slurm.observe.managed import ManagedJobs
 from penstock_slurm.observe.view import Scene, Spooled
@@ -63,6 +66,12 @@ class Acting:
     """Those with plain jobs that Slurm may preempt."""
     making_room: frozenset[str] = frozenset()
     """Nodes where Slurm stops plain jobs for jobs that were sent there."""
+    due_s: float = math.inf
+    """Since when the ordinary job waits that has waited longest for GPUs; infinite: none waits."""
+    kept: KeptNodes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kept = KeptNodes(self.writer)
 
     def act(self, actions: Sequence[Action]) -> tuple[list[Outcome], bool]:
         """Take each action one step further. Returns the outcomes, and whether Slurm has gone away meanwhile.
@@ -75,7 +84,11 @@ class Acting:
         """
         assert len({action.job for action in actions}) == len(actions), "one action a job"
         steps = [self._take_step(action) for action in actions]
+        now_s = self.clock.now_s()
+        self.kept.keep(self._nodes_to_keep(steps), now_s)
         failed = self._write(steps)
+        done = {each.job for each in steps if each.job not in failed}
+        self.kept.keep(self._nodes_to_keep(steps, done), now_s)
         outcomes = [
             each.outcome if each.job not in failed else _failed(each.outcome, failed[each.job]) for each in steps
         ]
@@ -83,6 +96,53 @@ class Acting:
             if each.progress is Progress.FAILED:
                 self._count(each)
         return outcomes, any(isinstance(error, ControllerAway) for error in failed.values())
+
+    def _nodes_to_keep(self, steps: Sequence[Step], done: Collection[JobId] = ()) -> frozenset[str]:
+        """See `kept_nodes`. `done`: the jobs whose commands Slurm has carried out."""
+        moves, free, emptying = [], dict(self.free), set[str]()
+        for each in steps:
+            record, job = self.managed.records.get(each.job), self.managed.jobs.get(each.job)
+            if record is None or job is None:
+                continue
+            stops = record.state in LEAVING or any(write.kind == "requeue_hold" for write in each.writes)
+            if stops and job.allocation is not None:
+                emptying |= set(job.allocation.nodes)
+            sent = each.new_run and each.job in done
+            if (move := self._move(each, record, job, stops=stops, sent=sent)) is None:
+                continue
+            if each.new_run and not sent:
+                for node, gpus in each.freed.items():
+                    free[node] = free.get(node, 0) - gpus
+            moves.append(move)
+        return nodes_to_keep(moves, free, emptying) if moves else frozenset()
+
+    def _move(self, step: Step, record: SlurmJob, job: Job, *, stops: bool, sent: bool) -> Move | None:
+        """The move that an action is, or None if its GPUs are not kept for its job."""
+        action = step.outcome.action
+        if not isinstance(action, Start | Migrate | Resize) or not self._keeps_its_gpus(action, record, job):
+            return None
+        more = {share.node: share.gpus for share in action.placement.shares}
+        if record.state in WAITING:
+            sent = sent or (job.phase is Phase.STARTING and not step.new_run)
+            return Move(MoveStage.SENT if sent else MoveStage.STOPPED, more)
+        if stops:
+            return Move(MoveStage.STOPPED, more)
+        for share in job.allocation.shares if job.allocation is not None else ():
+            if share.node in more:
+                more[share.node] -= share.gpus
+        return Move(MoveStage.SAVING, more)
+
+    def _keeps_its_gpus(self, action: Start | Resize | Migrate, record: SlurmJob, job: Job) -> bool:
+        """Whether no other job may have the GPUs of an action's placement. In the cloud, no others can.
+
+        They belong to a job that moves, and to one that has waited longer than any ordinary job.
+        """
+        if record.gpus_per_node is None or action.placement.partition == self.settings.cloud_partition:
+            return False
+        if record.state not in WAITING or (math.isfinite(self.due_s) and job.submit_s <= self.due_s):
+            return True
+        control = self.spool.control(job.id)
+        return control is not None and control.moved_s is not None
 
     def _count(self, failed: Outcome) -> None:
         """Remember that a pending job could not be started. The cloud counts by itself what its nodes do."""
@@ -170,8 +230,9 @@ class Acting:
         moves = not waits and not stays(action, job, misplaced=misplaced is not None)
         run = remembered.limited.get(job.id)
         grace_s, counts_total = self.settings.time_limit_grace_s, self.settings.time_limit == "total"
-        free, kept_back, limit_s = {}, "", None
+        free, kept_back, limit_s, first = {}, "", None, False
         if waits and not isinstance(action, Hold):
+            first = self._keeps_its_gpus(action, slurm_job, job)
             free = {node: self.free.get(node, 0) - self._reserved(node) for node in action.placement.nodes}
             self._count_preemption(job, action.placement, free, now_s)
             if shares and self.sharing is not None:
@@ -188,6 +249,7 @@ class Acting:
             lacks_gpus=self.lost_gpus.lacks(slurm_job),
             misplaced=misplaced,
             shares=shares,
+            first=first,
             stand_in=self._agents is not None and self._agents.stand_in,
             kept_back=kept_back,
             leaves_a_gap=moves and self.sharing is not None and self.sharing.leaves_a_gap(job.id),

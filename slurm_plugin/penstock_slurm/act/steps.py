@@ -82,6 +82,8 @@ class Scope:
     """Whether other jobs use GPUs that it holds in Slurm."""
     free: Mapping[str, int] = field(default_factory=dict)
     """Node -> GPUs that no job holds, less those that are reserved for jobs that share."""
+    first: bool = False
+    """For a pending job: whether Slurm is to start it before all others, on GPUs that are kept for it."""
     released_s: float = 0.0
     """For a pending job: since when Slurm may start it."""
     makes_room: bool = False
@@ -298,7 +300,7 @@ def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
     # The placement ends the begin time of a job that it keeps back, so the job needs no release.
     waits_by_begin = kept_by_begin(slurm, scope.now_s)
     sent = (place,) if waits_by_begin else (*_hold(slurm), place, Write(slurm.id, "release"))
-    return (*sent, Write(slurm.id, "put_first")) if scope.shares else sent
+    return (*sent, Write(slurm.id, "put_first")) if scope.shares or scope.first else sent
 
 
 # --- a running job

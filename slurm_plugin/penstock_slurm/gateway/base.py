@@ -33,6 +33,12 @@ STAND_IN = "penstock"
 """A GRES that jobs request in place of GPUs, for releases of Slurm that can remove a pending job's GPUs in no other way
 (`abilities.Release.empty_tres_clears_gpus`)."""
 
+MOVES = "penstock_moves"
+"""The reservation that keeps the GPUs of jobs that move from all others. Penstock alone makes and ends it."""
+
+MOVES_S = 120.0
+"""How long that reservation lasts unless it is made anew, s. Slurm takes whole minutes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
@@ -428,7 +434,7 @@ class SlurmReader(Protocol):
         ...
 
     def reservations(self) -> tuple[SlurmReservation, ...]:
-        """All reservations."""
+        """All reservations but `MOVES`."""
         ...
 
     def features(self) -> SlurmFeatures:
@@ -524,6 +530,19 @@ class SlurmWriter(Protocol):
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """Write the comment that only admins can write. "" clears it. Slurm keeps any text, also newlines."""
+        ...
+
+    def keep_nodes(self, nodes: Sequence[str], *, changes: bool) -> None:
+        """Let no job start on these nodes, for `MOVES_S` at most. Running jobs continue. Not repeated.
+
+        Args:
+            nodes: nodes.
+            changes: whether such a reservation exists, which is then for these nodes.
+        """
+        ...
+
+    def keep_no_nodes(self) -> None:
+        """Let jobs start on all nodes again. Not repeated."""
         ...
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import pwd
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ from penstock_slurm.gateway.accounts import (
     parse_runs,
 )
 from penstock_slurm.gateway.base import (
+    MOVES,
+    MOVES_S,
     PlainShape,
     SlurmEnd,
     SlurmFeatures,
@@ -41,6 +45,7 @@ from penstock_slurm.gateway.base import (
     SlurmRun,
     Unread,
     Write,
+    slurm_minutes,
 )
 from penstock_slurm.gateway.batch import HIGHEST_PRIORITY, BatchWriter, arguments, task_counts
 from penstock_slurm.gateway.commands import SlurmCommandRunner, expect_id
@@ -227,11 +232,12 @@ class CommandReader:
         )
 
     def reservations(self) -> tuple[SlurmReservation, ...]:
-        """All reservations."""
+        """All reservations but `MOVES`, which keeps jobs from no place that Penstock gives them."""
         variables = {"SLURM_TIME_FORMAT": "%s"}
-        return parse_reservations(
+        found = parse_reservations(
             self._commands.read("scontrol", "-a", "-o", "show", "reservation", variables=variables)
         )
+        return tuple(each for each in found if each.name != MOVES)
 
     def features(self) -> SlurmFeatures:
         """What slurm.conf enables."""
@@ -428,6 +434,19 @@ class CommandWriter:
     def power_down(self, nodes: Sequence[str]) -> None:
         """`scontrol update State=POWER_DOWN_FORCE`. It gives cloud nodes up, and requeues the jobs on them."""
         self._commands.change_nodes("scontrol", "update", f"NodeName={','.join(nodes)}", "State=POWER_DOWN_FORCE")
+
+    def keep_nodes(self, nodes: Sequence[str], *, changes: bool) -> None:
+        """See `SlurmWriter`. The reservation ends by itself, even if penstockd dies. No job runs in it, and none ends with it."""
+        about = f"ReservationName={MOVES}", f"Nodes={','.join(nodes)}", f"EndTime=now+{slurm_minutes(MOVES_S)}minutes"
+        if changes:
+            self._commands.change_nodes("scontrol", "update", *about)
+        else:
+            flags = "StartTime=now", f"Users={pwd.getpwuid(os.geteuid()).pw_name}", "Flags=IGNORE_JOBS,OVERLAP"
+            self._commands.change_nodes("scontrol", "create", *about, *flags)
+
+    def keep_no_nodes(self) -> None:
+        """See `SlurmWriter`."""
+        self._commands.change_nodes("scontrol", "delete", f"ReservationName={MOVES}")
 
     def _one(self, write: Write) -> None:
         self._commands.change(write.job_id, "scontrol", *arguments(write))

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 WAITS = frozenset({"Resources", "Priority", "None", ""})
 """Reasons of pending jobs that more free GPUs would start."""
 
+KEPT_FROM = "ReqNodeNotAvail, May be reserved"
+"""The beginning of the reason of a job that waits for nodes in reservations, such as that for moves (`base.MOVES`)."""
+
 ROUNDS_S = 300.0
 """What an attempt may last beside saving and starting, s: for rounds to take the GPUs away."""
 
@@ -217,19 +220,23 @@ def _shown(job: SlurmJob, room_s: float | None, text: str) -> PlainJob:
 
 def _waits_for_gpus(job: SlurmJob, ours: Set[str]) -> bool:
     """Whether more free GPUs in these partitions would start a plain job."""
-    return bool(
-        job.state == "PENDING"
-        and not job.held
-        and job.reason in WAITS
-        and job.gpus_per_node
-        and not job.reservation
-        and ours & set(job.partition)
-        and job.eligible_s is not None
-    )
+    return bool(job.gpus_per_node and not job.reservation and _waits(job, ours) and job.eligible_s is not None)
 
 
 def _order(job: SlurmJob) -> tuple[float, int]:
     return job.eligible_s or 0.0, job.number
+
+
+def due_s(jobs: Iterable[SlurmJob], partitions: Iterable[str]) -> float:
+    """Since when the plain job waits that has waited longest; infinite: none waits. Any of them may be waiting for GPUs."""
+    ours = set(partitions)
+    return min((job.eligible_s for job in jobs if _waits(job, ours) and job.eligible_s is not None), default=math.inf)
+
+
+def _waits(job: SlurmJob, ours: Set[str]) -> bool:
+    """Whether Slurm would start a job in these partitions if there were room."""
+    reason = job.reason in WAITS or job.reason.startswith(KEPT_FROM)
+    return job.state == "PENDING" and not job.held and reason and not ours.isdisjoint(job.partition)
 
 
 def set_aside(
