@@ -53,6 +53,23 @@ def test_a_job_that_somebody_holds_stays_held_until_it_is_released(
     assert site.states(bystander) == {bystander: "RUNNING"}
 
 
+def test_a_job_that_is_requeued_while_it_is_suspended_starts_again(
+    loopback: LoopbackCluster, make_site: Callable[..., Site]
+) -> None:
+    """Slurm shows it as held by an admin, who has done nothing of the kind."""
+    site = make_site(loopback, round_s=1.0, tick_s=0.2)
+    job = site.submit(100_000)
+    site.start()
+    site.wait_states("RUNNING", job)
+    wait_for(lambda: site.starts(job), 120, "a first report", details=site.tail)
+    site.slurm.command("scontrol", "suspend", job)
+    site.wait_states("SUSPENDED", job)
+    pause(1.0)
+    site.slurm.command("scontrol", "requeue", job)
+    wait_for(lambda: site.job(job).restarts >= 1, 60, "the requeue", details=site.tail)
+    site.wait_states("RUNNING", job)
+
+
 def test_a_hold_of_penstocks_that_reaches_a_running_job_is_taken_back(
     loopback: LoopbackCluster, make_site: Callable[..., Site]
 ) -> None:

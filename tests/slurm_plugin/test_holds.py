@@ -119,6 +119,23 @@ def test_a_hold_that_a_killed_slurmctld_has_again_after_its_release_is_penstocks
         assert look(cluster)[0] == [], "somebody has held it since"
 
 
+@pytest.mark.parametrize(("before", "ours"), [("None", True), ("JobHeldAdmin", False)])
+def test_a_job_that_was_requeued_while_it_was_suspended_is_held_by_nobody(
+    told: Told, cluster: SlurmCluster, before: str, ours: bool
+) -> None:
+    """Slurm leaves it the priority 0 of its suspension, and shows an admin's hold. Penstock puts its own in its place."""
+    told.hold = lambda job: told.listed.append(pending("gpu", restarts=1, reason="JobHeldUser"))  # type: ignore[attr-defined]
+    runs: dict[str, Any] = {"nodes": ("n0",), "start_s": 10.0, "gpus_per_node": 1}
+    told.listed = [pending("gpu", state="SUSPENDED", reason=before, **runs)]
+    cluster.observe()
+    told.listed = [pending("gpu", state="COMPLETING", reason=before, **runs)]
+    cluster.observe()
+    told.listed = [pending("gpu", restarts=1, **ADMIN)]
+    cluster.observe()
+    told.listed = told.listed[-1:]
+    assert look(cluster)[0] == (["7"] if ours else [])
+
+
 def test_each_hold_of_penstocks_is_noted_before_slurm_is_asked(
     told: Told, cluster: SlurmCluster, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
 from penstock_slurm.gateway.base import WAITING, Write
 from penstock_slurm.jobs.in_turn import in_turn
 from penstock_slurm.jobs.notes import never_satisfied, plain_shape
-from penstock_slurm.jobs.states import HOLDING
+from penstock_slurm.jobs.states import HOLDING, LEAVING
 
 log = logging.getLogger(__name__)
 
@@ -271,6 +271,8 @@ class Holds:
         self._to_keep_back: list[SlurmJob] = []
         self._releases = Counter[int]()
         """User -> how often Slurm was asked for a release in this observation."""
+        self._suspended: dict[JobId, int] = {}
+        """Job that was last seen suspended, and held by no admin -> its restarts then."""
 
     def look(self) -> None:
         """Read what was asked for."""
@@ -292,6 +294,9 @@ class Holds:
             self._release(job, admin=self._asked.released[job.id])
             return True
         self._note_admin(job)
+        if self._lost_its_priority(job):
+            self._release(job, admin=True)
+            return True
         if job.state in WAITING and not is_held(job) and control is not None and control.holds == job.restarts:
             # Slurm has released it: what holds it from now on is not Penstock's.
             mark(self._spool, job, None, released=job.restarts)
@@ -299,6 +304,17 @@ class Holds:
         if control is not None and control.holding == job.restarts and job.state == "RUNNING":
             return self._take_back(job, control)
         return False
+
+    def _lost_its_priority(self, job: SlurmJob) -> bool:
+        """Whether a job was requeued while it was suspended. Slurm leaves it the priority 0 of the suspension, and shows that as
+        an admin's hold. A daemon that has started since takes it for one."""
+        if job.state == "SUSPENDED" and job.reason != ADMIN:
+            self._suspended[job.id] = job.restarts
+            return False
+        if job.state in LEAVING:
+            return False
+        before = self._suspended.pop(job.id, None)
+        return before is not None and before + 1 == job.restarts and is_held(job) and job.reason == ADMIN
 
     def _note_admin(self, job: SlurmJob) -> None:
         """Remember an admin's hold of a running job: once the job is stopped, Slurm shows only that somebody holds it."""
@@ -351,6 +367,8 @@ class Holds:
 
     def forget(self, gone: Collection[JobId]) -> None:
         """Forget what was asked for jobs that are gone."""
+        for job_id in gone:
+            self._suspended.pop(job_id, None)
         for job_id in (self.asked_for | self._asked.by_admin) & set(gone):
             self._files.forget(job_id)
 
