@@ -209,7 +209,7 @@ class StubSite:
         """The control message and the first report of a run."""
         job, gpus = self.job_id(index), self._each_gpus()
         control = ControlMessage(
-            job_id=job, epoch=1, round=1, gpu_type="a100", nodes=1, gpus=gpus, cpus=32, submitted_s=1_790_000_000.0
+            job_id=job, epoch=1, round=0, gpu_type="a100", nodes=1, gpus=gpus, cpus=32, submitted_s=1_790_000_000.0
         )
         path = control_file(self.spool, job)
         reports_file(self.spool, job, 1).parent.mkdir(parents=True)
