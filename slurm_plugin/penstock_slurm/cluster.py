@@ -26,6 +26,7 @@ from penstock_scheduler.model import (
     EndedRun,
     GpuLimit,
     Hold,
+    Job,
     JobId,
     Node,
     Outcome,
@@ -161,6 +162,7 @@ class SlurmCluster:
         managed.jobs |= managed.unstarted.elsewhere(managed.jobs, nodes, now_s)
         cleared = {job_id for job_id, record in managed.looked.items() if managed.cleared(record)}
         self._see_sharing(nodes, here, cleared)
+        managed.jobs |= self._behind(jobs, nodes)
         views = [managed.jobs[job_id] for job_id in managed.busy]
         self._acting.nodes = {node.name: node for node in nodes if node.preemptible}
         self._acting.scene, self._acting.free = scene, free_gpus(nodes, in_cloud, views, cleared)
@@ -257,6 +259,22 @@ class SlurmCluster:
             now_s=scene.now_s,
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
+            rank=scene.preemption.rank,
+        )
+
+    def _behind(self, slurm_jobs: Iterable[SlurmJob], nodes: Iterable[Node]) -> dict[JobId, Job]:
+        """See `plain_jobs.behind`."""
+        sharing, scene = self._sharing, self._scene
+        if sharing is None:
+            return {}
+        return plain_jobs.behind(
+            self._managed.jobs.values(),
+            [node for node in nodes if sharing.shares_on(node.name)],
+            self._not_ours(slurm_jobs),
+            scene.managed,
+            now_s=scene.now_s,
+            attempts=self._plain_attempts,
+            moves=self._acting.moves,
             rank=scene.preemption.rank,
         )
 

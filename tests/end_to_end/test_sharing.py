@@ -168,6 +168,33 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
         time.sleep(1.0)
 
 
+@pytest.mark.parametrize("policy", ["gandiva", "antman"])
+def test_no_job_that_came_later_gets_gpus_before_a_plain_job(sharing_site: Callable[..., Site], policy: str) -> None:
+    """The GPU that the first three jobs no longer need is the plain job's, long before room would be made for it. Two jobs that
+    came later had it, because placeholder jobs kept it for them, and two more joined them in time slices."""
+    site = sharing_site("t4:1x2", policy, round_s=1.0)
+    site.extra = "\n[policy.gandiva]\nslice_s = 3.0\nmode = 'reactive'\n" if policy == "gandiva" else ""
+    site.slurm_settings |= {"plain_patience_s": 3600}
+    site.start()
+    first = [site.submit(15.0) for _ in range(3)]
+    until(site, lambda: len(running(site)) >= 2, "two to run")
+    stranger = site.sbatch("--gres=gpu:1", "--output=/dev/null", "--wrap=exec sleep 3600")
+    site.wait_states("PENDING", stranger)
+    time.sleep(1.1)  # Slurm counts whole seconds
+    late = [site.submit(1e6) for _ in range(2)]
+    with Client(f"unix:{site.state}/api.sock") as penstock:
+        until(site, lambda: "came before" in str(penstock.explain(late[0]).lines), "the reason")
+
+    def started() -> bool:
+        states = site.states(stranger, *late, *first)
+        assert states[stranger] == "RUNNING" or {states[job] for job in late} == {"PENDING"}, (states, site.tail())
+        return states[stranger] == "RUNNING"
+
+    until(site, started, "the plain job to start")
+    gains(site, *(late if policy == "gandiva" else late[:1]))
+    site.wait_completed(*first)
+
+
 def test_a_job_that_its_user_takes_away_goes_on_sharing(sharing_site: Callable[..., Site]) -> None:
     """As a plain job it kept its neighbour suspended, and once that had ended, Slurm gave the GPU to another job beside it."""
     site = sharing_site("t4:1x1", "gandiva", round_s=1.0)

@@ -323,6 +323,23 @@ def test_a_job_is_told_that_its_node_sleeps_and_one_that_waits_which_node_did_no
     assert not said.notes
 
 
+def test_a_job_that_lets_plain_jobs_go_first_is_told_so():
+    state = snapshot("t4:2x4", [job("1", max_gpus=4)])
+    first, other = (node.name for node in state.nodes)
+    for kept, where in (({first}, (other,)), ({first, other}, None)):
+        waits = job("1", max_gpus=4, nodes=NodeChoice(kept=frozenset(kept)))
+        for policy in ("sia", "gandiva"):
+            record = decided(dataclasses.replace(state, jobs=(waits,)), policy)
+            given = record.plan.assignments.get("1")
+            assert (given.placement.nodes if given is not None else None) == where
+            said = explain(record, "1")
+            assert said is not None
+            told = " ".join(words(said, now_s=1000.0))
+            assert f"came before it and start first on {', '.join(sorted(kept))}" in told
+            assert not any(text in told for text in ("user allows", "can never", "NEVER"))
+            assert where or record.plan.waiting["1"].code is ReasonCode.WAITING_CAPACITY
+
+
 def test_a_job_that_did_not_start_on_a_node_is_told_so_and_gets_another_one():
     state = snapshot("t4:2x4", [job("1", max_gpus=4)])
     first, other = (node.name for node in state.nodes)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock_scheduler.model import Job, Node, NodeChoice
+from penstock_scheduler.model import Job, Node, NodeChoice, Outranks, Phase
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_scheduler.people.units import clock
 from penstock_slurm.gateway import PlainShape, SlurmJob
@@ -24,8 +24,8 @@ from penstock_slurm.jobs.notes import (
     with_message,
     with_note,
 )
-from penstock_slurm.observe.plain_jobs import Attempts, longest_waiting, set_aside, waiting_jobs, with_room
-from tests.scheduler.builders import job
+from penstock_slurm.observe.plain_jobs import Attempts, behind, longest_waiting, set_aside, waiting_jobs, with_room
+from tests.scheduler.builders import job, on
 from tests.slurm_plugin.gateway.test_parse import MARKS, OF_22_05, RUNNING, answer
 
 (SEEN,) = parse_jobs(answer(RUNNING), MARKS, OF_22_05)
@@ -190,3 +190,37 @@ def test_the_queue_says_when_room_is_made_for_each_plain_job() -> None:
         "Slurm did not start a job of this user on GPUs that were kept free; Penstock tries again from"
     )
     assert seen(pending(priority=0), pending(reason="Dependency"), pending(partition=("rtx",))) == []
+
+
+def test_where_jobs_share_gpus_no_job_goes_before_a_plain_one_that_came_before_it() -> None:
+    """On n1, the plain job waits for two GPUs since 100 s; on n2, GPUs of another type; on n3, no job may be moved."""
+    nodes = [node("n1"), node("n2", gpu_type="a100"), node("n3")]
+    fixed = job("8", phase=Phase.RUNNING, allocation=on("t4", n3=3), preemptible=False)
+
+    def kept(
+        *jobs: Job, attempts: Attempts | None = None, rank: str = "", **plain: object
+    ) -> dict[str, frozenset[str]]:
+        found = behind(
+            [fixed, *jobs],
+            nodes,
+            [pending(gpu_type="t4", **plain)],
+            ["all"],
+            now_s=NOW_S,
+            attempts=attempts or Attempts(60.0),
+            moves=lambda each: each.id == "moves",
+            rank=lambda _: rank,
+        )
+        return {each: changed.nodes.kept for each, changed in found.items() if changed.nodes is not None}
+
+    late = job("9", submit_s=NOW_S - 99)
+    assert kept(late) == {"9": {"n1"}}
+    assert kept(job("9", submit_s=NOW_S - 101), job("7", submit_s=NOW_S, phase=Phase.RUNNING)) == {}
+    assert kept(late, reason="Dependency") == {}, "it does not wait for GPUs"
+    moved = [dataclasses.replace(late, id=name, restarts=1) for name in ("moves", "stopped")]
+    assert kept(*moved) == {"stopped": {"n1"}}, "a job that moves has a right to its GPUs"
+    owner = dataclasses.replace(late, outranks=Outranks(frozenset({"low"}), "all", 30.0))
+    assert (kept(owner, rank="low"), kept(owner)) == ({}, {"9": {"n1"}})
+    paused = Attempts(60.0)
+    paused.made(pending(), NOW_S - 61.0)
+    paused.saw([pending()], NOW_S)
+    assert kept(late, attempts=paused) == {}, "Slurm does not start it anyway"

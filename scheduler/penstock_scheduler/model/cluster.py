@@ -320,11 +320,14 @@ class NodeChoice:
     """Fewest GPUs that the job can use."""
     tried: frozenset[str] = frozenset()
     """Names of nodes on which the cluster did not start the job. They are not allowed for a while."""
+    kept: frozenset[str] = frozenset()
+    """Names of nodes on which jobs share GPUs, and for which a plain job waits that came before this job. They are not allowed
+    until it has started."""
 
     @property
     def named(self) -> NodeChoice | None:
         """What the user's options say alone; None: they allow every node."""
-        return replace(self, able=None, able_for="", tried=frozenset()).without_request
+        return replace(self, able=None, able_for="", tried=frozenset(), kept=frozenset()).without_request
 
     @property
     def without_request(self) -> NodeChoice | None:
@@ -338,6 +341,7 @@ class NodeChoice:
         return (
             able
             and node.name not in self.tried
+            and node.name not in self.kept
             and self.names(node)
             and (self.request is None or node.has_room_for(self.request, min(self.gpus, node.gpus)))
         )
@@ -366,4 +370,6 @@ def _shown(choice: NodeChoice) -> str:
         options.append(f"{choice.request} with {choice.gpus} GPU{'s' if choice.gpus > 1 else ''}")
     if choice.tried:
         options.append(f"not yet tried (tried: {','.join(sorted(choice.tried))})")
+    if choice.kept:
+        options.append(f"not kept for plain jobs that came before (kept: {','.join(sorted(choice.kept))})")
     return " ".join(options)

@@ -195,6 +195,9 @@ def _notes(snapshot: Snapshot, job: Job, assignment: Assignment | None) -> tuple
         notes.append(
             f"The cluster did not start it on {tried}. Other nodes are tried first; its history has the reasons."
         )
+    if job.nodes is not None and job.nodes.kept:
+        kept = shortened(", ".join(sorted(job.nodes.kept)))
+        notes.append(f"Jobs that Penstock does not manage came before it and start first on {kept}.")
     return tuple(notes)
 
 

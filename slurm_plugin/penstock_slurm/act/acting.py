@@ -141,6 +141,10 @@ class Acting:
             return False
         if record.state not in WAITING or (math.isfinite(self.due_s) and job.submit_s <= self.due_s):
             return True
+        return self.moves(job)
+
+    def moves(self, job: Job) -> bool:
+        """Whether Penstock has stopped a job to move it, and it does not run yet."""
         control = self.spool.control(job.id)
         return control is not None and control.moved_s is not None
 

@@ -15,9 +15,9 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
-from penstock_scheduler.model import Adaptivity, Job, JobId, Node, Phase, PlainJob
+from penstock_scheduler.model import Adaptivity, Job, JobId, Node, NodeChoice, Phase, PlainJob
 from penstock_scheduler.people.units import clock
 from penstock_scheduler.safety.back_off import back_off_s
 from penstock_slurm.gateway import SlurmJob
@@ -133,14 +133,8 @@ def with_room(
     first_s = min((each.submit_s for each in managed if each.phase is Phase.QUEUED), default=now_s)
     if (job.eligible_s or now_s) > first_s:
         return nodes
-    held: Counter[str] = Counter()
-    pinned: Counter[str] = Counter()
-    for each in managed:
-        for share in each.allocation.shares if each.allocation is not None else ():
-            held[share.node] += share.gpus
-            above = each.outranks is not None and rank(job) in each.outranks.ranks
-            if above or not each.spec.preemptible or each.spec.adaptivity is Adaptivity.FIXED:
-                pinned[share.node] += share.gpus
+    held = _held(managed)
+    pinned = _held(each for each in managed if _outranks(each, rank(job)) or not _gives_way(each))
     aside = set_aside(job, nodes, pinned, held)
     if aside:
         attempts.made(job, now_s)
@@ -150,6 +144,80 @@ def with_room(
         else node
         for node in nodes
     )
+
+
+def behind(
+    jobs: Collection[Job],
+    shared: Collection[Node],
+    plain: Iterable[SlurmJob],
+    partitions: Iterable[str],
+    *,
+    now_s: float,
+    attempts: Attempts,
+    moves: Callable[[Job], bool],
+    rank: Callable[[SlurmJob], str] = lambda _: "",
+) -> dict[JobId, Job]:
+    """The queued managed jobs that have to let plain jobs go first on nodes of shared GPUs, with node choices without these.
+
+    Elsewhere, Slurm gives a plain job the GPUs that come free. Shared GPUs never come free for it as long as new jobs join
+    the running ones: placeholder jobs hold them. So no job joins there that came after a plain job which waits for GPUs of
+    the node and could get them.
+
+    Args:
+        jobs: the managed jobs.
+        shared: nodes on which jobs share GPUs.
+        plain: all plain jobs.
+        partitions: the managed partitions.
+        now_s: the time.
+        attempts: jobs of users that have a pause keep no others back.
+        moves: whether a job has left other GPUs for those that it goes to.
+        rank: see `with_room`.
+    """
+    ours = set(partitions)
+    waiting = (job for job in plain if shared and _waits_for_gpus(job, ours) and attempts.may(job.uid, now_s))
+    first = _first(sorted(waiting, key=_order), shared, jobs)
+    found = {}
+    for each in jobs if first else ():
+        if each.phase is not Phase.QUEUED or (each.restarts and moves(each)):
+            continue
+        kept = [
+            name
+            for name, job in first.items()
+            if (job.eligible_s or now_s) < each.submit_s and not _outranks(each, rank(job))
+        ]
+        if kept:
+            choice = dataclasses.replace(each.nodes or NodeChoice(), kept=frozenset(kept))
+            found[each.id] = dataclasses.replace(each, nodes=choice)
+    return found
+
+
+def _first(waiting: Sequence[SlurmJob], nodes: Iterable[Node], managed: Iterable[Job]) -> dict[str, SlurmJob]:
+    """Node -> the first of these plain jobs that could start there if managed jobs made room."""
+    if not waiting:
+        return {}
+    first, pinned = {}, _held(each for each in managed if not _gives_way(each))
+    for node in nodes:
+        if (job := next((job for job in waiting if _could_start(job, node, pinned)), None)) is not None:
+            first[node.name] = job
+    return first
+
+
+def _held(jobs: Iterable[Job]) -> Counter[str]:
+    """Node -> GPUs that these jobs hold."""
+    held: Counter[str] = Counter()
+    for job in jobs:
+        for share in job.allocation.shares if job.allocation is not None else ():
+            held[share.node] += share.gpus
+    return held
+
+
+def _gives_way(job: Job) -> bool:
+    """Whether a managed job may be moved to make room for a plain one."""
+    return job.spec.preemptible and job.spec.adaptivity is not Adaptivity.FIXED
+
+
+def _outranks(job: Job, rank: str) -> bool:
+    return job.outranks is not None and rank in job.outranks.ranks
 
 
 def longest_waiting(
@@ -254,16 +322,19 @@ def set_aside(
         Empty if the job cannot start that way.
     """
     gpus = job.gpus_per_node or 0
-    fitting = [
-        node
-        for node in nodes
-        if node.may_start
-        and not node.reservation
-        and set(node.partitions) & set(job.partition)
-        and job.gpu_type in (None, node.gpu_type)
-        and (not job.required_nodes or node.name in job.required_nodes)
-        and node.gpus_for_us - pinned.get(node.name, 0) >= gpus
-    ]
+    fitting = [node for node in nodes if _could_start(job, node, pinned)]
     fitting.sort(key=lambda node: (max(gpus - (node.gpus_for_us - held.get(node.name, 0)), 0), node.name))
     wanted = fitting[: max(job.node_count, 1)]
     return {node.name: gpus for node in wanted} if len(wanted) == max(job.node_count, 1) else {}
+
+
+def _could_start(job: SlurmJob, node: Node, pinned: Mapping[str, int]) -> bool:
+    """Whether a plain job could start on a node if managed jobs made room; `pinned` as in `set_aside`."""
+    return (
+        node.may_start
+        and not node.reservation
+        and not set(node.partitions).isdisjoint(job.partition)
+        and job.gpu_type in (None, node.gpu_type)
+        and (not job.required_nodes or node.name in job.required_nodes)
+        and node.gpus_for_us - pinned.get(node.name, 0) >= (job.gpus_per_node or 0)
+    )

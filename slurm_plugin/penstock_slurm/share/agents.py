@@ -296,6 +296,10 @@ class SlurmAgents:
         """GPUs of a node that are reserved for cleared jobs, or will be."""
         return max(self._reserved.get(node, 0), self.reservations.gpus(node))
 
+    def shares_on(self, node: str) -> bool:
+        """Whether jobs that start on a node get GPUs of the GPU reservation."""
+        return self._alive(node) or bool(self.reservations.on(node))
+
     def keeps_back(self, job: JobId, node: str) -> str:
         """Why a job that shares cannot start there yet; empty: it can."""
         if not self._alive(node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from penstock_scheduler.model import Configuration, Job, JobSpec, Node, NodeChoice, Reason, ReasonCode
 from penstock_scheduler.people.units import shortened
@@ -16,8 +17,11 @@ def never_fits(job: Job, nodes: Sequence[Node], options: Iterable[Configuration]
         allowed_by = shortened(str(job.nodes))
         here = f"among those that {allowed_by} allows"
         choice = job.nodes.without_request or NodeChoice()
-        named = [node for node in nodes if choice.admits(node)]
+        every, named = nodes, [node for node in nodes if choice.admits(node)]
         nodes, options = [node for node in named if job.nodes.admits(node)], None
+        if not nodes and any(replace(job.nodes, kept=frozenset()).admits(node) for node in every):
+            text = "waits until jobs that Penstock does not manage, and that came before it, have started"
+            return Reason(ReasonCode.WAITING_CAPACITY, text, common.smallest_need(job))
         if named and not nodes:
             return _lacks_amounts(job, job.nodes, named)
         if not nodes:
