@@ -337,8 +337,13 @@ def test_a_site_tells_of_a_refused_plan_once_notes_every_stop_and_takes_an_appro
     first = site.store.last_round()
     stop = Stop(StopCode.GAIN, "faster")
     refused = GateRecord(refused=("it stops 9 running jobs",), stops={"7": stop})
-    for number, gate in ((2, refused), (3, refused), (4, GateRecord())):
-        snapshot = dataclasses.replace(first.snapshot, round=number, time_s=time.time())
+    for number, gate, lost in (
+        (2, refused, ""),
+        (3, refused, ""),
+        (4, GateRecord(), "2 jobs"),
+        (5, GateRecord(), "2 jobs"),
+    ):
+        snapshot = dataclasses.replace(first.snapshot, round=number, time_s=time.time(), no_gain=lost)
         plan = dataclasses.replace(first.plan, round=number, stops={} if gate.refused else {"7": stop})
         record = dataclasses.replace(first, snapshot=snapshot, plan=plan, gate=gate)
         site.store.save_round(record)
@@ -350,11 +355,11 @@ def test_a_site_tells_of_a_refused_plan_once_notes_every_stop_and_takes_an_appro
     with pytest.raises(NothingToApprove, match="round 4 was not refused"):
         site.approve(4, "root")
     site.watcher.notifier.stop()
-    assert kinds(hook).count("plan-refused") == 1
-    told = next(body for body in hook.bodies if body["kind"] == "plan-refused")
+    told, lost = (body for body in hook.bodies if body["kind"] == "plan-refused")
+    assert (lost["subject"], "2 jobs" in lost["text"]) == ("no job is moved for a gain", True)
     assert "penstock plan --approve 2" in told["text"]
     noted = [(line.action, line.target, line.allowed) for line in site.store.audit()]
-    assert noted == [("stop", "jobs/7", True), ("refuse plan", "2", False)]
+    assert noted == [("stop", "jobs/7", True)] * 2 + [("refuse plan", "2", False)]
 
 
 def observed(utilisation: float) -> Report:

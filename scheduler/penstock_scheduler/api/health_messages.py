@@ -11,6 +11,9 @@ from penstock_scheduler.api.messages import Body
 REFUSED = "the plan gate refused the plan"
 """How the warning of a refused plan begins."""
 
+LOST = "a move has failed"
+"""How the warning begins that no job is moved for a gain."""
+
 
 class StepHealth(Body):
     """What a step of the round loop did last. Absent: it has not happened since the daemon started."""

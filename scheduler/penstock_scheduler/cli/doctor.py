@@ -14,7 +14,7 @@ import typer
 
 from penstock_profiles.wire import SPOOL_VARIABLE, read
 from penstock_scheduler.api.agent_messages import AWAY_S, Lack, NodeStatus, status_file
-from penstock_scheduler.api.health_messages import REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
+from penstock_scheduler.api.health_messages import LOST, REFUSED, STANDBY, DiskHealth, LeaderHealth, StepHealth
 from penstock_scheduler.cli.ask import JSON, ask, print_table
 from penstock_scheduler.cli.jobs import LIVE
 from penstock_scheduler.people.errors import PenstockError
@@ -180,7 +180,8 @@ def _warning(warning: str, differ: list[str], waits: list[str]) -> Check:
 
 def _about(warning: str) -> str:
     """What a warning of the daemon is about."""
-    begins = {REFUSED: "plan gate", INCOMPLETE: "view of the cluster", SILENT: "job reports", UNHEARD: "job reports"}
+    begins = {REFUSED: "plan gate", LOST: "moves", INCOMPLETE: "view of the cluster"}
+    begins |= dict.fromkeys((SILENT, UNHEARD), "job reports")
     return next((what for text, what in begins.items() if warning.startswith(text)), "Slurm's answers")
 
 

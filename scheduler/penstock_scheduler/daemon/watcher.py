@@ -35,7 +35,7 @@ class Watcher(RoundListener):
     def __init__(self, notifier: Notifier, board: Board, node_events: NodeEvents | None) -> None:
         self.notifier, self._board = notifier, board
         self.node_events = node_events
-        self._told_of_failing = self._told_of_refusal = False
+        self._told_of_failing = self._told_of_refusal = self._told_of_lost = False
         self._cloud_protected = ""
         self._cloud_troubles: tuple[str, ...] = ()
         """Why the cloud launches nothing, as last told."""
@@ -134,7 +134,7 @@ class Watcher(RoundListener):
         self.notifier.tell(Notice("disk", subject, text[0].upper() + text[1:], facts=facts))
 
     def decided(self, record: RoundRecord) -> None:
-        """Note each stop in the audit log, and tell admins when the plan gate begins or ceases to refuse plans."""
+        """Note each stop in the audit log, and tell admins when the plan gate begins to refuse plans or moves."""
         number, refused = record.snapshot.round, record.gate.refused
         for job, stop in record.plan.stops.items():
             self._note("stop", f"jobs/{job}", f"round {number}: {stop.code.value}: {stop.text}", allowed=True)
@@ -148,6 +148,11 @@ class Watcher(RoundListener):
             facts = {"round": number, "jobs": sorted(record.gate.stops)}
             self.notifier.tell(Notice("plan-refused", f"the plan of round {number} was refused", text, facts=facts))
         self._told_of_refusal = bool(refused)
+        lost = record.snapshot.no_gain
+        if lost and not self._told_of_lost:
+            text = f"Round {number}: {lost}. The jobs wait like others meanwhile. penstockd's log names them."
+            self.notifier.tell(Notice("plan-refused", "no job is moved for a gain", text, facts={"round": number}))
+        self._told_of_lost = bool(lost)
 
     def stopped(self, stops: Mapping[JobId, Stop]) -> None:
         """Note stops that no round decided in the audit log."""

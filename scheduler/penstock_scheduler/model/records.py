@@ -35,6 +35,8 @@ class GateRecord:
     """Why the first plan was refused, as sentences; empty: it was not."""
     stops: dict[JobId, Stop] = field(default_factory=dict)
     """The stops of the refused plan."""
+    moved: tuple[JobId, ...] = ()
+    """The jobs that accepted plans moved and that may not run again yet, this round's included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,9 @@ class Snapshot:
     moves: MoveBudget | None = None
     """How much exchanges of GPUs between running jobs may cost, or None if the policy alone decides."""
 
+    no_gain: str = ""
+    """Why no running job is moved for its own gain or for another running job's, as a sentence, or an empty text."""
+
     unseen: tuple[Job, ...] = ()
     """Jobs that have their GPUs whatever the policy decides, so that it does not see them; `Node.gpus_others` counts these GPUs.
     In a snapshot of the loop, those of the cluster's state."""

@@ -501,6 +501,7 @@ class RoundLoop:
             idle_since_s=self._idle_since_s,
             unseen=state.unseen,
             moves=None if (share := self._share_of_moves) is None else MoveBudget(share, self._moves),
+            no_gain="" if self.gate is None else self.gate.lost.text,
         )
         snapshot = self._rules.on(snapshot)
         for annotator in self._annotators:

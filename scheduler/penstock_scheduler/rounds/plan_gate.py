@@ -11,6 +11,8 @@ A plan is refused if it
    was away, or after a large part of the cluster vanished at once, as long as nodes or running jobs are missing that were there
    before.
 
+The gate judges outcomes, too: while jobs that were moved hold nothing, no job is moved for a gain (`lost_moves.py`).
+
 What the loop does with a refused plan: every running job keeps what it has, jobs that wait start where GPUs are free, and
 admins are told. An admin may approve the stops of a refused round: `penstock plan --approve ROUND`.
 
@@ -32,6 +34,7 @@ from penstock_scheduler.model import ClusterState, Job, JobId, Kept, Phase, Plan
 from penstock_scheduler.model.records import GateRecord, RoundRecord, StoppedThen
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import duration
+from penstock_scheduler.rounds.lost_moves import LostMoves
 from penstock_scheduler.rounds.policies.stops import stopped
 
 NAMED = 5
@@ -229,6 +232,8 @@ class PlanGate:
     record: dataclasses.InitVar[GateRecord | None] = None
     now_s: dataclasses.InitVar[float] = 0.0
     approval: Approval | None = None
+    lost: LostMoves = field(init=False)
+    """The jobs that accepted plans have moved."""
     _view: View | None = field(init=False, default=None)
     """The newest complete view; None: there is none yet."""
     _back_s: float | None = field(init=False, default=None)
@@ -239,6 +244,7 @@ class PlanGate:
 
     def __post_init__(self, before: Snapshot | None, record: GateRecord | None, now_s: float) -> None:
         self._recent = record.recent if record is not None else ()
+        self.lost = LostMoves(record.moved if record is not None else ())
         if before is not None:
             self._view, self._back_s, self._cause = View.of(before), now_s, "penstockd has started"
 
@@ -249,6 +255,7 @@ class PlanGate:
 
     def saw(self, state: ClusterState, now_s: float) -> None:
         """Take in an observation. Jobs that have ended or are held, as the cluster says, are not missing."""
+        self.lost.saw(state, now_s)
         view = View.of(state)
         if self._view is None:
             self._view = view
@@ -303,6 +310,7 @@ class PlanGate:
 
     def accepted(self, snapshot: Snapshot, plan: Plan) -> None:
         """Count the stops of a plan that the loop acts on."""
+        self.lost.accepted(snapshot, plan)
         approved = self.approval.jobs if self.approval is not None else ()
         now = counted(snapshot, plan, approved)
         if now.gpus:
@@ -310,7 +318,7 @@ class PlanGate:
 
     def note(self, refused: Sequence[str], stops: dict[JobId, Stop]) -> GateRecord:
         """What the record of the round keeps."""
-        return GateRecord(self._recent, tuple(refused), stops)
+        return GateRecord(self._recent, tuple(refused), stops, self.lost.watched)
 
     def _forget(self, now_s: float) -> None:
         self._recent = tuple(each for each in self._recent if now_s - each.time_s < self.settings.stop_window_s)

@@ -25,11 +25,11 @@ def api(tmp_path):
         yield api
 
 
-def decide(api, *, stops=None, gate=None):
+def decide(api, *, stops=None, gate=None, no_gain=""):
     """A second round like the first one, which stops jobs, or whose first plan was refused."""
     first = api.board.record
     plan = dataclasses.replace(first.plan, round=2, stops=stops or {})
-    snapshot = dataclasses.replace(first.snapshot, round=2, time_s=time.time())
+    snapshot = dataclasses.replace(first.snapshot, round=2, time_s=time.time(), no_gain=no_gain)
     record = dataclasses.replace(first, snapshot=snapshot, plan=plan, gate=gate or GateRecord())
     api.board.store.save_round(record)
     api.board.decided(record)
@@ -50,6 +50,13 @@ def test_a_user_reads_why_the_job_is_stopped(api):
     decide(api)
     api.board.observed(state, time.time())
     assert sentence in penstock(api, "show", "1", who="ada").output, "the last stop stays"
+
+
+def test_an_admin_sees_that_no_job_is_moved_for_a_gain(api):
+    decide(api, no_gain="2 jobs that were moved hold no GPUs")
+    checks = {each["check"]: each for each in json.loads(penstock(api, "doctor", "--json").stdout)}
+    assert not checks["moves"]["ok"]
+    assert "2 jobs that were moved hold no GPUs" in checks["moves"]["text"]
 
 
 def test_an_admin_sees_a_refused_plan_and_lets_it_pass(api):

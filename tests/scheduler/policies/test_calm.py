@@ -129,3 +129,17 @@ def test_the_exchange_that_gains_most_for_its_cost_is_made() -> None:
     state = with_facts(site(*jobs, share=0.006), restart_cost_s={"a": 30.0, "b": 30.0, "c": 20.0, "d": 20.0})
     both = Fixed(**EXCHANGE.placements, d=on("t4", t4_01=1), c=on("t4", t4_01=3))
     assert stops(state, both) == {"c", "d"}
+
+
+def test_while_moved_jobs_hold_nothing_no_job_is_moved_for_a_gain() -> None:
+    """Neither an exchange nor a move to idle GPUs, whatever the budget; room for a job that starts is made nevertheless."""
+    lost = dataclasses.replace(site(), no_gain="2 jobs hold no GPUs")
+    for policy in (EXCHANGE, Fixed(a=on("t4", t4_01=4))):
+        plan = Staying(policy).decide(lost)
+        assert not plan.stops
+        assert plan.assignments["a"].reason.text == "keeps 1 t4: 2 jobs hold no GPUs"
+    starts = Fixed(c=on("t4", t4_00=2), b=on("t4", t4_00=1), a=on("t4", t4_01=4))
+    order = (lost.jobs[1], job("c", user="eve"), lost.jobs[0])
+    plan = Staying(starts).decide(dataclasses.replace(lost, jobs=order, facts=lost.facts | {"c": lost.facts["a"]}))
+    assert set(plan.stops) == {"b"}
+    assert plan.assignments["c"].placement.gpus == 2

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from penstock_scheduler.accounts.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.accounts.rules import drained
 from penstock_scheduler.accounts.usage import add_up, between
-from penstock_scheduler.api.health_messages import REFUSED
+from penstock_scheduler.api.health_messages import LOST, REFUSED
 from penstock_scheduler.api.history_messages import AllocationSpan
 from penstock_scheduler.api.ledger_messages import Usage, UsageBy
 from penstock_scheduler.api.messages import (
@@ -106,8 +106,8 @@ def with_jobs(nodes: Sequence[NodeView], spans: Iterable[AllocationSpan]) -> lis
 
 
 def warnings(board: Board) -> list[str]:
-    """What an admin should look at: values of the cluster that cannot be read, nodes that did not boot, and a refused plan. They
-    name no jobs."""
+    """What an admin should look at: values of the cluster that cannot be read, nodes that did not boot, a refused plan, and
+    moves that failed. They name no jobs."""
     found = []
     for each in board.state.unknown if board.state is not None else ():
         count = len(each.names)
@@ -131,6 +131,8 @@ def warnings(board: Board) -> list[str]:
     if board.record is not None and board.record.gate.refused:
         number = board.record.snapshot.round
         found.append(f"{REFUSED} of round {number}, and every running job keeps what it has; see `penstock plan`")
+    if board.record is not None and board.record.snapshot.no_gain:
+        found.append(f"{LOST}: {board.record.snapshot.no_gain}; penstockd's log names the jobs")
     return found
 
 

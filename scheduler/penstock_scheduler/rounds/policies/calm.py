@@ -31,13 +31,17 @@ STAYS = "the moves of this hour have used up their budget, and this job was not 
 
 
 def held_back(snapshot: Snapshot, plan: Plan, stops: Sequence[Job]) -> dict[JobId, str]:
-    """The running jobs that must stay because the plan's exchanges cost more than the budget -> why; empty if they do not.
+    """The running jobs that must stay -> why: the plan's exchanges cost more than the budget, or no job is moved for a gain now.
 
     Args:
         snapshot: the round's.
         plan: the plan, with the reasons of its stops.
         stops: the running jobs that it stops.
     """
+    if snapshot.no_gain:
+        running = {job.id for job in snapshot.jobs if job.running_on is not None}
+        found = [jobs for jobs in _together(plan, stops) if _for_a_gain(plan, jobs, running)]
+        return _all_but(snapshot, stops, {job.id for jobs in found for job in jobs}, snapshot.no_gain, snapshot.no_gain)
     budget = snapshot.moves
     if budget is None or not (found := exchanges(snapshot, plan, stops)):
         return {}
@@ -53,9 +57,14 @@ def held_back(snapshot: Snapshot, plan: Plan, stops: Sequence[Job]) -> dict[JobI
             made += jobs
             left -= cost
     back = {job.id for jobs in found for job in jobs} - {job.id for job in made}
+    return _all_but(snapshot, stops, back, HELD_BACK, STAYS)
+
+
+def _all_but(snapshot: Snapshot, stops: Sequence[Job], back: Set[JobId], why: str, others: str) -> dict[JobId, str]:
+    """All running jobs but those that are stopped for another reason -> why they stay, if some of them are held back."""
     free = {job.id for job in stops} - back
     return {
-        job.id: HELD_BACK if job.id in back else STAYS
+        job.id: why if job.id in back else others
         for job in snapshot.jobs
         if back and job.running_on is not None and job.movable and job.id not in free
     }
@@ -79,6 +88,16 @@ def exchanges(snapshot: Snapshot, plan: Plan, stops: Sequence[Job]) -> list[list
     """The plan's exchanges: the jobs of each."""
     if all(stop.code is not StopCode.PREEMPTED for stop in plan.stops.values()):
         return []
+    running = {job.id for job in snapshot.jobs if job.running_on is not None}
+    return [
+        jobs
+        for jobs in _together(plan, stops)
+        if _for_a_gain(plan, jobs, running) and any(plan.stops[job.id].code is StopCode.PREEMPTED for job in jobs)
+    ]
+
+
+def _together(plan: Plan, stops: Sequence[Job]) -> list[list[Job]]:
+    """The jobs that the plan stops, together with those for which they make room."""
     root = {job.id: job.id for job in stops}
 
     def first(job: JobId) -> JobId:
@@ -94,18 +113,16 @@ def exchanges(snapshot: Snapshot, plan: Plan, stops: Sequence[Job]) -> list[list
     together: dict[JobId, list[Job]] = {}
     for job in stops:
         together.setdefault(first(job.id), []).append(job)
-    running = {job.id for job in snapshot.jobs if job.running_on is not None}
-    return [jobs for jobs in together.values() if _is_an_exchange(plan, jobs, running)]
+    return [*together.values()]
 
 
-def _is_an_exchange(plan: Plan, jobs: Sequence[Job], running: Set[JobId]) -> bool:
+def _for_a_gain(plan: Plan, jobs: Sequence[Job], running: Set[JobId]) -> bool:
+    """Whether all of these jobs are stopped for their own gain or for that of a running job."""
     reasons = [plan.stops.get(job.id) for job in jobs]
-    given_up = [
-        stop is not None and stop.code is StopCode.PREEMPTED and stop.makes_room_for in running for stop in reasons
-    ]
-    return any(given_up) and all(
-        taken or (stop is not None and stop.code is StopCode.GAIN)
-        for taken, stop in zip(given_up, reasons, strict=True)
+    return all(
+        stop is not None
+        and (stop.code is StopCode.GAIN or (stop.code is StopCode.PREEMPTED and stop.makes_room_for in running))
+        for stop in reasons
     )
 
 
