@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -266,7 +267,7 @@ def _estimator(site: LiveScheduler) -> Estimator | None:
 
 
 def _check(settings: Settings) -> int:
-    from penstock_scheduler.daemon.reaching import faults  # a start needs none of it
+    from penstock_scheduler.daemon.reaching import faults, valid_until_s  # a start needs none of it
 
     daemon = settings.section(DaemonSettings)
     make_policy(settings.policy)
@@ -287,6 +288,9 @@ def _check(settings: Settings) -> int:
     gpus = sum(node.gpus for node in state.nodes)
     print(f"settings: ok ({settings.source})")  # noqa: T201
     print(f"cluster: {len(state.nodes)} nodes, {gpus} GPUs of {', '.join(types)}; {len(state.jobs)} jobs to manage")  # noqa: T201
+    if (api := settings.section(ApiSettings)).tls_certificate is not None and api.tls_key is not None:
+        end = datetime.fromtimestamp(valid_until_s(api.tls_certificate, api.tls_key), UTC)
+        print(f"certificate: {api.tls_certificate} expires on {end:%Y-%m-%d}")  # noqa: T201
     if daemon.cloud is not None:
         print("cloud: `penstock cloud doctor` asks it")  # noqa: T201
     if table is not None:

@@ -1,10 +1,13 @@
-"""`penstockd --check`: everything that the settings name is asked: the store, certificates, the mail server, webhooks.
+"""`penstockd --check`: everything that the settings name is asked: the store, certificates, the identity provider, the mail
+server, webhooks. Clouds have a check of their own, `penstock cloud doctor`.
 
 All are asked at once, each for a few seconds, so that one look shows all faults. No look writes or sends anything.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import ssl
 import urllib.request
@@ -36,6 +39,8 @@ def faults(settings: Settings) -> list[str]:
     ]
     if api.tls_certificate is not None and api.tls_key is not None:
         looks.append(("[api] tls_certificate", partial(_certificate, api.tls_certificate, api.tls_key)))
+    if api.oidc is not None:
+        looks.append(("[api.oidc]", partial(_identity_provider, api)))
     if notices.smtp is not None:
         looks.append(("[notices] smtp", partial(_mail, notices)))
     looks += [("[notices] webhooks", partial(_webhook, url)) for url in notices.webhooks]
@@ -68,15 +73,47 @@ def _store(where: str | Path) -> None:
         engine.dispose()
 
 
+def valid_until_s(certificate: Path, key: Path) -> float:
+    """When the certificate expires, s since 1970: a client in this process asks a server with it.
+
+    Raises:
+        ssl.SSLError: the two do not belong together, or the certificate is not valid now.
+        OSError: they cannot be read.
+    """
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(certificate, key)
+    client = ssl.create_default_context(cafile=str(certificate))
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever has signed it
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    for end in (*ends, *ends):  # a hello of each, and an end of each
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    shown = ends[0].getpeercert()
+    assert shown is not None
+    return ssl.cert_time_to_seconds(str(shown["notAfter"]))
+
+
 def _certificate(certificate: Path, key: Path) -> None:
-    """Raises OSError if the two cannot be read, or do not belong together."""
+    """Raises ValueError if the two cannot be used: not read, not of each other, or not valid now."""
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+        valid_until_s(certificate, key)
+    except ssl.SSLCertVerificationError as error:
+        raise ValueError(f"{certificate}: {error.verify_message}") from None
     except ssl.SSLError as error:
         raise ValueError(f"{certificate} with the key {key}: {error.reason or error}") from None
     except OSError as error:
         missing = next((each for each in (certificate, key) if not each.is_file()), certificate)
         raise ValueError(f"{missing}: {error.strerror or error}") from None
+
+
+def _identity_provider(api: ApiSettings) -> None:
+    """Raises PenstockError if no log-in can begin there: its addresses and keys are fetched, and the secret is read."""
+    from penstock_scheduler.daemon.service import oidc
+
+    assert api.oidc is not None
+    asyncio.run(oidc.Provider(api.oidc).begin("/"))
 
 
 def _mail(settings: NoticeSettings) -> None:

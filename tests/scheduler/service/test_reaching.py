@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from penstock_loopback.machine import free_ports
 from penstock_scheduler.daemon import penstockd
 from penstock_scheduler.store.sql import open_store
 from tests.scheduler import databases
+from tests.scheduler.service.test_log_in import IdentityProvider, provider
+
+__all__ = ["provider"]
 
 SIMULATED = "[simulated]\nnodes = 't4:2x4'\n"
 
@@ -94,3 +99,55 @@ def test_nothing_is_made_by_the_check(
     assert status == 0
     assert "settings: ok" in out
     assert not (tmp_path / "state").exists()
+
+
+def test_an_identity_provider_that_does_not_answer_or_calls_itself_otherwise_is_found(
+    tmp_path: Path, provider: IdentityProvider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    text = (
+        f"[daemon]\ncluster = 'simulated'\nstate_dir = '{tmp_path / 'state'}'\n[api.oidc]\nissuer = '{{}}'\n"
+        f"client_id = 'penstock'\nclient_secret_file = '{secret}'\npublic_url = 'https://penstock.example.org'\n"
+    )
+    status, _, err = check(tmp_path / "p.toml", text.format(f"http://127.0.0.1:{free_ports(1)}"), capsys)
+    assert status == 1
+    assert "[api.oidc]: the identity provider does not answer" in err
+    status, _, err = check(tmp_path / "p.toml", text.format(f"{provider.url}/"), capsys)
+    assert status == 1
+    assert "it calls itself" in err
+    assert check(tmp_path / "p.toml", text.format(provider.url), capsys)[0] == 0
+    secret.unlink()
+    status, _, err = check(tmp_path / "p.toml", text.format(provider.url), capsys)
+    assert status == 1
+    assert str(secret) in err
+
+
+def test_the_end_of_a_certificate_is_told_and_an_expired_one_is_a_fault(
+    tmp_path: Path, certificate: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, key = certificate
+    text = (
+        f"[daemon]\ncluster = 'simulated'\nstate_dir = '{tmp_path / 'state'}'\n"
+        f"[api]\ntls_certificate = '{made}'\ntls_key = '{key}'\n"
+    )
+    status, out, _ = check(tmp_path / "p.toml", text, capsys)
+    assert status == 0
+    assert f"certificate: {made} expires on {datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}" in out
+    again = [
+        "openssl",
+        "x509",
+        "-in",
+        str(made),
+        "-signkey",
+        str(key),
+        "-days",
+        "-1",
+        "-out",
+        str(tmp_path / "old.pem"),
+    ]
+    subprocess.run(again, check=True, capture_output=True)
+    (tmp_path / "old.pem").replace(made)
+    status, _, err = check(tmp_path / "p.toml", text, capsys)
+    assert status == 1
+    assert f"[api] tls_certificate: {made}: certificate has expired" in err
