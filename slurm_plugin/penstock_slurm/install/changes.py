@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,8 @@ BACKUP_SUFFIX = ".before-penstock"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file as it should be. `edits` is None for a file of Penstock's own, which an uninstall deletes."""
+    """A file as it should be. `edits` is None for a file of Penstock's own. An uninstall deletes it, or restores the file that
+    was in its place."""
 
     path: Path
     after: bytes
@@ -83,7 +84,7 @@ def apply(changes: Sequence[Change], record: Path) -> None:
         entry = entries.setdefault(change.path, Entry(edits=None if change.edits is None else []))
         entry.folders += [folder for folder in change.path.parents if not folder.exists()]
         try:
-            if not known and change.path.exists() and change.edits is not None:
+            if not known and change.path.exists():
                 entry.backup = change.path.with_name(change.path.name + BACKUP_SUFFIX)
                 shutil.copy2(change.path, entry.backup)
             write(change.path, change.after)
@@ -115,10 +116,11 @@ def plan_undo(record: Path) -> list[Undo]:
         raise PenstockError(f"{record} records no installation; was it made with another --config?")
     found = []
     for path, entry in reversed(entries.items()):
+        backup = entry.backup
         if entry.edits is None or not path.exists():
-            found.append(Undo(path, None))
+            found.append(Undo(path, backup.read_bytes() if backup and entry.edits is None else None))
             continue
-        now, backup = path.read_bytes(), entry.backup
+        now = path.read_bytes()
         if hashlib.sha256(now).hexdigest() == entry.sha256:
             found.append(Undo(path, backup.read_bytes() if backup else None))
             continue
@@ -126,6 +128,13 @@ def plan_undo(record: Path) -> list[Undo]:
         message = "".join(f"{path}: the line {edit.after!r} is missing; check the file yourself\n" for edit in lost)
         found.append(Undo(path, None if not text and not backup else text.encode(), message))
     return found
+
+
+def timers(undos: Sequence[Undo]) -> Iterator[str]:
+    """The steps before the units of timers are deleted."""
+    for step in undos:
+        if step.path.suffix == ".timer":
+            yield f"before the files go: systemctl disable --now {step.path.name}"
 
 
 def carry_out(undos: Sequence[Undo], record: Path) -> None:

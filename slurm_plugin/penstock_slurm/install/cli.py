@@ -14,13 +14,14 @@ from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install import changes as files
 from penstock_slurm.install import plan, units
-from penstock_slurm.install.agents import check_agents, to_do_on_nodes, to_undo_on_nodes
+from penstock_slurm.install.agents import check_agents, to_undo_on_nodes
 from penstock_slurm.install.answers import check_answers, check_test_jobs
 from penstock_slurm.install.checks import check_files, check_jobs, check_power_saving, submit_test_job, waiting_jobs
 from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.left_to_do import left_to_do
 from penstock_slurm.install.real_job import check_real_job
 from penstock_slurm.install.site_shape import check_site_shape
-from penstock_slurm.install.sources import build_plugin, source
+from penstock_slurm.install.sources import build_plugin
 
 app = typer.Typer(
     help="sbatch's adaptive flags and the nodes' agents: install, check and remove them.", no_args_is_help=True
@@ -74,28 +75,22 @@ def install(
     wanted = plan.changes(site, library, prefix.absolute(), timer, config)
     for change in wanted:
         typer.echo(change.diff())
-    if plan.own_lua_lacks_ours(site):
-        typer.echo(
-            f"{site.job_submit} is the site's own and does not call penstock.lua: add the lines that\n"
-            f'{source("lua") / "job_submit.lua"} shows, with dofile("{site.module}")\n'
-        )
     if not wanted:
         typer.echo("nothing to change")
-    elif not apply:
-        typer.echo("nothing was changed; --apply makes these changes, keeps backups, and submits test jobs")
-        return
-    else:
+    elif apply:
         files.apply(wanted, site.record)
         _reconfigure(site)
         typer.echo(f"made {len(wanted)} changes, recorded in {site.record}")
-        if kind is plan.Schedule.SYSTEMD:
-            typer.echo("start the timer: systemctl daemon-reload && systemctl enable --now penstock-sync.timer")
-    if apply:
-        typer.echo(f"copy {prefix / 'penstock.so'} and the line in {site.plugstack} to all hosts with sbatch")
-        if site.slurm.agents:
-            typer.echo(to_do_on_nodes(site, prefix.absolute()))
-        typer.echo("")
-        _report(site, user, jobs=True, on_nodes=False)  # the nodes are installed after this host
+    try:
+        if apply:
+            typer.echo("")
+            _report(site, user, jobs=True, on_nodes=False)  # the nodes are installed after this host
+    finally:
+        typer.echo("\nleft to do by hand:")
+        for step in left_to_do(site, prefix.absolute(), config, timer=kind is plan.Schedule.SYSTEMD):
+            typer.echo(f"- {step}")
+    if wanted and not apply:
+        typer.echo("\nnothing was changed; --apply makes these changes, keeps backups, and submits test jobs")
 
 
 @app.command()
@@ -139,7 +134,7 @@ def uninstall(config: Config = CONFIG, apply: Apply = False) -> None:
             typer.echo(
                 "before you release them: scontrol update JobId=JOB TresPerNode=gres:gpu:N, or they start on GPUs of other jobs"
             )
-    for line in to_undo_on_nodes(site):
+    for line in (*to_undo_on_nodes(site), *files.timers(undos)):
         typer.echo(line)
     if not apply:
         typer.echo("nothing was changed; --apply does this")

@@ -72,6 +72,16 @@ def test_a_file_goes_back_byte_for_byte_and_its_mode_stays(tmp_path: Path):
     assert [path.name for path in tmp_path.rglob("*")] == ["slurm.conf"], "the folder that was made goes, too"
 
 
+def test_a_file_of_the_sites_that_has_the_name_of_ours_comes_back(tmp_path: Path):
+    record, cron = tmp_path / changes.RECORD, tmp_path / "penstock"
+    cron.write_text("# the site's own\n")
+    for version in (b"1", b"2"):
+        changes.apply([Change(cron, version)], record)
+    changes.carry_out(changes.plan_undo(record), record)
+    assert cron.read_text() == "# the site's own\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["penstock"]
+
+
 def test_a_folder_that_others_use_now_stays(tmp_path: Path):
     record = tmp_path / changes.RECORD
     changes.apply(

@@ -77,6 +77,7 @@ def test_install_shows_applies_verifies_and_uninstall_restores(bare: FlagSite) -
 
     waiting = bare.submit("--adaptive", "--max-gpus=2")
     dry = bare.penstock("uninstall")
+    assert "before the files go: systemctl disable --now penstock-sync.timer" in dry.output
     assert "nothing was changed" in dry.output
     assert f"would wait forever: {waiting.id}" in dry.output
     assert "-JobSubmitPlugins=lua" in dry.output
@@ -218,13 +219,19 @@ def test_a_site_with_its_own_lua_calls_ours(bare: FlagSite) -> None:
     )
     made = bare.penstock("install", *options(bare, "--schedule", "none", "--apply"))
     assert made.exit_code == 1
-    assert f"{own} is the site's own and does not call penstock.lua: add the lines" in made.output
     assert "FAILED  job_submit.lua calls penstock.lua" in made.output
+    steps = made.output[made.output.index("left to do by hand:") :]
+    assert f"- add to the site's own {own}:" in steps
+    top, submit, modify = (line.split(" --")[0].strip() for line in steps.splitlines()[2:5])
+    for each in ("start penstockd", "copy ", "mount /var/spool/penstock", "check --submit --user NAME"):
+        assert each in steps
+    assert "penstock-sync.timer" not in steps, "there is none"
 
+    text = own.read_text().replace("  return slurm.SUCCESS\nend", f"  {submit}\nend")
     own.write_text(
-        f'local penstock = dofile("{bare.etc}/penstock.lua")\n'
-        + own.read_text().replace(
-            "  return slurm.SUCCESS\nend", "  return penstock.job_submit(job, partitions, uid)\nend"
+        f"{top}\n"
+        + text.replace(
+            "slurm_job_modify() return slurm.SUCCESS", f"slurm_job_modify(job, record, partitions, uid) {modify}"
         )
     )
     later = own.stat().st_mtime + 2
@@ -232,12 +239,16 @@ def test_a_site_with_its_own_lua_calls_ours(bare: FlagSite) -> None:
     assert bare.penstock("check").exit_code == 0
     assert "account closed" in bare.refusal("--account=closed", "--adaptive", "--max-gpus=2")
     assert bare.submit("--adaptive", "--max-gpus=2").admin_comment
+    assert "add to the site's own" not in bare.penstock("install", *options(bare, "--schedule", "none")).output
 
     refused = bare.penstock("uninstall", "--apply")
     assert refused.exit_code == 1
     assert "remove those lines first" in str(refused.exception)
     own.write_text(
-        own.read_text().replace("penstock.job_submit(job, partitions, uid)", "slurm.SUCCESS").split("\n", 1)[1]
+        own.read_text()
+        .replace(submit, "return slurm.SUCCESS")
+        .replace(modify, "return slurm.SUCCESS")
+        .split("\n", 1)[1]
     )
     assert bare.penstock("uninstall", "--apply").exit_code == 0
     assert own.exists()
