@@ -99,6 +99,8 @@ class Acting:
 
     def _nodes_to_keep(self, steps: Sequence[Step], done: Collection[JobId] = ()) -> frozenset[str]:
         """See `kept_nodes`. `done`: the jobs whose commands Slurm has carried out."""
+        if not steps:
+            return frozenset()
         moves, free, emptying = [], dict(self.free), set[str]()
         for each in steps:
             record, job = self.managed.records.get(each.job), self.managed.jobs.get(each.job)

@@ -20,6 +20,7 @@ from penstock_slurm.gateway.base import (
 )
 from penstock_slurm.gateway.fields import ARGUMENT, NOTHING, Fields, duration_s, limit_or_none
 from penstock_slurm.gateway.hostlist import MOST, expand, numbers
+from penstock_slurm.gateway.local_slurm import allocates_memory
 from penstock_slurm.gateway.node_states import OFF
 
 NODE_KEYS = re.compile(
@@ -388,7 +389,7 @@ def parse_features(text: str) -> SlurmFeatures:
         topology=keys.get("TopologyPlugin", "").endswith("/tree"),
         limits=accounting and bool({"limits", "safe", "all"} & set(keys["AccountingStorageEnforce"].split(","))),
         fair_share=accounting and keys["PriorityType"].endswith("/multifactor"),
-        memory="MEMORY" in consumes,
+        memory=allocates_memory(keys),
         cpus_by=next((unit for word, unit in UNITS.items() if word in consumes), ""),
         counts_gpus=accounting and "gres/gpu" in keys.get("AccountingStorageTRES", "").split(","),
         resume_timeout_s=resume_timeout_s(keys),

@@ -20,6 +20,7 @@ from penstock_scheduler.model import (
     Node,
     Phase,
     Placement,
+    Plan,
     Reason,
     ReasonCode,
     Share,
@@ -128,6 +129,14 @@ def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Ass
     else:
         reason = Reason(ReasonCode.IN_FLIGHT, f"on its way to {placement.configuration}")
     return assign(job, placement, reason, snapshot)
+
+
+def left_free(nodes: Sequence[Node], snapshot: Snapshot, plan: Plan) -> FreeGpus:
+    """What a plan leaves free on these nodes."""
+    free, jobs = FreeGpus(nodes, snapshot.limits), {job.id: job for job in snapshot.jobs}
+    for job_id, assignment in plan.assignments.items():
+        free.take(jobs[job_id], assignment.placement)
+    return free
 
 
 def keep(snapshot: Snapshot, free: FreeGpus) -> dict[JobId, Assignment]:

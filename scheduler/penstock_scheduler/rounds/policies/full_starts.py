@@ -27,10 +27,7 @@ class WithFullStarts(Wrapper):
         starts = [job for job in snapshot.jobs if _cannot_grow(snapshot, plan, job)]
         if not starts:
             return plan
-        book = FreeGpus.of(snapshot)
-        for job in snapshot.jobs:
-            if (given := plan.assignments.get(job.id)) is not None:
-                book.take(job, given.placement)
+        book = common.left_free(snapshot.nodes, snapshot, plan)
         larger = {}
         for job in sorted(starts, key=lambda job: job.in_order):
             if (found := _larger(snapshot, book, job, plan.assignments[job.id])) is not None:

@@ -8,9 +8,8 @@ gets the fewest GPUs that it can use, because others lose their work for them, a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-from penstock_scheduler.model import Job, Node, Outranks, Phase, Placement, Plan, Reason, ReasonCode, Snapshot
+from penstock_scheduler.model import Job, Outranks, Phase, Placement, Plan, Reason, ReasonCode, Snapshot
 from penstock_scheduler.rounds.free_gpus import FreeGpus, is_open
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.wrapper import Wrapper
@@ -27,13 +26,13 @@ class Preempting(Wrapper):
         there = [node for node in snapshot.nodes if node.preemptible]
         if not there:
             return plan
-        free = _free(there, snapshot, plan)
+        free = common.left_free(there, snapshot, plan)
         emptied: dict[frozenset[str], FreeGpus] = {}
         for job in sorted(snapshot.jobs, key=lambda each: each.in_order):
             if job.outranks is None or not _waits(job, plan):
                 continue
             if (ranks := job.outranks.ranks) not in emptied:
-                emptied[ranks] = _free([node.without(ranks) for node in there], snapshot, plan)
+                emptied[ranks] = common.left_free([node.without(ranks) for node in there], snapshot, plan)
             found = _place(snapshot, job, job.outranks, emptied[ranks])
             if found is None or free.has(found):  # the policy keeps what is free for others
                 continue
@@ -50,14 +49,6 @@ def _waits(job: Job, plan: Plan) -> bool:
     """Whether the job gets nothing in this round because others have the GPUs."""
     reason = plan.waiting.get(job.id)
     return job.phase is Phase.QUEUED and reason is not None and reason.code in WAITS
-
-
-def _free(nodes: Sequence[Node], snapshot: Snapshot, plan: Plan) -> FreeGpus:
-    """What the plan leaves free on these nodes."""
-    book, jobs = FreeGpus(nodes, snapshot.limits), {job.id: job for job in snapshot.jobs}
-    for job_id, given in plan.assignments.items():
-        book.take(jobs[job_id], given.placement)
-    return book
 
 
 def _place(snapshot: Snapshot, job: Job, above: Outranks, free: FreeGpus) -> Placement | None:
