@@ -25,6 +25,9 @@ GONE = frozenset({"shutting-down", "terminated"})
 """States in which an instance no longer costs anything."""
 
 
+AT_ONCE = 100
+"""Most instances that one call ends. EC2 allows 1,000, and advises fewer."""
+
 NO_FLEETS = frozenset({"InvalidAction", "UnauthorizedOperation", "UnsupportedOperation"})
 """Errors of CreateFleet that launched nothing, and after which RunInstances may still succeed."""
 
@@ -347,7 +350,7 @@ class Ec2:
             raise refusal("InsufficientInstanceCapacity", "EC2 returned an empty fleet without a reason")
         told = [refusal(code, words) for code, words in errors]
         # Zones may fail for different reasons, such as capacity and quota. The gravest error counts.
-        gravest = (Kind.CONFIG, Kind.QUOTA, Kind.THROTTLED, Kind.CAPACITY)
+        gravest = (Kind.CONFIG, Kind.UNKNOWN, Kind.QUOTA, Kind.THROTTLED, Kind.CAPACITY)
         raise min(told, key=lambda error: gravest.index(error.kind))
 
     def _one_by_one(self, launch: _Launch) -> list[str]:
@@ -432,13 +435,29 @@ class Ec2:
             asked["NextToken"] = page["NextToken"]
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """End instances. Those that are gone already are ignored."""
-        for id_ in ids:  # one by one, since a single unknown id would make the whole call fail
+        """End instances, a hundred in a call. Those that are gone already are ignored.
+
+        EC2 ends none of a call's instances if it refuses one of them, such as one that it does not know any more. So each
+        instance of a refused call is ended by itself, and a refusal of some is raised after the others have ended.
+        """
+        refused: LaunchFailed | None = None
+        for first in range(0, len(ids), AT_ONCE):
+            some = list(ids[first : first + AT_ONCE])
             try:
-                self._ask("terminate_instances", InstanceIds=[id_])
+                self._ask("terminate_instances", InstanceIds=some)
             except LaunchFailed as error:
-                if error.code != "InvalidInstanceID.NotFound":
+                if error.kind in (Kind.LOST, Kind.THROTTLED):
                     raise
+                if len(some) == 1:
+                    refused = refused if error.code == "InvalidInstanceID.NotFound" else error
+                    continue
+                for id_ in some:
+                    try:
+                        self.terminate([id_])
+                    except LaunchFailed as one:
+                        refused = one
+        if refused is not None:
+            raise refused
 
     def _order_tags(self, order: Order) -> Tags:
         extra = [{"Key": key, "Value": value} for key, value in sorted(self._settings.tags.items())]

@@ -1,7 +1,7 @@
 """The meaning of EC2's errors: each error code has a kind, and each kind has its own reaction.
 
-The codes are from AWS, "Error codes for the Amazon EC2 API". A code that is not in the table counts as throttling if EC2 itself
-failed (status 500 and above), and otherwise as an error for the admin, since stopping is cheaper than guessing.
+The codes are from AWS, "Error codes for the Amazon EC2 API". A code that neither the table nor a rule knows counts as throttling
+if EC2 itself failed (status 500 and above). Otherwise it is unknown, and stops only the offer that was ordered.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import Any
 from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
 
 KINDS: dict[str, Kind] = {
-    "InsufficientInstanceCapacity": Kind.CAPACITY,
-    "InsufficientHostCapacity": Kind.CAPACITY,
-    "InsufficientReservedInstanceCapacity": Kind.CAPACITY,
-    "InsufficientCapacity": Kind.CAPACITY,
     "ReservationCapacityExceeded": Kind.CAPACITY,
-    "InsufficientFreeAddressesInSubnet": Kind.CAPACITY,
     "SpotMaxPriceTooLow": Kind.CAPACITY,
     "UnfulfillableCapacity": Kind.CAPACITY,
     "Unsupported": Kind.CAPACITY,  # this type is not offered in this zone
-    "VcpuLimitExceeded": Kind.QUOTA,
-    "InstanceLimitExceeded": Kind.QUOTA,
-    "MaxSpotInstanceCountExceeded": Kind.QUOTA,
-    "MaxSpotFleetRequestCountExceeded": Kind.QUOTA,
-    "SpotInstanceCountLimitExceeded": Kind.QUOTA,
-    "VolumeLimitExceeded": Kind.QUOTA,
+    "VolumeTypeNotAvailableInZone": Kind.CAPACITY,
+    "VolumeIOPSLimit": Kind.QUOTA,
     "RequestLimitExceeded": Kind.THROTTLED,
+    "BandwidthLimitExceeded": Kind.THROTTLED,
     "RequestResourceCountExceeded": Kind.THROTTLED,
     "Throttling": Kind.THROTTLED,
     "ThrottlingException": Kind.THROTTLED,
     "EC2ThrottledException": Kind.THROTTLED,
+    "ThrottledException": Kind.THROTTLED,
+    "RequestThrottled": Kind.THROTTLED,
+    "RequestThrottledException": Kind.THROTTLED,
     "TooManyRequestsException": Kind.THROTTLED,
+    "PriorRequestNotComplete": Kind.THROTTLED,
+    "RequestTimeout": Kind.THROTTLED,
+    "RequestTimeoutException": Kind.THROTTLED,
+    "ConcurrentTagAccess": Kind.THROTTLED,
+    "IncorrectState": Kind.THROTTLED,
     "Unavailable": Kind.THROTTLED,
     "ServiceUnavailable": Kind.THROTTLED,
     "InternalError": Kind.THROTTLED,
@@ -47,12 +47,43 @@ NOT_IN_ZONE = "not supported in your requested Availability Zone"
 """Part of EC2's message if a zone does not offer a type: the error code of a fleet does not tell that."""
 
 
+ALL = (
+    "AuthFailure",
+    "UnauthorizedOperation",
+    "AccessDenied",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+    "MissingAuthenticationToken",
+    "OptInRequired",
+    "Blocked",
+    "PendingVerification",
+    "InvalidAMIID",
+    "InvalidSubnet",
+    "InvalidGroup",
+    "InvalidSecurityGroup",
+    "InvalidLaunchTemplate",
+)
+"""How codes begin that concern every order of a region: the credentials, the account, and what all instances have in common."""
+
+
 def refusal(code: str, words: str, status: int = 400) -> LaunchFailed:
     """The error for one of EC2's error codes."""
+    return LaunchFailed(_kind(code, words, status), code, words)
+
+
+def _kind(code: str, words: str, status: int) -> Kind:
     if code == "InvalidFleetConfiguration" and NOT_IN_ZONE in words:
-        return LaunchFailed(Kind.CAPACITY, code, words)
-    kind = KINDS.get(code, Kind.THROTTLED if status >= 500 else Kind.CONFIG)
-    return LaunchFailed(kind, code, words)
+        return Kind.CAPACITY
+    if code in KINDS:
+        return KINDS[code]
+    if code.startswith("Insufficient"):
+        return Kind.CAPACITY
+    if code.endswith(("LimitExceeded", "CountExceeded")):
+        return Kind.QUOTA
+    if code.startswith(ALL) or not code:
+        return Kind.CONFIG
+    return Kind.THROTTLED if status >= 500 else Kind.UNKNOWN
 
 
 def understood(error: Any) -> LaunchFailed:

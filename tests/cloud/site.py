@@ -251,8 +251,12 @@ class CloudSite:
         """Do what a round does that sends the job to the cloud, with a tick before and after it."""
         self.tick()
         self.round += 1
-        self.tick(BurstJob(job, self.round, offer, usd))
+        self.tick(self.order(job, offer, usd))
         self.tick()
+
+    def order(self, job: str, offer: str = "g5.xlarge", usd: float = 5.0) -> BurstJob:
+        """The action of a round that sends the job to the cloud."""
+        return BurstJob(job, self.round, offer, usd)
 
     def recall(self, job: str) -> None:
         self.tick(Recall(job, self.round))

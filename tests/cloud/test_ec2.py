@@ -252,7 +252,7 @@ def test_a_type_that_a_zone_does_not_offer_is_no_bad_configuration(site: CloudSi
     site.send("7")
     site.until(lambda: not site.state.runs)
     assert {offer.id.split("x ")[-1] for offer in site.tick().offers} == {"g4dn.xlarge"}
-    assert refusal("InvalidFleetConfiguration", "The fleet request is malformed").kind is Kind.CONFIG
+    assert refusal("InvalidFleetConfiguration", "The fleet request is malformed").kind is Kind.UNKNOWN
 
 
 def test_data_that_goes_along_is_within_what_is_committed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from penstock_scheduler.burst.manager.book import Book
 from penstock_scheduler.burst.manager.places import Listing, Places
@@ -26,6 +26,13 @@ QUIET_S = 15.0
 """How long a place that has lost an answer is not asked, if there are others: each call may take its whole time limit."""
 
 
+AGAIN_S = 60.0
+"""Seconds after which an instance that nobody has seen end is ended again."""
+
+SOON_AGAIN_S = 5.0
+"""The same after a refusal."""
+
+
 class Instances:
     """See the module.
 
@@ -45,6 +52,8 @@ class Instances:
         self._quiet_until_s: dict[str, float] = {}
         self._heard: frozenset[str] = frozenset()
         self._settled: set[str] = set()
+        self._again_s: dict[str, float] = {}
+        """Instance -> when it may be ended again."""
         self._looked_s = -1e18
         self._now_s = 0.0
 
@@ -159,24 +168,50 @@ class Instances:
                 )
             raise
 
-    def end(self, run: BurstRun, now_s: float, *, save: Callable[[BurstRun], None]) -> tuple[BurstRun, bool]:
-        """End all instances of a run. Returns the run, and whether the provider says that all of them are gone.
+    def end_all(self, runs: Iterable[BurstRun], now_s: float) -> None:
+        """End the instances of these runs that are not known to have ended, by their ids: no listing is needed.
 
-        An order with a lost answer may have launched instances that are not in the record. They have the run's tag.
+        All of a place are ended in one call. A refusal is noted, and the call is repeated later.
         """
-        found = self._places.of_run(run)
-        adopted = _with_instances(run, found.values())
-        if adopted != run:
-            run = adopted
-            save(run)
-        alive = [seen.id for seen in found.values() if not seen.gone]
-        unseen = [s.instance for s in run.slots if s.instance and s.ended_s is None and s.instance not in found]
-        if alive or unseen:
-            self.terminate(run.region, [*alive, *unseen])
-            self.seen = None  # earlier observations are out of date
-            found = self._places.of_run(run)
-        run = self._places.with_times(run, found, now_s)
-        return run, all(slot.instance is None or slot.ended_s is not None for slot in run.slots)
+        wanted: dict[str, list[str]] = {}
+        for run in runs:
+            due = [id_ for id_ in self.alive(run) if now_s >= self._again_s.get(id_, now_s)]
+            wanted.setdefault(run.region, []).extend(due)
+        for place in sorted(wanted, key=lambda name: name in self.silent):  # those that answer first
+            if not (ids := wanted[place]):
+                continue
+            self._again_s |= dict.fromkeys(ids, now_s + AGAIN_S)
+            try:
+                self.terminate(place, ids)
+            except LaunchFailed as error:
+                log.warning("the cloud does not end instances", extra={"place": place, "text": str(error)})
+                if error.kind is not Kind.LOST:  # a lost call has taken its whole time limit
+                    self._again_s |= dict.fromkeys(ids, now_s + SOON_AGAIN_S)
+                self.note(place, error)
+
+    def alive(self, run: BurstRun) -> list[str]:
+        """Ids of the run's instances that may still run: those of its record, and those that have its tag."""
+        ids = {slot.instance: None for slot in run.slots if slot.instance is not None and slot.ended_s is None}
+        ids |= dict.fromkeys(seen.id for seen in self._tagged(run) if not seen.gone)
+        return list(ids)
+
+    def _tagged(self, run: BurstRun) -> list[DescribedInstance]:
+        """The instances with the run's tag that this pass has listed."""
+        return (
+            [] if self.seen is None else [seen for seen in self.seen.found.values() if seen.tags.get("run") == run.id]
+        )
+
+    def with_strays(self, run: BurstRun) -> BurstRun:
+        """The run with the instances that a launch with a lost answer has made: they have the run's tag."""
+        return _with_instances(run, self._tagged(run))
+
+    def has_ended(self, run: BurstRun) -> bool:
+        """Whether the provider has said in this pass that all instances of the run are gone."""
+        if self.seen is None or run.region not in self.seen.heard or self.alive(run):
+            return False
+        for slot in run.slots:
+            self._again_s.pop(slot.instance or "", None)
+        return True
 
     def protect(self, why: str) -> None:
         """Begin protected mode, also for later daemons."""

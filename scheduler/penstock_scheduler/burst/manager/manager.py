@@ -13,16 +13,17 @@ The *pass* does all that asks a provider, in a thread of its own. docs/decisions
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from uuid import uuid4
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.ports import Clock, CloudNodes
 from penstock_scheduler.burst.deciding.choices import within
 from penstock_scheduler.burst.deciding.estimates import Gravity
-from penstock_scheduler.burst.deciding.states import Fact, Transition, step
+from penstock_scheduler.burst.deciding.states import TABLE, Fact, Transition, step
 from penstock_scheduler.burst.manager.book import Book, Unreadable
 from penstock_scheduler.burst.manager.cluster_side import ClusterSide
 from penstock_scheduler.burst.manager.facts import LEAVE_PATIENCE_S, LEAVE_S, ORDER_PATIENCE_S, Facts, World
@@ -30,7 +31,7 @@ from penstock_scheduler.burst.manager.history import SiteHistory
 from penstock_scheduler.burst.manager.instances import Instances
 from penstock_scheduler.burst.manager.offers import Offers
 from penstock_scheduler.burst.manager.places import Places
-from penstock_scheduler.burst.manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, line, pause_s
+from penstock_scheduler.burst.manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, pause_s
 from penstock_scheduler.burst.manager.runs import BurstRun, Slot
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.burst.manager.share import SharedFolder
@@ -60,6 +61,14 @@ log = logging.getLogger(__name__)
 
 SOON_S = 5.0
 """Seconds between two listings while instances start or end."""
+
+UNENDED_S = 600.0
+"""Seconds after which an instance that should have ended is told to the admin."""
+
+JOB_OVER: dict[str, Transition] = {
+    row.state: row for row in TABLE if row.fact in (Fact.JOB_GONE, Fact.HAS_LEFT) and row.state != "ordered"
+}
+"""State of a run with instances -> its transition once its job is over."""
 
 LEAVES = ("leaving", "ending")
 """States of a run whose job is asked to leave its nodes."""
@@ -105,8 +114,11 @@ class BurstManager:
         self._retry_s: dict[str, float] = {}
         self._words: dict[JobId, str] = {}
         self._leaving_s: dict[str, float] = {}
+        self._ending_s: dict[str, float] = {}
+        self._advanced = ""  # the run that the pass is in the middle of
         self._fetched: set[str] = set()  # detached runs that have all their files back
         self._boot_failures = 0
+        self._boot_failed_s = -math.inf
         self._jobs_seen: dict[JobId, Job] = {}
         self._asks: list[Action] = []
         self._asked: list[Action] = []
@@ -120,6 +132,7 @@ class BurstManager:
         first observation: the loop's first look at the cluster may find that the store is older."""
         self._lock = threading.Lock() if lock is None else lock
         self._worker = None if lock is None else Worker(self._pass, lock)
+        self._ender = None if lock is None else Worker(self._end_all, lock)
 
     @property
     def runs(self) -> Sequence[BurstRun]:
@@ -144,9 +157,10 @@ class BurstManager:
                 self._older_store = self._store.control(OLDER_STORE) is not None
             self._meet_cluster(jobs)
             if self._worker is None:
+                self._end_all()
                 self._pass()
-        if self._worker is not None:
-            self._worker.wake()
+        for worker in filter(None, (self._ender, self._worker)):
+            worker.wake()
         with self._lock:
             if self._older_store:
                 raise ClusterAway(
@@ -191,6 +205,20 @@ class BurstManager:
             self._cluster.meet(self._book.runs.values(), {bad.job for bad in self._book.unreadable.values()})
         self._book.count_queue_times(jobs, self._clock.now_s())
 
+    def _end_all(self) -> None:
+        """End what belongs to jobs that are over, by what is known. No listing, order or rule of a pass holds it up."""
+        if self._older_store is not False:
+            return
+        now_s = self._clock.now_s()
+        for run in tuple(self._book.runs.values()):
+            row = JOB_OVER.get(run.state)
+            if row is not None and run.job not in self._jobs_seen and run.id != self._advanced:
+                self._take(run, None, row, run.why or Fact.JOB_GONE.value, now_s)
+        ending = [run for run in self._book.runs.values() if run.state == "ending"]
+        for run in ending:
+            self._ending_s.setdefault(run.id, now_s)
+        self._instances.end_all(ending, now_s)
+
     def _pass(self) -> None:
         """The part that asks the cloud: one step of each run, the sweep, and new offers."""
         now_s = self._clock.now_s()
@@ -201,7 +229,11 @@ class BurstManager:
             return None
         for run in tuple(self._book.runs.values()):
             # As it is by now: listing took its time, and the loop may have ordered this run meanwhile, for a new job.
-            self._advance(self._book.runs[run.id], self._jobs_seen.get(run.job), self._clock.now_s())
+            self._advanced = run.id
+            try:
+                self._advance(self._book.runs[run.id], self._jobs_seen.get(run.job), self._clock.now_s())
+            finally:
+                self._advanced = ""
         self._instances.sweep(self._jobs_seen)
         self._asked = self._asks
         self._words = {job: text for job, text in self._words.items() if job in self._jobs_seen}
@@ -237,7 +269,7 @@ class BurstManager:
         return True
 
     def _look(self, now_s: float) -> None:
-        busy = any(run.state in ("booting", "leaving") for run in self._book.runs.values())
+        busy = any(run.state in ("booting", "leaving", "ending") for run in self._book.runs.values())
         self._instances.look(now_s, min(SOON_S, self._settings.reconcile_s) if busy else self._settings.reconcile_s)
         if self._instances.seen is not None:
             self._share_trouble = self._share.trouble()
@@ -270,9 +302,20 @@ class BurstManager:
             closed=self._closed(now_s),
             troubles=(
                 *(bad.trouble for bad in self._book.unreadable.values()),
+                *self._unended(now_s),
                 *filter(None, [self._offers.stale(now_s), self._share_trouble]),
             ),
         )
+
+    def _unended(self, now_s: float) -> Iterator[str]:
+        """Instances that cost money although they should have ended long ago, each with the remedy."""
+        for run in self._book.runs.values():
+            late_s = now_s - self._ending_s.get(run.id, now_s)
+            if late_s >= UNENDED_S and (ids := self._instances.alive(run)):
+                yield (
+                    f"{', '.join(ids)} of job {run.job} has not ended in {late_s / 60:.0f} min, or {run.region} does not say; "
+                    f"it costs ${run.usd_per_h:.2f} an hour: end it in the provider's console"
+                )
 
     def _closed(self, now_s: float) -> tuple[str, ...]:
         protected = self._instances.protected
@@ -284,13 +327,13 @@ class BurstManager:
             told.append(
                 f"{names} have lost the tag penstock:site, so they are found only by their runs; set the tag again"
             )
-        thread = "" if self._worker is None else self._worker.trouble
+        threads = [worker.trouble for worker in (self._worker, self._ender) if worker is not None]
         told += [
             self._offers.stale(now_s),
             *self._offers.troubles(),
             self._instances.away,
             self._guests.trouble,
-            thread,
+            *threads,
         ]
         return tuple(text for text in told if text)
 
@@ -436,34 +479,22 @@ class BurstManager:
         except KeyError:
             return {Fact.REFUSED: f"this machine does not know the user {run.user}"}
         self._save(launched)
-        self._offers.pauses.over(self._offers.key(run.region, line(run.instance_type, run.market)))
+        self._offers.launched(run)
         return {Fact.LAUNCHED: "all its instances were launched"}
 
     def _refused(self, run: BurstRun, error: LaunchFailed, now_s: float) -> dict[Fact, str]:
-        settings, pauses = self._settings, self._offers.pauses
         self._instances.note(run.region, error)
         if error.kind in (Kind.THROTTLED, Kind.LOST) and now_s - run.ordered_s < ORDER_PATIENCE_S:
             self._tries[run.id] = self._tries.get(run.id, 0) + 1
             self._retry_s[run.id] = now_s + pause_s(self._tries[run.id], self._rng)
             log.info("asks the cloud again", extra={"run": run.id, "tries": self._tries[run.id], "text": str(error)})
             return {}
-        match error.kind:
-            case Kind.CAPACITY:
-                what = self._offers.key(run.region, line(run.instance_type, run.market))
-                pauses.rest(what, now_s, settings.capacity_back_off_s, str(error))
-            case Kind.QUOTA:
-                what = self._offers.key(run.region, line(run.instance_type.split(".")[0], run.market))
-                pauses.rest(what, now_s, settings.quota_back_off_s, str(error))
-                log.error(
-                    "a quota is used up: ask the provider to raise it, or remove the type from [cloud]",
-                    extra={"place": run.region, "text": str(error)},
-                )
-            case Kind.CONFIG:
-                self._instances.protect_place(
-                    run.region, f"{run.region} refuses the request that [cloud] describes: {error}"
-                )
-            case _:
-                pass
+        if error.kind is Kind.CONFIG:
+            self._instances.protect_place(
+                run.region, f"{run.region} refuses the request that [cloud] describes: {error}"
+            )
+        else:
+            self._offers.refused(run, error, now_s)
         return {Fact.REFUSED: f"{error.kind}: {error}"}
 
     def _note_request(self, run: BurstRun, job: Job | None) -> BurstRun:
@@ -485,13 +516,14 @@ class BurstManager:
         self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))
 
     def _boot_failed(self, run: BurstRun, why: str, now_s: float) -> None:
-        self._boot_failures += 1
+        self._offers.boot_failed(run, why, now_s)
+        if run.ordered_s < self._boot_failed_s:
+            return  # it was ordered before the last failure was known, and may have failed for the same reason
+        self._boot_failures, self._boot_failed_s = self._boot_failures + 1, now_s
         if self._boot_failures >= self._settings.protected_after:
             self._instances.protect(
                 f"{self._boot_failures} boots in a row failed, the last one: {why}; read the instance's console output"
             )
-        what = self._offers.key(run.region, line(run.instance_type, run.market))
-        self._offers.pauses.rest(what, now_s, self._settings.capacity_back_off_s, why)
 
     def _ask_to_leave(self, run: BurstRun, facts: Facts) -> None:
         looked = self._instances.seen is not None
@@ -507,15 +539,13 @@ class BurstManager:
         self._asks.append(Hold(run.job, run.round))
 
     def _end(self, run: BurstRun, job: Job | None, now_s: float) -> dict[Fact, str]:
-        """End the instances and release the nodes. Returns whether the provider and Slurm have let go of all of them."""
+        """Release the nodes once all instances have ended. Returns whether the provider and Slurm have let go of them."""
         mine = job is not None and job.phase is not Phase.QUEUED and Facts(self._world, run, job, now_s).at_nodes
         if mine:
             self._asks.append(Hold(run.job, run.round))
-        if run.region in self._instances.silent:
-            return {}
-        run, gone = self._instances.end(run, now_s, save=self._save)
-        self._book.runs[run.id] = run
-        if not gone or not self._cluster.power_down(run):
+        if (whole := self._instances.with_strays(run)) != run:
+            self._save(run := whole)
+        if not self._instances.has_ended(run) or not self._cluster.power_down(run):
             return {}
         if mine and now_s - run.ordered_s < run.lifetime_s + LEAVE_PATIENCE_S:
             return {}  # Slurm still has these nodes allocated to it; until it is queued, it stays a run in the cloud
@@ -529,7 +559,7 @@ class BurstManager:
         try:
             self._places.of(run.region).tidy(run.id)
         except LaunchFailed as error:
-            if error.kind is not Kind.CONFIG:
+            if error.kind in (Kind.THROTTLED, Kind.LOST):
                 raise
             log.warning("a leftover of the run stays", extra={"run": run.id, "text": str(error)})
         if left := self._guests.tidy(run.id, run.job):
@@ -548,7 +578,7 @@ class BurstManager:
         self._book.save(run, self._clock.now_s(), *lines)
         if run.state == "over":
             self._cluster.forget(run)
-            for table in (self._tries, self._retry_s, self._leaving_s):
+            for table in (self._tries, self._retry_s, self._leaving_s, self._ending_s):
                 table.pop(run.id, None)
             self._fetched.discard(run.id)
             self._recalled.discard(run.id)

@@ -35,7 +35,9 @@ class Kind(StrEnum):
     LOST = "no answer"
     """The result is unknown: repeat the request with the same token."""
     CONFIG = "configuration"
-    """Stop launching, and tell the admin."""
+    """It concerns every order: stop launching, and tell the admin."""
+    UNKNOWN = "unknown"
+    """Avoid this type and market for a while, and tell the admin."""
 
 
 class LaunchFailed(Exception):

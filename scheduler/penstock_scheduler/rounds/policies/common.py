@@ -132,7 +132,7 @@ def pinned_assignment(job: Job, placement: Placement, snapshot: Snapshot) -> Ass
 
 
 def left_free(nodes: Sequence[Node], snapshot: Snapshot, plan: Plan) -> FreeGpus:
-    """What a plan leaves free on these nodes."""
+    """The GPUs that a plan leaves free on these nodes."""
     free, jobs = FreeGpus(nodes, snapshot.limits), {job.id: job for job in snapshot.jobs}
     for job_id, assignment in plan.assignments.items():
         free.take(jobs[job_id], assignment.placement)
