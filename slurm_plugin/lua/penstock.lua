@@ -947,6 +947,11 @@ local function adapt(job, visible, given)
       if not request.gpus and request.tasks then slurm.log_user("%s", TASK_A_GPU) end
       if job.req_nodes then job.req_nodes = "" end -- Slurm would give the job all of them, and the daemon overwrites it
       if begin ~= 0 then notes = notes .. string.format(',"penstock_begin_s":%d', begin) end
+      -- What salloc and srun start has the user's own environment.
+      if job.script and (job.environment[SPOOL] or "") == "" then
+        if site.spool then job.environment[SPOOL] = site.spool end
+        notes = notes .. ',"penstock_spool":' .. quoted(((site.spool or ""):gsub('["\\]', "\\%0")))
+      end
       if site.plain_after_s then
         notes = notes .. string.format(',"penstock_plain":{"partition":"%s","nodes":%d,"gpus_per_node":%d}', partition.name, nodes, gpus)
         job.begin_time = math.max(os.time(), begin) + site.plain_after_s
@@ -956,8 +961,6 @@ local function adapt(job, visible, given)
         job.priority = 0
       end
       job.admin_comment = json:sub(1, -2) .. notes .. "}"
-      -- What salloc and srun start has the user's own environment.
-      if job.script and site.spool and (job.environment[SPOOL] or "") == "" then job.environment[SPOOL] = site.spool end
       if spec["non-preemptible"] ~= "yes" and spec.checkpointable ~= "yes" and not spec["checkpoint-every"] then
         slurm.log_user("%s", UNSAVED)
       end

@@ -180,6 +180,7 @@ class SlurmCluster:
             managed.unseen,
             managed.told_round,
             self._plain(jobs, nodes),
+            managed.unspooled,
         )
 
     def _read(self, *, look_back: bool) -> Records:

@@ -51,6 +51,19 @@ def test_a_job_finds_the_spool_without_any_word_of_its_user(flag_site: Site, opt
     wait_for(lambda: said.read_text().strip() == str(flag_site.spool), 20, "the spool")
 
 
+def test_a_requeued_job_and_its_steps_find_the_spool(flag_site: Site) -> None:
+    said = flag_site.spool.parent / "said"
+    script = f"srun printenv PENSTOCK_SPOOL >{said}$SLURM_RESTART_COUNT; sleep 600"
+    words = ("--adaptive", "--max-gpus=1", "--output=/dev/null", f"--wrap={script}")
+    job = flag_site.slurm.command("sbatch", "--parsable", *words).stdout.strip()
+    for restarts in ("", "1"):
+        path = said.with_name(f"said{restarts}")
+        wait_for(lambda path=path: path.exists() and path.read_text(), 120, f"{path}", details=flag_site.tail)
+        assert path.read_text().strip() == str(flag_site.spool)
+        flag_site.slurm.command("scontrol", "requeue", job, check=not restarts)
+    flag_site.slurm.command("scancel", job)
+
+
 SIZES = {"t4": (1, 2), "rtx": (1, 4), "v100": (2, 2), "a100": (1, 1)}
 """Nodes of each GPU type, and the GPUs of one: moves along these types go from 2 GPUs to 4, to 4 on two nodes, and to 1."""
 

@@ -20,7 +20,7 @@ from penstock_scheduler.cli.jobs import LIVE
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import data_size, duration
 from penstock_scheduler.rounds.plan_check import DIFFERS, NONE_STARTS
-from penstock_scheduler.safety.health import INCOMPLETE, SILENT, UNHEARD
+from penstock_scheduler.safety.health import INCOMPLETE, SILENT, UNHEARD, UNSPOOLED
 
 if TYPE_CHECKING:
     from penstock_scheduler.api.access_messages import Identity
@@ -175,13 +175,13 @@ def _warning(warning: str, differ: list[str], waits: list[str]) -> Check:
         return "GPUs", False, "; ".join([warning, *differ])
     if warning.startswith(NONE_STARTS):
         return "starts", False, "; ".join([warning, *waits])
-    return _about(warning), WARNING, warning
+    return _about(warning), False if warning.startswith((UNHEARD, UNSPOOLED)) else WARNING, warning
 
 
 def _about(warning: str) -> str:
     """What a warning of the daemon is about."""
     begins = {REFUSED: "plan gate", LOST: "moves", INCOMPLETE: "view of the cluster"}
-    begins |= dict.fromkeys((SILENT, UNHEARD), "job reports")
+    begins |= dict.fromkeys((SILENT, UNHEARD, UNSPOOLED), "job reports")
     return next((what for text, what in begins.items() if warning.startswith(text)), "Slurm's answers")
 
 

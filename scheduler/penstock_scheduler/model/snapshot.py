@@ -54,6 +54,8 @@ class ClusterState:
     without this round is older than the jobs."""
     plain: tuple[PlainJob, ...] = ()
     """Plain jobs that wait for GPUs, for the queue."""
+    unspooled: frozenset[JobId] = frozenset()
+    """Jobs that were not told to report to the daemon's spool, although the site tells each job where to report."""
 
     present: Mapping[JobId, Job] = field(init=False, repr=False, compare=False)
     """All jobs, also those that wait for something else than GPUs, and `unseen`."""

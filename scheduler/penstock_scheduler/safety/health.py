@@ -26,8 +26,10 @@ MOST_NAMED = 5
 """Jobs that a warning names."""
 SILENT = "no report of a job has come"
 """How the warning of silent jobs begins."""
-UNHEARD = "runs that report nothing, although an earlier run of the same job did"
+UNHEARD = "runs that report nothing, although their scripts should"
 """How the warning of such runs begins."""
+UNSPOOLED = "running jobs that cannot report"
+"""How the warning of jobs begins that job_submit.lua has sent to another spool, or to none."""
 INCOMPLETE = "the view of the cluster is incomplete"
 """How the warning of an incomplete observation begins."""
 PROTECTED = "the cloud is in protected mode, so no job may leave"
@@ -214,6 +216,8 @@ class Findings:
     """That Slurm has started no job for several rounds, although GPUs are free. Empty if it has."""
     unheard: Sequence[str] = ()
     """Jobs with such a run, which has gone on for longer than `HealthSettings.reports_s`; see `UNHEARD`."""
+    unspooled: Sequence[str] = ()
+    """Running jobs that have not reported and were not told to report to the daemon's spool."""
     doubted: int = 0
     """Jobs of which a claim does not hold (`JobFacts.doubts`)."""
 
@@ -307,15 +311,23 @@ def reports_warning(found: Findings, settings: HealthSettings) -> str:
     )
 
 
+def _named(jobs: Sequence[str]) -> str:
+    return ", ".join(jobs[:MOST_NAMED]) + (" and others" if len(jobs) > MOST_NAMED else "")
+
+
 def warnings(found: Findings, settings: HealthSettings) -> list[str]:
     """What will become a problem, as sentences with the remedy."""
     told = [disk_warning(disk, settings) for disk in found.disks if not disk_problem(disk, found.now_s, settings)]
     told.append(reports_warning(found, settings))
-    if found.unheard:
-        jobs = ", ".join(found.unheard[:MOST_NAMED]) + (" and others" if len(found.unheard) > MOST_NAMED else "")
+    if found.unspooled:
         told.append(
-            f"{UNHEARD}: of {jobs}, for {duration(settings.reports_s)} or longer; look at the job's output, and whether its "
-            "node has the spool (penstock slurm check --submit)"
+            f"{UNSPOOLED}: {_named(found.unspooled)}; their PENSTOCK_SPOOL is not this penstockd's spool, because "
+            "penstock_site.lua lacks it or names another one: run `penstock slurm sync`, and submit the jobs again"
+        )
+    if found.unheard:
+        told.append(
+            f"{UNHEARD}: of {_named(found.unheard)}, for {duration(settings.reports_s)} or longer; look at the job's output, and "
+            "whether its node has the spool (penstock slurm check --submit)"
         )
     told += [found.differs, found.none_starts]
     told.append(f"{INCOMPLETE}: {found.incomplete}" if found.incomplete else "")

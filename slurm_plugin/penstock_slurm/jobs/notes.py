@@ -1,7 +1,8 @@
 """Notes about a job in its AdminComment, which only the site can write: JSON with some of these keys.
 
-job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain``, ``penstock_begin_s``, ``penstock_nodes`` and
-``penstock_request``. The daemon writes ``penstock_says``, a message to the job's user, and ``penstock_shares``.
+job_submit.lua writes ``penstock`` (the job spec), ``penstock_plain``, ``penstock_begin_s``, ``penstock_nodes``,
+``penstock_request`` and ``penstock_spool``. The daemon writes ``penstock_says``, a message to the job's user, and
+``penstock_shares``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 from penstock_scheduler.model import NodeChoice
@@ -37,6 +39,9 @@ record of its nodes."""
 
 REQUEST = "penstock_request"
 """How the job's tasks, CPUs and memory follow its GPUs, by the names of `Request`'s fields."""
+
+SPOOL = "penstock_spool"
+"""Where job_submit.lua told the job to report; empty if it did not know. Absent where the user chose the place."""
 
 MOST = 2**64
 """The largest number in a note. Slurm's own are smaller."""
@@ -81,6 +86,12 @@ def with_note(job: SlurmJob, key: str, value: Any) -> str | None:
     if (ours or {}).get(key) == value:
         return None
     return json.dumps(kept | ({} if value is None else {key: value}))
+
+
+def lacks_spool(job: SlurmJob, spool: Path) -> bool:
+    """Whether job_submit.lua sent the reports of the job elsewhere than to this spool, or nowhere."""
+    told: Any = (notes(job) or {}).get(SPOOL, str(spool))
+    return bool(told != str(spool))
 
 
 def plain_shape(job: SlurmJob) -> PlainShape | None:

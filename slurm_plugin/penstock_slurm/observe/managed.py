@@ -26,7 +26,7 @@ from penstock_slurm.jobs.arrays import Arrays
 from penstock_slurm.jobs.holds import Holds
 from penstock_slurm.jobs.licences import Licences
 from penstock_slurm.jobs.messages import say_all
-from penstock_slurm.jobs.notes import node_choice, request, waits_for
+from penstock_slurm.jobs.notes import lacks_spool, node_choice, request, waits_for
 from penstock_slurm.jobs.remembered import Remembered, StateLog
 from penstock_slurm.jobs.reused_ids import ReusedIds
 from penstock_slurm.jobs.states import HOLDING
@@ -74,6 +74,8 @@ class ManagedJobs:
     """
 
     told_round = 0
+    """See `ClusterState`."""
+    unspooled: frozenset[JobId] = frozenset()
     """See `ClusterState`."""
 
     def __init__(
@@ -230,6 +232,8 @@ class ManagedJobs:
         waiting += self._not_now(scene.now_s)
         self.looked = {job_id: record for job_id, record in seen.items() if job_id in self.jobs}
         self.busy = self.steady | self.looked
+        lacks = {job_id for job_id, record in self.looked.items() if lacks_spool(record, self._spool.folder.absolute())}
+        self.unspooled = frozenset((self.unspooled & self.steady.keys()) | lacks)
         self.behind = {job_id: record for job_id, record in self.looked.items() if job_id in behind}
         self.waiting, self.left = tuple(waiting), before - self.jobs.keys()
         self.holds.forget({job_id for job_id, job in self.gone.items() if job is None or job.state in ENDED})

@@ -1,4 +1,4 @@
-"""Runs that report nothing, although an earlier run of the same job did."""
+"""Runs that report nothing, although their scripts should."""
 
 from __future__ import annotations
 
@@ -51,6 +51,21 @@ def test_a_run_without_reports_is_found_only_where_an_earlier_run_reported(tmp_p
     assert board.unheard(AFTER_S, STARTED_S + AFTER_S + 1) == ["moved", "late"]
     store.add_reports([report("late", 2, STARTED_S + 2400)])
     assert board.unheard(AFTER_S, STARTED_S + 2500) == ["moved"]
+
+
+def test_a_job_whose_batch_only_the_executor_can_grow_should_report(tmp_path):
+    """And a plain script need not: it may use no client of Penstock's."""
+    held = {"phase": Phase.RUNNING, "allocation": on("t4", t4_00=1), "started_s": STARTED_S}
+    jobs = (job("grows", max_batch_size=512, **held), job("plain", **held))
+    store = open_store(tmp_path, writer=True)
+    board = Board(store, None)
+    board.observed(ClusterState((), jobs), STARTED_S + 10)
+    assert board.unheard(AFTER_S, STARTED_S + AFTER_S - 1) == []
+    assert board.unheard(AFTER_S, STARTED_S + AFTER_S + 1) == ["grows"]
+    late = report("grows", 1, STARTED_S + AFTER_S)
+    store.add_reports([late])
+    board.take_reports([late])
+    assert board.unheard(AFTER_S, STARTED_S + AFTER_S + 1) == []
 
 
 def test_the_warning_names_the_jobs():

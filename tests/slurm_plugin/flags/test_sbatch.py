@@ -33,9 +33,9 @@ def test_help_shows_every_flag_among_the_plugins_and_none_is_slurms_own(flags: F
 
 def test_a_job_with_flags_is_kept_for_the_daemon(flags: FlagSite) -> None:
     job = flags.submit("--adaptive", "--min-gpus=2", "--max-gpus=8")
-    assert job.admin_comment == '{"penstock":{"adaptivity":"adaptive","min_gpus":2,"max_gpus":8}}'
-    assert job.held
-    assert job.requeue
+    spool = '"penstock_spool":"/var/spool/penstock"'
+    assert job.admin_comment == f'{{"penstock":{{"adaptivity":"adaptive","min_gpus":2,"max_gpus":8}},{spool}}}'
+    assert (job.held, job.requeue) == (True, True)
     assert (job.gpus_per_node, job.gpu_type, job.node_count) == (2, None, 1)
     assert job.partition == ("all",)
 
@@ -209,7 +209,7 @@ def test_nodes_that_the_user_allows_are_noted_for_the_daemon(
 ) -> None:
     """The shape in which Slurm could start the job counts only these nodes: 5 GPUs on one rtx or a100, or 2 x 3 t4."""
     job = flags.submit("--adaptive", "--min-gpus=5", "--max-gpus=8", *argv)
-    assert json.loads(job.admin_comment).keys() == {"penstock", "penstock_nodes"}
+    assert json.loads(job.admin_comment).keys() == {"penstock", "penstock_nodes", "penstock_spool"}
     noted = json.loads(job.admin_comment)["penstock_nodes"]
     assert {name: set(expand(text)) for name, text in noted.items()} == {n: set(expand(t)) for n, t in note.items()}
     assert (job.node_count, job.gpus_per_node, job.required_nodes) == (*shape, ())
@@ -242,7 +242,7 @@ def test_an_array_and_a_begin_time_are_kept(flags: FlagSite) -> None:
     before_s = time.time()
     job = flags.submit(*ADAPTIVE, "--begin=now+1hour")
     note = json.loads(job.admin_comment)
-    assert note.keys() == {"penstock", "penstock_begin_s"}
+    assert note.keys() == {"penstock", "penstock_begin_s", "penstock_spool"}
     assert before_s + 3599 <= note["penstock_begin_s"] <= time.time() + 3601
     assert job.held
 

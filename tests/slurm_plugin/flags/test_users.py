@@ -149,7 +149,8 @@ def test_a_folder_with_an_evil_name(flags: FlagSite) -> None:
     folder.mkdir(exist_ok=True)
     job = flags.submit(*ADAPTIVE, f"--chdir={folder}", user=NOBODY)
     assert json.loads(job.admin_comment) == {
-        "penstock": {"adaptivity": "adaptive", "gpu_types": ["t4"], "min_gpus": 1, "max_gpus": 8}
+        "penstock": {"adaptivity": "adaptive", "gpu_types": ["t4"], "min_gpus": 1, "max_gpus": 8},
+        "penstock_spool": "/var/spool/penstock",
     }
 
 

@@ -52,8 +52,9 @@ class Activity:
     def unheard(
         self, jobs: Iterable[Job], newest: Callable[[str], float | None], after_s: float, now_s: float
     ) -> list[str]:
-        """Jobs with a run that has gone on for longer than `after_s` without a report, although an earlier run did report: the
-        script reports, and something keeps its reports from coming. Others may not use Penstock's client at all.
+        """Jobs with a run that has gone on for longer than `after_s` without a report, although the script should report: an
+        earlier run did, or the job spec says how far its batch may grow, and only the executor makes it grow. Others may not
+        use Penstock's client at all.
 
         Args:
             jobs: as observed.
@@ -64,13 +65,17 @@ class Activity:
         found = []
         for job in jobs:
             begun_s = job.started_s
-            if job.phase is not Phase.RUNNING or not job.restarts or begun_s is None or now_s - begun_s <= after_s:
+            if job.phase is not Phase.RUNNING or begun_s is None or now_s - begun_s <= after_s:
                 continue
             # A run that stands still on shared GPUs may have had no time to begin.
             if job.suspension is not None or job.suspended_s or (job.id, job.restarts) in self._heard:
                 continue
             at_s = newest(job.id)
-            if at_s is not None and at_s < begun_s - CLOCKS_DIFFER_S:
+            if at_s is None:
+                should = job.spec.max_batch_size is not None
+            else:
+                should = bool(job.restarts) and at_s < begun_s - CLOCKS_DIFFER_S
+            if should:
                 found.append(job.id)
             elif at_s is not None:
                 self._heard.add((job.id, job.restarts))

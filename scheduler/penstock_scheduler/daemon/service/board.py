@@ -253,6 +253,12 @@ class Board(Known, RoundListener):
             return self._activity.unheard(self.state.jobs if self.state else (), newest, after_s, now_s)
         return []
 
+    def unspooled(self) -> list[str]:
+        """Running jobs that have not reported and were not told to report to the daemon's spool."""
+        state = self.state
+        holding = () if state is None else (job.id for job in state.holding if job.id in state.unspooled)
+        return [job for job in holding if job not in self._progress]
+
     def progress(self) -> dict[str, tuple[float, float | None]]:
         """Live job -> its newest progress and total, as far as jobs have reported them."""
         return {job: (found.done, found.total) for job, found in list(self._progress.items()) if job in self._live}

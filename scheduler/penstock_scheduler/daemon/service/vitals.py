@@ -106,6 +106,7 @@ class Vitals:
             differs=board.plan_check.warning(now_s),
             none_starts=board.start_check.warning(now_s),
             unheard=board.unheard(self.settings.reports_s, now_s),
+            unspooled=board.unspooled(),
             doubted=0 if board.record is None else sum(bool(f.doubts) for f in board.record.snapshot.facts.values()),
         )
         wrong = problems(found, settings)
