@@ -55,13 +55,16 @@ def stand_by(waiting: StandingBy, settings: Settings, stop: Callable[[], bool]) 
 
 
 class _Knows:
-    """What `Service` needs of what is known: a standby knows nothing of jobs."""
+    """For `Service`, in place of what is known of jobs and of the daemon: a standby knows nothing of jobs."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
 
     def serve_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """See `Known`."""
+
+    async def close(self) -> None:
+        """See `Daemon`."""
 
 
 def health(waiting: StandingBy) -> Health:
@@ -79,7 +82,7 @@ def health(waiting: StandingBy) -> Health:
 def standby_app(waiting: StandingBy) -> FastAPI:
     """The API of a standby."""
     app = FastAPI(title="Penstock", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.api = SimpleNamespace(leases=None, close=lambda: None)
+    app.state.api = SimpleNamespace(leases=None, close=lambda: None, daemon=_Knows())
 
     def headers() -> dict[str, str]:
         leader = waiting.leader

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from penstock_loopback import wait_for
 from penstock_scheduler.api.health_messages import Health
-from penstock_scheduler.daemon.standing_by import standby_app
+from penstock_scheduler.daemon.service.server import Service
+from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.daemon.standing_by import _Knows, standby_app
 from penstock_scheduler.store.leadership.terms import Leader, Standby, Term
 
 BROWSER = {"Accept": "text/html"}
@@ -80,3 +84,15 @@ def test_programs_are_refused_with_the_leaders_address(standby):
     answer = client.ask("POST", "/v1/jobs")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not-leader")
     assert answer.headers["penstock-leader"] == "https://head1:7373"
+
+
+def test_its_api_ends_without_an_error(standby, tmp_path, monkeypatch):
+    """As at each takeover."""
+    waiting, _ = standby
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    service = Service(ApiSettings(socket=tmp_path / "api.sock"), standby_app(waiting), _Knows(), private=False)
+    service.start()
+    wait_for(lambda: (tmp_path / "api.sock").exists(), 10, "the API to serve")
+    service.stop()
+    assert errors == []
