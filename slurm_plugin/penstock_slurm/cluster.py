@@ -164,7 +164,7 @@ class SlurmCluster:
         self._see_sharing(nodes, here, cleared)
         managed.jobs |= self._behind(jobs, nodes)
         views = [managed.jobs[job_id] for job_id in managed.busy]
-        self._acting.nodes = {node.name: node for node in nodes if node.preemptible}
+        self._acting.nodes = {node.name: node for node in nodes}
         self._acting.scene, self._acting.free = scene, free_gpus(nodes, in_cloud, views, cleared)
         runs = (ended_run(job, self._spool.control, scene) for job in records.ended)
         return ClusterState(

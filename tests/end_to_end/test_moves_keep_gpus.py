@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -53,5 +56,40 @@ def test_room_is_for_the_ordinary_job_that_is_due(make_loopback: MakeLoopback, m
     while set(site.states(*jobs).values()) != {"RUNNING"}:
         assert time.monotonic() < until_s, (site.states(*jobs, *late), site.tail())
         pause(0.2)
+    assert set(site.states(*late).values()) == {"PENDING"}, site.tail()
+    none_is_left(site)
+
+
+SCONTROL = """#!/bin/bash
+if [ $# = 0 ]; then asked=$(cat); {real} <<<"$asked"; else asked="$*"; {real} "$@"; fi
+status=$?
+[[ -e {folder}/kills && $asked == *"$(cat {folder}/kills)"* ]] && rm {folder}/kills && kill -9 $(cat {folder}/pid)
+exit $status
+"""
+"""An scontrol after which penstockd is killed, once, if it was asked for what the file `kills` has."""
+
+STEPS = ["create ReservationName", "requeuehold", "ReqNodeList=", "release", "Priority=", "delete ReservationName"]
+"""The commands of a move, in their order."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_move_during_which_penstockd_is_killed_keeps_its_gpus(
+    make_loopback: MakeLoopback, make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """As above, and penstockd is killed after one of the commands and started again."""
+    scontrol, real = tmp_path / "bin" / "scontrol", shutil.which("scontrol")
+    scontrol.parent.mkdir()
+    scontrol.write_text(SCONTROL.format(real=real, folder=tmp_path))
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    site, jobs = crowded(make_loopback, make_site)
+    assert site.daemon is not None
+    (tmp_path / "pid").write_text(str(site.daemon.pid))
+    (tmp_path / "kills").write_text(step)
+    due = site.sbatch("--gres=gpu:2", "-t10", "--wrap=exec sleep 1000")
+    late = others(site)
+    wait_for(lambda: not site.runs, 120, "the end of penstockd", details=site.tail)
+    site.start()
+    site.wait_states("RUNNING", due, *jobs, timeout_s=60)
     assert set(site.states(*late).values()) == {"PENDING"}, site.tail()
     none_is_left(site)

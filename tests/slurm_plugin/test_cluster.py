@@ -18,6 +18,7 @@ from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway import (
     ControllerAway,
+    Refused,
     SlurmError,
     SlurmFeatures,
     SlurmJob,
@@ -46,6 +47,8 @@ class Told:
         self.listed: list[SlurmJob] = []
         self.ended: list[SlurmJob] = []
         self.asked = 0
+        self.used: dict[str, int] = {}
+        """Node -> GPUs in use."""
         self.words: dict[str, set[str]] = {}
         """Node -> its state, if it is not idle."""
         self.known: dict[str, bool | Exception] = {}
@@ -75,7 +78,17 @@ class Told:
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         return tuple(
-            SlurmNode(node, {"t4": 4}, {}, frozenset(self.words.get(node, {"IDLE"})), (name,), 16, 0, 64_000, 0)
+            SlurmNode(
+                node,
+                {"t4": 4},
+                {"t4": self.used.get(node, 0)},
+                frozenset(self.words.get(node, {"IDLE"})),
+                (name,),
+                16,
+                0,
+                64_000,
+                0,
+            )
             for name, node in (("gpu", "n0"), ("debug", "n1"))
         )
 
@@ -93,10 +106,13 @@ class Told:
         del job_id, text
 
     def keep_nodes(self, nodes: Sequence[str], *, changes: bool) -> None:
-        assert changes == bool(self.kept and self.kept[-1])
+        if changes != bool(self.kept and self.kept[-1]):
+            raise Refused("it exists, or does not", command="scontrol")
         self.kept.append((*nodes,))
 
     def keep_no_nodes(self) -> None:
+        if not (self.kept and self.kept[-1]):
+            raise Refused("it does not exist", command="scontrol")
         self.kept.append(())
 
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock_profiles.wire import ControlMessage
+from penstock_profiles.wire import ControlMessage, Request
 from penstock_scheduler.model import Migrate, Placement, Share, Start
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.simulator import SimulatedClock
@@ -221,3 +221,43 @@ def test_ordinary_jobs_are_due_by_the_time_for_which_they_wait() -> None:
     ]
     assert due_s(jobs, ["gpu"]) == 30.0
     assert due_s(jobs[2:], ["gpu"]) == math.inf
+
+
+def test_a_process_that_follows_puts_a_released_job_first_and_then_ends_the_reservation(
+    told: Told, cluster: SlurmCluster, spool: Spool
+) -> None:
+    """The one before has died between the release and the priority: the reservation would have ended without it."""
+    control = ControlMessage(job_id="7", epoch=3, round=1, submitted_s=1.0, submitted_to="gpu", moved_s=1.0, holding=0)
+    spool.tell(control.model_copy(update={"gpu_type": "t4", "nodes": 1, "gpus": 1}), 0)
+    told.kept = [("n0",)]
+    told.listed = [pending("gpu", priority=9, required_nodes=("n0",), restarts=0)]
+    cluster.observe()
+    cluster.apply([Start("7", 1, HERE)])
+    assert [each.kind for each in told.written] == ["put_first"]
+    assert told.kept == [("n0",), ("n0",), ()]
+
+
+def test_a_reservation_that_nothing_needs_is_ended_at_the_start(slurm: Reservation, kept: KeptNodes) -> None:
+    slurm.nodes = ["n7"]
+    kept.keep((), 0.0)
+    assert slurm.nodes is None
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_job_keeps_its_gpus_if_others_have_taken_the_new_ones(
+    told: Told, cluster: SlurmCluster, spool: Spool, saves: bool
+) -> None:
+    if saves:
+        asked = Request(id="1-3", asked_s=1.0)
+        spool.tell(ControlMessage(job_id="7", epoch=3, round=1, submitted_s=1.0, request=asked, moved_s=1.0), 0)
+    told.listed, told.used = [running()], {"n1": 4}
+    cluster.observe()
+    (outcome,) = cluster.apply([Migrate("7", 1, THERE)])
+    assert (told.written, told.kept) == ([], [])
+    assert "others have taken the GPUs" in outcome.text
+    control = spool.control("7")
+    assert control is None or (control.request, control.moved_s) == (None, None)
+    told.used = {"n1": 3}
+    cluster.observe()
+    cluster.apply([Migrate("7", 1, THERE)])
+    assert [each.kind for each in told.written] == ["requeue_hold"]

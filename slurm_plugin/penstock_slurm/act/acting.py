@@ -63,7 +63,7 @@ class Acting:
     free: dict[str, int] = field(default_factory=dict)
     """Node -> GPUs that no job holds in Slurm, less those of the steps since."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    """Those with plain jobs that Slurm may preempt."""
+    """The managed nodes, as last seen."""
     making_room: frozenset[str] = frozenset()
     """Nodes where Slurm stops plain jobs for jobs that were sent there."""
     due_s: float = math.inf
@@ -109,12 +109,13 @@ class Acting:
             stops = record.state in LEAVING or any(write.kind == "requeue_hold" for write in each.writes)
             if stops and job.allocation is not None:
                 emptying |= set(job.allocation.nodes)
-            sent = each.new_run and each.job in done
-            if (move := self._move(each, record, job, stops=stops, sent=sent)) is None:
+            sends = each.new_run or any(write.kind == "put_first" for write in each.writes)
+            sent = sends and each.job in done
+            if (move := self._move(each, record, job, stops=stops, sent=sent or not sends)) is None:
                 continue
-            if each.new_run and not sent:
-                for node, gpus in each.freed.items():
-                    free[node] = free.get(node, 0) - gpus
+            if sends and not sent:
+                for node, gpus in _counted(each, job).items():
+                    free[node] = free.get(node, 0) + gpus
             moves.append(move)
         return nodes_to_keep(moves, free, emptying) if moves else frozenset()
 
@@ -125,7 +126,7 @@ class Acting:
             return None
         more = {share.node: share.gpus for share in action.placement.shares}
         if record.state in WAITING:
-            sent = sent or (job.phase is Phase.STARTING and not step.new_run)
+            sent = sent and (job.phase is Phase.STARTING or step.new_run)
             return Move(MoveStage.SENT if sent else MoveStage.STOPPED, more)
         if stops:
             return Move(MoveStage.STOPPED, more)
@@ -254,6 +255,7 @@ class Acting:
             silent=not self.scene.silent.isdisjoint(slurm_job.nodes),
             lacks_gpus=self.lost_gpus.lacks(slurm_job),
             misplaced=misplaced,
+            taken=self._taken(action, moves=moves),
             shares=shares,
             first=first,
             stand_in=self._agents is not None and self._agents.stand_in,
@@ -270,6 +272,13 @@ class Acting:
             limit_s=limit_s,
             left_s=time_limits.left_s(run, spooled.control, grace_s) if counts_total and run is not None else None,
         )
+
+    def _taken(self, action: Action, *, moves: bool) -> bool:
+        """Whether others hold the GPUs of an action's placement by now, so that its job would lose its own for nothing."""
+        if not moves or not isinstance(action, Resize | Migrate):
+            return False
+        there = ((share.gpus, self.nodes.get(share.node)) for share in action.placement.shares)
+        return any(node is not None and node.gpus_for_us < gpus for gpus, node in there)
 
     def _count_preemption(self, job: Job, wanted: Placement, free: dict[str, int], now_s: float) -> None:
         """Add to the free GPUs those that Slurm takes from plain jobs for this one, and note that it does so."""
@@ -308,6 +317,13 @@ class Acting:
             self.writer.signal(found.job, found.signal)
         except SlurmError as error:
             log.warning("cannot send SIGUSR2", extra={"job": found.job, "text": str(error)})
+
+
+def _counted(step: Step, job: Job) -> Mapping[str, int]:
+    """Node -> GPUs that are counted for a job which Slurm does not start there yet."""
+    if step.new_run or job.allocation is None:
+        return {node: -gpus for node, gpus in step.freed.items()}
+    return {share.node: share.gpus for share in job.allocation.shares}
 
 
 def _failed(outcome: Outcome, error: SlurmError) -> Outcome:

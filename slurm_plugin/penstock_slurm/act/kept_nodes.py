@@ -73,10 +73,11 @@ def nodes_to_keep(moves: Collection[Move], free: Mapping[str, int], emptying: Co
 
 @dataclass(slots=True)
 class KeptNodes:
-    """The reservation, as this process has made it. One that an earlier process left is changed, or ends by itself."""
+    """The reservation, as this process has made it. One that an earlier process left is changed or ended."""
 
     writer: SlurmWriter
-    _hosts: frozenset[str] = field(default=frozenset(), init=False)
+    _hosts: frozenset[str] | None = field(default=None, init=False)
+    """Hosts that it keeps, or None if an earlier process may have left it."""
     _made_s: float = field(default=0.0, init=False)
     _refused_s: float = field(default=-math.inf, init=False)
 
@@ -90,7 +91,8 @@ class KeptNodes:
             try:
                 self.writer.keep_no_nodes()
             except SlurmError as error:
-                log.info("cannot end the reservation for moves, it ends by itself", extra={"text": str(error)})
+                if before is not None:
+                    log.info("cannot end the reservation for moves, it ends by itself", extra={"text": str(error)})
             return
         names = sorted(hosts)
         # It may be there from an earlier process, or have ended meanwhile.

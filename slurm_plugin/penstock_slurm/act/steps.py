@@ -36,6 +36,7 @@ from penstock_scheduler.model import (
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
 from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.gateway.batch import HIGHEST_PRIORITY
 from penstock_slurm.jobs.holds import came_too_late, held_meanwhile
 from penstock_slurm.jobs.notes import kept_by_begin, request
 from penstock_slurm.jobs.states import LEAVING
@@ -84,6 +85,8 @@ class Scope:
     """Node -> GPUs that no job holds, less those that are reserved for jobs that share."""
     first: bool = False
     """For a pending job: whether Slurm is to start it before all others, on GPUs that are kept for it."""
+    taken: bool = False
+    """For a running job: whether others hold the GPUs that it is to get."""
     released_s: float = 0.0
     """For a pending job: since when Slurm may start it."""
     makes_room: bool = False
@@ -153,6 +156,9 @@ def step(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
         if scope.job.phase is Phase.STARTING:
             return under_way(action, "waits for Slurm to boot its nodes")
         return _stay(action, scope)
+    if scope.taken and not scope.misplaced:
+        text = "stays where it is until the next round: others have taken the GPUs that it was to get"
+        return Step(Outcome(action, Progress.UNDER_WAY, text), control=_withdrawn(action, scope))
     found = _stop(action, scope, settings)
     if scope.misplaced:
         # The plan may have a reason of its own for the same stop, and it is the first one that counts.
@@ -210,6 +216,8 @@ def _await(action: Placing, scope: Scope, settings: SlurmSettings) -> Step:
     """Wait for Slurm to start a job that was sent to its placement. The cloud limits how long its nodes may take to boot."""
     if scope.makes_room:
         return under_way(action, "waits until Slurm has stopped the plain jobs that it preempts for it")
+    if scope.first and 0 < scope.slurm.priority < HIGHEST_PRIORITY:  # the daemon has died after the release
+        return under_way(action, "waits for Slurm to start it", Write(scope.slurm.id, "put_first"))
     waited_s = scope.now_s - scope.released_s
     lacks = scope.slurm.reason == "Resources" and not scope.shares
     patience_s = min(settings.start_patience_s, LACKS_S) if lacks else settings.start_patience_s
@@ -308,10 +316,15 @@ def _sent(scope: Scope, wanted: Placement) -> tuple[Write, ...]:
 
 def _stay(action: Action, scope: Scope) -> Step:
     """The plan leaves the job where it is after all: withdraw the request to save."""
-    control, withdrawn = scope.spooled.control, None
-    if control is not None and control.request is not None:
-        withdrawn = control.model_copy(update={"request": None, "moved_s": None, "round": action.round})
-    return Step(Outcome(action, Progress.DONE, "stays where it is"), control=withdrawn)
+    return Step(Outcome(action, Progress.DONE, "stays where it is"), control=_withdrawn(action, scope))
+
+
+def _withdrawn(action: Action, scope: Scope) -> ControlMessage | None:
+    """The control message without the request to save, if it has one."""
+    control = scope.spooled.control
+    if control is None or control.request is None:
+        return None
+    return control.model_copy(update={"request": None, "moved_s": None, "round": action.round})
 
 
 def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
