@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -12,6 +13,8 @@ import pytest
 
 from penstock_loopback import wait_for
 from penstock_loopback.fixtures import MakeLoopback
+from penstock_scheduler.api.client import Client
+from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway.base import MOVES
 from tests.end_to_end.site import RATES, Site, pause
 
@@ -60,6 +63,47 @@ def test_room_is_for_the_ordinary_job_that_is_due(make_loopback: MakeLoopback, m
     none_is_left(site)
 
 
+WITHOUT_MOVES = """#!/bin/bash
+[[ "$*" == *ReservationName=* ]] && exit 0
+if [ $# = 0 ]; then sed /Priority=/d | {real}; else {real} "$@"; fi
+"""
+"""An scontrol that makes no reservation and gives no priority, so that moves lose their GPUs."""
+
+
+def test_while_moved_jobs_hold_nothing_no_job_is_moved_for_a_gain(
+    make_loopback: MakeLoopback, make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other jobs take the GPUs of the two that shrink. It is told, and it ends when those jobs run again."""
+    site, jobs = crowded(make_loopback, make_site)
+    site.stop()
+    another_scontrol(tmp_path, monkeypatch, WITHOUT_MOVES)
+    site.start()
+    site.sbatch("--gres=gpu:2", "-t10", "--wrap=exec sleep 1000")
+    late = others(site)
+
+    def held_back() -> str:
+        with contextlib.closing(open_store(site.store)) as store:
+            last = store.last_round()
+        return last.snapshot.no_gain if last is not None else ""
+
+    wait_for(held_back, 200, "moves that have failed", details=site.tail)
+    assert "PENDING" in site.states(*jobs).values()
+    with Client(f"unix:{site.state}/api.sock") as penstock:
+        assert any("no other job is moved for a gain" in each for each in penstock.ready().warnings)
+    site.slurm.command("scancel", *late)
+    wait_for(lambda: not held_back(), 120, "the end of that", details=site.tail)
+    site.wait_states("RUNNING", *jobs, timeout_s=60)
+
+
+def another_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Put a program before Slurm's own scontrol, for the daemons that are started from now on."""
+    scontrol, real = folder / "bin" / "scontrol", shutil.which("scontrol")
+    scontrol.parent.mkdir()
+    scontrol.write_text(program.format(real=real, folder=folder))
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+
+
 SCONTROL = """#!/bin/bash
 if [ $# = 0 ]; then asked=$(cat); {real} <<<"$asked"; else asked="$*"; {real} "$@"; fi
 status=$?
@@ -77,11 +121,7 @@ def test_a_move_during_which_penstockd_is_killed_keeps_its_gpus(
     make_loopback: MakeLoopback, make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """As above, and penstockd is killed after one of the commands and started again."""
-    scontrol, real = tmp_path / "bin" / "scontrol", shutil.which("scontrol")
-    scontrol.parent.mkdir()
-    scontrol.write_text(SCONTROL.format(real=real, folder=tmp_path))
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    another_scontrol(tmp_path, monkeypatch, SCONTROL)
     site, jobs = crowded(make_loopback, make_site)
     assert site.daemon is not None
     (tmp_path / "pid").write_text(str(site.daemon.pid))
