@@ -1,14 +1,25 @@
-"""Checks of the arguments of `TrainingRun.prepare`, and the values that follow from them."""
+"""Arguments of `start`, checks of those of `TrainingRun.prepare`, and the values that follow from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from penstock_executor.training.batches import BatchSize
 from penstock_profiles.learning_rate import RULES, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Arguments of `start` that the run needs later."""
+
+    report_every_s: float
+    checkpoint_every_s: float
+    host_cap_bytes: int | None
+    seed: int
 
 
 def learning_rate_rule(name: str | None, optimizer: torch.optim.Optimizer) -> Rule:

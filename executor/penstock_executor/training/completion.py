@@ -11,7 +11,8 @@ import contextlib
 import json
 from pathlib import Path
 
-from penstock_executor.environment import Environment
+from penstock_executor.environment import Environment, read_environment
+from penstock_executor.training.processes import Group
 
 NAME = "completed.json"
 
@@ -33,6 +34,16 @@ def is_anothers(folder: Path, environment: Environment, steps: int) -> bool:
         return bool(json.loads((folder / NAME).read_bytes()) == _mark(environment, steps))
     except (OSError, ValueError):
         return False
+
+
+def refuse_anothers(folder: Path, group: Group, steps: int) -> None:
+    """All processes call it. Raises RuntimeError if another program of this Slurm job has completed the training."""
+    if group.from_first(group.rank == 0 and is_anothers(folder, read_environment(), steps)):
+        raise RuntimeError(
+            f"{folder}: another program of this Slurm job has completed this training, so that this one would train"
+            f" nothing; give each training a folder of its own, such as px.start({str(folder / 'second')!r}); a"
+            " program that only evaluates needs no run.epochs"
+        )
 
 
 def _mark(environment: Environment, steps: int) -> list[object]:

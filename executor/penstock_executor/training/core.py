@@ -23,7 +23,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -37,11 +36,12 @@ from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.giving_up import can_give_up, tell
 from penstock_executor.node_channel import Channel
 from penstock_executor.training import completion
-from penstock_executor.training.arguments import is_sharded
+from penstock_executor.training.arguments import Settings, is_sharded
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
 from penstock_executor.training.gradients import PendingNorms
 from penstock_executor.training.loader import Loader
+from penstock_executor.training.messages import MID_EPOCH, warn_if_replaced
 from penstock_executor.training.processes import Group, leave
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.saving import CannotSave, Saver, random_states
@@ -53,18 +53,11 @@ from penstock_profiles.wire import Body, Checkpointed, Observation, Result, Star
 
 log = logging.getLogger(__name__)
 
+LONG_EPOCH_S = 10.0
+"""From this length of a pass on, the state before its last step is saved: a kill during an evaluation costs one step."""
+
 RETRY_S = 60.0
 """Seconds after which a run tries to save again if the last checkpoint could not be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Arguments of `start` that the run needs later."""
-
-    report_every_s: float
-    checkpoint_every_s: float
-    host_cap_bytes: int | None
-    seed: int
 
 
 class Run:
@@ -103,6 +96,9 @@ class Run:
         self._saver = Saver(checkpoints) if checkpoints is not None else None
         self._consensus = Consensus(group)
         self._state = TrainingState(group, {})
+        self._late_norms: PendingNorms | None = None
+        self._long_epochs = True
+        """Whether the state before the last step of a pass is saved, because passes are long."""
         self._holds = False
         """Whether `_state` is that of the training, not the empty one."""
         self._loader: Loader | None = None
@@ -186,25 +182,32 @@ class Run:
     def epochs(self, count: int) -> Iterator[int]:
         """The passes over the data, from the one that the last run was in. The end of each is saved.
 
+        The code after the inner loop belongs to its pass: no run begins between the last step and that code. Requests wait
+        for its end. If the run is killed meanwhile, the next one begins before the last step.
+
         Raises:
             RuntimeError: another program of this Slurm job has completed this training, and nothing is left to do.
         """
-        if self._done(count):
-            self._refuse_anothers()
+        if self._done(count) and self._saver is not None and self.steps == self._first_step:
+            completion.refuse_anothers(self._saver.checkpoints.folder, self._group, self.steps)
         self._completed = False
         while not self._done(count):
             if self._loader is not None:
                 self._loader.epoch = self.epoch
             self._restore_random()
             self._restart_clock()
+            began_s = time.monotonic()
             yield self.epoch
-            self._act()
             self.epoch += 1
             self._steps_before_epoch = self.steps
             if self._loader is not None:
                 self._loader.position = 0
             self._end_epoch()
+            self._act()
             self.save()
+            self._long_epochs = self._group.from_first(time.monotonic() - began_s >= LONG_EPOCH_S)
+            self._vote(self._late_norms)  # with the requests of the time since the last step
+            self._act()
         if self._saver is not None:
             self._saver.wait()
         self._close("completed")
@@ -219,7 +222,7 @@ class Run:
         All processes call it after every step, when nothing that belongs to the step is left to do.
 
         Args:
-            samples: of the step, over all processes. None: those of the last batch of `loader`.
+            samples: of the step, over all processes. None: those of the batches of `loader` since the last step.
 
         Raises:
             SystemExit: the run was asked to stop and has saved (143), or a later run of the job has begun (75).
@@ -230,9 +233,8 @@ class Run:
         if samples is None:
             if self._loader is None:
                 raise ValueError("run.step_done() counts the samples of run.loader; without that, pass their number")
-            part = self._loader.take()
-            self._loader.position += part.step_samples
-            samples = part.step_samples
+            samples = self._loader.take_all()
+            self._loader.position += samples
         self.steps += 1
         self.progress += samples
         if self._channel is not None:
@@ -398,6 +400,8 @@ class Run:
         if self._loader is not None:
             self._loader.position = self._position
         log.info("step=%d epoch=%d position=%d continues", self.steps, self.epoch, self._position)
+        if meta.get("epoch_steps", 0) and self.rank == 0:
+            log.warning(MID_EPOCH, self.epoch)
         return meta
 
     def _restore_random(self) -> None:
@@ -433,9 +437,15 @@ class Run:
             active_s: seconds that it took.
             norms: of the gradients, for the vote.
         """
-        self._act()
-        if norms is not None or self.steps % self._consensus.stride == 0:
-            self._vote(norms)
+        left = self._loader.samples_left if self._loader is not None else None
+        self._late_norms = norms
+        if left != 0:  # else the code after the loop comes first
+            self._act()
+            if norms is not None or self.steps % self._consensus.stride == 0:
+                self._vote(norms)
+            if left is not None and left <= samples and self._long_epochs:
+                self.save()
+        warn_if_replaced(self._on_term)
         if self._channel is not None:
             self._channel.step_done(samples, active_s)
             self._restart_clock()  # a pause is no part of the next step
@@ -554,18 +564,6 @@ class Run:
                 restarts=environment.restarts if gives_up_nodes or environment.left_nodes else None,
             )
         )
-
-    def _refuse_anothers(self) -> None:
-        """All processes call it before the first pass, if there is none to make."""
-        if self._saver is None or self.steps != self._first_step:
-            return
-        folder = self._saver.checkpoints.folder
-        if self._group.from_first(self.rank == 0 and completion.is_anothers(folder, read_environment(), self.steps)):
-            raise RuntimeError(
-                f"{folder}: another program of this Slurm job has completed this training, so that this one would train"
-                f" nothing; give each training a folder of its own, such as px.start({str(folder / 'second')!r}); a"
-                " program that only evaluates needs no run.epochs"
-            )
 
     def _note_completed(self) -> None:
         """Called when the process ends."""

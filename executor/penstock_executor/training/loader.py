@@ -33,6 +33,8 @@ class Loader:
         before_part: called before each batch is yielded, with whether it is the last of an optimiser step.
         after_part: called when the next batch is asked for, or the pass is over: the last batch is done with.
         begin: called before the first sample of each pass is read.
+        each: whether every batch is trained on by itself, with `take`; otherwise several may belong to a step of the
+            script's own.
         options: of `torch.utils.data.DataLoader`.
     """
 
@@ -49,6 +51,7 @@ class Loader:
         before_part: Callable[[bool], None] = lambda last: None,
         after_part: Callable[[], None] = lambda: None,
         begin: Callable[[], None] = lambda: None,
+        each: bool = False,
         **options: Any,
     ) -> None:
         self.epoch = 0
@@ -65,7 +68,9 @@ class Loader:
         self._place, self._drop_last = place, drop_last
         self._batches = Batches(size, *place, drop_last=drop_last)
         self._part: Part | None = None
-        self._begin, self._after_part = begin, after_part
+        self._not_taken = 0
+        """Samples of the batches since the last step."""
+        self._begin, self._after_part, self._each = begin, after_part, each
         taken = {"batch_size", "sampler", "batch_sampler"} & options.keys()
         if taken:
             raise ValueError(
@@ -78,8 +83,8 @@ class Loader:
         """The part that the last batch holds. Raises RuntimeError if there is none, or it was already trained on."""
         if self._part is None:
             raise RuntimeError(
-                "a step without a batch: call run.step, or after run.loader run.step_done, once for each batch of the"
-                " loader"
+                "a step without a batch: call run.step once for each batch of the loader, or after run.loader"
+                " run.step_done once for each optimiser step"
             )
         return self._part
 
@@ -104,15 +109,13 @@ class Loader:
         return self._batches.count(self.samples)
 
     def __iter__(self) -> Iterator[Any]:
-        self._part = None
+        self._part, self._not_taken = None, 0
         self._begin()
         for batch in self._stream() if self.samples is None else self._map():
-            if self._part is not None:
-                raise RuntimeError(
-                    "the last batch was not trained on: call run.step(loss), or run.step_done() for a loader of run.loader,"
-                    " once for each batch"
-                )
+            if self._each and self._part is not None:
+                raise RuntimeError("the last batch was not trained on: call run.step(loss) once for each batch")
             self._part = self._batches.parts.popleft()
+            self._not_taken += self._part.step_samples
             self._before_part(self._part.last)
             yield batch
             self._after_part()
@@ -121,6 +124,25 @@ class Loader:
         """Return `part`, and mark it as trained on."""
         part, self._part = self.part, None
         return part
+
+    def take_all(self) -> int:
+        """Mark all batches since the last step as trained on, and return their samples, over all processes."""
+        self.take()
+        samples, self._not_taken = self._not_taken, 0
+        return samples
+
+    @property
+    def first(self) -> int:
+        """Number of batches of this epoch that are done, at the present batch size. 0 at the beginning of an epoch."""
+        return self._batches.count(self.position)
+
+    @property
+    def samples_left(self) -> int | None:
+        """Samples of this epoch that are not done, or None for a stream."""
+        if self.samples is None:
+            return None
+        left = self.samples - self.position
+        return left - left % self.size.total if self._drop_last else left
 
     def _map(self) -> Iterator[Any]:
         assert self.samples is not None

@@ -150,6 +150,7 @@ class TrainingRun(Run):
             loader,
             before_part=lambda last: set_synchronising(self._model, last=last),
             after_part=self._finish_step,
+            each=True,
         )
         self._batch = self._loader.size
         self._prepared = True

@@ -14,8 +14,9 @@ from penstock_executor.checkpoint import Checkpoints
 from penstock_executor.client import connect
 from penstock_executor.environment import Environment, Ranks, read_environment, read_ranks
 from penstock_executor.node_channel import Channel, open_channel
-from penstock_executor.training.core import Settings
+from penstock_executor.training.arguments import Settings
 from penstock_executor.training.gpu_memory import held_mb, limit_memory
+from penstock_executor.training.messages import show_messages
 from penstock_executor.training.processes import Group, join
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.run import TrainingRun
@@ -60,6 +61,7 @@ def start(
     if gpus_per_replica < 1:
         raise ValueError(f"gpus_per_replica={gpus_per_replica}: a replica of the model takes at least 1 GPU")
     environment, ranks = read_environment(), read_ranks()
+    show_messages(ranks.rank)
     device = join(ranks)
     group = Group(ranks, gpus_per_replica)
     if environment.measuring is not None:

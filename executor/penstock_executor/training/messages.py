@@ -1,0 +1,51 @@
+"""Messages of a run to the author of its script."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+
+MID_EPOCH = (
+    "epoch=%d was begun by the last run, and the loader yields only the rest of it. The script's own counts begin"
+    " at 0: write enumerate(loader, loader.first), or enumerate(batches, run.epoch_steps) for a loader of your own"
+)
+
+log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+class _Visible(logging.StreamHandler):  # type: ignore[type-arg,unused-ignore]
+    """Writes to standard error until the script sets up logging of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers:
+            super().emit(record)
+            return
+        ours = logging.getLogger("penstock_executor")
+        ours.removeHandler(self)
+        ours.setLevel(logging.NOTSET)
+
+
+def show_messages(rank: int) -> None:
+    """Let messages be seen where the script has set up no logging: rank 0's, and the other processes' warnings."""
+    ours = logging.getLogger("penstock_executor")
+    if ours.hasHandlers() or ours.level != logging.NOTSET:
+        return
+    handler = _Visible()
+    handler.setFormatter(logging.Formatter("penstock: %(message)s"))
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def warn_if_replaced(handler: Callable[..., None]) -> None:
+    """Tell once that another handler of SIGTERM was set since `px.start`."""
+    found = signal.getsignal(signal.SIGTERM)
+    if found == handler or "SIGTERM" in _told:
+        return
+    _told.add("SIGTERM")
+    log.warning(
+        "%r handles SIGTERM since px.start. Unless it calls the handler that it found, this run saves nothing when Slurm"
+        " stops it: set your handler before px.start, or call the one that signal.signal returned",
+        found,
+    )
