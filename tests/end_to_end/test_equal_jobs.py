@@ -10,7 +10,7 @@ from penstock_loopback import wait_for
 from penstock_loopback.fixtures import MakeLoopback
 from tests.end_to_end.site import RATES, Site
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 
 def test_equal_jobs_do_not_change_places_after_a_maintenance(

@@ -143,6 +143,7 @@ MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("invalid partition name specified", Refused, "22.05.8: scontrol update"),
     ("invalid node name specified", Refused, "22.05.8: scontrol update"),
     ("node count specification invalid", Refused, "22.05.8: scontrol update NumNodes=2 of a job with -N1"),
+    ("requested reservation is invalid", Refused, "22.05.8: scontrol delete ReservationName of one that is not there"),
     ("gres", Refused, "22.05.8: scontrol update, type added to or unknown in TresPerNode"),
 )
 
