@@ -441,21 +441,18 @@ class Ec2:
         instance of a refused call is ended by itself, and a refusal of some is raised after the others have ended.
         """
         refused: LaunchFailed | None = None
-        for first in range(0, len(ids), AT_ONCE):
-            some = list(ids[first : first + AT_ONCE])
+        calls = [list(ids[first : first + AT_ONCE]) for first in range(0, len(ids), AT_ONCE)]
+        while calls:
+            some = calls.pop(0)
             try:
                 self._ask("terminate_instances", InstanceIds=some)
             except LaunchFailed as error:
                 if error.kind in (Kind.LOST, Kind.THROTTLED):
                     raise
-                if len(some) == 1:
-                    refused = refused if error.code == "InvalidInstanceID.NotFound" else error
-                    continue
-                for id_ in some:
-                    try:
-                        self.terminate([id_])
-                    except LaunchFailed as one:
-                        refused = one
+                if len(some) > 1:
+                    calls += [[id_] for id_ in some]
+                elif error.code != "InvalidInstanceID.NotFound":
+                    refused = error
         if refused is not None:
             raise refused
 

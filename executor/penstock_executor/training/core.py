@@ -97,6 +97,7 @@ class Run:
         self._consensus = Consensus(group)
         self._state = TrainingState(group, {})
         self._late_norms: PendingNorms | None = None
+        """Of the last step of a pass, which the processes vote on after the code that follows it."""
         self._long_epochs = True
         """Whether the state before the last step of a pass is saved, because passes are long."""
         self._holds = False
@@ -206,7 +207,8 @@ class Run:
             self._act()
             self.save()
             self._long_epochs = self._group.from_first(time.monotonic() - began_s >= LONG_EPOCH_S)
-            self._vote(self._late_norms)  # with the requests of the time since the last step
+            late, self._late_norms = self._late_norms, None
+            self._vote(late)  # with the requests of the time since the last step
             self._act()
         if self._saver is not None:
             self._saver.wait()
@@ -438,7 +440,7 @@ class Run:
             norms: of the gradients, for the vote.
         """
         left = self._loader.samples_left if self._loader is not None else None
-        self._late_norms = norms
+        self._late_norms = norms if left == 0 else None
         if left != 0:  # else the code after the loop comes first
             self._act()
             if norms is not None or self.steps % self._consensus.stride == 0:

@@ -94,13 +94,6 @@ class Places:
             found |= listed | by_id
         return Listing(found, frozenset(heard), frozenset(stripped), "; ".join(trouble), frozenset(lost))
 
-    def of_run(self, run: BurstRun) -> dict[str, DescribedInstance]:
-        """The run's instances, by its tag and by their ids. Raises LaunchFailed."""
-        place = self.of(run.region)
-        tagged = {seen.id: seen for seen in place.list(run.id)}
-        ids = {slot.instance for slot in run.slots if slot.instance is not None} - set(tagged)
-        return tagged | {seen.id: seen for seen in place.known(ids)}
-
     def with_times(self, run: BurstRun, found: Mapping[str, DescribedInstance], now_s: float) -> BurstRun:
         """The run with the provider's own times, and with an end for instances that it says are gone. Raises LaunchFailed."""
         return run.model_copy(update={"slots": tuple(self._with_time(run, slot, found, now_s) for slot in run.slots)})
