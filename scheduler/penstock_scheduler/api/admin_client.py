@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from penstock_scheduler.api.access_messages import AuditLine, AuditPage, NewToken, TokenOrder
 from penstock_scheduler.api.health_messages import LeaderMove
-from penstock_scheduler.api.messages import ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
+from penstock_scheduler.api.messages import MAX_PAGE, ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
 from penstock_scheduler.api.whatif_client import WhatIfCalls
 from penstock_scheduler.model.policy_choice import PolicyChoice
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:  # it imports NumPy, and few commands are about models
 
 
 class AdminCalls(WhatIfCalls):
-    """What changes how penstockd decides. For admins, and drains for operators."""
+    """What changes how penstockd decides and who may ask it, and the audit log. For admins; drains and the log for operators."""
 
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
@@ -68,3 +69,33 @@ class AdminCalls(WhatIfCalls):
     def move_leader(self, to: str = "") -> str:
         """Let another penstockd lead: the one of this name, or any. Returns who may lead next. For admins."""
         return self._ask(LeaderMove, "POST", "/v1/leader/move", body=LeaderMove(to=to)).to
+
+    def create_token(self, order: TokenOrder) -> NewToken:
+        """Create a token. For admins."""
+        return self._ask(NewToken, "POST", "/v1/tokens", body=order)
+
+    def audit(
+        self,
+        *,
+        from_s: float | None = None,
+        to_s: float | None = None,
+        user: str | None = None,
+        action: str | None = None,
+        job: str | None = None,
+        refused: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[AuditLine]:
+        """The audit log, newest first, page by page. For operators. The options of `penstock audit` explain the arguments.
+
+        Times are s since 1970. `limit`: most lines; None: all.
+        """
+        query: dict[str, Any] = {"from": from_s, "to": to_s, "user": user, "action": action, "job": job}
+        query |= {"refused": refused or None, "before": None}
+        left = limit
+        while left is None or left > 0:
+            query["limit"] = MAX_PAGE if left is None else min(left, MAX_PAGE)
+            page = self._ask(AuditPage, "GET", "/v1/audit", query=query, again=True)
+            yield from page.lines
+            if page.next is None:
+                return
+            query["before"], left = page.next, None if left is None else left - len(page.lines)

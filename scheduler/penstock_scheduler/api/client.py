@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import URL_VARIABLE, Report, api_urls, read
-from penstock_scheduler.api.access_messages import AuditLine, AuditPage, Identity, NewToken, TokenOrder, TokenView
+from penstock_scheduler.api.access_messages import Identity, TokenView
 from penstock_scheduler.api.admin_client import AdminCalls
 from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.api.history_messages import (
@@ -39,7 +39,6 @@ from penstock_scheduler.api.lease_messages import Renewal, Renewed
 from penstock_scheduler.api.ledger_messages import BudgetView, LedgerPage, Usage, UsageBy
 from penstock_scheduler.api.messages import (
     DEFAULT_SOCKET,
-    MAX_PAGE,
     ClusterView,
     Drain,
     ExplanationView,
@@ -76,8 +75,9 @@ FIND_S = 25.0
 """How long to look for the leader among several penstockd: longer than a takeover takes."""
 FIND_PAUSE_S = 0.5
 """After all have been asked."""
-CONNECT_S = 2.0
-"""Time for a connection to one of several penstockd: both are tried within 5 s, even if one's machine is off."""
+LOOK_S = 2.0
+"""How long the first look at all of several penstockd may take: a command names them within 5 s, its own start included. Each
+further look takes twice as long, for a penstockd that is slow."""
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -129,7 +129,9 @@ class Client(AdminCalls):
         self._token = token
         self._munge_socket = munge_socket
         self._timeout_s = timeout_s
-        self._connect_s = CONNECT_S if len(self._urls) > 1 else timeout_s
+        self._several = len(self._urls) > 1
+        self._look_s = LOOK_S / len(self._urls)
+        self._connect_s = self._look_s if self._several else timeout_s
         self.last_event: str | None = None
         """The id of the newest event of `events`."""
         self.silent_since_s: float | None = None
@@ -148,6 +150,8 @@ class Client(AdminCalls):
         if url.startswith("unix:"):
             transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"), verify=verify)
         self.url = url
+        self._answers = not self._several
+        """Whether the requests may go to this penstockd: of several, only to one that has shown that it answers."""
         self._local = transport is not None
         self._http = httpx.Client(
             transport=transport,
@@ -391,10 +395,6 @@ class Client(AdminCalls):
         """The caller, as the daemon sees it."""
         return self._ask(Identity, "GET", "/v1/me", again=True)
 
-    def create_token(self, order: TokenOrder) -> NewToken:
-        """Create a token. For admins."""
-        return self._ask(NewToken, "POST", "/v1/tokens", body=order)
-
     def tokens(self) -> list[TokenView]:
         """All tokens, without their secrets. For admins."""
         return self._list(TokenView, "/v1/tokens")
@@ -402,32 +402,6 @@ class Client(AdminCalls):
     def revoke_token(self, token: str) -> TokenView:
         """Revoke the token with this id. For admins."""
         return self._ask(TokenView, "DELETE", f"/v1/tokens/{_part(token)}")
-
-    def audit(
-        self,
-        *,
-        from_s: float | None = None,
-        to_s: float | None = None,
-        user: str | None = None,
-        action: str | None = None,
-        job: str | None = None,
-        refused: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[AuditLine]:
-        """The audit log, newest first, page by page. For operators. The options of `penstock audit` explain the arguments.
-
-        Times are s since 1970. `limit`: most lines; None: all.
-        """
-        query: dict[str, Any] = {"from": from_s, "to": to_s, "user": user, "action": action, "job": job}
-        query |= {"refused": refused or None, "before": None}
-        left = limit
-        while left is None or left > 0:
-            query["limit"] = MAX_PAGE if left is None else min(left, MAX_PAGE)
-            page = self._ask(AuditPage, "GET", "/v1/audit", query=query, again=True)
-            yield from page.lines
-            if page.next is None:
-                return
-            query["before"], left = page.next, None if left is None else left - len(page.lines)
 
     def ledger(self, *, before: int | None = None) -> LedgerPage:
         """A page of the budget ledger, newest first. Users see their own entries."""
@@ -503,26 +477,25 @@ class Client(AdminCalls):
         accept: tuple[int, ...] = (),
     ) -> httpx.Response:
         content = None if body is None else body.model_dump_json(exclude_unset=True).encode()
-        query = {name: value for name, value in (query or {}).items() if value is not None}
         pauses = iter((*(RETRY_PAUSES_S if again else ()), None))
-        find_until_s = time.monotonic() + (FIND_S if len(self._urls) > 1 else 0.0)
+        timeout = httpx.Timeout(self._timeout_s + patience_s, connect=self._connect_s)
+        find_until_s = self._find_until_s()
         while True:
-            headers = self._headers(method, path) | ({"Content-Type": "application/json"} if content else {})
             try:
+                self._look(find_until_s)
+                headers = self._headers(method, path) | ({"Content-Type": "application/json"} if content else {})
                 answer = self._http.request(
-                    method,
-                    path,
-                    content=content,
-                    params=query,
-                    headers=headers,
-                    timeout=httpx.Timeout(self._timeout_s + patience_s, connect=self._connect_s),
+                    method, path, content=content, params=_given(query), headers=headers, timeout=timeout
                 )
             except httpx.TransportError as error:
-                unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                unsent = self._unsent(error)
                 if unsent and self._finds(find_until_s, str(error)):
                     continue
-                if (pause_s := next(pauses)) is None:
+                pause_s = None if unsent and self._several else next(pauses)
+                if pause_s is None:
                     raise self._away(error) from None
+                self._answers = not self._several
+                find_until_s = self._find_until_s()  # it answered until now
                 time.sleep(pause_s)
                 continue
             if accept == () and _stands_by(answer) and self._finds(find_until_s, "stands by"):
@@ -534,6 +507,21 @@ class Client(AdminCalls):
                 raise _error(answer)
             time.sleep(pause_s)
 
+    def _unsent(self, error: httpx.TransportError) -> bool:
+        """Whether the request never left: nobody can have carried it out."""
+        return not self._answers or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+
+    def _find_until_s(self) -> float:
+        """Until when the leader may be looked for, from now."""
+        return time.monotonic() + FIND_S if self._several else 0.0
+
+    def _look(self, until_s: float) -> None:
+        """Ask one of several penstockd for a sign of life. Raises httpx.TransportError if it gives none in time."""
+        if not self._answers:
+            left_s = max(until_s - time.monotonic(), 0.1)
+            self._http.get("/v1/health", timeout=httpx.Timeout(min(self._look_s, left_s)))
+            self._answers = True
+
     def _finds(self, until_s: float, why: str) -> bool:
         """Go on to the next penstockd, with a pause after the last one. Returns whether there is time for that."""
         self._tried[self.url] = why
@@ -543,6 +531,7 @@ class Client(AdminCalls):
             if self.on_search is not None:
                 self.on_search(f"no penstockd leads at {self._tries()}; looks for one for up to {FIND_S:g} s.")
                 self.on_search = None
+            self._look_s *= 2
             time.sleep(FIND_PAUSE_S)
         self._use_next()
         return True
@@ -576,6 +565,10 @@ def _stands_by(answer: httpx.Response) -> bool:
         return bool(answer.json()["error"]["code"] == "not-leader")
     except (ValueError, KeyError, TypeError):
         return False
+
+
+def _given(query: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (query or {}).items() if value is not None}
 
 
 def _part(name: str) -> str:
