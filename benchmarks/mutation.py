@@ -30,8 +30,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -106,20 +108,26 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._source, str(self._path), "exec"), module.__dict__)
 
 
-def mutants(source: str) -> list[str]:
-    """All texts with one change, without those that mean the same to Python, in a fixed order."""
-    meaning, found = _meaning(source), {}
-    for text in (*_by_cosmic_ray(source), *_by_swaps(source)):
+def mutants(source: str, shuffle: random.Random) -> Iterator[str]:
+    """All texts with one change, without those that mean the same to Python, in an order that `shuffle` chooses.
+
+    Each is made when it is asked for: to make all of a large module's takes a minute or more.
+    """
+    makers = [*_by_cosmic_ray(source), *_by_swaps(source)]
+    shuffle.shuffle(makers)
+    known = {_meaning(source)}
+    for make in makers:
+        text = make()
         try:
-            changed = _meaning(text)
+            changed = _meaning(text) if text is not None else None
         except SyntaxError:
             continue
-        if changed != meaning:
-            found.setdefault(changed, text)
-    return list(found.values())
+        if text is not None and changed not in known:
+            known.add(changed)
+            yield text
 
 
-def _by_cosmic_ray(source: str) -> Iterator[str]:
+def _by_cosmic_ray(source: str) -> Iterator[Callable[[], str | None]]:
     tree = get_ast(source)
     for name in sorted(cosmic_ray.plugins.operator_names()):
         kind = cosmic_ray.plugins.get_operator(name)
@@ -127,18 +135,16 @@ def _by_cosmic_ray(source: str) -> Iterator[str]:
             continue
         operator = kind()
         places = sum(len(list(operator.mutation_positions(node))) for node in ast_nodes(tree))
-        for place in range(places):
-            if (text := MutationVisitor.mutate_code(source, operator, place)) is not None:
-                yield text
+        yield from (partial(MutationVisitor.mutate_code, source, operator, place) for place in range(places))
 
 
-def _by_swaps(source: str) -> Iterator[str]:
+def _by_swaps(source: str) -> Iterator[Callable[[], str]]:
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SWAPS:
             name, line = node.func, lines[node.func.lineno - 1].encode()
             changed = line[: name.col_offset] + SWAPS[name.id].encode() + line[name.end_col_offset :]
-            yield "".join((*lines[: name.lineno - 1], changed.decode(), *lines[name.lineno :]))
+            yield partial("".join, (*lines[: name.lineno - 1], changed.decode(), *lines[name.lineno :]))
 
 
 def _meaning(source: str) -> str:
@@ -182,18 +188,16 @@ def judged(path: Path, tests: Sequence[str], number: int, seed: int, timeout_s: 
     source, begun = path.read_text(), time.monotonic()
     if not survives(path, source, tests, 10 * timeout_s):
         sys.exit(f"{path}: the tests fail with the unchanged module; make them pass first")
-    every = mutants(source)
-    sample = random.Random(seed).sample(every, min(number, len(every)))
-    alive = 0
-    for index, text in enumerate(sample, 1):
+    alive = tried = 0
+    for tried, text in enumerate(islice(mutants(source, random.Random(seed)), number), 1):
         if survives(path, text, tests, timeout_s):
             alive += 1
             change = difflib.unified_diff(source.splitlines(), text.splitlines(), n=0, lineterm="")
-            print(f"mutant {index} survives:", *list(change)[2:], sep="\n  ", flush=True)
-    killed, seconds = len(sample) - alive, time.monotonic() - begun
+            print(f"mutant {tried} survives:", *list(change)[2:], sep="\n  ", flush=True)
+    killed, seconds = tried - alive, time.monotonic() - begun
     name = path.relative_to(ROOT)
-    print(f"{name}: {killed} of {len(sample)} mutants killed ({len(every)} in all), {seconds:.0f} s", flush=True)
-    return killed, len(sample)
+    print(f"{name}: {killed} of {tried} mutants killed, {seconds:.0f} s", flush=True)
+    return killed, tried
 
 
 def main() -> None:
