@@ -30,7 +30,7 @@ COST_CHECKED_EVERY = 48
 class Vote(NamedTuple):
     """What one process contributes. In the sum over all processes, a flag is set if it is not 0.
 
-    Only rank 0 sets the fields from `save` on, except `suspend`: it alone talks to the daemon.
+    Only rank 0 sets the fields from `save` to `vote_every`: it alone talks to the daemon.
     """
 
     local_sqr: float = 0.0
@@ -57,6 +57,8 @@ class Vote(NamedTuple):
     """Steps from one measurement of the gradients to the next; 0: no change."""
     vote_every: float = 0.0
     """Steps from one vote to the next; 0: no change."""
+    evaluating: float = 0.0
+    """Flag: the process is in an evaluation (`Run.evaluating`)."""
 
     @property
     def urgent(self) -> bool:

@@ -1,17 +1,8 @@
 """The core of a run: what its processes agree on, and the state that its checkpoints hold. It has no opinion on the
 loop, the optimisers or the gradients.
 
-A training loop of any kind uses it like this::
-
-    run = px.start("checkpoints")
-    loader = run.loader(dataset, batch_size=64)
-    run.keep(model=model, optimizer=optimizer, ema=ema)  # continues from the newest checkpoint
-    for epoch in run.epochs(10):
-        for batch in loader:
-            ...
-            run.step_done()  # saves, stops or stands still if that was asked for
-
-`training.run.TrainingRun` adds a loop that also chooses the batch size and the learning rate.
+docs/user/executor.md, "A loop of your own", shows a training loop that uses it. `training.run.TrainingRun` adds a loop
+that also chooses the batch size and the learning rate.
 """
 
 from __future__ import annotations
@@ -22,18 +13,18 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation
 from penstock_executor.checkpoint import Checkpoints
-from penstock_executor.client import ReportSchedule, present_request
+from penstock_executor.client import ReportSchedule
 from penstock_executor.environment import read_environment, read_ranks
-from penstock_executor.giving_up import can_give_up, tell
+from penstock_executor.giving_up import tell
 from penstock_executor.node_channel import Channel
 from penstock_executor.training import completion
 from penstock_executor.training.arguments import Settings, is_sharded
@@ -41,6 +32,7 @@ from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
 from penstock_executor.training.gradients import PendingNorms
 from penstock_executor.training.loader import Loader
+from penstock_executor.training.loop_timer import LoopTimer
 from penstock_executor.training.messages import MID_EPOCH, warn_if_replaced
 from penstock_executor.training.processes import Group, leave
 from penstock_executor.training.reporter import Reporter
@@ -49,9 +41,11 @@ from penstock_executor.training.state import TrainingState, newest_checkpoint
 from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
 from penstock_executor.training.suspension import Suspension, stand_still
 from penstock_executor.training.workers import ignore, protect_workers
-from penstock_profiles.wire import Body, Checkpointed, Observation, Result, Started
+from penstock_profiles.wire import Body, Checkpointed, Observation, Result
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LONG_EPOCH_S = 10.0
 """From this length of a pass on, the state before its last step is saved: a kill during an evaluation costs one step."""
@@ -96,8 +90,12 @@ class Run:
         self._saver = Saver(checkpoints) if checkpoints is not None else None
         self._consensus = Consensus(group)
         self._state = TrainingState(group, {})
+        self._pass_is_over = False
+        """Whether the script is in the code that follows the last step of a pass. No checkpoint is written there."""
         self._late_norms: PendingNorms | None = None
-        """Of the last step of a pass, which the processes vote on after the code that follows it."""
+        """Of that step. The processes vote on them after that code."""
+        self._saved_progress: float | None = None
+        """Of the newest checkpoint; None if there is none, as far as this process knows."""
         self._long_epochs = True
         """Whether the state before the last step of a pass is saved, because passes are long."""
         self._holds = False
@@ -107,14 +105,10 @@ class Run:
         """Samples of the epoch that the last run had done."""
         self._first_step = 0
         """`steps` when this run began."""
-        self._stop = False
-        self._saved_s = self._began_s = time.monotonic()
-        self._timed_steps, self._timed_samples, self._timed_s = 0, 0, 0.0
-        """Steps since the last report."""
-        self._has_saved = False
-        """Whether the job has a checkpoint, as far as this process knows."""
+        self._stop = self._closed = False
+        self._saved_s = time.monotonic()
+        self._times = LoopTimer()
         self._reports = ReportSchedule(settings.report_every_s, self._saved_s)
-        self._closed = False
         self._completed = False
         """Whether the passes over the data are done, and no error has come since."""
         signal.signal(signal.SIGTERM, self._on_term)
@@ -177,7 +171,7 @@ class Run:
             named[name] = whole
         self._hold(TrainingState(self._group, named))
         found = self._restore()
-        self._put_started()
+        self._restart_clock()
         return found is not None
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -192,6 +186,7 @@ class Run:
         if self._done(count) and self._saver is not None and self.steps == self._first_step:
             completion.refuse_anothers(self._saver.checkpoints.folder, self._group, self.steps)
         self._completed = False
+        self._put_started(self._total(count))
         while not self._done(count):
             if self._loader is not None:
                 self._loader.epoch = self.epoch
@@ -199,6 +194,7 @@ class Run:
             self._restart_clock()
             began_s = time.monotonic()
             yield self.epoch
+            self._pass_is_over = False
             self.epoch += 1
             self._steps_before_epoch = self.steps
             if self._loader is not None:
@@ -241,11 +237,28 @@ class Run:
         self.progress += samples
         if self._channel is not None:
             self._channel.finish()
-        active_s = time.monotonic() - self._began_s
-        self._timed_steps, self._timed_samples = self._timed_steps + 1, self._timed_samples + samples
-        self._timed_s += active_s
-        self._began_s = time.monotonic()
-        self._after_step(samples, active_s)
+        self._after_step(samples, self._times.add(samples))
+
+    def evaluating(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches of an evaluation. Requests are served between them; else they wait for the next step.
+
+        All processes call it when all that belongs to the step is done, each with batches of its own, or with `()`. If the
+        run is stopped in the code after the inner loop, the next one repeats the last step, and evaluates from the
+        beginning. If it is stopped in mid-epoch, it saves, and the next one does not repeat the evaluation.
+        """
+        self._finish_step()
+        answers = self._is_between_steps and (self._holds or self._saver is None)
+        for batch in batches:
+            if answers:
+                self._act()
+                self._vote(evaluating=True)
+            yield batch
+        others = answers
+        while others:  # their evaluations take longer
+            self._act()
+            self._vote()
+            others = self._act()
+        self._restart_clock()
 
     @property
     def epoch_steps(self) -> int:
@@ -257,10 +270,12 @@ class Run:
         if self._saver is None:
             return
         began_s = time.monotonic()
-        answered: str | None = None
-        asked = self.reporter.request if self.rank == 0 and self.reporter is not None else None
-        if asked is not None and asked.kind == "checkpoint" and self.reporter is not None:
-            answered, self.reporter.request = asked.id, None
+        if self._pass_is_over:  # the next run begins before the last step
+            self._saver.wait()
+            if self._saved_progress is not None and self._saver.failure is None and (asked := self._take_request()):
+                self._put(Checkpointed(request=asked, progress=self._saved_progress, seconds=0.0))
+            return
+        answered = self._take_request()
         self._saved_s = began_s
         states = self._group.gather(random_states())
         if self._state.writes:
@@ -274,7 +289,7 @@ class Run:
             pause_s = time.monotonic() - began_s
 
             def saved(seconds: float) -> None:
-                self._has_saved = True
+                self._saved_progress = progress
                 self._put(Checkpointed(request=answered, progress=progress, seconds=pause_s + seconds))
                 log.info("step=%d checkpoint written pause_s=%.3f write_s=%.3f", steps, pause_s, seconds)
 
@@ -308,13 +323,27 @@ class Run:
         """Whether `count` passes over the data are done."""
         return self.epoch >= count
 
+    def _total(self, count: int) -> float | None:
+        """Progress after `count` passes; None: unknown."""
+        samples = self._loader.epoch_samples if self._loader is not None else None
+        return float(count * samples) if samples else None
+
     def _end_epoch(self) -> None:
         """Drop what a loop that was left in mid-step has begun."""
 
+    def _finish_step(self) -> None:
+        """Called when an evaluation begins: the script has done all that belongs to the step."""
+
+    @property
+    def _is_between_steps(self) -> bool:
+        """Whether no step is begun, as far as the loader shows."""
+        return self._loader is None or self._loader.between_steps
+
     def _add_to(self, vote: Vote) -> Vote:
         """On rank 0: add to a vote what all processes must know besides requests."""
-        if self.world > 1 and self.steps % COST_CHECKED_EVERY == 0 and self._timed_steps:
-            return vote._replace(vote_every=stride_of(max(self._timed_s / self._timed_steps, 1e-9)))
+        step_s = self._times.mean_s
+        if self.world > 1 and self.steps % COST_CHECKED_EVERY == 0 and step_s is not None:
+            return vote._replace(vote_every=stride_of(max(step_s, 1e-9)))
         return vote
 
     def _apply(self, vote: Vote, norms: PendingNorms | None) -> None:
@@ -324,26 +353,11 @@ class Run:
 
     def _observation(self) -> Observation | None:
         """What the steps since the last report took; None if there were none."""
-        steps, samples, seconds = self._timed_steps, self._timed_samples, self._timed_s
-        self._timed_steps, self._timed_samples, self._timed_s = 0, 0, 0.0
-        if not steps or not samples or not seconds:
-            return None
-        return Observation(
-            gpu_type=self._gpus.gpu_type,
-            nodes=self._gpus.nodes,
-            gpus=self.world,
-            gpus_per_replica=self.gpus_per_replica,
-            atomic_batch=max(-(-samples // (steps * self.replicas)), 1),
-            accumulation_steps=0,
-            steps=steps,
-            step_time_s=seconds / steps,
-            goodput=samples / seconds,
-            progress=self.progress,
-        )
+        return self._times.take_observation(self._gpus, self._group, self.progress)
 
     def _restart_clock(self) -> None:
         """Time since the last step is no part of the next one."""
-        self._began_s = time.monotonic()
+        self._times.restart()
 
     def _meta(self) -> dict[str, Any]:
         """What a checkpoint says about the run, as JSON can hold it."""
@@ -393,9 +407,9 @@ class Run:
         if saver is None or found is None:
             return None
         self._state.restore(found, saver.group, self.device)
-        self._has_saved = True
         meta = found.meta
         self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
+        self._saved_progress = self.progress
         # Checkpoints of before November 2026 do not say it.
         self._steps_before_epoch = self.steps - meta.get("epoch_steps", 0)
         self._first_step, self._position = self.steps, meta["position"]
@@ -420,14 +434,13 @@ class Run:
     def _save_again_s(self) -> float:
         """Seconds from one regular checkpoint to the next; fewer if it could not be written, such as on a full disk."""
         failed = self._saver is not None and self._saver.failure is not None
-        every_s = self._settings.checkpoint_every_s
-        return min(every_s, RETRY_S) if failed else every_s
+        return min(self._settings.checkpoint_every_s, RETRY_S if failed else math.inf)
 
     @property
     def _owes_a_checkpoint(self) -> bool:
         """Whether the run has to show that it can save: Penstock moves no job that has not."""
-        has_daemon = self.reporter is not None and self.reporter.has_daemon
-        return has_daemon and not self._has_saved and self._saver is not None and not self._saver.busy
+        saves = self._saver is not None and not self._saver.busy
+        return saves and self._saved_progress is None and self.reporter is not None and self.reporter.has_daemon
 
     # What the processes agree on.
 
@@ -439,8 +452,9 @@ class Run:
             active_s: seconds that it took.
             norms: of the gradients, for the vote.
         """
+        self._put_started()  # the loop does not use `epochs`
         left = self._loader.samples_left if self._loader is not None else None
-        self._late_norms = norms if left == 0 else None
+        self._late_norms, self._pass_is_over = norms if left == 0 else None, left == 0
         if left != 0:  # else the code after the loop comes first
             self._act()
             if norms is not None or self.steps % self._consensus.stride == 0:
@@ -452,13 +466,13 @@ class Run:
             self._channel.step_done(samples, active_s)
             self._restart_clock()  # a pause is no part of the next step
 
-    def _vote(self, norms: PendingNorms | None) -> None:
+    def _vote(self, norms: PendingNorms | None = None, *, evaluating: bool = False) -> None:
         """Cast this process's vote.
 
         The norms are those of the step before: on a GPU, this step's may not be computed yet, and nothing waits for
         them.
         """
-        vote = Vote(stop=self._stop, suspend=self._suspension.requested)
+        vote = Vote(stop=self._stop, suspend=self._suspension.requested, evaluating=evaluating)
         if norms is not None:
             local_sqr, mean_sqr = norms.read().tolist()
             vote = vote._replace(local_sqr=local_sqr, mean_sqr=mean_sqr)
@@ -493,15 +507,14 @@ class Run:
 
     def _has_news(self) -> bool:
         """Whether this process has received something that all processes must learn in the next step."""
-        reporter = self.reporter
-        asked = reporter is not None and (reporter.request is not None or reporter.superseded)
+        asked = self.reporter is not None and (self.reporter.request is not None or self.reporter.superseded)
         return self._stop or self._suspension.requested or asked
 
-    def _act(self) -> None:
-        """Apply the decision of the processes' last vote."""
+    def _act(self) -> bool:
+        """Apply the decision of the processes' last vote. Returns whether one of them was in an evaluation."""
         result = self._consensus.result()
         if result is None:
-            return
+            return False
         vote, norms = result
         self._apply(vote, norms)
         if vote.superseded:
@@ -525,19 +538,12 @@ class Run:
                 requested=bool(vote.move_out),
             )
             self._restart_clock()
+        return bool(vote.evaluating)
 
     def _give_up_nodes(self) -> None:
         """Save, and end this run; the next one begins on the nodes that stay. If it cannot be saved, train on: the daemon sees
         no answer. All processes call it after the same step."""
-        kept: tuple[str, ...] = ()
-        if self.rank == 0 and self.reporter is not None and (request := self.reporter.request) is not None:
-            environment = read_environment()
-            stands = present_request(environment) == request.id and set(request.keep_nodes) < set(environment.nodes)
-            if can_give_up() and stands:
-                kept = request.keep_nodes
-            else:  # withdrawn, or the run before has served it
-                self.reporter.request = None
-        kept = self._group.from_first(kept)
+        kept: tuple[str, ...] = self._group.from_first(self.reporter.kept_nodes() if self.reporter is not None else ())
         if not kept or self._saver is None:
             return
         self.save()
@@ -549,23 +555,16 @@ class Run:
 
     # Reports, and the end of the run.
 
+    def _take_request(self) -> str | None:
+        return self.reporter.take_request() if self.reporter is not None else None
+
     def _put(self, body: Body) -> None:
         if self.reporter is not None:
             self.reporter.put(body)
 
-    def _put_started(self) -> None:
-        self._restart_clock()
-        environment, gives_up_nodes = read_environment(), can_give_up() and self._saver is not None
-        self._put(
-            Started(
-                gpu_type=self._gpus.gpu_type,
-                gpu_ids=self._gpus.gpu_ids,
-                progress=self.progress,
-                gives_up_nodes=gives_up_nodes,
-                left_nodes=environment.left_nodes,
-                restarts=environment.restarts if gives_up_nodes or environment.left_nodes else None,
-            )
-        )
+    def _put_started(self, total: float | None = None) -> None:
+        if self.reporter is not None:
+            self.reporter.put_started(self._gpus, self.progress, total, saves=self._saver is not None)
 
     def _note_completed(self) -> None:
         """Called when the process ends."""

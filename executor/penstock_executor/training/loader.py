@@ -132,17 +132,27 @@ class Loader:
         return samples
 
     @property
+    def between_steps(self) -> bool:
+        """Whether each batch that was yielded belongs to a step that is over."""
+        return self._part is None
+
+    @property
     def first(self) -> int:
         """Number of batches of this epoch that are done, at the present batch size. 0 at the beginning of an epoch."""
         return self._batches.count(self.position)
 
     @property
+    def epoch_samples(self) -> int | None:
+        """Samples that are trained on in an epoch, or None for a stream."""
+        return None if self.samples is None else self._whole_steps(self.samples)
+
+    @property
     def samples_left(self) -> int | None:
         """Samples of this epoch that are not done, or None for a stream."""
-        if self.samples is None:
-            return None
-        left = self.samples - self.position
-        return left - left % self.size.total if self._drop_last else left
+        return None if self.samples is None else self._whole_steps(self.samples - self.position)
+
+    def _whole_steps(self, samples: int) -> int:
+        return samples - samples % self.size.total if self._drop_last else samples
 
     def _map(self) -> Iterator[Any]:
         assert self.samples is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,17 +22,27 @@ TIMEOUT = datetime.timedelta(minutes=10)
 
 
 def join(ranks: Ranks) -> torch.device:
-    """Join the group of all processes, if there are several, and choose this process's device.
+    """Join the group of all processes, also of a single one, and choose this process's device.
 
     Raises:
-        EnvironmentDisagrees: there are more processes on this node than GPUs that they see.
+        EnvironmentDisagrees: there are more processes on this node than GPUs that they see, or the script has started
+            processes by itself and the environment does not say their ranks.
         RuntimeError: rank 0 cannot be reached; the message has its address.
     """
+    _check_started(ranks)
     device = _device(ranks)
-    if ranks.world > 1 and not dist.is_initialized():
+    if dist.is_initialized():
+        return device
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if ranks.world == 1:
+        # Scripts call barriers and reductions whatever their number of processes.
+        try:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            log.warning("torch.distributed is not initialised, which a script may need: %s", error)
+    else:
         address = ranks.master or address_of_first(ranks)
         where = f"tcp://{'[' + address + ']' if ':' in address else address}:{ranks.port}"
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
             dist.init_process_group(
                 backend, init_method=where, rank=ranks.rank, world_size=ranks.world, timeout=TIMEOUT
@@ -43,6 +54,24 @@ def join(ranks: Ranks) -> torch.device:
                 " Slurm's variables"
             ) from error
     return device
+
+
+def _check_started(ranks: Ranks) -> None:
+    """Raises EnvironmentDisagrees if the script has started its processes by itself, and the environment is silent."""
+    found = None
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (ranks.rank, ranks.world):
+        found = f"torch.distributed has rank {dist.get_rank()} of {dist.get_world_size()}"
+    process: Any = multiprocessing.current_process()
+    if getattr(getattr(process, "_target", None), "__module__", "") == "torch.multiprocessing.spawn":
+        number = process._identity[-1]
+        if found is None and ranks.world == 1 and number > 1:
+            found = f"torch.multiprocessing.spawn has started at least {number} processes"
+    if found is not None:
+        raise EnvironmentDisagrees(
+            f"{found}, but the environment says rank {ranks.rank} of {ranks.world}; start the script once for each GPU, with"
+            " srun, torchrun or python -m penstock_executor.launch, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,"
+            " MASTER_ADDR and MASTER_PORT in each process before px.start"
+        )
 
 
 def leave() -> None:

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from penstock_executor.client import Client
+from penstock_executor.allocation import Allocation
+from penstock_executor.client import Client, present_request
+from penstock_executor.giving_up import can_give_up
 from penstock_executor.gpu_samples import EVERY_S as SAMPLED_EVERY_S
 from penstock_executor.gpu_samples import GpuSamples
-from penstock_profiles.wire import Body, Observation, Request
+from penstock_profiles.wire import Body, Observation, Request, Started
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Reporter:
         self._end: tuple[Literal["completed", "stopped", "superseded", "failed"], float, str] | None = None
         self.request: Request | None = None
         """The daemon's newest request. The run sets it to None when it handles it."""
-        self.superseded = False
+        self.superseded = self._has_started = False
         self._thread = threading.Thread(target=self._run, name="penstock-reporter", daemon=True)
         self._thread.start()
 
@@ -54,6 +56,31 @@ class Reporter:
         """Queue a report. Never waits, never raises."""
         self._waiting.append(body)
         self._wake.set()
+
+    def put_started(self, gpus: Allocation, progress: float, total: float | None, *, saves: bool) -> None:
+        """Report the beginning of the run, once.
+
+        Args:
+            gpus: of the run.
+            progress: in samples.
+            total: progress at which the job is done, if it is known.
+            saves: whether the run can save, as giving up nodes needs.
+        """
+        if self._has_started:
+            return
+        self._has_started = True
+        environment, gives_up_nodes = self._client.environment, can_give_up() and saves
+        self.put(
+            Started(
+                gpu_type=gpus.gpu_type,
+                gpu_ids=gpus.gpu_ids,
+                progress=progress,
+                total=total,
+                gives_up_nodes=gives_up_nodes,
+                left_nodes=environment.left_nodes,
+                restarts=environment.restarts if gives_up_nodes or environment.left_nodes else None,
+            )
+        )
 
     def close(
         self, outcome: Literal["completed", "stopped", "superseded", "failed"], progress: float, text: str = ""
@@ -63,6 +90,25 @@ class Reporter:
             self._end = outcome, progress, text
             self._wake.set()
             self._thread.join(CLOSE_S)
+
+    def take_request(self) -> str | None:
+        """The number of the daemon's request for a checkpoint, which the run answers now; None if there is none."""
+        request = self.request
+        if request is None or request.kind != "checkpoint":
+            return None
+        self.request = None
+        return request.id
+
+    def kept_nodes(self) -> tuple[str, ...]:
+        """The nodes to go on with, if the daemon still asks the run to give up the others."""
+        request, environment = self.request, self._client.environment
+        if request is None:
+            return ()
+        stands = present_request(environment) == request.id and set(request.keep_nodes) < set(environment.nodes)
+        if can_give_up() and stands:
+            return request.keep_nodes
+        self.request = None  # withdrawn, or the run before has served it
+        return ()
 
     def _run(self) -> None:
         checked_s = sampled_s = 0.0

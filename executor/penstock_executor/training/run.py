@@ -154,7 +154,6 @@ class TrainingRun(Run):
         )
         self._batch = self._loader.size
         self._prepared = True
-        self._put_started()
         return self._model, optimizer, self._loader
 
     def step(self, loss: torch.Tensor | None = None) -> None:
@@ -274,8 +273,12 @@ class TrainingRun(Run):
             )
         super().step_done(samples)
 
+    @property
+    def _is_between_steps(self) -> bool:
+        return super()._is_between_steps and self._between_steps
+
     def _finish_step(self) -> None:
-        """Called when the script asks for the next batch: it has done all that belongs to the step."""
+        """Called when the script asks for the next batch, or evaluates: it has done all that belongs to the step."""
         if self._done_step is not None:
             arguments, self._done_step = self._done_step, None
             self._after_step(*arguments)
@@ -284,6 +287,9 @@ class TrainingRun(Run):
         if not self._prepared or self._epoch_samples is None or not self._adaptive:
             return super()._done(count)
         return self.epoch >= count and self.progress >= count * self._epoch_samples * (1 - 1e-9)
+
+    def _total(self, count: int) -> float | None:
+        return super()._total(count) if not self._prepared else count * (self._epoch_samples or 0.0) or None
 
     def _end_epoch(self) -> None:
         if self._prepared:

@@ -1,0 +1,38 @@
+"""Ways of starting the processes of a training, with real processes on CPUs."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..elastic import PYTHON, environment, python_path
+from ..spool import ROOT
+
+SCRIPT = ROOT / "tests" / "executor" / "train_launched.py"
+
+
+def launch(folder: Path, way: str) -> subprocess.CompletedProcess[str]:
+    environ = environment() | {"PYTHONPATH": python_path()}
+    command = [PYTHON, str(SCRIPT), str(folder), way]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_single_process_has_a_group_for_the_barriers_of_a_script(tmp_path: Path):
+    done = launch(tmp_path, "plain")
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("trained-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("way", "found"),
+    [
+        ("spawn", "torch.multiprocessing.spawn has started at least 2 processes"),
+        ("initialised", "torch.distributed has rank 1 of 2"),
+    ],
+)
+def test_processes_of_the_scripts_own_without_ranks_are_refused(tmp_path: Path, way: str, found: str):
+    """Each of them would train everything."""
+    done = launch(tmp_path, way)
+    assert done.returncode != 0
+    assert f"{found}, but the environment says rank 0 of 1" in done.stderr.replace("rank 0 of 2", "rank 1 of 2")
+    assert "or set RANK, WORLD_SIZE, LOCAL_RANK" in done.stderr
