@@ -40,6 +40,7 @@ from penstock_slurm.act.shrinking import Shrinking
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmNode, SlurmReader, SlurmWriter
 from penstock_slurm.jobs.begin_times import BeginTimes, let_deadlines_count
 from penstock_slurm.jobs.endings import Endings
+from penstock_slurm.jobs.left_nodes import LeftNodes
 from penstock_slurm.jobs.messages import note_shares
 from penstock_slurm.jobs.states import HOLDING, LEAVING
 from penstock_slurm.observe import plain_jobs
@@ -97,6 +98,7 @@ class SlurmCluster:
         self._lost_gpus = LostGpus(reader, writer, spool)
         self._shrinking = Shrinking(reader, writer, spool, settings.checkpoint_wait_s)
         self._begin_times = BeginTimes(writer, settings.plain_after_s)
+        self._left_nodes = LeftNodes(writer)
         self._endings = Endings(spool.control)
         self._managed = ManagedJobs(reader, writer, spool, self._partitions, check, settings.start_patience_s)
         self._reporting = Reporting(writer, spool, clock, self._managed)
@@ -349,11 +351,13 @@ class SlurmCluster:
         return (*self._own(stopped, outcomes), *outcomes)
 
     def _keep_waiting(self, actions: Sequence[Action]) -> None:
-        """What the jobs need that wait, and that no round acts on: holds that were asked for, and begin times."""
+        """What the jobs need that wait, and that no round acts on: holds that were asked for, begin times, no nodes."""
         managed, now_s = self._managed, self._clock.now_s()
         managed.holds.carry_out()
         waiting = (*managed.records.values(), *managed.not_yet.values())
-        self._begin_times.renew(waiting, {action.job for action in actions}, now_s)
+        acted = {action.job for action in actions}
+        self._begin_times.renew(waiting, acted, now_s)
+        self._left_nodes.clear((*waiting, *managed.held.values()), acted)
         let_deadlines_count(self._writer, managed.not_yet.values(), now_s)
 
     def _own(self, stopped: Mapping[JobId, Stop], outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:

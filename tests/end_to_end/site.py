@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import resource
 import shlex
 import subprocess
@@ -306,6 +307,18 @@ class Site:
             return numbers[-1] if numbers and numbers[-1] > after else 0
 
         return int(wait_for(newest, timeout_s, f"a round after {after}", details=self.tail))
+
+
+def remove_node(slurm: LoopbackCluster, node: str) -> None:
+    """Take a node out of slurm.conf and start slurmctld again, as an admin does."""
+    slurm.kill_slurmd(node)
+    lines = slurm.slurm_conf.read_text().splitlines()
+    kept = [re.sub(rf"\b{node},|,{node}\b", "", line) for line in lines if not line.startswith(f"NodeName={node} ")]
+    slurm.slurm_conf.write_text("\n".join(kept) + "\n")
+    slurm.nodes = tuple(each for each in slurm.nodes if each.name != node)
+    slurm.stop_slurmctld()
+    slurm.start_slurmctld()
+    slurm.command("scontrol", "reconfigure")
 
 
 def pause(seconds: float) -> None:

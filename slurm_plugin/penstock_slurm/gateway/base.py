@@ -528,6 +528,10 @@ class SlurmWriter(Protocol):
         """Set the begin time of pending jobs to `after_s` seconds from now. Ignores jobs that have ended."""
         ...
 
+    def name_no_nodes(self, job_ids: Sequence[str]) -> None:
+        """Let pending jobs require no nodes. Ignores jobs that have ended."""
+        ...
+
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """Write the comment that only admins can write. "" clears it. Slurm keeps any text, also newlines."""
         ...

@@ -72,6 +72,16 @@ def test_of_a_job_that_has_started_or_ended_meanwhile_no_placement_reaches_slurm
     }
 
 
+def test_only_jobs_that_still_wait_are_told_to_name_no_nodes(slurm):
+    calls = slurm("true", states="printf '1 RUNNING\\n2 PENDING\\n4 PENDING\\n'")
+    gateway().name_no_nodes(["1", "4", "2", "3"])
+    assert [line for line in calls.read_text().splitlines() if "update" in line] == [
+        "scontrol update JobId=4,2 ReqNodeList="
+    ]
+    gateway().name_no_nodes(["1", "3"])
+    assert calls.read_text().count("update") == 1
+
+
 def test_where_squeue_does_not_answer_nothing_is_placed(slurm, tmp_path):
     slurm(
         f"cat >> {tmp_path}/fed", states="echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"

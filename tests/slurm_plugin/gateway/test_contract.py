@@ -131,6 +131,7 @@ def test_a_job_that_has_started_meanwhile_keeps_its_nodes(gateway, loopback):
         place(gateway, job_id, first)
     with pytest.raises(NotWaiting):
         gateway.leave_to_slurm(job_id, PlainShape(before.partition[0], 1, 1, None), 1, 60.0)
+    gateway.name_no_nodes([job_id])
     after = job(gateway, job_id)
     assert (after.state, after.nodes, after.start_s) == ("RUNNING", before.nodes, before.start_s)
     assert len(before.nodes) == 2
