@@ -25,6 +25,7 @@ def sacct(site: Site, job: str) -> tuple[str, str, float, float]:
     return state, code, float(elapsed), time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
 
 
+@pytest.mark.long
 def test_a_job_that_ended_while_penstockd_was_away_for_longer_than_slurm_remembers(
     make_loopback: MakeLoopback, make_site: Callable[..., Site]
 ):

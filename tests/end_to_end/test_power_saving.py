@@ -20,6 +20,7 @@ TWO = "--comment=" + json.dumps({"penstock": {"min_gpus": 2, "max_gpus": 2}})
 OURS = ("--hold", "--requeue", "--gres=gpu:1", "--output=/dev/null")
 
 
+@pytest.mark.long
 def test_a_powered_down_node_is_woken_by_slurm_and_sleeps_again(
     make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_powered_down_node_is_woken_by_slurm_and_sleeps_again(
     assert len(power.resumed()) == 1
 
 
+@pytest.mark.long
 def test_a_node_that_does_not_boot_costs_the_job_no_more_than_resume_timeout(
     make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path: Path
 ) -> None:

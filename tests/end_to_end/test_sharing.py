@@ -134,6 +134,7 @@ def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[
     assert len(site.starts(low)) == 1, "it made room in place"
 
 
+@pytest.mark.long
 def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> None:
     """Each job gets time slices, waiting jobs are suspended, and no other job gets the GPUs meanwhile."""
     site = sharing_site("t4:1x4", "gandiva")
@@ -168,7 +169,7 @@ def test_six_jobs_on_four_gpus_all_train(sharing_site: Callable[..., Site]) -> N
         time.sleep(1.0)
 
 
-@pytest.mark.parametrize("policy", ["gandiva", "antman"])
+@pytest.mark.parametrize("policy", [pytest.param("gandiva", marks=pytest.mark.long), "antman"])
 def test_no_job_that_came_later_gets_gpus_before_a_plain_job(sharing_site: Callable[..., Site], policy: str) -> None:
     """The GPU that the first three jobs no longer need is the plain job's, long before room would be made for it. Two jobs that
     came later had it, because placeholder jobs kept it for them, and two more joined them in time slices."""
@@ -195,6 +196,7 @@ def test_no_job_that_came_later_gets_gpus_before_a_plain_job(sharing_site: Calla
     site.wait_completed(*first)
 
 
+@pytest.mark.long
 def test_a_job_that_its_user_takes_away_goes_on_sharing(sharing_site: Callable[..., Site]) -> None:
     """As a plain job it kept its neighbour suspended, and once that had ended, Slurm gave the GPU to another job beside it."""
     site = sharing_site("t4:1x1", "gandiva", round_s=1.0)

@@ -53,7 +53,7 @@ def progress(site: Site, job: str) -> float:
     return max(seen, default=0.0)
 
 
-@pytest.mark.parametrize("seconds", [75.0, pytest.param(900.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [40.0, pytest.param(900.0, marks=pytest.mark.long)])
 def test_a_storm_of_jobs_that_share_on_two_nodes(
     make_loopback: MakeLoopback, make_site: Callable[..., Site], seconds: float
 ) -> None:

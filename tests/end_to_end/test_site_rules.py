@@ -36,7 +36,7 @@ def test_jobs_leave_a_node_for_a_reservation_and_its_own_job_runs_there_when_it_
     # Slurm counts in whole seconds.
     assert min(sent_s) > reservation.start_s - 1, "it is not sent there before Slurm accepts it"
     site.assert_progress_kept(plain, lost=2.0)
-    refused = [each for each in store.outcomes() if each.progress.value == "failed"]
+    refused = [each for each in store.outcomes(member) if each.progress.value == "failed"]
     assert refused == [], "no job is sent where Slurm does not accept it"
 
 

@@ -16,14 +16,15 @@ pytestmark = pytest.mark.slurm
 
 @pytest.mark.parametrize(
     ("jobs", "seconds", "differ"),
-    [(30, 20.0, 0.1), pytest.param(300, 600.0, 0.03, marks=pytest.mark.long)],
+    [(30, 20.0, 0.3), pytest.param(300, 600.0, 0.03, marks=pytest.mark.long)],
 )
 def test_a_storm(make_site, make_loopback, jobs, seconds, differ):
     """PENSTOCK_TEST_SEED repeats the actions, but not their timing.
 
     Runs that start and end while the daemon or slurmctld is down are counted from what is known about them. The margin of the
-    short storm is wider, since such runs are a larger part there and starting a daemon takes long on a busy machine. Seen with
-    30 jobs: +1.2 %; with 50: +0.2 % twice; with 300, at a load of 20 to 30 on two cores: -2.1 %.
+    short storm is wider: such runs are a larger part there, and on a busy machine a daemon starts slowly (a run of 16 s was once
+    counted as 32 s, of 130 s in all). Seen with 30 jobs: +1.2 %; with 50: +0.2 % twice; with 300, at a load of 20 to 30 on two
+    cores: -2.1 %.
     """
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", random.SystemRandom().randrange(10_000)))
     # Slurm forgets an ended job after 5 minutes by default, and this test asks for all of them at the end.

@@ -79,7 +79,7 @@ def test_jobs_notice_nothing_while_the_leader_changes(loopback, tmp_path, server
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-@pytest.mark.parametrize("ahead_s", [300.0, -300.0])
+@pytest.mark.parametrize("ahead_s", [300.0, pytest.param(-300.0, marks=pytest.mark.long)])
 def test_jobs_start_while_the_leaders_clock_differs_from_slurmctlds(make_loopback, tmp_path, server, ahead_s):
     """A new one, and one that Slurm has requeued, which waits for the begin time that Slurm has given it."""
     slurm = make_loopback("t4:1x4")
