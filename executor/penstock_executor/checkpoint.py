@@ -154,6 +154,8 @@ class Checkpoints:
 
     def shards_folder(self, step: int, number: int) -> Path:
         """Folder for the shards of a checkpoint. Use a higher `number` for each `save`, so that none is overwritten."""
+        with contextlib.suppress(OSError):  # the write fails then, and says why
+            self._own.mkdir(parents=True, exist_ok=True)
         return self._own / f"step-{step:012d}.{number}.shards"
 
     def save(
@@ -175,6 +177,7 @@ class Checkpoints:
         path = self._own / _file_name(step)
         beside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
+            self._own.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
             with beside.open("w+b") as file:
                 _write(file, state, dict(meta or {}), shards)
                 file.flush()

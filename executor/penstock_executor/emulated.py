@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import signal
 import sys
 import time
@@ -34,12 +35,15 @@ from penstock_executor.client import Client, connect
 from penstock_executor.environment import EnvironmentDisagrees, read_environment
 from penstock_executor.node_channel import open_channel
 from penstock_executor.profiling import profile, read_request
-from penstock_profiles.wire import Checkpointed, Observation, Started
+from penstock_profiles.wire import LONGEST_TEXT, Checkpointed, Observation, SaveFailed, Started
 
 if TYPE_CHECKING:
     from penstock_profiles.estimators import AnyEstimator
 
 log = logging.getLogger(__name__)
+
+SAVE_AGAIN_S = 5.0
+"""Seconds until a checkpoint that could not be written is tried again."""
 
 TICK_S = 0.1
 """Seconds between two checks for requests and signals. 20 trainers together used 3.7 % of a core (2 cores, bert-squad,
@@ -105,6 +109,7 @@ class _Trainer:
         options = self._options
         _sleep_until(time.monotonic() + options.start_seconds, signals)
         now = observed = checked = time.monotonic()
+        save_again_s = math.inf
         while not signals.stop and self._progress < self._work:
             time.sleep(min(TICK_S, self._left_s()))
             if self._stands_still(signals):
@@ -119,9 +124,10 @@ class _Trainer:
                 self._stop_if_superseded()
                 checked = now
             request = self._client.poll()
-            if request is not None:
-                self._save(request.id)
+            if request is not None or now >= save_again_s:
+                saved = self._save(request.id if request is not None else None)
                 now = time.monotonic()
+                save_again_s = math.inf if saved else now + SAVE_AGAIN_S
         self._stop_if_superseded()
         done = self._progress >= self._work
         self._observe()
@@ -200,6 +206,7 @@ class _Trainer:
             self._checkpoints.save(b"", self._steps, {"progress": self._progress})
         except NotSaved as error:
             log.error("epoch=%d %s", self._client.epoch, error)
+            self._client.report(SaveFailed(request=request, text=str(error)[:LONGEST_TEXT]))
             return False
         self._unsaved = False
         self._client.report(

@@ -231,6 +231,19 @@ class Checkpointed(Message):
     """Wall-clock time that saving took."""
 
 
+LONGEST_TEXT = 500
+"""Characters of the reason in a `SaveFailed`."""
+
+
+class SaveFailed(Message):
+    """A checkpoint could not be written, and the run goes on. `request` names the control request that asked for it, if any."""
+
+    kind: Literal["save_failed"] = "save_failed"
+    request: str | None = None
+    text: str
+    """Why."""
+
+
 class Suspended(Message):
     """The run has moved its state off the GPUs and stands still. It may now be frozen (`scontrol suspend`)."""
 
@@ -275,7 +288,7 @@ class Ended(Message):
 
 
 Body = Annotated[
-    Started | Observation | BatchTrial | Checkpointed | Suspended | Resumed | Result | Ended,
+    Started | Observation | BatchTrial | Checkpointed | SaveFailed | Suspended | Resumed | Result | Ended,
     Field(discriminator="kind"),
 ]
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from penstock_profiles.families import load_families
-from penstock_profiles.wire import Body, Checkpointed, Report, Started
+from penstock_profiles.wire import Body, Checkpointed, Report, SaveFailed, Started
 from penstock_scheduler.accounts.limits import PartitionRules, by_partition
 from penstock_scheduler.api.ports import ClusterParts
 from penstock_scheduler.jobs.learned_models import LearnedModels
@@ -162,6 +162,20 @@ def test_a_completed_checkpoint_shows_it_and_so_does_the_job_spec():
     assert can_save(source, *jobs)["1"], "also in the next round"
     queued = job("1", restarts=1)
     assert can_save(source, queued)["1"], "also between two runs"
+
+
+def test_a_checkpoint_that_fails_takes_the_proof_back_until_the_next_one():
+    history = NoHistory()
+    source, there = models(history), holds("1", checkpointable=True)
+    failed = report("1", SaveFailed(text="the disk is full"), sequence=2)
+    source.learn([saved("1", 2.0), failed])
+    assert can_save(source, there) == {"1": False}
+    assert source.facts([there], ["t4"])["1"].save_failure == "the disk is full"
+    source.learn([saved("1", 2.0, sequence=3)])
+    assert can_save(source, there) == {"1": True}
+    assert source.facts([there], ["t4"])["1"].save_failure == ""
+    history.seen = [saved("1", 2.0), failed]
+    assert can_save(models(history), there) == {"1": False}, "a daemon that starts knows it"
 
 
 def test_a_daemon_that_starts_knows_what_a_job_has_shown():

@@ -32,7 +32,7 @@ from penstock_executor.training.processes import Group, leave
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.status import STOPPED, SUPERSEDED
 from penstock_executor.training.workers import end_workers
-from penstock_profiles.wire import CPU, Checkpointed, Observation, Result, Started
+from penstock_profiles.wire import CPU, LONGEST_TEXT, Checkpointed, Observation, Result, SaveFailed, Started
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +209,8 @@ class TrainingMonitor:
         then."""
         log.error("step=%d no checkpoint written: %s; trying again in %.0f s", self._steps, reason, RETRY_S)
         self._save_again_s = time.monotonic() + RETRY_S
+        if self._reporter is not None:
+            self._reporter.put(SaveFailed(request=self._request, text=str(reason)[:LONGEST_TEXT]))
         self.restart_clock()
 
     def saved(self) -> None:

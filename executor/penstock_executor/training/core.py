@@ -41,7 +41,7 @@ from penstock_executor.training.state import TrainingState, newest_checkpoint
 from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
 from penstock_executor.training.suspension import Suspension, stand_still
 from penstock_executor.training.workers import ignore, protect_workers
-from penstock_profiles.wire import Body, Checkpointed, Observation, Result
+from penstock_profiles.wire import LONGEST_TEXT, Body, Checkpointed, Observation, Result, SaveFailed
 
 log = logging.getLogger(__name__)
 
@@ -280,6 +280,7 @@ class Run:
         states = self._group.gather(random_states())
         if self._state.writes:
             self._saver.wait()
+            self._saver.tell = lambda text: self._put(SaveFailed(request=answered, text=text[:LONGEST_TEXT]))
             try:
                 state, piece = self._state.collect(states)
             except CannotSave as error:

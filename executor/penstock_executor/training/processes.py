@@ -22,7 +22,7 @@ TIMEOUT = datetime.timedelta(minutes=10)
 
 
 def join(ranks: Ranks) -> torch.device:
-    """Join the group of all processes, also of a single one, and choose this process's device.
+    """Join the group of all processes, or make one for a single process, and choose this process's device.
 
     Raises:
         EnvironmentDisagrees: there are more processes on this node than GPUs that they see, or the script has started

@@ -148,6 +148,8 @@ class Saver:
         """A later run of the job has begun, so this one must stop."""
         self.failure: NotSaved | None = None
         """Why the last checkpoint was not written; None if it was."""
+        self.tell: Callable[[str], None] = lambda text: None
+        """Called with that reason."""
         self._thread: threading.Thread | None = None
 
     def save(
@@ -182,7 +184,11 @@ class Saver:
     def fail(self, error: CannotSave) -> None:
         """Note that there is no checkpoint because of this error. Training goes on, and earlier checkpoints are whole."""
         log.error("no checkpoint written: %s", error)
-        self.failure = NotSaved(f"no checkpoint written: {error}")
+        self._failed(NotSaved(f"no checkpoint written: {error}"))
+
+    def _failed(self, failure: NotSaved) -> None:
+        self.failure = failure
+        self.tell(str(failure))
 
     @property
     def busy(self) -> bool:
@@ -209,9 +215,9 @@ class Saver:
             self.superseded = True
         except NotSaved as error:
             log.error("step=%d %s", step, error)
-            self.failure = error
+            self._failed(error)
         except Exception as error:  # else the run would end with the claim that it has saved
-            self.failure = NotSaved(f"no checkpoint written: {type(error).__name__}: {error}")
+            self._failed(NotSaved(f"no checkpoint written: {type(error).__name__}: {error}"))
             log.error("step=%d %s", step, self.failure, exc_info=error)
         else:
             self.failure = None

@@ -20,7 +20,7 @@ from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEst
 from penstock_profiles.kin import Kin
 from penstock_profiles.learning import JobModel, on_all
 from penstock_profiles.profiles import Profile
-from penstock_profiles.wire import Checkpointed, Observation, Report, Started
+from penstock_profiles.wire import Checkpointed, Observation, Report, SaveFailed, Started
 from penstock_scheduler.jobs import claims
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.jobs.progress import NOTHING, Number, ReportedProgress, number
@@ -126,7 +126,7 @@ class LearnedModels:
         with self._lock:
             for report in reports:
                 body = report.body
-                if isinstance(body, Observation | Started | Checkpointed):
+                if isinstance(body, Observation | Started | Checkpointed | SaveFailed):
                     self._fresh.setdefault(report.job_id, []).append(report)
                 self._take_progress(report)
 
@@ -175,6 +175,8 @@ class LearnedModels:
                 self._types.setdefault(job.id, set()).add(job.allocation.gpu_type)
             if known[job.id].largest_run_gpus not in (None, self._most_gpus[job.id]):  # its own runs show how it scales
                 known[job.id] = replace(known[job.id], largest_run_gpus=self._most_gpus[job.id])
+            if failure := self._saving.failure(job.id):
+                known[job.id] = replace(known[job.id], save_failure=failure)
             if job.spec.goodput_table is not None and not self._specs.check_claims:
                 continue
             of_job = self._facts_of if job.spec.goodput_table is None else self._facts_of_table

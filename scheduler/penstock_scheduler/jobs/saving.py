@@ -1,6 +1,7 @@
 """What jobs have shown about saving their state: whether they can, and how long saving and starting take.
 
-A job that has completed a checkpoint has shown that it can save. Another job loses all its work when it is stopped, so
+A job that has completed a checkpoint has shown that it can save, until it reports that it could not. Another job loses all
+its work when it is stopped, so
 `rounds/policies/staying.py` keeps it where it runs.
 
 A restart costs the time to save plus the time from Slurm's start of a run to the run's first report. Both are known from a
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
-from penstock_profiles.wire import Checkpointed, Report, Started
+from penstock_profiles.wire import Checkpointed, Report, SaveFailed, Started
 from penstock_scheduler.model import Job, JobId, Phase
 
 NEWEST = 8
@@ -49,12 +50,17 @@ class _Shown:
 
     saves_s: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
     starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    failure: str = ""
+    """Why the last checkpoint could not be written, if it could not."""
     begun: Report | None = None
     """The newest report of a beginning that has not been compared with Slurm's start yet."""
 
     def add(self, report: Report) -> None:
         if isinstance(report.body, Checkpointed):
             self.saves_s.append(report.body.seconds)
+            self.failure = ""
+        elif isinstance(report.body, SaveFailed):
+            self.failure = report.body.text or "it gave no reason"
         elif isinstance(report.body, Started):
             self.begun = report
 
@@ -89,9 +95,13 @@ class Saving:
             self._measure_start(job, shown)
 
     def saves(self, job: Job) -> bool:
-        """Whether the job has completed a checkpoint, or its job spec says that it saves."""
-        shown = self._jobs.get(job.id)
-        return job.spec.says_it_saves or (shown is not None and bool(shown.saves_s))
+        """Whether the job has completed a checkpoint, or its job spec says that it saves, and the last attempt has not failed."""
+        shown = self._jobs.get(job.id, _NOTHING)
+        return not shown.failure and (job.spec.says_it_saves or bool(shown.saves_s))
+
+    def failure(self, job: JobId) -> str:
+        """Why the last checkpoint of the job could not be written, if it could not."""
+        return self._jobs.get(job, _NOTHING).failure
 
     def costs(self, jobs: Sequence[Job]) -> RestartCosts:
         """The restart costs that have been measured. Pauses of whole moves count before these; see `SpecModels`."""
@@ -116,7 +126,7 @@ class Saving:
 
     def _stored(self, job: JobId) -> list[Report]:
         return [
-            *self._history.newest_reports(job, ("checkpointed",), NEWEST),
+            *self._history.newest_reports(job, ("checkpointed", "save_failed"), NEWEST),
             *self._history.newest_reports(job, ("started",), 1),
         ]
 

@@ -47,6 +47,8 @@ class JobFacts:
     """How its speed depends on CPU and memory; None: not known."""
     saves: bool = True
     """Whether it has shown, or its job spec says, that it can save its state. Stopping another job loses all its work."""
+    save_failure: str = ""
+    """Why its last checkpoint could not be written, if it could not."""
     cost_measured: bool = False
     """Whether `restart_cost_s` was measured on the job itself."""
     promise: Promise | None = None
@@ -66,6 +68,7 @@ class JobFacts:
             gpu_s,
             self.sensitivity,
             self.saves,
+            self.save_failure,
             self.cost_measured,
             self.promise,
             self.doubts,

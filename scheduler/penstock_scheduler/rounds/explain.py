@@ -116,6 +116,8 @@ class Explanation:
     restart_cost_s: float
     saves: bool = True
     """Whether it may be moved as far as saving goes: see `JobFacts.saves`."""
+    save_failure: str = ""
+    """See `JobFacts.save_failure`."""
     doubts: tuple[str, ...] = ()
     """See `JobFacts.doubts`."""
     remarks: tuple[str, ...] = ()
@@ -161,6 +163,7 @@ def explain(record: RoundRecord, job_id: JobId, *, remedies: int = MOST_REMEDIES
         _uses(record, job),
         snapshot.facts[job_id].restart_cost_s,
         snapshot.facts[job_id].saves,
+        snapshot.facts[job_id].save_failure,
         snapshot.facts[job_id].doubts,
         tuple(remarks(policy, snapshot, plan, job)) if assignment is not None else (),
         (
@@ -234,7 +237,7 @@ def words(explanation: Explanation, *, now_s: float, estimate: JobEstimate | Non
             lines.append(f"{cost}; so far {_moved(said.job.restarts)}.")
             lines += said.remarks
         else:
-            lines.append(_unsaved(said.job, said.decided_s))
+            lines.append(_unsaved(said.job, said.decided_s, said.save_failure))
         lines += describe_share(said.share) if said.share is not None else []
     lines += said.notes
     lines += [f"A claim of the job does not hold: {doubt}." for doubt in said.doubts]
@@ -425,8 +428,12 @@ def _under(budget: GpuBudget, job: Job, *, saves: bool) -> str:
     )
 
 
-def _unsaved(job: Job, now_s: float) -> str:
-    """What a stop would cost a job that has not shown that it can save."""
+def _unsaved(job: Job, now_s: float, failure: str) -> str:
+    """What a stop would cost a job that has not shown that it can save, or has failed to."""
+    if failure:
+        return (
+            f"It could not save its state ({failure}): Penstock neither moves nor resizes it before it has saved again."
+        )
     ran = duration(now_s - job.started_s) if job.started_s is not None and now_s > job.started_s else "all"
     return (
         f"It has not shown that it can save its state, so a restart would cost it {ran} of training: Penstock neither moves nor "

@@ -24,6 +24,7 @@ from penstock_profiles.wire import (
     ControlMessage,
     Ended,
     Report,
+    SaveFailed,
     Started,
     UnknownVersion,
     claimed_epochs,
@@ -116,6 +117,8 @@ class Spool:
         self._newest: dict[str, Started] = {}
         self._started_epoch: dict[str, int] = {}
         self._checkpoints: dict[str, tuple[str, float]] = {}
+        self._failures: dict[str, list[tuple[str, str]]] = {}
+        """Job -> the requests in vain for a checkpoint since the last one was written, and why."""
         self._ended: dict[str, int] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -267,6 +270,14 @@ class Spool:
         answer = self._checkpoints.get(job_id)
         return answer[1] if answer is not None and answer[0] == request_id else None
 
+    def refused(self, job_id: str, request_id: str) -> tuple[str, int]:
+        """Why the job could not serve this request for a checkpoint, and how many requests in a row were in vain.
+
+        The reason is empty if the job has not answered.
+        """
+        failures = self._failures.get(job_id, [])
+        return dict(failures).get(request_id, ""), len(failures)
+
     def has_left(self, job_id: str, restarts: int, nodes: Collection[str]) -> bool:
         """Whether the processes of this run of Slurm's have ended on all these nodes."""
         return all(os.path.lexists(left_file(self.folder, job_id, restarts, node)) for node in nodes)
@@ -293,7 +304,7 @@ class Spool:
             self._partial.pop(key, None)
             self._sizes.pop(key, None)
         self._older &= keep
-        for table in (self._claimed, self._newest, self._started_epoch, self._checkpoints, self._ended):
+        for table in (self._claimed, self._newest, self._started_epoch, self._checkpoints, self._failures, self._ended):
             for job_id in [job_id for job_id in table if job_id not in keep]:
                 del table[job_id]
 
@@ -337,8 +348,14 @@ class Spool:
         self._changed.add(job_id)
         if isinstance(report.body, Started):
             self._newest[job_id], self._started_epoch[job_id] = report.body, epoch
-        elif isinstance(report.body, Checkpointed) and report.body.request is not None:
-            self._checkpoints[job_id] = (report.body.request, report.time_s)
+        elif isinstance(report.body, Checkpointed):
+            self._failures.pop(job_id, None)
+            if report.body.request is not None:
+                self._checkpoints[job_id] = (report.body.request, report.time_s)
+        elif isinstance(report.body, SaveFailed) and report.body.request is not None:
+            known = self._failures.setdefault(job_id, [])
+            if report.body.request not in dict(known):
+                known.append((report.body.request, report.body.text))
         elif isinstance(report.body, Ended) and report.body.outcome in ("completed", "failed"):
             self._ended[job_id] = epoch
         return report

@@ -340,26 +340,46 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
     told = None if asked else control
     signal = present.usr2 if present is not None and scope.signalled != request.id else None
     waited_s = scope.now_s - request.asked_s
-    answers, saved = scope.spooled.answers, asked and scope.spooled.saved
-    if answers and not saved and 0 <= waited_s < settings.checkpoint_wait_s:
+    spooled, saved = scope.spooled, asked and scope.spooled.saved
+    failure = spooled.failure if asked and not saved else ""
+    if failure and spooled.failures == 1:  # the next round knows it, and stops the job only if it must
+        return Step(
+            Outcome(action, Progress.FAILED, f"it could not save: {failure}"), control=_withdrawn(action, scope)
+        )
+    late = spooled.answers and not saved
+    if late and not failure and 0 <= waited_s < settings.checkpoint_wait_s:
         return Step(Outcome(action, Progress.UNDER_WAY, "was asked to save"), (), told, signal=signal)
-    message = ""
-    if answers and not saved:
-        message = f"it did not save within {waited_s:.0f} s of the request, and was stopped"
+    message = _unsaved(spooled, waited_s) if late else ""
     if scope.leaves_a_gap:
         text = "waits until its GPUs are reserved for the jobs that share them"
         return Step(Outcome(action, Progress.UNDER_WAY, text), (), told, signal=signal, message=message)
-    # In the spool before the job is stopped, because the daemon may die meanwhile. Somebody may have held the running job.
-    foreign = held_meanwhile(slurm) and not came_too_late(slurm, control)
-    kept: dict[str, float | None] = {"holds": None if foreign else slurm.restarts + 1}
-    if scope.left_s is not None:
-        kept |= {"time_limit_s": scope.left_s, "time_limit_restarts": slurm.restarts + 1}
-    told = control.model_copy(update=kept)
     how = "has saved" if saved else "gets Slurm's signals to save"
     left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
     # A job that shares is stopped like others, also if its user has forbidden Slurm to requeue it.
     allowed = () if slurm.requeue else (Write(slurm.id, "split"),)
-    return Step(left, (*allowed, Write(slurm.id, "requeue_hold")), told, signal=signal, message=message)
+    writes = (*allowed, Write(slurm.id, "requeue_hold"))
+    return Step(left, writes, _stopping(scope, control), signal=signal, message=message)
+
+
+def _unsaved(spooled: Spooled, waited_s: float) -> str:
+    """Why a run that reads requests is stopped without a checkpoint."""
+    if spooled.failure:
+        return f"it could not save on {spooled.failures} requests, and was stopped: {spooled.failure}"
+    return f"it did not save within {waited_s:.0f} s of the request, and was stopped"
+
+
+def _stopping(scope: Scope, control: ControlMessage) -> ControlMessage:
+    """The control message of a job that is about to be stopped.
+
+    It is in the spool before the job is stopped, because the daemon may die meanwhile.
+    """
+    slurm = scope.slurm
+    # Somebody may have held the running job.
+    foreign = held_meanwhile(slurm) and not came_too_late(slurm, control)
+    kept: dict[str, float | None] = {"holds": None if foreign else slurm.restarts + 1}
+    if scope.left_s is not None:
+        kept |= {"time_limit_s": scope.left_s, "time_limit_restarts": slurm.restarts + 1}
+    return control.model_copy(update=kept)
 
 
 def _control(action: Action, scope: Scope) -> ControlMessage:

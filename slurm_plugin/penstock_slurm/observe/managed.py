@@ -354,11 +354,14 @@ class ManagedJobs:
         control, epoch = self._spool.control(job.id), self._spool.newest_epoch(job.id)
         superseded = epoch is None or (control is not None and epoch < control.epoch)
         request = control.request if control is not None else None
+        failure, failures = self._spool.refused(job.id, request.id) if request is not None else ("", 0)
         return Spooled(
             control=control,
             present=None if superseded or epoch is None else self._spool.started(job.id, epoch),
             epoch=epoch or 0,
             saved=request is not None and self._spool.answered(job.id, request.id) is not None,
+            failure=failure,
+            failures=failures,
         )
 
     def _was_managed(self, job: SlurmJob) -> bool:

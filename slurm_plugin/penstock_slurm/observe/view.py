@@ -61,6 +61,10 @@ class Spooled:
     """Epoch of the newest run that has reported its beginning; 0: none has."""
     saved: bool = False
     """Whether the run has answered the request of the control message."""
+    failure: str = ""
+    """Why it could not save on that request, if it has said that."""
+    failures: int = 0
+    """Requests in a row on which it could not."""
 
     @property
     def answers(self) -> bool:

@@ -1,6 +1,7 @@
 """`run.evaluating` serves requests in the midst of an evaluation, with real processes on CPUs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,25 @@ def test_a_request_for_a_checkpoint_is_answered_with_the_newest_one(tmp_path: Pa
     (answer,) = [body for body in bodies(spool, 1, "checkpointed") if body.request == "save"]
     assert answer.progress == 36
     assert [body.total for body in bodies(spool, 1, "started")] == [120]
+
+
+@pytest.mark.parametrize("there", ["removed", "a file"])
+def test_a_checkpoint_folder_that_is_gone_is_made_again_and_a_failed_save_is_reported(tmp_path: Path, there: str):
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    environ = job_environment(spool) | {"OMP_NUM_THREADS": "1"}
+    with gang(SCRIPT, tmp_path / "job", "--in-epoch", "--hold", environ=environ) as job:
+        wait_for(lambda: bodies(spool, 1, "checkpointed"), "the proof that it can save")
+        checkpoints = job.said.parent / "checkpoints"
+        shutil.rmtree(checkpoints)
+        if there == "a file":
+            checkpoints.touch()
+        tell(spool, 1, "save")
+        kind = "save_failed" if there == "a file" else "checkpointed"
+        (answer,) = wait_for(lambda: [b for b in bodies(spool, 1, kind) if b.request == "save"], "answer")
+        if there == "a file":
+            assert str(checkpoints) in answer.text
+            checkpoints.unlink()
+        (job.said.parent / "released").touch()
+        job.finish()
