@@ -59,7 +59,7 @@ def factor_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torc
 
 @pytest.mark.parametrize("micro_steps", [1, 4], ids=["by pairs", "by micro-steps"])
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-@pytest.mark.parametrize("make", [mlp, cnn, language_model])
+@pytest.mark.parametrize("make", [mlp, cnn, pytest.param(language_model, marks=pytest.mark.long)])
 def test_it_is_that_of_single_samples(make, kind: str, micro_steps: int):
     """The optimiser sees half of the samples, and then the model stands still, so that the truth is known.
 
