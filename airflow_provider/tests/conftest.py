@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,8 @@ import pytest
 PENSTOCK = "PenstockExecutor:airflow_provider_penstock.executors.penstock.PenstockExecutor"
 if not version("apache-airflow").startswith("2."):  # read when Airflow is imported, which checks tasks' executors
     os.environ["AIRFLOW__CORE__EXECUTOR"] = f"LocalExecutor,{PENSTOCK}"
+
+from fake import Fake, connection, serve  # noqa: E402
 
 from airflow_provider_penstock.hooks.penstock import PenstockHook  # noqa: E402
 
@@ -59,3 +61,15 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 180) -> None:
 @pytest.fixture
 def until() -> Callable[..., None]:
     return wait_until
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    """A Penstock on loopback, which the connection `penstock_fake` names. Nothing waits for long."""
+    made = Fake()
+    server = serve(made)
+    monkeypatch.setenv("AIRFLOW_CONN_PENSTOCK_FAKE", connection(server))
+    monkeypatch.setattr("airflow_provider_penstock.silence.TELL_AFTER_S", 0.0)
+    yield made
+    server.shutdown()
+    server.server_close()

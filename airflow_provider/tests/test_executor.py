@@ -225,3 +225,24 @@ def test_each_task_has_its_jobs_by_its_own_connection_and_one_that_is_away_delay
         return tasks["penstock_other"].ti.key not in executor.watched
 
     until(failed)
+
+
+def test_an_executor_that_waits_says_once_since_when_penstock_does_not_answer(fake, monkeypatch, tmp_path, caplog):
+    executor = executor_with("python3", monkeypatch, tmp_path)
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__CONN_ID", "penstock_fake")
+    task = Workload("silent-1")
+    executor._process_workloads([task])
+    fake.is_silent = True
+    with caplog.at_level("INFO"):
+        for _ in range(5):
+            executor.sync()
+            executor._process_workloads([Workload("silent-2")])
+        assert "Penstock does not answer since" in executor.get_task_log(task.ti, 1)[0][0]
+        fake.is_silent = False
+        executor.sync()
+    assert caplog.text.count("does not answer") == 1
+    assert "answers again" in caplog.text
+    assert jobs_of(executor) == {key("silent-1"): "1"}
+    fake.end("1", "FAILED", 3)
+    executor.sync()
+    assert executor.get_event_buffer()[key("silent-1")] == ("failed", "job 1 has ended as FAILED, exit code 3")

@@ -305,7 +305,7 @@ def test_execution_timeout_counts_while_the_task_waits_and_cancels_the_job(folde
     assert timedelta(0) < deferred.value.timeout < timedelta(seconds=301)
     ti.xcom_pull = lambda task_ids, key, map_indexes: ti.pushed[key]
     again = submit("overdue", folder, execution_timeout=timedelta(minutes=10))
-    with pytest.raises(PenstockTimeout, match=r"execution_timeout=0:10:00, and is cancelled"):
+    with pytest.raises(PenstockTimeout, match=r"execution_timeout=0:10:00: it is cancelled"):
         again.resume_execution("__fail__", {"error": TIMED_OUT}, context(ti))
     until(lambda: hook.job(ti.pushed["job_id"])["ended"] == "CANCELLED")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Sequence
@@ -16,6 +17,10 @@ from airflow.providers.common.compat.sdk import conf
 from airflow_provider_penstock.cli import check
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, PenstockHook, did_not_answer, read
+from airflow_provider_penstock.news import ending
+from airflow_provider_penstock.silence import Silence
+
+log = logging.getLogger(__name__)
 
 SECTION = "penstock_executor"
 TIMEOUT_S = 5.0
@@ -34,6 +39,8 @@ END_OF_WORKLOAD
 """The workload is in a file, because its token would be visible in the list of processes."""
 
 
+SILENT = (httpx.TransportError, PenstockAway)
+"""The errors of a penstockd that does not answer."""
 PATH = f"{__name__}.PenstockExecutor"
 """As Airflow's settings name the executor."""
 
@@ -50,23 +57,27 @@ class Line:
 
     def __init__(self, conn_id: str) -> None:
         self.hook = PenstockHook(conn_id)
+        self.silence = Silence(log, f"the executor keeps waiting for the jobs of {conn_id}")
         self._client: httpx.Client | None = None
 
     def ask(self, method: str, path: str, **request: Any) -> Any:
         """Send a request once; twice if penstockd does not know the token any more. The next heartbeat tries again."""
         was_open = self._client is not None
         try:
-            return self._send(method, path, **request)
+            answer = self._send(method, path, **request)
         except PenstockRefused as refused:
             if refused.code != UNAUTHENTICATED or not was_open:
                 raise
             self._close()
             return self._send(method, path, **request)
-        except (httpx.TransportError, PenstockAway):
+        except (httpx.TransportError, PenstockAway) as error:
             if self._client is not None:
                 did_not_answer(self._client)
             self._close()  # the connection may have another address by now
+            self.silence.goes_on(error)
             raise
+        self.silence.ends()
+        return answer
 
     def _send(self, method: str, path: str, **request: Any) -> Any:
         if self._client is None:
@@ -156,7 +167,7 @@ class PenstockExecutor(BaseExecutor):
                 self.fail(key, str(refused))
                 continue
             except Exception as error:
-                self.log.warning("penstockd does not answer (%s): %s stays queued", error, key)
+                self._say_unless_silent(error, f"{key} stays queued")
                 away.add(line)
                 continue
             self.queued_tasks.pop(key, None)
@@ -206,7 +217,12 @@ class PenstockExecutor(BaseExecutor):
             try:
                 self._sync(line)
             except Exception as error:
-                self.log.warning("penstockd does not answer (%s); asking again at the next heartbeat", error)
+                self._say_unless_silent(error, "asking again at the next heartbeat")
+
+    def _say_unless_silent(self, error: Exception, outcome: str) -> None:
+        """Log what went wrong at a heartbeat, unless Penstock did not answer: its line's `Silence` tells that, and only once."""
+        if not isinstance(error, SILENT):
+            self.log.warning("%s: %s", outcome, error)
 
     def _sync(self, line: Line) -> None:
         ours = {key: each for key, each in self.watched.items() if each.line is line}
@@ -260,13 +276,15 @@ class PenstockExecutor(BaseExecutor):
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """The job's output, which is the task's log while it runs."""
+        line = self._line(ti)
         try:
-            line = self._line(ti)
             job, _ = line.newest(job_key(ti.id))
             if job is None:
                 return ["penstockd has no job of this try"], []
             head = f"output of job {job['id']}, {line.hook.job_url(job['id'])}/page"
             return [head], ["\n".join(line.hook.log_lines(job["id"]))]
+        except SILENT as error:
+            return [f"{line.silence.sentence(error)}; the task keeps waiting for its job"], []
         except Exception as error:
             return [f"penstockd has no output of this task: {error}"], []
 
@@ -304,7 +322,7 @@ class PenstockExecutor(BaseExecutor):
         elif job["ended"] == "COMPLETED":
             self.success(key)
         else:
-            self.fail(key, f"job {job['id']} has ended as {job['ended']}, exit code {job['exit_code']}")
+            self.fail(key, ending(job))
 
 
 def job_key(task_instance_id: Any) -> str:

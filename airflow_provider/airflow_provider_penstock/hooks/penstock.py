@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ log = logging.getLogger(__name__)
 
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 12.0)
 """Pauses between the tries of a request: together 39.5 s, in which penstockd restarts, or another one takes over (15 s)."""
+PATIENT_PAUSE_S = 15.0
+"""Pause between further tries of a request of a task that waits for a job."""
 TEST_PAUSES_S = (0.5, 2.0)
-"""The same for `test_connection`, for which a person waits."""
+"""The same for `test_connection`, for which a person waits, and for a sensor, which asks again by itself."""
 BILL_PAUSES_S = (2.0, 3.0, 5.0, 10.0, 20.0, 20.0)
 LEDGER_LINES = 500
 MAX_LOG_BYTES = 1 << 20
@@ -46,11 +49,22 @@ class PenstockHook(BaseHook):
     hook_name = "Penstock"
 
     def __init__(
-        self, penstock_conn_id: str = default_conn_name, *, client_options: dict[str, Any] | None = None
+        self,
+        penstock_conn_id: str = default_conn_name,
+        *,
+        client_options: dict[str, Any] | None = None,
+        silence: Silence | None = None,
     ) -> None:
-        """`client_options` are those of a connection that was read before."""
+        """A client for a connection.
+
+        Args:
+            penstock_conn_id: The connection.
+            client_options: Those of a connection that was read before.
+            silence: That of a task that waits for a job. Requests are then repeated until penstockd answers.
+        """
         super().__init__()
         self.penstock_conn_id = penstock_conn_id
+        self.silence = silence
         self._client_options = client_options
 
     @classmethod
@@ -65,7 +79,11 @@ class PenstockHook(BaseHook):
     def get_conn(self) -> httpx.Client:
         """An HTTP client with the connection's address, token, certificates and timeout."""
         if self._client_options is None:
-            _read_options[self.penstock_conn_id] = client_options(self.get_connection(self.penstock_conn_id))
+            try:
+                _read_options[self.penstock_conn_id] = client_options(self.get_connection(self.penstock_conn_id))
+            except Exception:  # of any kind: a task that waits goes on with the connection that it has read last
+                if self.silence is None or self.penstock_conn_id not in _read_options:
+                    raise
         return httpx.Client(**(self._client_options or _read_options[self.penstock_conn_id]))
 
     def cancel_at_once(self, job_id: str) -> None:
@@ -160,21 +178,28 @@ class PenstockHook(BaseHook):
             pauses_s: between the tries; by default `RETRY_PAUSES_S`.
         """
         knows_token = True
-        for pause_s in (*(RETRY_PAUSES_S if pauses_s is None else pauses_s), None):
+        further: Iterable[float | None] = (None,) if self.silence is None else itertools.repeat(PATIENT_PAUSE_S)
+        for pause_s in itertools.chain(RETRY_PAUSES_S if pauses_s is None else pauses_s, further):
             with self.get_conn() as client:
                 timeout_s = client.timeout.read
                 request["timeout"] = None if timeout_s is None else timeout_s + patience_s
                 try:
-                    return read(client.request(method, path, **request))
+                    answer = read(client.request(method, path, **request))
                 except (httpx.TransportError, PenstockAway) as error:
                     did_not_answer(client)
                     if pause_s is None:
                         raise PenstockAway(f"penstockd at {client.base_url}: {error}") from None
+                    if self.silence is not None:
+                        self.silence.goes_on(error)
                 except PenstockRefused as refused:
                     if refused.code != UNAUTHENTICATED or not knows_token or pause_s is None:
                         raise
                     knows_token = False
-            time.sleep(pause_s)
+                else:
+                    if self.silence is not None:
+                        self.silence.ends()
+                    return answer
+            time.sleep(pause_s or 0.0)
         raise AssertionError("the last try returns or raises")
 
     def submit(self, submission: dict[str, Any]) -> Job:
@@ -238,10 +263,11 @@ class PenstockHook(BaseHook):
         """The last lines of a job's output; none if penstockd can read no file."""
         return self.log_since(job_id, -MAX_LOG_BYTES)[0]
 
-    def log_since(self, job_id: str, offset: int) -> tuple[Sequence[str], int]:
+    def log_since(self, job_id: str, offset: int, *, whole: bool = False) -> tuple[Sequence[str], int]:
         """The lines of a job's output from a byte on, and the byte after them. A negative offset counts from the end.
 
-        Returns at most the last 1 MiB. The first line then says how many bytes were left out.
+        Returns at most the last 1 MiB. The first line then says how many bytes were left out. With `whole`, a line that is not
+        complete yet is left to the next call.
         """
         text, left_out = "", 0
         with contextlib.suppress(PenstockRefused):
@@ -253,7 +279,11 @@ class PenstockHook(BaseHook):
                 text, offset = text + part["text"], part["next"]
                 if offset >= part["size"] or not part["text"]:
                     break
-        lines = text.splitlines()
+        lines, begun = whole_lines(text)
+        if whole:
+            offset -= len(begun.encode())
+        elif last := begun.rstrip("\r"):
+            lines = [*lines, last]
         return [f"({left_out} bytes left out)", *lines] if left_out else lines, max(offset, 0)
 
     def used(self, job_id: str) -> dict[str, Any]:
@@ -345,8 +375,7 @@ def client_options(connection: Any) -> dict[str, Any]:
     port = f":{connection.port}" if connection.port else ""
     urls = [f"{scheme}://{host.strip()}{port}" for host in connection.host.split(",")]
     return {
-        # Of several penstockd only one leads: the one that has not failed to answer, or did so longest ago.
-        "base_url": min(urls, key=lambda url: _unanswered_s.get(url, 0.0)),
+        "base_url": base_url,
         "headers": {"Authorization": f"Bearer {connection.password}"} if connection.password else {},
         # Without TLS False: the clients would read the system's certificates.
         "verify": _trust(extra.get("ca_file") or None) if tls else False,

@@ -10,7 +10,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException, BaseOperator
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    BaseOperator,
+)
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, PenstockTimeout, failure
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook, summary
@@ -18,8 +23,8 @@ from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_LINKS, push_links
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
 from airflow_provider_penstock.ownership import Ownership, ownership
+from airflow_provider_penstock.silence import Silence
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
-from airflow_provider_penstock.triggers.poller import describe
 
 LOG_LINES = 10_000
 """Most lines of the job's output that its end adds to the task's log."""
@@ -50,6 +55,7 @@ class _JobOperator(BaseOperator):
     lease: timedelta | None = None
     """How long the job runs on although nothing waits for it any more; None: until its end."""
 
+    wait_for_completion: bool = True
     end_from_trigger: bool = False
     skip_on_exit_code: Collection[int] = ()
     result_file: str | None = None
@@ -59,9 +65,24 @@ class _JobOperator(BaseOperator):
         """A hook for the task's connection."""
         return PenstockHook(self.penstock_conn_id)
 
+    def patient(self, job_id: str) -> PenstockHook:
+        """A hook that waits for Penstock's answers for as long as it takes. The task's log tells of it."""
+        return PenstockHook(
+            self.penstock_conn_id, silence=Silence(self.log, f"the task keeps waiting for job {job_id}")
+        )
+
     def _await(self, context: Any, job_id: str) -> dict[str, Any]:
-        """Wait for the job and return its summary. Defers if the task is deferrable and the job has not ended."""
-        if self.deferrable and self.hook.job(job_id)["state"] != "ended":
+        """Wait for the job and return its summary. Defers if the task is deferrable and the job has not ended.
+
+        The wait has an end only if the job has one, or Penstock refuses to tell of it.
+        """
+        try:
+            return self._wait(context, job_id)
+        except PenstockRefused as refused:
+            raise self._leaves(context, job_id, refused) from refused
+
+    def _wait(self, context: Any, job_id: str) -> dict[str, Any]:
+        if self.deferrable and not self._has_ended(job_id):
             self.defer(
                 trigger=PenstockJobTrigger(
                     self.penstock_conn_id,
@@ -75,22 +96,63 @@ class _JobOperator(BaseOperator):
                 method_name="execute_complete",
                 timeout=self._left(context),
             )
-        logged, shown = "", 0
-        for job in self.hook.wait(job_id):
+        hook, news, shown = self.patient(job_id), News(), 0
+        for job in hook.wait(job_id):
             if self._leased:
-                self.hook.renew(job_id)
-            news = describe(job)
-            if news != logged:
-                self.log.info("%s", news)
-                logged = news
+                hook.renew(job_id)
+            self.show_output(news.of(job))
             if self.log_interval_s and job["state"] in ("running", "stopping"):
-                lines, shown = self.hook.log_since(job_id, shown)
+                lines, shown = hook.log_since(job_id, shown, whole=True)
                 self.show_output(lines)
         return self._finish(job_id, shown)
 
+    def _has_ended(self, job_id: str) -> bool:
+        try:
+            return bool(self.hook.job(job_id)["state"] == "ended")
+        except PenstockAway:  # the triggerer waits until it answers
+            return False
+
+    def _kept(self, job_id: str) -> dict[str, Any]:
+        """Arguments for `execute_complete` besides the trigger's event, which belong to the job's submission."""
+        return {}
+
+    def _leaves(self, context: Any, job_id: str, error: Exception) -> Exception:
+        """The failure of a task whose job may still run: it says until when. The job is cancelled if no try takes it up."""
+        if getattr(error, "code", "") == "no-such-job":
+            return error
+        ti = context["ti"]
+        is_last = isinstance(error, AirflowFailException) or ti.try_number > ti.max_tries
+        if not self.cancel_on_kill:
+            fate = "it runs on, because of cancel_on_kill=False"
+        elif not is_last:
+            fate = f"the task's next try takes it up; if there is none, {self._last_resort}"
+        else:
+            fate = self._cancel(job_id)
+        text = f"{error}. Job {job_id} may not have ended: {fate}"
+        return PenstockRefused(text, error.code) if isinstance(error, PenstockRefused) else AirflowException(text)
+
+    @property
+    def _last_resort(self) -> str:
+        """How a job ends that its task cannot cancel, and when."""
+        if self.lease is None or not self._leased:
+            return "it runs to its own end, unless somebody cancels it"
+        until = datetime.now(UTC) + self.lease
+        return (
+            "Airflow cancels it within some minutes of Penstock's answer, and Penstock itself cancels it by its lease about "
+            f"{until:%Y-%m-%d %H:%M} UTC"
+        )
+
+    def _cancel(self, job_id: str) -> str:
+        """Cancel the job if it is possible now. Returns what happens to it."""
+        try:
+            self.hook.cancel_at_once(job_id)
+        except Exception as error:  # of any kind: the failure of the task must still say what becomes of its job
+            return f"it could not be cancelled now ({error}); {self._last_resort}"
+        return "it is cancelled"
+
     @property
     def _leased(self) -> bool:
-        return self.lease is not None and self.cancel_on_kill
+        return self.lease is not None and self.cancel_on_kill and self.wait_for_completion
 
     def _left(self, context: Any) -> timedelta | None:
         """What is left of the try's `execution_timeout`, which Airflow itself applies only while the task is on a worker."""
@@ -101,7 +163,7 @@ class _JobOperator(BaseOperator):
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
         """Go on after the trigger. Cancels the job if the trigger has waited for as long as `execution_timeout` allows."""
-        if next_method != "__fail__" or (next_kwargs or {}).get("error") not in WAITED_TOO_LONG:
+        if next_method != "__fail__":
             return super().resume_execution(next_method, next_kwargs, context)
         ti = context["ti"]
         self.job_id = self.job_id or ti.xcom_pull(task_ids=ti.task_id, key=JOB_ID, map_indexes=ti.map_index)
@@ -115,8 +177,12 @@ class _JobOperator(BaseOperator):
         """Return the job's summary after the trigger, or fail."""
         self.job_id = event["job_id"]
         if "error" in event:
-            raise AirflowException(f"waiting for job {self.job_id} failed: {event['error']}")
-        return self._with_assets(context, self._finish(event["job_id"], event.get("shown", 0)))
+            error = AirflowException(f"waiting for job {job_id} failed: {event['error']}")
+            raise error if event.get("code") == "no-such-job" else self._leaves(context, job_id, error)
+        try:
+            return self._with_assets(context, self._finish(job_id, event.get("shown", 0)))
+        except PenstockRefused as refused:
+            raise self._leaves(context, job_id, refused) from refused
 
     def _with_assets(self, context: Any, job: dict[str, Any]) -> dict[str, Any]:
         """The job's summary, after adding it as `job` to the events of the task's assets."""
@@ -127,28 +193,22 @@ class _JobOperator(BaseOperator):
 
     def _finish(self, job_id: str, shown: int) -> dict[str, Any]:
         """Log the rest of an ended job's output, from byte `shown` on, and return its summary. Raises if the job failed."""
-        job = self.hook.job(job_id)
-        self.show_output(self.hook.log_since(job_id, shown)[0][-LOG_LINES:])
+        hook = self.patient(job_id)
+        job = hook.job(job_id)
+        self.show_output(hook.log_since(job_id, shown)[0][-LOG_LINES:])
         if job["ended"] == "FAILED" and job["exit_code"] in self.skip_on_exit_code:
-            raise AirflowSkipException(f"job {job_id} has ended with exit code {job['exit_code']}")
+            raise AirflowSkipException(ending(job))
         if job["ended"] != "COMPLETED":
-            last = "\n".join(self.hook.log_lines(job_id)[-LAST_LINES:])
-            raise failure(job["ended"])(
-                f"job {job_id} has ended as {job['ended']}, exit code {job['exit_code']}. {self._reason(job_id)}\n{last}"
-            )
-        found = summary(job, self.hook.used(job_id))
+            last = "\n".join(hook.log_lines(job_id)[-LAST_LINES:])
+            raise failure(job["ended"])(f"{ending(job)}\n{last}")
+        self.log.info("%s", ending(job))
+        found = summary(job, hook.used(job_id))
         return found if self.result_file is None else found | {"result_file": _read_result(self.result_file, job_id)}
 
     def show_output(self, lines: Sequence[str]) -> None:
         """Log lines of the job's output."""
         for line in lines:
             self.log.info("%s", line)
-
-    def _reason(self, job_id: str) -> str:
-        try:
-            return self.hook.explain(job_id)
-        except (PenstockRefused, PenstockAway):
-            return ""
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """The job's id for OpenLineage; None without OpenLineage."""
@@ -157,7 +217,7 @@ class _JobOperator(BaseOperator):
     def on_kill(self) -> None:
         """Cancel the job, because the task was stopped while it ran on a worker."""
         if self.job_id and self.cancel_on_kill:
-            self.hook.cancel_at_once(self.job_id)
+            self.log.info("job %s of the stopped task: %s", self.job_id, self._cancel(self.job_id))
 
 
 class _NoFile(str):
@@ -359,7 +419,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         owner = ownership(context, self.hook.deployment)
         if not self.durable:
             owner = replace(owner, generation=f"{owner.generation}:{owner.attempt}")
-        if self.lease is not None and self._leased and self.wait_for_completion:
+        if self.lease is not None and self._leased:
             owner = replace(owner, lease_s=self.lease.total_seconds())
         self._check(owner, body)
         job = self._once(body | {"key": owner.key, "owner": owner.body})
@@ -374,6 +434,11 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             if refused.code != "key-used" or (found := self.hook.find(submission["key"])) is None:
                 raise
             return found
+        except PenstockAway as away:
+            raise PenstockAway(
+                f"{away}. If it has taken the job with the key {submission['key']}, the task's next try takes it up; if there is "
+                f"none, {self._last_resort}"
+            ) from None
 
     def _check(self, owner: Ownership, body: dict[str, Any]) -> None:
         """Raise PenstockRefused if the job could never run. Jobs may wait for GPUs that are down or drained, or for the cloud."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseSensorOperator
 
-from airflow_provider_penstock.exceptions import failure
-from airflow_provider_penstock.hooks.penstock import PenstockHook
+from airflow_provider_penstock.exceptions import PenstockAway, failure
+from airflow_provider_penstock.hooks.penstock import TEST_PAUSES_S, Job, PenstockHook
 from airflow_provider_penstock.links.penstock import JOB_LINKS, push_links
+from airflow_provider_penstock.news import ending
+from airflow_provider_penstock.silence import Silence
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
 
@@ -58,14 +61,34 @@ class PenstockJobSensor(BaseSensorOperator):
         return None
 
     def poke(self, context: Any) -> bool:
-        """Whether the job has completed. Raises the failure of a job that ended otherwise."""
-        job = PenstockHook(self.penstock_conn_id).job(self.job_id)
-        if job["state"] == "ended" and job["ended"] != "COMPLETED":
-            raise failure(job["ended"])(f"job {self.job_id} has ended as {job['ended']}, exit code {job['exit_code']}")
-        return bool(job["state"] == "ended")
+        """Whether the job has completed. Raises the failure of a job that ended otherwise.
+
+        While Penstock does not answer, the sensor goes on, and its `timeout` ends it.
+        """
+        try:
+            job = PenstockHook(self.penstock_conn_id).ask("GET", f"/v1/jobs/{self.job_id}", pauses_s=TEST_PAUSES_S)
+        except PenstockAway as away:
+            self._silence.goes_on(away)
+            return False
+        self._silence.ends()
+        return self._has_completed(job)
+
+    @cached_property
+    def _silence(self) -> Silence:
+        return Silence(self.log, f"the sensor keeps waiting for job {self.job_id}")
+
+    def _has_completed(self, job: Job) -> bool:
+        if job["state"] != "ended":
+            return False
+        if job["ended"] != "COMPLETED":
+            raise failure(job["ended"])(ending(job))
+        self.log.info("%s", ending(job))
+        return True
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> None:
         """Succeed or fail after the trigger."""
         if "error" in event:
-            raise AirflowException(f"waiting for job {self.job_id} failed: {event['error']}")
-        self.poke(context)
+            raise AirflowException(
+                f"waiting for job {self.job_id} failed: {event['error']}. The job runs on: a sensor never cancels it"
+            )
+        self._has_completed(PenstockHook(self.penstock_conn_id, silence=self._silence).job(self.job_id))

@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, final_summary, read
+from airflow_provider_penstock.news import ending
 from airflow_provider_penstock.triggers.poller import FEW, RECHECK_S, OutputLog, connect, pages, poller
 
 try:
@@ -113,19 +114,20 @@ class PenstockJobTrigger(BaseTrigger):
             shared = poller(self.penstock_conn_id, self.poll_interval_s)
             job = await shared.ended(self.output, leased=self.leased)
             await settled
-            ending = await self._ending(shared.options) if self.ends_task and job["ended"] == "COMPLETED" else None
+            ending = await self._ending(job, shared.options) if self.ends_task and job["ended"] == "COMPLETED" else None
         except asyncio.CancelledError:
             if not HAS_ON_KILL and await self._is_stopped():
                 await self.on_kill()
             raise
         except Exception as error:
-            yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}"})
+            code = getattr(error, "code", "")
+            yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}", "code": code})
         else:
             yield ending or TriggerEvent({"job_id": self.job_id, "shown": self.output.shown})
         finally:
             settled.cancel()
 
-    async def _ending(self, options: dict[str, Any] | None) -> TriggerEvent | None:
+    async def _ending(self, job: Job, options: dict[str, Any] | None) -> TriggerEvent | None:
         """The task's success, after the rest of the job's output. None if anything is in the way: a worker ends the task then."""
         try:
             async with connect(self.penstock_conn_id, options) as client:
@@ -134,10 +136,12 @@ class PenstockJobTrigger(BaseTrigger):
                     before = self.output.shown
                     self.output.write(await self.output.read(client))
                 result = await final_summary(client, self.job_id)
-            return await self._success(result)
+            event = await self._success(result)
         except Exception as error:
             self.log.info("a worker ends the task, because the triggerer cannot: %s", error)
             return None
+        self.log.info("%s", ending(job))
+        return event
 
     async def _success(self, result: dict[str, Any]) -> TriggerEvent:
         try:

@@ -17,6 +17,8 @@ from airflow.providers.common.compat.connection import get_async_connection
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, did_not_answer, read
+from airflow_provider_penstock.news import News, whole_lines
+from airflow_provider_penstock.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +73,11 @@ class OutputLog:
             part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
         except (httpx.TransportError, PenstockAway, PenstockRefused):
             return None
-        whole, _, begun = part["text"].rpartition("\n")
+        lines, begun = whole_lines(part["text"])
         shown = part["next"] - len(begun.encode())  # an incomplete line is shown once it is complete
-        if part["next"] < part["size"] and not whole:  # a line longer than a part, such as that of a progress bar
-            whole, shown = begun, part["next"]
-        return Output(whole.splitlines(), shown)
+        if part["next"] < part["size"] and not lines:  # a line longer than a part
+            lines, shown = [begun], part["next"]
+        return Output(lines, shown)
 
     def write(self, output: Output | None) -> None:
         """Log what `read` returned."""
@@ -97,16 +99,27 @@ class Waiting:
     """With it, what the poller logs is in the log of the task."""
     job: Job | None = None
     """The latest view."""
+    news: News = field(default_factory=News)
     read_s: float = float("-inf")
     """When the job's output was last read."""
     reading: asyncio.Task[Output | None] | None = None
     """A request for the job's output."""
 
+    def __post_init__(self) -> None:
+        self.silence = Silence(self.output.log, f"the task keeps waiting for job {self.output.job_id}")
+
     def take(self, job: Job) -> None:
         """Take in a view of the job, and log what has changed."""
-        if self.job is None or describe(job) != describe(self.job):
-            self.context.run(self.output.log.info, "%s", describe(job))
+        for line in self.news.of(job):
+            self.context.run(self.output.log.info, "%s", line)
         self.job = job
+
+    def hear(self, error: Exception | None) -> None:
+        """Note whether Penstock answers. The task's own log tells of a silence."""
+        if error is None:
+            self.context.run(self.silence.ends)
+        else:
+            self.context.run(self.silence.goes_on, error)
 
     def wants_output(self, now_s: float) -> bool:
         """Whether the output of a running job is to be read again."""
@@ -129,6 +142,7 @@ class Poller:
         self.options: dict[str, Any] | None = None
         """Those of the client."""
         self._waiting: dict[str, set[Waiting]] = {}
+        self._silence = Silence(log, f"the tasks that wait on {conn_id} keep waiting")
         self._renew_at_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._ask = asyncio.Event()
@@ -150,7 +164,8 @@ class Poller:
             self._renew_at_s = 0.0
         self._ask.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._poll())
+            # In no task's context: what the poller itself logs belongs to no task, and outlives the first one.
+            self._task = asyncio.create_task(self._poll(), context=Context())
         try:
             return await waiting.end
         finally:
@@ -164,7 +179,7 @@ class Poller:
     async def _poll(self) -> None:
         while self._waiting:
             try:
-                self.options = await options_of(self.conn_id)
+                self.options = await self._read_options()
                 async with connect(self.conn_id, self.options) as self.client:
                     beside = [
                         asyncio.create_task(each)
@@ -175,6 +190,7 @@ class Poller:
                             self._ask.clear()
                             await self._read_all(self.client)
                             self._is_known = True
+                            self._hear(None)
                             await self._renew(self.client)
                             await asyncio.sleep(self.poll_interval_s)
                             if self._listening:
@@ -184,7 +200,7 @@ class Poller:
                         for each in beside:
                             each.cancel()
             except (httpx.TransportError, PenstockAway) as error:
-                log.warning("penstockd does not answer (%s); the task keeps waiting", error)
+                self._hear(error)
                 await asyncio.sleep(self.poll_interval_s)
             except Exception as error:  # such as a wrong token or a deleted connection: all waiting tasks fail
                 if self._may_have_a_new_token(error):
@@ -194,6 +210,26 @@ class Poller:
                 for job_id in list(self._waiting):
                     self._resolve(job_id, error)
                 return
+
+    async def _read_options(self) -> dict[str, Any]:
+        """Those of the connection, or the last ones while Airflow does not answer."""
+        try:
+            return await options_of(self.conn_id)
+        except Exception as error:  # of any kind: jobs run on while Airflow has trouble
+            if self.options is None:
+                raise
+            log.warning("connection %s cannot be read, so its last address and token are used: %s", self.conn_id, error)
+            return self.options
+
+    def _hear(self, error: Exception | None) -> None:
+        """Note whether Penstock answers, and tell the log of each waiting task."""
+        if error is None:
+            self._silence.ends()
+        else:
+            self._silence.goes_on(error)
+        for those in self._waiting.values():
+            for each in those:
+                each.hear(error)
 
     def _may_have_a_new_token(self, error: Exception) -> bool:
         """Whether penstockd knew the connection's token until now: an admin may have replaced it in the connection."""
@@ -331,10 +367,3 @@ async def pages(client: httpx.AsyncClient, query: dict[str, Any]) -> AsyncIterat
         if page["next"] is None:
             return
         query = query | {"after": page["next"]}
-
-
-def describe(job: Job) -> str:
-    """A job's state and GPUs, in a line for the task's log."""
-    gpus = job["allocation"]
-    place = f" on {gpus['gpus']} {gpus['gpu_type']} ({', '.join(gpus['nodes'])})" if gpus else ""
-    return f"job {job['id']} is {job['ended'] or job['state']}{place}{': ' + job['reason'] if job['reason'] else ''}"
