@@ -17,7 +17,8 @@ class Ownership:
     """One try of a task, in the words of penstockd's API. Texts that the API would not take are replaced by their SHA-256.
 
     A DAG run is identified by its start, not only by its name: a run that was deleted may be triggered again with the same name.
-    Airflow changes the start only when it starts the run, or a run that has ended is cleared.
+    Airflow changes the start if a run that has ended is cleared or queued again. From Airflow 3.3 on, the start that the task's
+    first try has seen is therefore kept in the task's state store, which Airflow deletes with the run.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Ownership:
 def ownership(context: Any, deployment: str) -> Ownership:
     """The ownership of the try that a context is of. `deployment` names this Airflow."""
     ti = context["ti"]
-    start_ms = round(context["dag_run"].start_date.timestamp() * 1000)
+    start_ms = _start_ms(context)
     task = f"{deployment}:{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}"
     attempt = start_ms * _MOST_TRIES + min(ti.try_number, _MOST_TRIES - 1)
     return Ownership(
@@ -53,6 +54,38 @@ def ownership(context: Any, deployment: str) -> Ownership:
         attempt=attempt,
         key=_fit(f"airflow:{task}:{attempt}"),
     )
+
+
+KEPT = "penstock"
+"""Key in the task's state store. Its value is made once, by the task's first submission."""
+
+
+def kept(context: Any) -> dict[str, Any]:
+    """The values that earlier tries of the task have kept; an empty dictionary before Airflow 3.3."""
+    store = context.get("task_state_store")
+    found = None if store is None else store.get(KEPT)
+    return found if isinstance(found, dict) else {}
+
+
+def keep(context: Any, **values: Any) -> None:
+    """Keep values for later tries of the task, and for those after a clear. Does nothing before Airflow 3.3."""
+    store = context.get("task_state_store")
+    if store is None:
+        return
+    try:
+        from airflow.sdk.execution_time.context import NEVER_EXPIRE
+    except ImportError:
+        store.set(KEPT, kept(context) | values)
+    else:
+        store.set(KEPT, kept(context) | values, retention=NEVER_EXPIRE)
+
+
+def _start_ms(context: Any) -> int:
+    """The start of the DAG run, as the task's first try has seen it, in ms."""
+    if "start_ms" not in (known := kept(context)):
+        known = {"start_ms": round(context["dag_run"].start_date.timestamp() * 1000)}
+        keep(context, **known)
+    return int(known["start_ms"])
 
 
 def _fit(text: str) -> str:

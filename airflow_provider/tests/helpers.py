@@ -43,7 +43,8 @@ def first_event(trigger):
 class Store(dict):
     """As `context["task_state_store"]` is from Airflow 3.3 on: a clear leaves it as it was."""
 
-    set = dict.__setitem__
+    def set(self, key, value, **_):
+        self[key] = value
 
 
 def away(*_, **__):

@@ -149,7 +149,7 @@ def test_a_folder_that_other_users_may_change_is_refused(folder, instance, tmp_p
         of_function(lambda: 1, folder, "open", shared_folder=str(tmp_path)).execute(context(instance("open")))
     tmp_path.chmod(0o1777)
     operator = of_function(lambda: 1, folder, "foreign", shared_folder=str(tmp_path))
-    foreign = operator._folder(context(instance("foreign"))).path
+    foreign = operator._new_folder(context(instance("foreign"))).path
     foreign.mkdir()
     os.chown(foreign, 65534, 65534)
     with pytest.raises(AirflowFailException, match="belongs to another user"):

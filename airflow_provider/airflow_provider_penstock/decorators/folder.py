@@ -35,6 +35,11 @@ class TaskFolder:
         self._marker = self._taken / name
         self.path = self._shared / name
 
+    @classmethod
+    def at(cls, path: str) -> TaskFolder:
+        """The folder with this path."""
+        return cls(str(Path(path).parent), Path(path).name)
+
     def put(self, call: bytes, made_by: bytes) -> None:
         """Write what the job needs. Raises OSError, and PermissionError if another user could change it."""
         self._shared.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from airflow.providers.common.compat.sdk import (
 from airflow_provider_penstock.decorators.folder import TaskFolder
 from airflow_provider_penstock.exceptions import PenstockFunctionFailed, PenstockJobFailed
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
-from airflow_provider_penstock.ownership import ownership
+from airflow_provider_penstock.ownership import keep, kept, ownership
 
 SCRIPT = """#!/bin/sh
 if [ ! -r {folder}/run.py ]; then
@@ -50,6 +50,7 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
         "python",
     )
     custom_operator_name = "@task.penstock"
+    needs_program = False
 
     def __init__(
         self,
@@ -87,21 +88,37 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
         """Write the call into the shared folder, submit the job, wait, and return the function's result."""
         context_merge(context, self.op_kwargs)
         kwargs = determine_kwargs(self.python_callable, self.op_args, context)
-        folder = self._folder(context)
+        folder = self._new_folder(context)
+        self._folder_of_job = str(folder.path)
         self._write_call(folder, kwargs)
         words = (*self.launcher, self.python, f"{folder.path}/run.py", str(folder.path))
         self.script = SCRIPT.format(folder=shlex.quote(str(folder.path)), command=shlex.join(words))
         return self._outcome(context, lambda: PenstockSubmitOperator.execute(self, context))
 
-    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Return the function's result after the trigger, or raise its exception."""
+    def execute_complete(self, context: Any, event: dict[str, Any], folder: str | None = None, **_: Any) -> Any:
+        """Return the function's result after the trigger, or raise its exception.
+
+        `folder` is that of the job. A task that was deferred by an earlier release of this provider has none.
+        """
+        self._folder_of_job = folder or str(self._new_folder(context).path)
         return self._outcome(context, lambda: PenstockSubmitOperator.execute_complete(self, context, event))
 
+    def _submitted(self, context: Any, job_id: str) -> None:
+        """Keep the folder of a new job. A try that takes up an earlier job takes its folder, too."""
+        known = kept(context)
+        if known.get("job") == job_id and known.get("folder"):
+            self._folder_of_job = known["folder"]
+        else:
+            keep(context, job=job_id, folder=self._folder_of_job)
+
+    def _kept(self, job_id: str) -> dict[str, Any]:
+        return {"folder": self._folder_of_job}
+
     def _outcome(self, context: Any, run_job: Callable[[], dict[str, Any]]) -> Any:
-        folder = self._folder(context)
         try:
             job = run_job()
         except PenstockJobFailed as failed:
+            folder = TaskFolder.at(self._folder_of_job)
             try:
                 self._raise(folder.path, failed)
             finally:
@@ -109,6 +126,7 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
             raise
         if job["state"] != "COMPLETED":
             return job
+        folder = TaskFolder.at(self._folder_of_job)
         output = self._output(context, self._result(folder.path))
         folder.take()
         return output
@@ -119,7 +137,7 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
             return of_any_version._handle_output(value, context, of_any_version.xcom_push)
         return self._handle_output(value)
 
-    def _folder(self, context: Any) -> TaskFolder:
+    def _new_folder(self, context: Any) -> TaskFolder:
         owner = ownership(context, self.hook.deployment)
         name = hashlib.sha256(f"{owner.name}:{owner.generation}".encode()).hexdigest()[:32]
         return TaskFolder(self.shared_folder, name)

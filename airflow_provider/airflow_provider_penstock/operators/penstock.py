@@ -94,6 +94,7 @@ class _JobOperator(BaseOperator):
                     self.end_from_trigger,
                 ),
                 method_name="execute_complete",
+                kwargs=self._kept(job_id),
                 timeout=self._left(context),
             )
         hook, news, shown = self.patient(job_id), News(), 0
@@ -167,15 +168,18 @@ class _JobOperator(BaseOperator):
             return super().resume_execution(next_method, next_kwargs, context)
         ti = context["ti"]
         self.job_id = self.job_id or ti.xcom_pull(task_ids=ti.task_id, key=JOB_ID, map_indexes=ti.map_index)
-        self.on_kill()
-        end = "is cancelled" if self.cancel_on_kill else "runs on, because of cancel_on_kill=False"
-        raise PenstockTimeout(
-            f"job {self.job_id} has not ended within execution_timeout={self.execution_timeout}, and {end}"
-        )
+        if (next_kwargs or {}).get("error") not in WAITED_TOO_LONG:
+            try:
+                return super().resume_execution(next_method, next_kwargs, context)
+            except Exception as error:  # such as that of a trigger that this release of the provider does not have
+                raise self._leaves(context, str(self.job_id), error) from error
+        job_id = str(self.job_id)
+        end = self._cancel(job_id) if self.cancel_on_kill else "it runs on, because of cancel_on_kill=False"
+        raise PenstockTimeout(f"job {job_id} has not ended within execution_timeout={self.execution_timeout}: {end}")
 
-    def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
-        """Return the job's summary after the trigger, or fail."""
-        self.job_id = event["job_id"]
+    def execute_complete(self, context: Any, event: dict[str, Any], **kept: Any) -> dict[str, Any]:
+        """Return the job's summary after the trigger, or fail. `kept` is what `_kept` returned."""
+        job_id = self.job_id = str(event["job_id"])
         if "error" in event:
             error = AirflowException(f"waiting for job {job_id} failed: {event['error']}")
             raise error if event.get("code") == "no-such-job" else self._leaves(context, job_id, error)
@@ -388,7 +392,11 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         self.job_id = job["id"]
         ti.xcom_push(key=JOB_ID, value=self.job_id)
         push_links(ti, self.hook, job["id"])
+        self._submitted(context, job["id"])
         return self._with_assets(context, self._await(context, job["id"]) if self.wait_for_completion else summary(job))
+
+    def _submitted(self, context: Any, job_id: str) -> None:
+        """Keep what belongs to the submission, before the wait begins."""
 
     def submission(self, ti: Any) -> dict[str, Any]:
         """The body for the API without its key. It is the same on each try, because a key belongs to one body."""
