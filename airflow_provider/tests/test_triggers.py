@@ -322,7 +322,7 @@ def test_a_task_that_waits_renews_its_jobs_lease(folder, instance, hook, monkeyp
     with pytest.raises(TaskDeferred) as deferred:
         submit("leased", folder).execute(context(ti))
     name = ownership(context(ti), hook.deployment).name
-    assert hook.owner(name)["lease_s"] == 7 * 86400
+    assert hook.owner(name)["lease_s"] == 3 * 86400
     job_id, renewed, real = ti.pushed["job_id"], [], httpx.AsyncClient.post
 
     async def noted(self, path, **arguments):

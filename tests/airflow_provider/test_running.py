@@ -156,21 +156,21 @@ def test_a_task_that_is_marked_failed_cancels_its_job_and_a_cleared_one_has_anot
     wait_ended(airflow, site, dag, run, "CANCELLED", "CANCELLED", "COMPLETED")
 
 
-def test_the_job_of_a_task_that_was_marked_failed_while_nothing_could_be_told_ends_with_its_lease(
+def test_the_job_of_a_task_that_was_marked_failed_while_the_triggerer_was_dead_ends_once_it_is_back(
     airflow: Deployment, site: Site, gate: Gate
 ) -> None:
-    run, other = (airflow.trigger("faults_leased", **gate.conf) for _ in range(2))
+    run, other = (airflow.trigger("faults", **gate.conf) for _ in range(2))
     for each in (run, other):
-        airflow.wait_task("faults_leased", each, "job", "deferred")
-        running(airflow, site, "faults_leased", each)
+        airflow.wait_task("faults", each, "job", "deferred")
+        running(airflow, site, "faults", each)
     airflow.kill("triggerer")
-    airflow.mark("faults_leased", run, "job", "failed")
+    airflow.mark("faults", run, "job", "failed")
     airflow.start("triggerer")
-    wait_ended(airflow, site, "faults_leased", run, "CANCELLED", timeout_s=400)
-    running(airflow, site, "faults_leased", other)
+    wait_ended(airflow, site, "faults", run, "CANCELLED", timeout_s=120)  # its lease is of three days
+    running(airflow, site, "faults", other)
     gate.open()
-    airflow.wait("faults_leased", other)
-    wait_ended(airflow, site, "faults_leased", other, "COMPLETED")
+    airflow.wait("faults", other)
+    wait_ended(airflow, site, "faults", other, "COMPLETED")
 
 
 @pytest.mark.parametrize("dag", ["faults_patient", "faults_on_worker_patient"])

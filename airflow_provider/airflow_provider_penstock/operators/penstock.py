@@ -285,7 +285,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         wait_for_completion: bool = True,
         deferrable: bool = True,
         cancel_on_kill: bool = True,
-        lease: timedelta | None = timedelta(days=7),
+        lease: timedelta | None = timedelta(days=3),
         end_from_trigger: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
         poll_interval_s: float = 2.0,
@@ -315,7 +315,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             deferrable: Whether the task waits in the triggerer, where it takes no worker slot.
             cancel_on_kill: Whether to cancel the job when the task is stopped.
             lease: With `cancel_on_kill`, penstockd cancels the job once nothing in Airflow has waited for it for this long, for
-                example because the task was stopped while penstockd was away. At least 10 minutes; None: never.
+                example because no scheduler of Airflow runs that could cancel it. At least 10 minutes; None: never.
             end_from_trigger: Whether a task that waits in the triggerer succeeds there once its job has completed, without
                 another worker slot. Not for tasks with outlets, whose events Airflow only creates on a worker.
             skip_on_exit_code: Exit codes of the job with which the task is skipped, and does not fail.

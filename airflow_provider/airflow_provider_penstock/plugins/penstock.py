@@ -1,4 +1,4 @@
-"""Links on tasks of PenstockExecutor.
+"""Links on tasks of PenstockExecutor, and what schedulers and triggerers do beside their own work.
 
 Their operators are not the provider's, so that Airflow asks a plugin for the links of every task. Every process of Airflow loads
 this module, so that what makes a link is imported only then.
@@ -7,6 +7,9 @@ this module, so that what makes a link is imported only then.
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowPlugin, BaseOperatorLink, conf
@@ -14,6 +17,9 @@ from airflow.providers.common.compat.sdk import AirflowPlugin, BaseOperatorLink,
 from airflow_provider_penstock.links.penstock import PenstockExplainLink, PenstockJobLink
 
 log = logging.getLogger(__name__)
+
+BEGIN_S = 10.0
+"""Pause before the first look for jobs of tasks that have ended. The component starts meanwhile."""
 
 
 def page_of(ti_key: Any) -> str:
@@ -79,9 +85,25 @@ class ExecutorExplainLink(BaseOperatorLink):
         return f"{page}#explain" if page else ""
 
 
+def _keep_looking() -> None:
+    time.sleep(BEGIN_S)
+    from airflow_provider_penstock.reconciling import keep_looking
+
+    keep_looking()
+
+
 class PenstockPlugin(AirflowPlugin):
-    """The links, for every task of an Airflow that has PenstockExecutor."""
+    """The links, for every task of an Airflow that has PenstockExecutor, and what begins with a component."""
 
     name = "penstock"
     is_used = "PenstockExecutor" in conf.get("core", "executor")
     global_operator_extra_links = [ExecutorJobLink(), ExecutorExplainLink()] if is_used else []
+
+    @classmethod
+    def on_load(cls, *_: Any, **__: Any) -> None:
+        """Let schedulers and triggerers cancel the jobs of tasks that Airflow has ended. Airflow calls this in all processes.
+
+        No listener does it: if there is one, Airflow refuses tasks with `end_from_trigger`.
+        """
+        if sys.argv[1:2] in (["scheduler"], ["triggerer"]):  # they may read Airflow's database, which workers may not
+            threading.Thread(target=_keep_looking, name="penstock-reconciling", daemon=True).start()
