@@ -23,8 +23,11 @@ from airflow_provider_penstock import get_provider_info
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockFunctionFailed, PenstockRefused, failure
 from airflow_provider_penstock.hooks.penstock import PenstockHook
 from airflow_provider_penstock.notifications.penstock import PenstockCancelNotifier
-from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
+from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, PenstockWaitOperator
+from airflow_provider_penstock.operators.simulate import PenstockSimulateOperator
+from airflow_provider_penstock.reconciling import TaskOfJob, states_of
 from airflow_provider_penstock.retries import retry_policy
+from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
 
@@ -253,6 +256,8 @@ def test_the_example_dags_run(example, folder, hook):
     assert run.state == "success", [(ti.task_id, ti.state) for ti in run.get_task_instances()]
     if example == "example_penstock":
         train = next(ti for ti in run.get_task_instances() if ti.task_id == "train")
+        task = TaskOfJob(train.dag_id, train.run_id, "train", -1)
+        assert states_of({task}) == {task: ("success", train.max_tries)}
         assert hook.log_lines(train.xcom_pull(task_ids="train", key="job_id")) == [
             "trained for 7 epochs in example_penstock"
         ]
@@ -294,6 +299,7 @@ def is_newest():
     return version.parse(airflow.__version__) >= version.parse("3.3")
 
 
+OURS = (PenstockSubmitOperator, PenstockWaitOperator, PenstockSimulateOperator, PenstockJobSensor)
 HOW_TO = Path(__file__).parents[2] / "docs/user/airflow-how-to.md"
 
 
@@ -312,13 +318,16 @@ def test_the_recipes_of_the_how_to_page_are_dags_whose_jobs_penstockd_would_take
     assert len(bag.dags) >= len(recipes) - len(newer)
     for dag in bag.dags.values():
         for task in dag.tasks:
-            if not isinstance(task, PenstockSubmitOperator) or hasattr(task, "python_callable"):
+            if not isinstance(task, OURS) or hasattr(task, "python_callable"):
                 continue
             ti = instance(task.task_id)
             ti.xcom_pull = lambda **_: "1"
             run = SimpleNamespace(start_date=datetime.now(UTC))
-            given = {"params": {"rate": 0.1}, "ti": ti, "dag_run": run, "macros": SimpleNamespace(timedelta=timedelta)}
-            task.render_template_fields(given)
+            # A run that is triggered without a date has no `ds`, `logical_date` and so on.
+            given = {"params": {"rate": 0.1, "job_id": "12"}, "ti": ti, "dag_run": run}
+            task.render_template_fields(given | {"macros": SimpleNamespace(timedelta=timedelta)})
+            if not isinstance(task, PenstockSubmitOperator):
+                continue
             assert hook.forecast(task.submission(ti))["would"] in ("start", "wait"), dag.dag_id
     info = get_provider_info()
     modules = [import_module(name) for kind in ("operators", "sensors") for name in info[kind][0]["python-modules"]]

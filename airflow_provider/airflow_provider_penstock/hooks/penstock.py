@@ -18,6 +18,9 @@ import httpx
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
+from airflow_provider_penstock.hooks.address import addresses, seconds, yes_or_no
+from airflow_provider_penstock.news import whole_lines
+from airflow_provider_penstock.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +156,7 @@ class PenstockHook(BaseHook):
         """Whether penstockd accepts the token and the connection names this Airflow, in a sentence too."""
         try:
             identity, deployment = self.ask("GET", "/v1/me", pauses_s=TEST_PAUSES_S), self.deployment
-        except (PenstockAway, PenstockRefused) as error:
+        except (PenstockAway, PenstockRefused, ValueError, httpx.InvalidURL) as error:
             return False, str(error)
         return (
             True,
@@ -367,19 +370,22 @@ def did_not_answer(client: httpx.Client | httpx.AsyncClient) -> None:
 
 def client_options(connection: Any) -> dict[str, Any]:
     """Arguments for an HTTP client, sync or async, from an Airflow connection. Raises ValueError without a host."""
-    if not connection.host:
+    if not (connection.host or "").strip(", "):
         raise ValueError(f"connection {connection.conn_id} has no host; give penstockd's host, port and a token")
     extra = connection.extra_dejson
-    tls = extra.get("tls") is not False
-    scheme = "https" if tls else "http"
-    port = f":{connection.port}" if connection.port else ""
-    urls = [f"{scheme}://{host.strip()}{port}" for host in connection.host.split(",")]
+    try:
+        urls = addresses(connection.host, connection.port, yes_or_no("tls", extra.get("tls")))
+        timeout_s = seconds("timeout_s", extra.get("timeout_s") or 30)
+    except ValueError as error:
+        raise ValueError(f"connection {connection.conn_id}: {error}") from None
+    # Of several penstockd only one leads: the one that has not failed to answer, or did so longest ago.
+    base_url = min(urls, key=lambda url: _unanswered_s.get(url, 0.0))
     return {
         "base_url": base_url,
         "headers": {"Authorization": f"Bearer {connection.password}"} if connection.password else {},
         # Without TLS False: the clients would read the system's certificates.
-        "verify": _trust(extra.get("ca_file") or None) if tls else False,
-        "timeout": float(extra.get("timeout_s") or 30),
+        "verify": _trust(extra.get("ca_file") or None) if base_url.startswith("https:") else False,
+        "timeout": timeout_s,
         "trust_env": False,
     }
 

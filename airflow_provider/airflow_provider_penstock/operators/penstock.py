@@ -21,6 +21,15 @@ from airflow_provider_penstock.exceptions import PenstockAway, PenstockRefused, 
 from airflow_provider_penstock.hooks.penstock import Job, PenstockHook, summary
 from airflow_provider_penstock.lineage import facets, parent_environment
 from airflow_provider_penstock.links.penstock import JOB_LINKS, push_links
+from airflow_provider_penstock.news import News, ending
+from airflow_provider_penstock.operators.arguments import (
+    FILES,
+    check_intervals,
+    check_lease,
+    check_program,
+    exit_codes,
+    is_template,
+)
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
 from airflow_provider_penstock.ownership import Ownership, ownership
 from airflow_provider_penstock.silence import Silence
@@ -38,8 +47,6 @@ WAITED_TOO_LONG = ("Trigger timeout", "Trigger/execution timeout")
 """What Airflow 3 and 2 call the end of a deferral's time. Airflow 2 has no exception of its own for it."""
 MAX_RESULT_BYTES = 1 << 20
 """Airflow keeps what a task returns in its database."""
-SHORTEST_LEASE = timedelta(minutes=10)
-"""What waits for a job renews the lease once a minute, and may have to restart in between."""
 
 
 class _JobOperator(BaseOperator):
@@ -258,7 +265,9 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         "options",
         "environment",
     )
-    template_ext: Sequence[str] = (".sh", ".sbatch")
+    template_ext: Sequence[str] = FILES
+    needs_program = True
+    """Whether a script or a command must be given."""
     template_fields_renderers = {"script": "bash", "spec": "json", "options": "json", "environment": "json"}  # noqa: RUF012
 
     def __init__(
@@ -332,18 +341,21 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             raise ValueError(
                 "result_file is read on a worker after the job: leave end_from_trigger and wait_for_completion=False out"
             )
-        if lease is not None and lease < SHORTEST_LEASE:
-            raise ValueError(
-                f"lease={lease} is shorter than {SHORTEST_LEASE}, in which a triggerer may have to restart"
-            )
+        check_program(script, command, is_needed=self.needs_program)
+        check_lease(lease)
+        check_intervals(poll_interval_s, log_interval_s)
+        for field, value in (("spec", spec), ("options", options), ("environment", environment)):
+            if not is_template(value):
+                _fields(field, value)
+        if isinstance(deadline, str | datetime) and not is_template(deadline):
+            _seconds(deadline)
         super().__init__(**kwargs)
         if end_from_trigger and self.outlets:
             raise ValueError(
                 "end_from_trigger: Airflow would create no events for the task's outlets; leave one of them out"
             )
         self.end_from_trigger = end_from_trigger
-        if skip_on_exit_code is not None:
-            self.skip_on_exit_code = [skip_on_exit_code] if isinstance(skip_on_exit_code, int) else [*skip_on_exit_code]
+        self.skip_on_exit_code = exit_codes(skip_on_exit_code)
         self.lease = lease
         self.script = script
         self.command = command

@@ -30,6 +30,7 @@ class PenstockForecastOperator(PenstockSubmitOperator):
     """
 
     operator_extra_links = ()
+    needs_program = False
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Ask penstockd."""

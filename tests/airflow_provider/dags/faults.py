@@ -12,7 +12,7 @@ from typing import Any
 from airflow.sdk import DAG, task
 
 from airflow_provider_penstock.hooks.penstock import PenstockHook
-from airflow_provider_penstock.operators import penstock as operators
+from airflow_provider_penstock.operators import arguments
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator
 
 SCRIPT = """#!/bin/bash
@@ -74,10 +74,7 @@ with DAG("refused", schedule=None, catchup=False, params=PARAMS):
     PenstockSubmitOperator(task_id="more_than_there_are", min_gpus=4000, **(REFUSED | {"max_gpus": 4000}))
     PenstockSubmitOperator(task_id="no_cloud", burst="only", **REFUSED)
 
-operators.SHORTEST_LEASE = timedelta(0)
-with DAG("faults_leased", schedule=None, catchup=False, params=PARAMS):
-    PenstockSubmitOperator(task_id="job", lease=timedelta(seconds=150), **COMMON)
-
+arguments.SHORTEST_LEASE = timedelta(0)
 STORM = """#!/bin/bash
 sleep {{ params.life }}
 exit {{ params.status }}
