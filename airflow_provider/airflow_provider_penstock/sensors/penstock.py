@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowException, BaseSensorOperator
+from airflow.providers.common.compat.sdk import AirflowException, BaseSensorOperator, conf
 
 from airflow_provider_penstock.exceptions import PenstockAway, failure
 from airflow_provider_penstock.hooks.penstock import TEST_PAUSES_S, Job, PenstockHook
@@ -30,7 +30,7 @@ class PenstockJobSensor(BaseSensorOperator):
         self,
         *,
         job_id: str,
-        deferrable: bool = False,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         penstock_conn_id: str = PenstockHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -38,8 +38,9 @@ class PenstockJobSensor(BaseSensorOperator):
 
         Args:
             job_id: The job.
-            deferrable: Whether the task waits in the triggerer, where it takes no worker slot. `timeout` and `soft_fail` apply
-                there too; `poke_interval` and `mode` do not.
+            deferrable: Whether the task waits in the triggerer, where it takes no worker slot; by default as Airflow's
+                setting `[operators] default_deferrable` says. `timeout` and `soft_fail` apply there too; `poke_interval` and
+                `mode` do not.
             penstock_conn_id: The connection to penstockd.
         """
         super().__init__(**kwargs)
