@@ -110,7 +110,7 @@ def states_of(tasks: set[TaskOfJob]) -> States:
     columns = [getattr(TaskInstance, name) for name in ("dag_id", "run_id", "task_id", "map_index")]
     wanted = [astuple(task) for task in tasks]
     found: States = {}
-    with create_session(scoped=False) as session:
+    with create_session() as session:
         for first in range(0, len(wanted), AT_ONCE):
             query = select(*columns, TaskInstance.state, TaskInstance.max_tries)
             for row in session.execute(query.where(tuple_(*columns).in_(wanted[first : first + AT_ONCE]))):
@@ -120,7 +120,7 @@ def states_of(tasks: set[TaskOfJob]) -> States:
 
 def connections() -> list[str]:
     """The connections of type `penstock` in Airflow's database and in variables, and the default one."""
-    with create_session(scoped=False) as session:
+    with create_session() as session:
         found = set(session.execute(select(Connection.conn_id).where(Connection.conn_type == "penstock")).scalars())
     names = [name for name in os.environ if name.startswith("AIRFLOW_CONN_PENSTOCK")]
     found |= {name.removeprefix("AIRFLOW_CONN_").lower() for name in names}
