@@ -1,20 +1,21 @@
-"""The wall clock."""
+"""The daemon's clock."""
 
 from __future__ import annotations
 
 import threading
-import time
+
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 
 class WallClock:
-    """Real time; `wake` ends a sleep early."""
+    """The site's time; `wake` ends a sleep early."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
 
     def now_s(self) -> float:
         """Seconds since 1970."""
-        return time.time()
+        return site_time_s()
 
     def sleep(self, seconds: float) -> None:
         """Wait, until woken at the latest."""

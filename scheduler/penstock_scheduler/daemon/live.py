@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.safety.health import HealthSettings
 from penstock_scheduler.store.backup import RESTORED
 from penstock_scheduler.store.cloud_runs import OLDER_STORE
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class LiveScheduler:
             NothingToApprove: the round was not refused, or too long ago.
             StoreError: the store does not have the round, or is away.
         """
-        approval = Approval.of(self.store.round(number), by, time.time())
+        approval = Approval.of(self.store.round(number), by, site_time_s())
         self.store.set_control("approval", approval.model_dump(mode="json"))
         if self.loop.gate is not None:
             self.loop.gate.approval = approval

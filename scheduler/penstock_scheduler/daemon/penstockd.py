@@ -60,6 +60,7 @@ from penstock_scheduler.store.backup import RESTORED
 from penstock_scheduler.store.disks import DiskCheck, spool_check, store_check
 from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_scheduler.store.leadership.leaving import Leaving
+from penstock_scheduler.store.leadership.site_clock import SITE_CLOCK
 from penstock_scheduler.store.opening import is_server
 from penstock_scheduler.store.sql import SqlStore, open_store
 
@@ -158,6 +159,7 @@ def _run(path: Path, settings: Settings, daemon: DaemonSettings) -> int:
         if lease is None:
             log.info("stopped", extra={"why": "asked to"})
             return 0
+        lease.tell_time(SITE_CLOCK.ask)
     store = open_store(
         daemon.store or daemon.state_dir,
         writer=True,

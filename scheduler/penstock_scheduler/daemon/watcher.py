@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 
 from penstock_profiles.nvml import OF_PROGRAMS
@@ -22,6 +21,7 @@ from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.people.units import clock, duration
 from penstock_scheduler.safety.health import RESUME
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Watcher(RoundListener):
             failing_s: for how long rounds have failed; None: they do not.
             failure: why.
         """
-        wanted, now_s = self.notifier.settings, time.time()
+        wanted, now_s = self.notifier.settings, site_time_s()
         for view, idle_s in self._board.idle(wanted.gpu_idle_s):
             done = f"which have done nothing for {duration(idle_s)} according to NVML"
             self._tell_of_job(view, "gpu-idle", "{gpus} of job {job} are idle", done, {"idle_s": idle_s})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -30,6 +29,7 @@ from penstock_scheduler.jobs.sensitivities import Sensitivities
 from penstock_scheduler.model import Job, JobFacts, JobId, JobSpec, Phase, Promise
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.units import times
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class LearnedModels:
         if model is None or isinstance(model, LinearEstimator):
             return self._unless_silent(job.id, facts)
         learnt = model
-        self._same(job.id, "stored", learnt, None, lambda: self._history.add_model(job.id, time.time(), learnt))
+        self._same(job.id, "stored", learnt, None, lambda: self._history.add_model(job.id, site_time_s(), learnt))
         model, doubt = self._as_it_counts(job.id, model) if self._specs.check_claims else (model, "")
         facts = replace(facts, model=model, doubts=(*facts.doubts, doubt) if doubt else facts.doubts)
         if so_far.total is not None:

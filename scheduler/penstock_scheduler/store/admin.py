@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 from penstock_scheduler.api.access_messages import AuditLine, SessionRow, TokenView
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, named
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 OF_A_USER = 100_000
 """Newest lines about what one user did that the audit log keeps: about 100 MB of the longest ones."""
@@ -35,7 +35,7 @@ class AdminStore(Database):
     ) -> None:
         """Append to the audit log. A user who is no operator pushes out nothing but the oldest of what the same user did."""
         row = {
-            "time_s": time.time(),
+            "time_s": site_time_s(),
             "user_name": user[:255],
             "role": role,
             "action": action[:255],

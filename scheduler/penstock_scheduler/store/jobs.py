@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 
 import sqlalchemy as sa
@@ -16,6 +15,7 @@ from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.messages import JobView, OwnerView
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import newest_change
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.ledger import LedgerStore
 
 MOST_PROFILES = 4 * 1024 * 1024
@@ -71,7 +71,7 @@ class JobStore(LedgerStore):
             "end_s": former.end_s,
             "view": former.model_dump_json(),
         }
-        end_s = former.end_s or time.time()
+        end_s = former.end_s or site_time_s()
         with self.write() as db:
             number = newest_change(db, t.jobs) + 1
             db.execute(t.jobs.update().where(t.jobs.c.job == job).values(row | {"changed": number}))
@@ -187,7 +187,7 @@ class JobStore(LedgerStore):
 
     def begin_submission(self, user: str, key: str, digest: str) -> tuple[str, str | None]:
         """Note that a job with this key is about to be submitted. Returns (digest, job) of the first such note."""
-        row = {"user_name": user, "key": key, "digest": digest, "created_s": time.time(), "job": None}
+        row = {"user_name": user, "key": key, "digest": digest, "created_s": site_time_s(), "job": None}
         c = t.submissions.c
         with self.write() as db:
             db.execute(self._insert(t.submissions).on_conflict_do_nothing(), row)
@@ -239,7 +239,7 @@ class JobStore(LedgerStore):
             "name": owner.name,
             "view": owner.model_dump_json(exclude_none=True),
             "job": owner.job,
-            "noted_s": time.time(),
+            "noted_s": site_time_s(),
         }
         with self.write() as db:
             db.execute(self._upsert(t.owners, ["user_name", "name"], ("view", "job", "noted_s")), row)

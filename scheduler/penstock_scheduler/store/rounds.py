@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
@@ -21,6 +20,7 @@ from penstock_scheduler.model.records import RoundRecord, UnreadableRound, dump_
 from penstock_scheduler.store import packing
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.database import Database, NoSuchRow
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 REFUSED_KEPT = 100_000
 """Newest lines about refused requests that the audit log keeps."""
@@ -216,7 +216,7 @@ class RoundStore(Database):
         """Append to the history of reports. Returns whether each report was new; a known one changes nothing."""
         if not reports:
             return []
-        now_s = time.time()
+        now_s = site_time_s()
         rows = [
             {
                 "job": report.job_id,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from penstock_scheduler.store.leadership.site_clock import SITE_CLOCK
 from penstock_slurm.gateway.errors import SlurmError
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
@@ -202,8 +203,8 @@ class SlurmJob:
         return self.state == "PENDING" and self.priority == 0
 
     def begins_later(self, now_s: float) -> bool:
-        """Whether it has a begin time that has not come."""
-        return (self.eligible_s or 0.0) > now_s
+        """Whether it has a begin time that has not come, and that scontrol could end: it raises all times to its host's own."""
+        return (self.eligible_s or 0.0) > now_s + max(SITE_CLOCK.host_ahead_s(), 0.0)
 
     def cpus_for(self, gpus: int, tasks: int = 1) -> int:
         """CPUs on each of its nodes, as the job's user requested them, if it has this many GPUs and tasks there."""

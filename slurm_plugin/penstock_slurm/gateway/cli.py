@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from penstock_scheduler.safety.children import Account
 from penstock_scheduler.store.leadership.lease import ALONE
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_slurm.gateway import abilities
 from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.accounts import (
@@ -155,7 +156,7 @@ class CommandReader:
         marks = self._present_marks()
 
         def ask(release: Release) -> tuple[SlurmJob, ...]:
-            asked_s = time.time()
+            asked_s = site_time_s()
             found = reader.read(self._squeue(job_fields(release), marks, *options), marks, release, asked_s)
             self._unread["squeue"] = tuple(Unread("job", each.text or "") for each in reader.lost)
             return found

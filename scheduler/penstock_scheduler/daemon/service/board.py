@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -32,6 +31,7 @@ from penstock_scheduler.model import Action, ClusterState, Job, JobSpec, Outcome
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import StoreError
 from penstock_scheduler.rounds.plan_check import PlanCheck, StartCheck
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.rounds import summarise
 from penstock_scheduler.store.sql import SqlStore
 
@@ -198,7 +198,7 @@ class Board(Known, RoundListener):
     def take_reports(self, reports: Sequence[Report]) -> None:
         """Take in reports, by whatever transport they came."""
         for report in reports:
-            self._activity.take(report, time.time())
+            self._activity.take(report, site_time_s())
             self.results.take(report, live=True)
             self._take_progress(report)
             if isinstance(report.body, Result):

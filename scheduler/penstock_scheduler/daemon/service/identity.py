@@ -28,6 +28,7 @@ from penstock_scheduler.daemon.service.passwords import Passwords
 from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.safety import children, munge
 from penstock_scheduler.safety.children import ChildError, Pool
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
@@ -213,7 +214,7 @@ class Gatekeeper:
 
     def new_token(self, order: TokenOrder) -> NewToken:
         """Create a token. The store keeps a digest of its secret."""
-        now_s = time.time()
+        now_s = site_time_s()
         name, secret = new_secret()
         view = TokenView(
             id=name,
@@ -239,7 +240,7 @@ class Gatekeeper:
 
     async def begin_session(self, identity: Identity) -> tuple[SessionRow, str]:
         """Begin a browser session. Returns it and its secret. It ends with the token of the log-in, if there is one."""
-        expires_s = time.time() + self._settings.session_hours * 3600
+        expires_s = site_time_s() + self._settings.session_hours * 3600
         if identity.token is not None and (token := await self._tokens.get(identity.token)) is not None:
             expires_s = min(expires_s, token.expires_s)
         made = await asyncio.to_thread(sessions.begin, self._store, identity, expires_s)
@@ -296,7 +297,7 @@ class Gatekeeper:
             raise Refusal(
                 401, "unauthenticated", "the token is unknown or revoked; ask an admin for one (penstock token create)"
             )
-        if time.time() >= view.expires_s:
+        if site_time_s() >= view.expires_s:
             raise Refusal(
                 401, "unauthenticated", "the token has expired; ask an admin for a new one (penstock token create)"
             )
@@ -312,7 +313,7 @@ class Gatekeeper:
 
     async def _of_session(self, row: SessionRow | None) -> Identity:
         token = None if row is None or row.token is None else await self._tokens.get(row.token)
-        now_s = time.time()
+        now_s = site_time_s()
         if (
             row is None
             or now_s >= row.expires_s

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.port import Chosen
 from penstock_scheduler.model import Node, Refusal, UnknownValue
 from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.published import LiveFigures
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Publisher:
 
     def __init__(self, board: Board, chosen: Callable[[], Chosen], tokens: Callable[[], int]) -> None:
         self._board, self._chosen, self._tokens = board, chosen, tokens
-        self._started_s = time.time()
+        self._started_s = site_time_s()
         self._said: dict[str, Any] = {}
         self._versions: dict[str, int] = {}
         self._figures: dict[str, LiveFigures] = {}
@@ -152,7 +152,7 @@ class Publisher:
         counted = board.counted
         figures, ended = self._changed_figures(counted)
         beat = Beat(
-            time_s=time.time(),
+            time_s=site_time_s(),
             pid=os.getpid(),
             uid=os.geteuid(),
             started_s=self._started_s,

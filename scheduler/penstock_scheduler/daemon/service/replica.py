@@ -19,6 +19,8 @@ from penstock_scheduler.daemon.service.publisher import BEAT, CHOSEN, CLUSTER, E
 from penstock_scheduler.model import ClusterState
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import PenstockError, StoreError
+from penstock_scheduler.store.leadership.leader_table import LeaderTable
+from penstock_scheduler.store.leadership.site_clock import SITE_CLOCK, site_time_s
 from penstock_scheduler.store.published import LiveFigures
 from penstock_scheduler.store.sql import SqlStore
 
@@ -29,6 +31,8 @@ READ_S = 0.2
 SILENT_S = 10.0
 """penstockd publishes once a second or more often. After this time it counts as silent."""
 PAGE = 1000
+ASK_TIME_S = 10.0
+"""How often a database server is asked for its time."""
 ROUNDS = 100
 """Most rounds that are told of after a pause."""
 
@@ -52,6 +56,7 @@ class Replica(Known):
         self._reading = threading.Lock()
         self._loading = threading.Lock()
         self._failing = False
+        self._time_due_s = 0.0
         self._changed = store.newest_job_change()
         self._figures_changed = 0
         self._live = self._stored()
@@ -64,7 +69,7 @@ class Replica(Known):
     @property
     def silent_since_s(self) -> float | None:
         """When penstockd last published, s since 1970; None: it does."""
-        return self.beat.time_s if self.beat.stopped or time.time() - self.beat.time_s > SILENT_S else None
+        return self.beat.time_s if self.beat.stopped or site_time_s() - self.beat.time_s > SILENT_S else None
 
     @property
     def round(self) -> tuple[int, dict[str, float]] | None:
@@ -113,6 +118,7 @@ class Replica(Known):
 
     def _take(self) -> None:
         with self._reading:
+            self._take_time()
             self._take_beat()
             self._take_jobs()
             for number, job, figures in self.store.figures_changed(self._figures_changed):
@@ -120,6 +126,12 @@ class Replica(Known):
                 self._figures[job] = figures
             for job in self._figures.keys() - self._live.keys():
                 del self._figures[job]
+
+    def _take_time(self) -> None:
+        """Go by the clock that penstockd goes by, which may run on another host."""
+        if self.store.file is None and time.monotonic() >= self._time_due_s:
+            SITE_CLOCK.ask(LeaderTable(self.store.engine, self.store.name).time_s)
+            self._time_due_s = time.monotonic() + ASK_TIME_S
 
     def _take_beat(self) -> None:
         found = self.store.published(BEAT)

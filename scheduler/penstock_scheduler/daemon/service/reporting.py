@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from penstock_profiles.wire import Report
 from penstock_scheduler.api.messages import RefusedReport, ReportBatch, ReportReceipt
@@ -11,6 +10,7 @@ from penstock_scheduler.daemon.service.api import Api, Call
 from penstock_scheduler.daemon.service.errors import Refusal, no_such_job
 from penstock_scheduler.daemon.service.guard import check_report
 from penstock_scheduler.jobs.report_quota import TEXT
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 MOST_EPOCHS = 100_000
 """Jobs whose epochs are kept in memory."""
@@ -38,7 +38,7 @@ async def accept(call: Call, job: str, batch: ReportBatch) -> ReportReceipt:
     if present is None:
         present = await asyncio.to_thread(_present_epoch, api, job)
     good, bad = _check(batch, job, present)
-    kept, over = api.quota.admit(good, time.time())
+    kept, over = api.quota.admit(good, site_time_s())
     if over:
         good, bad = _without_excess(batch, kept, bad)
     board.counters["reports refused"] += len(bad)
@@ -58,7 +58,7 @@ def _check(batch: ReportBatch, job: str, present: int) -> tuple[list[Report], li
     bad: list[RefusedReport] = []
     for index, given in enumerate(batch.reports):
         try:
-            report = check_report(given, job, time.time())
+            report = check_report(given, job, site_time_s())
             if report.epoch < present:
                 raise ValueError(f"the report is from epoch {report.epoch}; the job's present epoch is {present}")
             good.append(report)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
-import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,6 +20,7 @@ from penstock_scheduler.api.access_messages import Identity, SessionRow, Session
 from penstock_scheduler.daemon.service.digests import digest, new_secret
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Cookies:
 
     def set(self, response: Response, row: SessionRow, secret: str) -> None:
         """Give the browser the cookie."""
-        life_s = int(row.expires_s - time.time())
+        life_s = int(row.expires_s - site_time_s())
         response.set_cookie(
             self.name, f"{row.id}.{secret}", life_s, path="/", secure=self.secure, httponly=True, samesite="lax"
         )
@@ -91,7 +91,7 @@ class Cookies:
 
 def begin(store: SqlStore, identity: Identity, expires_s: float) -> tuple[SessionRow, str]:
     """Begin a session of a caller. Returns it and its secret. Raises StoreError."""
-    now_s = time.time()
+    now_s = site_time_s()
     name, secret = new_secret()
     row = SessionRow(
         id=name,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from penstock_scheduler.daemon.service.api import Api, Call
 from penstock_scheduler.daemon.service.board import is_former
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.people.errors import BadJobSpec
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 Answer = TypeVar("Answer")
 
@@ -214,7 +214,7 @@ async def _first_view(call: Call, job: str, order: Submission, *, new: bool = Fa
     """
     board = call.api.board
     view = await asyncio.to_thread(board.job, job)
-    if new and view is not None and is_former(view, call.identity.user, order.key, time.time()):
+    if new and view is not None and is_former(view, call.identity.user, order.key, site_time_s()):
         view = None
     if view is not None and view.user != call.identity.user:
         text = f"job {job} of this key is forgotten, and another user's job has its id now; choose a new key"
@@ -227,7 +227,7 @@ async def _first_view(call: Call, job: str, order: Submission, *, new: bool = Fa
             user=call.identity.user,
             account=order.account or "",
             state="queued",
-            submit_s=time.time(),
+            submit_s=site_time_s(),
             spec=order.spec,
         )
         view = view.model_copy(update={"key": order.key})

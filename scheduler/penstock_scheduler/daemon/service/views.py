@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -45,6 +44,7 @@ from penstock_scheduler.rounds.forecast import ask, with_job
 from penstock_scheduler.rounds.forecast import describe as describe_forecast
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.shares import ShareUse
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.rounds import summarise
 from penstock_scheduler.store.sql import SqlStore
 
@@ -145,7 +145,7 @@ def usage(
     board: Known, prices: Mapping[str, float], by: UsageBy, from_s: float, to_s: float | None, user: str | None
 ) -> Usage:
     """What jobs used between two times, in s since 1970, or until now; with `user`, that user's jobs alone."""
-    now_s, store = time.time(), board.store
+    now_s, store = site_time_s(), board.store
     to_s = now_s if to_s is None else to_s
     rows = store.used(by, from_s, to_s, user)
     live = [board.shown(view) for view in board.live() if user is None or view.user == user]
@@ -272,7 +272,7 @@ def _explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationV
         decided_s=found.decided_s,
         code=found.reason.code.value,
         text=found.reason.text,
-        lines=[*words(found, now_s=time.time(), estimate=view.estimate), *describe_result(view)],
+        lines=[*words(found, now_s=site_time_s(), estimate=view.estimate), *describe_result(view)],
         needs=found.reason.needs,
         estimated_start_s=found.reason.estimated_start_s,
         goodput=found.assignment.goodput if found.assignment else None,
@@ -340,7 +340,7 @@ def forecast(record: RoundRecord, order: PlanOrder, user: str, models: ModelSour
     types = {node.gpu_type for node in before.nodes}
     (job,), known = by_partition(limits.partitions, [job], models.facts([job], types))
     policy, _ = make_policy(record.policy)
-    now_s = time.time()
+    now_s = site_time_s()
     try:
         answer = ask(
             policy,

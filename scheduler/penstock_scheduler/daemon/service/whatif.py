@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import IO
 from penstock_scheduler.api.whatif_messages import WhatIfOrder, WhatIfTask
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.model.policy_choice import PolicyChoice
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 LONGEST_S = 1800.0
 """Time after which a process is ended."""
@@ -75,7 +75,7 @@ class WhatIfTasks:
                 state="running",
                 fraction=0.0,
                 step="starts",
-                begun_s=time.time(),
+                begun_s=site_time_s(),
             )
             answer = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # the thread closes it
             process = subprocess.Popen(
@@ -139,7 +139,7 @@ class WhatIfTasks:
 
     def _end(self, task: str, **changes: object) -> WhatIfTask:
         """Note that the running task has ended, and end its process. Needs the lock."""
-        ended = self._tasks[task].model_copy(update={"ended_s": time.time(), "step": "", **changes})
+        ended = self._tasks[task].model_copy(update={"ended_s": site_time_s(), "step": "", **changes})
         self._keep(ended)
         if self._running is not None and self._running.task.id == task:
             self._running.timer.cancel()

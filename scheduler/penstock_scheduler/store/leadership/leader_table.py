@@ -57,6 +57,11 @@ class LeaderTable:
         """Close the connections."""
         self._engine.dispose()
 
+    def time_s(self) -> float:
+        """The time by the database's clock, s since 1970."""
+        with self._transaction() as db:
+            return float(db.execute(sa.select(self._now)).scalar_one())
+
     def term(self) -> Term:
         """The present term. Before the first one, it is a released one with the number 0."""
         c = t.leadership.c

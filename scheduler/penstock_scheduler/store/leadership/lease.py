@@ -111,6 +111,12 @@ class Lease:
         self._under_way = 0
         self._closed = threading.Event()
         self._given_up = False
+        self._on_beat: Callable[[Callable[[], float]], None] = lambda time_s: None
+
+    def tell_time(self, ask: Callable[[Callable[[], float]], None]) -> None:
+        """Let `ask`, such as `SiteClock.ask`, ask for the database's time, now and with each beat. Raises StoreError."""
+        ask(self._table.time_s)
+        self._on_beat = ask
 
     def start(self) -> None:
         """Confirm the term again and again, in a thread of its own."""
@@ -195,6 +201,7 @@ class Lease:
         while not self._closed.wait(self._lease_s / BEATS):
             try:
                 self._confirm()
+                self._on_beat(self._table.time_s)
                 self.sight = self._table.leader(), tuple(self._table.standbys())
             except StoreError as error:
                 log.warning("not confirmed", extra={"fencing": self.number, "text": str(error)})

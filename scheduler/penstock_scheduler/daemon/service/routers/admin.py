@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -31,6 +30,7 @@ from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.people.errors import NoStandby, NoSuchRun
 from penstock_scheduler.rounds.plan_gate import NothingToApprove
 from penstock_scheduler.rounds.policies import make_policy, policy_names
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 Filter = Annotated[str | None, Query(max_length=255)]
 
@@ -124,7 +124,7 @@ async def post_drain(order: DrainOrder, call: Operator) -> Drain:
     names = drainable(call.api.board)[order.kind]
     if order.name not in names:
         raise Refusal(422, "refused", f"there is no {order.kind} {order.name}; choose one of {', '.join(names)}")
-    drain = Drain(**order.model_dump(), by=call.identity.user, since_s=time.time())
+    drain = Drain(**order.model_dump(), by=call.identity.user, since_s=site_time_s())
     await asyncio.to_thread(call.api.controls.rules.drain, drain)
     await call.audit(allowed=True, text=order.model_dump_json())
     return drain

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -15,6 +14,7 @@ from penstock_scheduler.daemon.service.api import Api, Operator, User
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.forwarding import Route
 from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 RoundNumber = Annotated[int, Path(ge=0, le=2**62)]
 
@@ -68,7 +68,7 @@ async def get_metrics(call: User) -> Response:
 
 
 def _metrics(api: Api) -> bytes:
-    now_s = time.time()
+    now_s = site_time_s()
     try:
         spent_usd = sum(api.store.ledger_totals("usd").values())
         committed_usd: float | None = sum(api.store.committed_usd().values())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from fastapi import APIRouter, Request, Response
 
 from penstock_scheduler import __version__
 from penstock_scheduler.api.access_messages import Identity
 from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.daemon.service.api import User, api_of
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 router = APIRouter(prefix="/v1")
 
@@ -23,7 +22,7 @@ async def get_health(request: Request) -> Health:
 @router.get("/ready", responses={503: {"model": Health}})
 async def get_ready(request: Request, response: Response) -> Health:
     """Tell whether the daemon can do its work: 200, or 503 with the problems. It waits for neither a disk nor the cluster."""
-    health = await api_of(request).daemon.health(time.time())
+    health = await api_of(request).daemon.health(site_time_s())
     response.status_code = 200 if health.status == "ok" else 503
     return health
 

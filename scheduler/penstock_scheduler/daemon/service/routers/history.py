@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from penstock_scheduler.api.messages import MAX_PAGE
 from penstock_scheduler.daemon.service.api import Call, User, storable
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.waits import numbered
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 After = Annotated[str | None, Query(max_length=300)]
@@ -56,7 +56,7 @@ def get_allocations(
     limit: Limit = MAX_PAGE,
 ) -> Allocations:
     """Show which jobs held which GPUs between two times, in s since 1970; by default now. Causes are shown of own jobs."""
-    end_s = time.time() if to_s is None else to_s
+    end_s = site_time_s() if to_s is None else to_s
     begin_s = end_s if from_s is None else from_s
     cursor = None if after is None else _cursor(after)
     page = _page(call.api.store.spans_between(begin_s, math.nextafter(end_s, math.inf), limit, cursor), limit)
@@ -68,9 +68,9 @@ def get_allocations(
 async def get_job_series(job: str, call: User, from_s: From = None, to_s: To = None, step_s: Step = None) -> JobSeries:
     """Show how a job ran over time: progress, goodput measured and expected, batch size, use of its GPUs."""
     view = await call.job(job)
-    end_s = time.time() if to_s is None else to_s
+    end_s = site_time_s() if to_s is None else to_s
     begin_s = (view.start_s or view.submit_s) if from_s is None else from_s
-    step = _step(begin_s, min(end_s, time.time()), step_s)
+    step = _step(begin_s, min(end_s, site_time_s()), step_s)
     samples = await asyncio.to_thread(call.api.store.samples, job, begin_s, end_s, step)
     return JobSeries(job=job, step_s=step, samples=samples)
 
@@ -84,7 +84,7 @@ def get_series(
     name: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006
 ) -> Series:
     """Show the cluster over time: GPUs by type, jobs, prices, rounds. By default the last day, and all names."""
-    now_s = time.time()
+    now_s = site_time_s()
     end_s = now_s if to_s is None else to_s
     begin_s = max(end_s - DAY_S, 0.0) if from_s is None else from_s
     step = _step(begin_s, min(end_s, now_s), step_s)

@@ -20,6 +20,7 @@ from penstock_scheduler.daemon.service.web.queue import progress
 from penstock_scheduler.daemon.service.web.render import block
 from penstock_scheduler.daemon.service.web.world import World
 from penstock_scheduler.people.units import duration
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 TEMPLATE = "job.html"
 
@@ -70,7 +71,7 @@ class Reader:
         async def samples() -> list[JobSample]:
             # A job that penstockd took over has held GPUs for longer than it has been known.
             begin_s = min([view.start_s or view.submit_s, *(span.from_s for span in spans)])
-            end_s = view.end_s or time.time()
+            end_s = view.end_s or site_time_s()
             step = max(int((end_s - begin_s) / POINTS), 1)
             return await asyncio.to_thread(api.store.samples, job, begin_s, end_s + 1, step)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from penstock_scheduler.daemon.service.web.fragments import Fragments
 from penstock_scheduler.daemon.service.web.live import Live, Page
 from penstock_scheduler.daemon.service.web.render import HEADERS, block, render, static
 from penstock_scheduler.daemon.service.web.world import World
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 router = APIRouter(include_in_schema=False)
 
@@ -149,7 +149,7 @@ async def get_cluster_at(
     call: User, ago: Annotated[float, Query(ge=0, le=DAY_S)], type: Name = "", node: Name = ""
 ) -> JSONResponse:
     """The map some seconds ago: id of an element -> what belongs into it."""
-    at_s = time.time() - ago
+    at_s = site_time_s() - ago
     world = await live_of(call.api).world()
     spans = await asyncio.to_thread(call.api.store.spans_between, at_s, math.nextafter(at_s, math.inf), MOST_SPANS)
     return JSONResponse(

@@ -17,6 +17,7 @@ from penstock_scheduler.people.drawing.colours import index, rules
 from penstock_scheduler.people.drawing.page import style
 from penstock_scheduler.people.safe_text import visible
 from penstock_scheduler.people.units import clock, duration
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -58,7 +59,7 @@ def moment(time_s: float | None) -> Markup:
     if time_s is None:
         return Markup("–")
     iso = datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    near = abs(time.time() - time_s) < 12 * 3600
+    near = abs(site_time_s() - time_s) < 12 * 3600
     text = clock(time_s) if near else time.strftime("%d %b %H:%M", time.localtime(time_s))
     return Markup('<time datetime="{}">{}</time>').format(iso, text)
 

@@ -21,6 +21,7 @@ from penstock_scheduler.daemon.service.web.world import World
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import GateRecord
 from penstock_scheduler.rounds.policies import policy_names
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 TEMPLATE = "site.html"
 
@@ -97,7 +98,7 @@ class Reader:
 
 async def _soon(api: Api) -> Soon:
     try:
-        health = await api.daemon.health(time.time())
+        health = await api.daemon.health(site_time_s())
     except Refusal:
         health = None
 
@@ -110,7 +111,7 @@ async def _soon(api: Api) -> Soon:
 
 
 def _slowly(api: Api) -> Slowly:
-    now_s = time.time()
+    now_s = site_time_s()
     first_s = min(
         (at for points in api.store.series(FIRST, now_s - DAY_S, now_s, 60).values() for at, _ in points), default=now_s
     )

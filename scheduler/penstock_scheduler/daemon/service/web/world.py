@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from penstock_scheduler.api.messages import ClusterView, JobView, NodeView
 from penstock_scheduler.daemon.service import views
 from penstock_scheduler.daemon.service.api import Api
 from penstock_scheduler.daemon.service.waits import numbered
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 BUSY_S = 600.0
 """Utilisation is shown as the mean over this time: the time that a GPU must be unused to be called idle."""
@@ -52,7 +52,7 @@ def read(api: Api, number: int, busy: Mapping[str, float] | None = None) -> Worl
         number: of this reading.
         busy: the mean utilisation if it has been read lately; None: read it.
     """
-    known, now_s = api.known, time.time()
+    known, now_s = api.known, site_time_s()
     nodes = views.node_views(known, api.daemon.chosen.drains)
     jobs = {view.id: view for view in known.live()}
     if busy is None:
