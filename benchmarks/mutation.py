@@ -74,7 +74,11 @@ SURVEY: dict[str, tuple[str, ...]] = {
     SLURM + "act/steps.py": ("slurm_plugin/test_steps.py", "slurm_plugin/test_node_parts.py"),
     SLURM + "observe/view.py": ("slurm_plugin/test_view.py", "slurm_plugin/test_view_nodes.py"),
     SLURM + "observe/records.py": ("slurm_plugin/test_records.py",),
-    SLURM + "gateway/parse.py": ("slurm_plugin/gateway/test_parse_edges.py", "slurm_plugin/gateway/test_parse.py"),
+    SLURM + "gateway/parse.py": (
+        "slurm_plugin/gateway/test_parse_edges.py",
+        "slurm_plugin/gateway/test_parse.py",
+        "slurm_plugin/test_licences.py",
+    ),
 }
 """The modules that decide about running jobs -> the tests that judge them, under tests/."""
 
