@@ -411,23 +411,24 @@ class CommandWriter:
         self.release(job_id)
 
     def begin_later(self, job_ids: Sequence[str], after_s: float) -> None:
-        """See `_update_all`."""
-        self._update_all(job_ids, f"StartTime=now+{math.ceil(after_s)}")
-
-    def name_no_nodes(self, job_ids: Sequence[str]) -> None:
-        """See `_update_all`. Slurm is asked once more who waits, because this would mean another thing to a running job."""
-        started = self._batch.not_waiting(job_ids)
-        self._update_all([job for job in job_ids if job not in started], "ReqNodeList=")
-
-    def _update_all(self, job_ids: Sequence[str], change: str) -> None:
         """`scontrol update JobId=1,2,3`. It continues after a job that has ended, and reports it at the end."""
+        begins = f"StartTime=now+{math.ceil(after_s)}"
         known = (job for job in job_ids if not self._commands.unregistered(job, ("update",)))
-        if not (jobs := sorted(known, key=self._commands.order)):
+        jobs = sorted(known, key=self._commands.order)
+        if not jobs:
             return
         with contextlib.suppress(
             JobGone, Refused, Unregistered
         ):  # ended or started meanwhile, or cannot be changed now
-            self._commands.change(jobs[0], "scontrol", "update", f"JobId={','.join(jobs)}", change)
+            self._commands.change(jobs[0], "scontrol", "update", f"JobId={','.join(jobs)}", begins)
+
+    def name_no_nodes(self, job_ids: Sequence[str]) -> None:
+        """`scontrol update ReqNodeList=`, which takes one job. To a running job it would mean another thing."""
+        started = self._batch.not_waiting(job_ids)
+        for job_id in job_ids:
+            if job_id not in started:
+                with contextlib.suppress(JobGone, Refused, Unregistered):
+                    self._commands.change(job_id, "scontrol", "update", f"JobId={job_id}", "ReqNodeList=")
 
     def set_admin_comment(self, job_id: str, text: str) -> None:
         """`scontrol update AdminComment=`, with the text in one argument."""

@@ -11,8 +11,8 @@ from penstock_slurm.jobs.in_turn import in_turn
 
 log = logging.getLogger(__name__)
 
-MOST = 100
-"""Jobs that one command changes."""
+MOST = 20
+"""Jobs at a time. Each takes a process."""
 
 
 class LeftNodes:

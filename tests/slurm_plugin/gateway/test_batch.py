@@ -76,10 +76,11 @@ def test_only_jobs_that_still_wait_are_told_to_name_no_nodes(slurm):
     calls = slurm("true", states="printf '1 RUNNING\\n2 PENDING\\n4 PENDING\\n'")
     gateway().name_no_nodes(["1", "4", "2", "3"])
     assert [line for line in calls.read_text().splitlines() if "update" in line] == [
-        "scontrol update JobId=4,2 ReqNodeList="
+        "scontrol update JobId=4 ReqNodeList=",
+        "scontrol update JobId=2 ReqNodeList=",
     ]
     gateway().name_no_nodes(["1", "3"])
-    assert calls.read_text().count("update") == 1
+    assert calls.read_text().count("update") == 2
 
 
 def test_where_squeue_does_not_answer_nothing_is_placed(slurm, tmp_path):
