@@ -82,6 +82,7 @@ def test_the_dag_processor_reads_every_recipe_and_every_example(airflow: Deploym
     wait_for(all_read, 180, "all DAGs", poll_s=POLL_S, details=lambda: f"{missing} {airflow.tail()}")
 
 
+@pytest.mark.long
 def test_five_recipes_run_and_outlive_a_kill_of_every_component(airflow: Deployment, site: Site, shared: Path) -> None:
     dags = ["how_to_submit", "how_to_results", "how_to_depend", "how_to_function", "how_to_forecast"]
     runs = {}

@@ -41,6 +41,7 @@ def test_penstockd_killed_at_four_random_moments(make_site, loopback, request):
         site.assert_progress_kept(job, lost=3.0 * 26)  # never more than 3 s of the fastest configuration seen
 
 
+@pytest.mark.long
 def test_slurmctld_restarted_in_mid_run(site: Site):
     # slurmctld saves its state every 5 s and loses later changes: a submission, but also an end, which Slurm learns again only
     # when the node registers minutes later. So all jobs have begun well before the crash, and none has ended.

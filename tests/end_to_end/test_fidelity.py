@@ -101,6 +101,7 @@ def differences(lived: Mapping[str, RealRun], pace: Pace) -> dict[str, Differenc
     return found
 
 
+@pytest.mark.long
 def test_decisions_do_not_depend_on_the_pace():
     """Otherwise, on a slow machine the real Slurm and the simulator would decide differently."""
     chance = random.Random(0)

@@ -25,6 +25,7 @@ def accounted(site: Site, job: str) -> str:
     return site.slurm.command("sacct", "-X", "-n", "-P", "-j", job, "-o", "ElapsedRaw").stdout.strip()
 
 
+@pytest.mark.long
 def test_what_a_job_that_runs_steadily_shows_is_at_most_a_tick_old(
     make_loopback: MakeLoopback, make_site: Callable[..., Site]
 ):

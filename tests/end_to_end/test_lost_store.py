@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 GRACE_S = 15.0
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["empty", "older"])
+@pytest.mark.parametrize("older", [False, pytest.param(True, marks=pytest.mark.long)], ids=["empty", "older"])
 def test_a_store_without_the_jobs_newest_rounds_is_as_one_that_was_restored(
     older: bool, make_loopback: MakeLoopback, make_site: Callable[..., Site]
 ) -> None:

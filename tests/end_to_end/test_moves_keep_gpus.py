@@ -70,6 +70,7 @@ if [ $# = 0 ]; then sed /Priority=/d | {real}; else {real} "$@"; fi
 """An scontrol that makes no reservation and gives no priority, so that moves lose their GPUs."""
 
 
+@pytest.mark.long
 def test_while_moved_jobs_hold_nothing_no_job_is_moved_for_a_gain(
     make_loopback: MakeLoopback, make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,9 +115,12 @@ exit $status
 
 STEPS = ["create ReservationName", "requeuehold", "ReqNodeList=", "release", "Priority=", "delete ReservationName"]
 """The commands of a move, in their order."""
+IN_CI = ("requeuehold", "Priority=")
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[] if step in IN_CI else pytest.mark.long, id=step) for step in STEPS]
+)
 def test_a_move_during_which_penstockd_is_killed_keeps_its_gpus(
     make_loopback: MakeLoopback, make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -26,6 +26,7 @@ def run(site: Site, *words: str) -> str:
     return told.output
 
 
+@pytest.mark.long
 def test_an_older_store_is_restored_while_jobs_run(make_loopback: MakeLoopback, make_site: Callable[..., Site]) -> None:
     """Between backup and restore, jobs run on, move, are submitted, start and end. grace_s is 20 s here."""
     site = make_site(make_loopback("t4:2x4", accounting=True))

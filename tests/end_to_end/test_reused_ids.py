@@ -43,7 +43,7 @@ def is_shown(penstock: Client, job: str) -> bool:
     return view.name == "second" and view.state != "ended"
 
 
-@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("away", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_job_that_gets_the_id_of_a_forgotten_job_inherits_nothing(
     make_loopback: MakeLoopback, make_site: Callable[..., Site], away: bool
 ) -> None:

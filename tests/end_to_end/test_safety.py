@@ -96,6 +96,7 @@ def test_slurmctld_restarted_gracefully(runs: Runs) -> None:
     runs.assert_same()
 
 
+@pytest.mark.long
 def test_all_partitions_down(runs: Runs) -> None:
     """A job that comes meanwhile waits and says why; it starts when the partition is up again."""
     slurm = runs.site.slurm
@@ -132,6 +133,7 @@ def test_slurmctld_restarted_with_another_configuration(runs: Runs) -> None:
     runs.assert_same()
 
 
+@pytest.mark.long
 def test_half_of_the_nodes_do_not_respond(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
     """Their slurmds are killed; Slurm takes them for silent at first, and ends their jobs only after SlurmdTimeout."""
     runs = Runs(make_site(make_loopback("t4:6x4", slurmd_timeout_s=120)))
@@ -177,6 +179,7 @@ def test_squeue_answers_with_half_of_the_jobs(
     runs.assert_same()
 
 
+@pytest.mark.long
 def test_the_accounting_database_is_away(make_loopback: MakeLoopback, make_site: MakeSite) -> None:
     """Also for a penstockd that starts meanwhile. A job that comes meanwhile runs.
 

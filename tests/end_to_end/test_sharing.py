@@ -217,6 +217,7 @@ def test_a_job_that_its_user_takes_away_goes_on_sharing(sharing_site: Callable[.
     site.wait_states("COMPLETED", stranger, timeout_s=120)
 
 
+@pytest.mark.long
 def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Callable[..., Site]) -> None:
     """Alone it takes all four GPUs. A new job gets one of them, and when the new job has ended, it grows again."""
     site = sharing_site("t4:1x4", "gandiva", round_s=1.0)
@@ -244,6 +245,7 @@ def test_a_job_grows_into_idle_gpus_and_gives_them_back_at_once(sharing_site: Ca
     site.assert_no_run_twice(grown, comer)
 
 
+@pytest.mark.long
 def test_jobs_of_an_agent_that_is_killed_come_back(sharing_site: Callable[..., Site]) -> None:
     """Its suspended job is said to be suspended, with the reason. It is resumed once its GPU is free, or, if another job uses
     that, starts again from its checkpoint. The other job is left alone."""

@@ -12,6 +12,7 @@ from tests.profiles import fake_nvml
 from tests.profiles.fake_cuda import FakeCuda
 
 
+@pytest.mark.long
 def test_the_program_itself_killed_while_a_job_is_checkpointed(tmp_path: Path, cuda: FakeCuda):
     """Two agents as processes of their own, with stand-ins for NVML, the driver and Slurm. The first is killed."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: pip install nvidia-ml-py")

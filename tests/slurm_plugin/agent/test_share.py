@@ -165,7 +165,9 @@ def play(scenes: list[Scene], seconds: float) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("seconds", [110.0, pytest.param(600.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(110.0, marks=pytest.mark.long), pytest.param(600.0, marks=pytest.mark.long)]
+)
 def test_a_guaranteed_job_keeps_its_speed_whatever_the_others_do(tmp_path: Path, scenes: list[Scene], seconds: float):
     with contextlib.suppress(PermissionError):  # an agent has the processor time that it needs
         os.setpriority(os.PRIO_PROCESS, 0, -10)
