@@ -7,10 +7,10 @@ package of Python for this would be one more to install and to keep up to date o
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
-import subprocess
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.rounds.settings import DaemonSettings, parse_settings
+from penstock_scheduler.safety import children
 
 AUTHORITY_DAYS = 3650
 DEFAULT_PORT = 7373
@@ -227,14 +228,18 @@ def _request(rules: Path, key: Path, *words: str, out: Path) -> None:
 
 def _openssl(*words: str | Path) -> None:
     """Run openssl(1); the files that it makes are its user's alone. Raises PenstockError."""
-    try:
-        done = subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True, umask=0o077, check=False)
-    except FileNotFoundError:
+    path = children.found("openssl")
+    if path is None:
         raise PenstockError(
             "openssl, which makes the certificates, is not installed here: apt-get install openssl, or run this on another host"
-        ) from None
+        )
+    before = os.umask(0o077)
+    try:
+        done = children.run([path, *map(str, words)], env={}, timeout_s=60.0, cwd=str(Path.cwd()))
+    finally:
+        os.umask(before)
     if done.returncode != 0:
-        raise PenstockError(f"openssl {words[0]} failed: {done.stderr.strip()[-500:]}")
+        raise PenstockError(f"openssl {words[0]} failed: {done.err.strip()[-500:]}")
 
 
 def _write(path: Path, text: str, mode: int) -> None:
