@@ -123,7 +123,9 @@ def test_nan_in_the_text_itself_is_refused():
 def test_a_newer_version_and_an_unknown_kind_are_refused():
     with pytest.raises(ValidationError, match="version"):
         wire.Report.model_validate(REPORT | {"version": 2})
-    with pytest.raises(ValidationError, match="'checkpointed', 'suspended', 'resumed', 'result', 'ended'"):
+    with pytest.raises(
+        ValidationError, match="'checkpointed', 'save_failed', 'suspended', 'resumed', 'result', 'ended'"
+    ):
         wire.Report.model_validate(REPORT | {"body": OBSERVATION | {"kind": "gossip"}})
     with pytest.raises(ValidationError, match="checkpoint"):
         wire.Request.model_validate({"id": "a", "kind": "dance", "asked_s": 0})
