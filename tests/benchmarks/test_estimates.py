@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "estimates.py"
 JOBS = 240
 
 
+@pytest.mark.long
 def test_about_eight_of_ten_ranges_hold(tmp_path: Path) -> None:
     """4 GPUs, jobs of one GPU that take 20 minutes on average and come every 6 minutes: 83 % of the GPUs are busy.
 

@@ -25,7 +25,7 @@ two_daemons = pytest.mark.skipif(not available(), reason=REASON)
 @pytest.mark.parametrize(
     ("count", "longest_s", "patient", "one"),
     [
-        pytest.param(4, 8.0, 0.1, False, marks=two_daemons, id="4"),
+        pytest.param(20, 8.0, 0.1, False, marks=[two_daemons, pytest.mark.long], id="20"),
         pytest.param(200, 60.0, 0.6, False, marks=[two_daemons, pytest.mark.long], id="200"),
         pytest.param(40, 30.0, 0.4, True, marks=pytest.mark.long, id="sqlite"),
     ],

@@ -115,11 +115,10 @@ exit $status
 
 STEPS = ["create ReservationName", "requeuehold", "ReqNodeList=", "release", "Priority=", "delete ReservationName"]
 """The commands of a move, in their order."""
-IN_CI = ("requeuehold", "Priority=")
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[] if step in IN_CI else pytest.mark.long, id=step) for step in STEPS]
+    "step", [pytest.param(step, marks=[] if step == "Priority=" else pytest.mark.long, id=step) for step in STEPS]
 )
 def test_a_move_during_which_penstockd_is_killed_keeps_its_gpus(
     make_loopback: MakeLoopback, make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

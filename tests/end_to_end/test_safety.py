@@ -90,6 +90,7 @@ def test_slurmctld_killed_and_started_again(runs: Runs) -> None:
     runs.assert_same()
 
 
+@pytest.mark.long
 def test_slurmctld_restarted_gracefully(runs: Runs) -> None:
     restart(runs.site.slurm, runs.site, kill=False)
     runs.rounds(5)
@@ -114,6 +115,7 @@ def test_all_partitions_down(runs: Runs) -> None:
     runs.assert_same()
 
 
+@pytest.mark.long
 def test_slurmctld_restarted_with_another_configuration(runs: Runs) -> None:
     """Two nodes have left the managed partition, and it is down at the start."""
     slurm = runs.site.slurm

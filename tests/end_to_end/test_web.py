@@ -44,6 +44,7 @@ def log_in(page: Any, url: str, penstock: Client, user: str) -> None:
     page.get_by_role("heading", name="Queue").wait_for()
 
 
+@pytest.mark.long
 def test_a_job_is_seen_live_from_sbatch_to_its_end_whatever_happens_to_penstockd(
     web: tuple[Site, str, Client], browser: Any
 ) -> None:
