@@ -230,16 +230,19 @@ def check_agents(site: InstallTarget, *, on_nodes: bool) -> Iterator[Finding]:
         yield from judge(nodes, section.spool_dir, time.time())
 
 
-def to_do_on_nodes(site: InstallTarget, prefix: Path) -> str:
-    """What the admin must install on the nodes."""
-    mount = "" if site.run_dir else f" {MOUNT}"
-    units = " and ".join(str(prefix / name) for name in (AGENT, *mount.split()))
-    return (
-        "on each node whose jobs share GPUs: this version of Penstock, the settings file,\n"
-        f"  {prefix / 'penstock.so'} with the line in {site.plugstack},\n"
-        f"  {units} in /etc/systemd/system;\n"
-        f"  then: systemctl daemon-reload && systemctl enable --now{mount} {AGENT}\n"
-        "  and here: penstock slurm check"
+def to_do_on_nodes(site: InstallTarget, prefix: Path, settings_file: Path) -> str:
+    """The commands of docs/admin/sharing-setup.md for the nodes, with this site's paths."""
+    plugin, units = prefix / "penstock.so", [*([] if site.run_dir else [MOUNT]), AGENT]
+    return "\n    ".join(
+        (
+            f"on each node whose jobs share GPUs, with the files of this host ({prefix} has the units):",
+            f"pip install --require-hashes --no-deps -r requirements.lock   # where ExecStart of {AGENT} expects it",
+            "pip install --no-deps ./penstock_scheduler-*.whl              # the wheel of this version",
+            f"install -D -m 644 {settings_file.name} {settings_file.resolve()}",
+            f"install -D -m 644 {plugin.name} {plugin}   # and the line in {site.plugstack}",
+            f"cp {' '.join(units)} /etc/systemd/system/",
+            f"systemctl daemon-reload && systemctl enable --now {' '.join(units)}",
+        )
     )
 
 

@@ -42,5 +42,5 @@ def left_to_do(site: plan.InstallTarget, prefix: Path, settings_file: Path, *, t
     )
     yield f"on each node of the managed partitions: mount {site.slurm.spool_dir} of this host at the same path"
     if site.slurm.agents:
-        yield to_do_on_nodes(site, prefix)
+        yield to_do_on_nodes(site, prefix, settings_file)
     yield f"penstock slurm check --submit --user NAME{config}: it runs a job as that user and names the first step that fails"
