@@ -156,7 +156,8 @@ def test_agents_get_their_units_and_are_checked(tmp_path: Path, make_loopback: M
     for words in (
         f"+optional {site.folder}/lib/penstock.so run_dir={run_dir}",
         f"+ReadWritePaths=-{cluster.spool} -{cluster.folder}/run",
-        f"{site.folder}/lib/penstock-agent.service in /etc/systemd/system",
+        f"with the files of this host ({site.folder}/lib has the units):",
+        "cp penstock-agent.service /etc/systemd/system/",
         "ok      plugstack.conf names the agents' folder",
     ):
         assert words in made.output
