@@ -117,8 +117,8 @@ class Spool:
         self._newest: dict[str, Started] = {}
         self._started_epoch: dict[str, int] = {}
         self._checkpoints: dict[str, tuple[str, float]] = {}
-        self._failures: dict[str, list[tuple[str, str]]] = {}
-        """Job -> the requests in vain for a checkpoint since the last one was written, and why."""
+        self._failures: dict[str, dict[str, str]] = {}
+        """Job -> the requests in vain for a checkpoint since the last one was written -> why."""
         self._ended: dict[str, int] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -275,8 +275,8 @@ class Spool:
 
         The reason is empty if the job has not answered.
         """
-        failures = self._failures.get(job_id, [])
-        return dict(failures).get(request_id, ""), len(failures)
+        failures = self._failures.get(job_id, {})
+        return failures.get(request_id, ""), len(failures)
 
     def has_left(self, job_id: str, restarts: int, nodes: Collection[str]) -> bool:
         """Whether the processes of this run of Slurm's have ended on all these nodes."""
@@ -353,9 +353,7 @@ class Spool:
             if report.body.request is not None:
                 self._checkpoints[job_id] = (report.body.request, report.time_s)
         elif isinstance(report.body, SaveFailed) and report.body.request is not None:
-            known = self._failures.setdefault(job_id, [])
-            if report.body.request not in dict(known):
-                known.append((report.body.request, report.body.text))
+            self._failures.setdefault(job_id, {}).setdefault(report.body.request, report.body.text)
         elif isinstance(report.body, Ended) and report.body.outcome in ("completed", "failed"):
             self._ended[job_id] = epoch
         return report
