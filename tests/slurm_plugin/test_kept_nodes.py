@@ -209,11 +209,20 @@ def test_a_job_that_slurm_moved_has_no_claim(told: Told, cluster: SlurmCluster, 
     assert told.kept == []
 
 
-def test_ordinary_jobs_are_due_by_the_time_for_which_they_wait() -> None:
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Resources",
+        "ReqNodeNotAvail, May be reserved for other job",
+        "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+    ],
+)
+def test_ordinary_jobs_are_due_by_the_time_for_which_they_wait(reason: str) -> None:
+    """The last reason is that of a job on whose nodes a placeholder job of higher priority is about to start."""
     waits = {"priority": 5, "reason": "Resources"}
     jobs = [
         pending("gpu", eligible_s=40.0, **waits),
-        pending("gpu", eligible_s=30.0, priority=5, reason="ReqNodeNotAvail, May be reserved for other job"),
+        pending("gpu", eligible_s=30.0, priority=5, reason=reason),
         pending("gpu", eligible_s=10.0, priority=5, reason="Dependency"),
         pending("gpu", eligible_s=10.0, priority=0, reason="JobHeldUser"),
         pending("other", eligible_s=10.0, **waits),

@@ -28,8 +28,12 @@ log = logging.getLogger(__name__)
 WAITS = frozenset({"Resources", "Priority", "None", ""})
 """Reasons of pending jobs that more free GPUs would start."""
 
-KEPT_FROM = "ReqNodeNotAvail, May be reserved"
-"""The beginning of the reason of a job that waits for nodes in reservations, such as that for moves (`base.MOVES`)."""
+KEPT_FROM = (
+    "ReqNodeNotAvail, May be reserved",
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority",
+)
+"""Beginnings of the reasons of a job whose nodes Slurm keeps for others: in reservations, such as that for moves
+(`base.MOVES`), or for a job of a higher priority, such as a placeholder job that is about to start."""
 
 ROUNDS_S = 300.0
 """What an attempt may last beside saving and starting, s: for rounds to take the GPUs away."""
