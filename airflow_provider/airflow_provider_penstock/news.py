@@ -64,6 +64,18 @@ def whole_lines(text: str) -> tuple[list[str], str]:
     return lines, begun
 
 
+def of_part(part: dict[str, Any]) -> tuple[list[str], str, int]:
+    """The lines of a part of a job's output (a `LogPart` of the API), the line at its end that is not complete yet, and the byte
+    at which that line begins.
+
+    Only penstockd knows that byte: in the text, bytes that are not UTF-8 are replaced.
+    """
+    lines, begun = whole_lines(part["text"])
+    if part["whole"] == part["offset"] and part["next"] < part["size"]:  # a line longer than a part
+        return [begun], "", part["next"]
+    return lines, begun, part["whole"]
+
+
 def _last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 

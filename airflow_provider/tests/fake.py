@@ -18,6 +18,7 @@ class Fake:
         self.jobs, self.owners, self.keys, self.bodies, self.outputs = {}, {}, {}, {}, {}
         self.asked = []
         self.is_silent = False
+        self.part_bytes = 1 << 20
         self.token = TOKEN
         self.lock = threading.RLock()
 
@@ -99,10 +100,21 @@ class Fake:
                         owner["given_up"] = query.get("for_owner") == ["true"]
             return 200, self.jobs[job["id"]]
         if rest == ["log"]:
-            data, offset = self.outputs.get(job["id"], "").encode(), int(query["offset"][0])
-            offset = max(len(data) + offset, 0) if offset < 0 else offset
-            return 200, {"text": data[offset:].decode(), "offset": offset, "next": len(data), "size": len(data)}
+            return 200, self.output(self.outputs.get(job["id"], b""), int(query["offset"][0]))
         return 200, {"observations": []} if rest == ["history"] else job
+
+    def output(self, data, offset):
+        """A part of a job's output, as `read_log` of the service makes it."""
+        data = data.encode() if isinstance(data, str) else data
+        offset = max(len(data) + offset, 0) if offset < 0 else offset
+        part = data[offset : offset + self.part_bytes]
+        text, end, line = part.decode(errors="replace"), offset + len(part), offset + whole_bytes(part)
+        return {"text": text, "offset": offset, "next": end, "whole": line, "size": len(data)}
+
+
+def whole_bytes(part):
+    part = part.rstrip(b"\r")
+    return max(part.rfind(b"\n"), part.rfind(b"\r")) + 1
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -18,6 +18,7 @@ from airflow_provider_penstock.news import News, whole_lines
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, PenstockWaitOperator
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+from airflow_provider_penstock.triggers.poller import OutputLog, connect
 
 AIRFLOW_3 = not version("apache-airflow").startswith("2.")
 FAKE = {"penstock_conn_id": "penstock_fake"}
@@ -258,6 +259,60 @@ def test_a_restarted_job_says_that_and_why_and_each_thing_once():
 )
 def test_of_a_line_that_is_written_over_the_last_state_is_shown(text, lines, begun):
     assert whole_lines(text) == (lines, begun)
+
+
+OLD_BYTES = "größer ".encode("latin-1")
+"""They are no UTF-8: in JSON each is a character that has three bytes in UTF-8."""
+
+
+def shown_by_a_worker(parts, fake):
+    lines, shown = [], 0
+    for part in parts:
+        fake.outputs["1"] += part
+        more, shown = penstock.PenstockHook("penstock_fake").log_since("1", shown, whole=True)
+        lines += more
+    return lines, shown
+
+
+def shown_by_the_triggerer(parts, fake):
+    async def scene():
+        log = Log()
+        output = OutputLog("1", log, 0.05)
+        async with connect("penstock_fake") as client:
+            for part in parts:
+                fake.outputs["1"] += part
+                output.write(await output.read(client))
+        return [line for _, line in log], output.shown
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize("shown", [shown_by_a_worker, shown_by_the_triggerer])
+def test_bytes_that_are_not_utf_8_neither_repeat_output_nor_lose_it(fake, shown):
+    """A line that was not complete yet was counted in bytes after its replacement, so that earlier output came again."""
+    fake.new({})
+    fake.outputs["1"] = b""
+    parts = [
+        OLD_BYTES + b"1\n" + 3 * OLD_BYTES,
+        b"2\n\xe4 1%\r\xe4 2%\r\xe4 3",
+        "%\n…".encode()[:-1],
+        "…\n".encode()[-2:],
+    ]
+    lines, at = shown(parts, fake)
+    bad = OLD_BYTES.decode(errors="replace")
+    assert lines == [bad + "1", 3 * bad + "2", "\ufffd 2%", "\ufffd 3%", "…"]
+    assert at == len(fake.outputs["1"])
+
+
+def test_output_of_several_parts_has_its_lines_and_characters_whole(fake):
+    fake.new({})
+    fake.part_bytes = 10
+    fake.outputs["1"] = "größer\nähnlich\nlonger than a part\nüber\nENDE".encode()
+    hook, size = penstock.PenstockHook("penstock_fake"), len(fake.outputs["1"])
+    lines = ["größer", "ähnlich", "longer tha", "n a part", "über"]
+    assert hook.log_since("1", 0) == ([*lines, "ENDE"], size)
+    assert hook.log_since("1", 0, whole=True) == (lines, size - len("ENDE"))
+    assert hook.log_since("1", size) == ([], size)
 
 
 def test_the_failure_says_once_how_the_job_ended(fake, instance):

@@ -19,7 +19,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.address import addresses, seconds, yes_or_no
-from airflow_provider_penstock.news import whole_lines
+from airflow_provider_penstock.news import of_part
 from airflow_provider_penstock.silence import Silence
 
 log = logging.getLogger(__name__)
@@ -272,21 +272,21 @@ class PenstockHook(BaseHook):
         Returns at most the last 1 MiB. The first line then says how many bytes were left out. With `whole`, a line that is not
         complete yet is left to the next call.
         """
-        text, left_out = "", 0
+        lines: list[str] = []
+        left_out = 0
         with contextlib.suppress(PenstockRefused):
             while True:
                 part = self.ask("GET", f"/v1/jobs/{job_id}/log", params={"offset": offset})
                 if part["size"] - part["offset"] > MAX_LOG_BYTES and not left_out:
                     left_out, offset = part["size"] - MAX_LOG_BYTES - part["offset"], part["size"] - MAX_LOG_BYTES
                     continue
-                text, offset = text + part["text"], part["next"]
-                if offset >= part["size"] or not part["text"]:
+                found, begun, offset = of_part(part)
+                lines += found
+                if part["next"] >= part["size"] or not part["text"]:
                     break
-        lines, begun = whole_lines(text)
-        if whole:
-            offset -= len(begun.encode())
-        elif last := begun.rstrip("\r"):
-            lines = [*lines, last]
+            if not whole:
+                offset = part["next"]
+                lines += filter(None, [begun.rstrip("\r")])
         return [f"({left_out} bytes left out)", *lines] if left_out else lines, max(offset, 0)
 
     def used(self, job_id: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from airflow.providers.common.compat.connection import get_async_connection
 
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, client_options, did_not_answer, read
-from airflow_provider_penstock.news import News, whole_lines
+from airflow_provider_penstock.news import News, of_part
 from airflow_provider_penstock.silence import Silence
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,7 @@ class OutputLog:
             part = read(await client.get(f"/v1/jobs/{self.job_id}/log", params=query))
         except (httpx.TransportError, PenstockAway, PenstockRefused):
             return None
-        lines, begun = whole_lines(part["text"])
-        shown = part["next"] - len(begun.encode())  # an incomplete line is shown once it is complete
-        if part["next"] < part["size"] and not lines:  # a line longer than a part
-            lines, shown = [begun], part["next"]
+        lines, _, shown = of_part(part)
         return Output(lines, shown)
 
     def write(self, output: Output | None) -> None:

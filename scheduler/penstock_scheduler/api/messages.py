@@ -375,6 +375,8 @@ class LogPart(Body):
     """Byte at which the part begins."""
     next: int
     """Value of `offset` for the next part."""
+    whole: int
+    """Byte after the part's last line that is complete, or that a carriage return ends; `offset` if there is none."""
     size: int
     """Bytes in the file."""
     text: str

@@ -49,6 +49,10 @@ def test_a_log_is_read_in_parts_and_never_through_a_link(api, tmp_path):
         assert ada.log("1", 4).text == "two\n"
         assert (ada.log("1", -3).text, ada.log("1", -3).offset) == ("wo\n", 5)
         assert ada.log("1", 8).next == 8
+        assert [ada.log("1", start).whole for start in (0, 4, 8)] == [8, 8, 8]
+        for content, whole in ((b"\xfc\xe4\nhalf \xf6", 3), (b"\xe4 1%\r 2%\r", 5), (b"half\r", 0), (b"", 0)):
+            (tmp_path / "1.out").write_bytes(content)
+            assert ada.log("1").whole == whole, "in bytes of the file, not of the text"
         (tmp_path / "secret").write_text("secret")
         (tmp_path / "1.out").unlink()
         (tmp_path / "1.out").symlink_to(tmp_path / "secret")

@@ -59,6 +59,7 @@ async def read_log(
     return LogPart(
         offset=part.begin,
         next=end,
+        whole=part.begin + whole_lines(part.content),
         size=part.size,
         text=part.content.decode("utf-8", errors="replace"),
         ended=view.state == "ended" and end >= part.size,
@@ -68,7 +69,15 @@ async def read_log(
 def _nothing(view: JobView, offset: int, text: str) -> LogPart:
     if view.state == "ended":
         raise Refusal(404, "no-output", text)
-    return LogPart(offset=max(offset, 0), next=max(offset, 0), size=0, text="", ended=False, note=text)
+    begin = max(offset, 0)
+    return LogPart(offset=begin, next=begin, whole=begin, size=0, text="", ended=False, note=text)
+
+
+def whole_lines(content: bytes) -> int:
+    """The bytes of a part up to the begin of its last line, if that is not complete. One that is written over ends at the
+    carriage return."""
+    content = content.rstrip(b"\r")
+    return max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
 
 
 def _unknown(view: JobView) -> str:
