@@ -800,8 +800,8 @@ local function long_enough(partition, job)
   return not given_number(job.time_limit) or not given_number(partition.max_time) or job.time_limit <= partition.max_time
 end
 
--- The partitions to try: those that the user names, or else the managed ones that the user may use and that allow --time;
--- among the latter, only those that share nodes, if there are some.
+-- The partitions to try: those that the user names, or else the managed ones that the user may use and that allow --time. Among
+-- the latter, only those that share nodes, if there are some and Slurm's default partition is none that gives whole nodes.
 local function partitions_for(job, visible, site)
   local managed, names, found, shorter = {}, {}, {}, false
   for _, partition in ipairs(site.partitions) do
@@ -826,8 +826,13 @@ local function partitions_for(job, visible, site)
   end
   if not job.partition then
     local shared = {}
-    for _, partition in ipairs(found) do
-      if not gives_whole_nodes(partition, visible) then shared[#shared + 1] = partition end
+    for i, partition in ipairs(found) do
+      if not gives_whole_nodes(partition, visible) then
+        shared[#shared + 1] = partition
+      elseif visible[partition.name].flag_default == 1 then
+        table.insert(found, 1, table.remove(found, i))
+        return found
+      end
     end
     if #shared > 0 then found = shared end
   end

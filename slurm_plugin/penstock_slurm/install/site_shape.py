@@ -53,7 +53,8 @@ def judge_site_shape(
         if each.whole_nodes:
             yield Finding(
                 f"partition {each.name} gives each job whole nodes (OverSubscribe=EXCLUSIVE): adaptive jobs use it only if they "
-                "are submitted to it or ask for --exclusive, and then by whole nodes"
+                "are submitted to it, if they name no partition and it is Slurm's default, or if they ask for --exclusive, and "
+                "then by whole nodes"
             )
         if each.most_cpus is not None:
             yield Finding(

@@ -122,6 +122,18 @@ def test_a_partition_that_gives_whole_nodes_gives_them_to_adaptive_jobs_too(flag
     assert (elsewhere.partition, "penstock_request" in elsewhere.admin_comment) == (("all",), False)
 
 
+def test_a_job_without_a_partition_has_whole_nodes_where_slurms_default_partition_gives_them(flags: FlagSite) -> None:
+    """It got GPUs of other partitions only, and waited for them while nodes of the default partition were idle."""
+    flags.slurm.command("scontrol", "update", "PartitionName=t4", "OverSubscribe=EXCLUSIVE", "Default=YES")
+    try:
+        done = flags.sbatch("--adaptive", "--gres=gpu:1")
+    finally:
+        flags.slurm.command("scontrol", "update", "PartitionName=t4", "OverSubscribe=NO")
+        flags.slurm.command("scontrol", "update", "PartitionName=all", "Default=YES")
+    job = flags.job(done.stdout.strip())
+    assert (job.partition, json.loads(job.admin_comment)["penstock_request"]) == (("t4",), {"whole_nodes": True})
+
+
 def test_all_reasons_against_a_header_are_told_at_once(flags: FlagSite) -> None:
     said = flags.refusal(
         *(
