@@ -66,7 +66,7 @@ def test_a_frozen_slurmctld_is_seen_within_20_s_and_stops_no_job(site: Site):
     assert len(site.starts(job)) == 1
 
 
-@pytest.mark.parametrize("full", ["store", "spool"])
+@pytest.mark.parametrize("full", ["store", pytest.param("spool", marks=pytest.mark.long)])
 def test_a_full_disk_is_seen_and_stops_no_job(
     full: str, make_site: Callable[..., Site], loopback, small_disk: Path
 ) -> None:

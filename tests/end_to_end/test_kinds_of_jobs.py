@@ -162,6 +162,7 @@ def test_a_job_that_another_qos_preempts_is_placed_elsewhere(make_loopback: Make
     site.assert_progress_kept(job, lost=2.0)
 
 
+@pytest.mark.long
 def test_while_penstockd_lives_slurm_starts_nothing_alone_and_afterwards_it_does(make_flag_site: MakeSite) -> None:
     """The site's own limit keeps the job waiting on an empty cluster, so that only its begin time prevents Slurm from starting
     it."""

@@ -97,6 +97,7 @@ def test_a_node_that_does_not_boot_costs_the_job_no_more_than_resume_timeout(
         assert not notes[other]
 
 
+@pytest.mark.long
 def test_cloud_nodes_are_woken_for_a_job_of_two_nodes_and_an_awake_type_of_equal_worth_comes_first(
     make_loopback: MakeLoopback, make_site: Callable[..., Site], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.end_to_end.site import Site
 pytestmark = pytest.mark.slurm
 
 
-@pytest.mark.parametrize("policy", ["sia", "gandiva"])
+@pytest.mark.parametrize("policy", ["sia", pytest.param("gandiva", marks=pytest.mark.long)])
 def test_a_plain_job_with_a_part_of_a_gpu_has_that_gpu(
     make_loopback: MakeLoopback, make_site: Callable[..., Site], policy: str
 ) -> None:

@@ -95,6 +95,7 @@ def another_policy(site: Site, policy: str, extra: str) -> None:
     site.start()
 
 
+@pytest.mark.long
 def test_two_run_on_one_gpu_at_once_and_one_is_moved_off(sharing_site: Callable[..., Site]) -> None:
     """gandiva packs two jobs that suit each other and, when a GPU becomes free, moves one of them there. antman co-locates an
     opportunistic job with a guaranteed one, and gives it what is left."""

@@ -59,7 +59,9 @@ class Array:
         return [{int(job.removeprefix(mark)) for job in plan.assignments if job.startswith(mark)} for plan in plans]
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["held", "not-held"])
+@pytest.mark.parametrize(
+    "held", [pytest.param(True, id="held", marks=pytest.mark.long), pytest.param(False, id="not-held")]
+)
 def test_elements_beyond_the_limit_of_their_array_hold_no_gpus_of_others(
     make_loopback: MakeLoopback, make_site: MakeSite, held: bool
 ) -> None:
