@@ -28,7 +28,7 @@ from airflow_provider_penstock.operators.simulate import PenstockSimulateOperato
 from airflow_provider_penstock.reconciling import TaskOfJob, states_of
 from airflow_provider_penstock.retries import retry_policy
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
-from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
+from airflow_provider_penstock.triggers.penstock import PenstockJobEventTrigger, PenstockJobTrigger
 
 
 def test_provider_info_is_valid_and_what_it_names_is_there():
@@ -301,18 +301,41 @@ def is_newest():
 
 OURS = (PenstockSubmitOperator, PenstockWaitOperator, PenstockSimulateOperator, PenstockJobSensor)
 HOW_TO = Path(__file__).parents[2] / "docs/user/airflow-how-to.md"
+RECIPES = Path(__file__).parent / "system/penstock"
 
 
-def test_the_recipes_of_the_how_to_page_are_dags_whose_jobs_penstockd_would_take(tmp_path, hook, instance):
+def test_each_class_links_to_its_guide_and_each_recipe_is_in_one():
+    page, info = HOW_TO.read_text(encoding="utf-8"), get_provider_info()
+    paths = [path for kind in ("operators", "sensors") for path in info[kind][0]["python-modules"]]
+    classes = {name: made for path in paths for name, made in vars(import_module(path)).items()}
+    guides = {
+        f"howto/{kind.lower()}:{name}": made.__doc__
+        for name, made in classes.items()
+        if (kind := re.sub("Penstock.*(Operator|Sensor)", r"\1", name)) in ("Operator", "Sensor")
+    }
+    assert len(guides) == 6
+    decorator = import_module("airflow_provider_penstock.decorators.penstock").penstock_task
+    guides["howto/decorator:penstock"] = decorator.__doc__
+    guides["howto/notifier:PenstockCancelNotifier"] = PenstockCancelNotifier.__doc__
+    guides["howto/trigger:PenstockJobEventTrigger"] = PenstockJobEventTrigger.__doc__
+    for label, docstring in guides.items():
+        assert f":ref:`{label}`" in docstring, label
+        assert f"({label})=\n" in page
+    shown = re.findall(r'penstock/(\S+)\n:language: python\n:start-after: "(.*)"\n:end-before: "(.*)"\n', page)
+    assert sorted(name for name, _, _ in shown) == sorted(path.name for path in RECIPES.glob("*.py"))
+    for name, start, end in shown:
+        recipe = (RECIPES / name).read_text(encoding="utf-8").splitlines()
+        assert [recipe.count(f"# {start}"), recipe.count(f"# {end}")] == [1, 1]
+        assert start.replace("START", "END") == end
+
+
+def test_the_recipes_of_the_how_to_page_are_dags_whose_jobs_penstockd_would_take(hook, instance):
     try:
         from airflow.dag_processing.dagbag import DagBag
     except ImportError:  # before Airflow 3.2
         from airflow.models.dagbag import DagBag
-    page = HOW_TO.read_text(encoding="utf-8")
-    recipes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    for number, recipe in enumerate(recipes):
-        (tmp_path / f"{number}.py").write_text(recipe)
-    bag = DagBag(str(tmp_path))
+    recipes = [*RECIPES.glob("*.py")]
+    bag = DagBag(str(RECIPES))
     newer = {path for path in bag.import_errors if "airflow.sdk" in Path(path).read_text()}
     assert set(bag.import_errors) == (set() if is_newest() else newer), bag.import_errors
     assert len(bag.dags) >= len(recipes) - len(newer)
@@ -329,7 +352,3 @@ def test_the_recipes_of_the_how_to_page_are_dags_whose_jobs_penstockd_would_take
             if not isinstance(task, PenstockSubmitOperator):
                 continue
             assert hook.forecast(task.submission(ti))["would"] in ("start", "wait"), dag.dag_id
-    info = get_provider_info()
-    modules = [import_module(name) for kind in ("operators", "sensors") for name in info[kind][0]["python-modules"]]
-    classes = {name for module in modules for name in vars(module) if re.fullmatch("Penstock.*(Operator|Sensor)", name)}
-    assert {name for name in classes if f": `{name}`\n" not in page} == set()

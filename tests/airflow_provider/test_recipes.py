@@ -19,7 +19,7 @@ from tests.end_to_end.site import Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left")]
 
-HOW_TO = REPOSITORY / "docs/user/airflow-how-to.md"
+RECIPES = REPOSITORY / "airflow_provider/tests/system/penstock"
 TRAINER = """import pathlib, sys, time
 print("waiting for the gate", flush=True)
 while not pathlib.Path(sys.path[0], "gate").exists():
@@ -30,8 +30,7 @@ print("trained", flush=True)
 
 def recipes(folder: Path) -> list[str]:
     """The recipes of the how-to page, with scripts and outputs in `folder`. They are not started before a test does it."""
-    page = HOW_TO.read_text(encoding="utf-8")
-    found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found = [path.read_text(encoding="utf-8") for path in sorted(RECIPES.glob("*.py"))]
     defaults = f'is_paused_upon_creation=True, default_args={{"output_file": "{folder}/%j.out"}}'
     changed = {
         '"/tmp/': f'"{folder}/',

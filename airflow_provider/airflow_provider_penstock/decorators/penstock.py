@@ -215,7 +215,11 @@ def _plain(value: Any) -> Any:
 def penstock_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> Any:
-    """Makes a function a task that runs in a Slurm job: `@task.penstock(shared_folder="/shared/airflow", max_gpus=4)`."""
+    """Makes a function a task that runs in a Slurm job: `@task.penstock(shared_folder="/shared/airflow", max_gpus=4)`.
+
+    .. seealso::
+        For more information on how to use this decorator, take a look at the guide: :ref:`howto/decorator:penstock`
+    """
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

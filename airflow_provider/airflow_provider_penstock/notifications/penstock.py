@@ -16,6 +16,10 @@ class PenstockCancelNotifier(BaseNotifier):
     """Cancels jobs that run without a task that waits for them, for example once another task of the DAG run has failed.
 
     A job that has ended, or that penstockd does not know any more, stays as it is.
+
+    .. seealso::
+        For more information on how to use this notifier, take a look at the guide:
+        :ref:`howto/notifier:PenstockCancelNotifier`
     """
 
     template_fields: Sequence[str] = ("job_id", "penstock_conn_id")

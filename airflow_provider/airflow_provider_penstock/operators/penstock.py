@@ -249,6 +249,9 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
     penstockd keeps one job for a task of a DAG run. A retry waits for the job if it has not ended, takes its result if it
     completed, and submits a new one if it failed. A cleared task, and a task of a DAG run that was deleted and triggered again,
     gets a new job, which starts once the former has ended.
+
+    .. seealso::
+        For more information on how to use this operator, take a look at the guide: :ref:`howto/operator:PenstockSubmitOperator`
     """
 
     template_fields: Sequence[str] = (
@@ -476,7 +479,11 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
 
 
 class PenstockWaitOperator(_JobOperator):
-    """Waits for a job that was submitted elsewhere. Returns its `summary`; fails if it did not complete."""
+    """Waits for a job that was submitted elsewhere. Returns its `summary`; fails if it did not complete.
+
+    .. seealso::
+        For more information on how to use this operator, take a look at the guide: :ref:`howto/operator:PenstockWaitOperator`
+    """
 
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")
 
@@ -506,7 +513,11 @@ class PenstockWaitOperator(_JobOperator):
 
 
 class PenstockCancelOperator(BaseOperator):
-    """Cancels a job. A job that has ended stays as it is."""
+    """Cancels a job. A job that has ended stays as it is.
+
+    .. seealso::
+        For more information on how to use this operator, take a look at the guide: :ref:`howto/operator:PenstockCancelOperator`
+    """
 
     operator_extra_links: tuple[Any, ...] = JOB_LINKS
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")

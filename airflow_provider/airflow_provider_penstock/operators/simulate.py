@@ -27,6 +27,9 @@ class PenstockForecastOperator(PenstockSubmitOperator):
     """Returns what a job would get if it were submitted now, a `Forecast` of the API. Submits nothing.
 
     Takes the arguments of PenstockSubmitOperator that describe the job. Fails at once if the job could never run.
+
+    .. seealso::
+        For more information on how to use this operator, take a look at the guide: :ref:`howto/operator:PenstockForecastOperator`
     """
 
     operator_extra_links = ()
@@ -46,6 +49,9 @@ class PenstockSimulateOperator(BaseOperator):
     """Runs `penstock simulate run` on the worker, or with `store` `penstock simulate whatif`, and returns its summary.
 
     A simulation computes for minutes, so it runs on the worker and not in penstockd. Penstock must be installed on the worker.
+
+    .. seealso::
+        For more information on how to use this operator, take a look at the guide: :ref:`howto/operator:PenstockSimulateOperator`
     """
 
     template_fields: Sequence[str] = ("cluster", "workload", "store", "policies", "out", "options", "program")

@@ -21,6 +21,9 @@ class PenstockJobSensor(BaseSensorOperator):
     """Succeeds once a job has completed, and fails if it ended otherwise. Stopping the task never cancels the job.
 
     `PenstockWaitOperator` also shows the job's output and returns its summary.
+
+    .. seealso::
+        For more information on how to use this sensor, take a look at the guide: :ref:`howto/sensor:PenstockJobSensor`
     """
 
     template_fields: Sequence[str] = ("penstock_conn_id", "job_id")

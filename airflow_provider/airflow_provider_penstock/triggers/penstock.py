@@ -241,6 +241,9 @@ class PenstockJobEventTrigger(BaseEventTrigger):
 
     The event's payload is the job as the API has it. From Airflow 3.3 on, jobs that end while no triggerer runs cause their
     events later: the trigger notes in Airflow's database what it has seen. Before 3.3 they cause none.
+
+    .. seealso::
+        For more information on how to use this trigger, take a look at the guide: :ref:`howto/trigger:PenstockJobEventTrigger`
     """
 
     def __init__(
