@@ -202,3 +202,10 @@ def test_the_wheel_of_the_provider_for_airflow_is_complete(wheel: Path) -> None:
     assert licence == (ROOT / "LICENSE").read_bytes()
     assert "PenstockSubmitOperator(" in metadata, "the README is the project's page on the index"
     assert "provider_info = airflow_provider_penstock:get_provider_info" in points
+    kinds = (
+        "Framework :: Apache Airflow :: Provider",
+        "Intended Audience :: Developers",
+        "Topic :: System :: Monitoring",
+    )
+    assert [kind for kind in kinds if f"Classifier: {kind}\n" not in metadata] == []
+    assert "airflow-provider" in metadata.partition("Keywords: ")[2].splitlines()[0]
