@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from penstock_loopback import LoopbackCluster
-from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.penstockd import WallClock
 from penstock_scheduler.model import Hold, Placement, Progress, Share, Start
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster

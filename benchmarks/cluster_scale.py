@@ -35,7 +35,7 @@ import sqlalchemy as sa
 from slurm_stub.site import StubSite
 
 from penstock_scheduler.daemon.penstockd import make_site
-from penstock_scheduler.daemon.service import allocations, outputs
+from penstock_scheduler.daemon.service import allocations, output
 from penstock_scheduler.model import Plan, Snapshot
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.settings import load_settings
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def measure(site: StubSite, folder: Path, spool: Path, options: argparse.Namespace) -> dict[str, Any]:
-    outputs.AT_ONCE = allocations.CHECKS = 0
+    output.AT_ONCE = allocations.CHECKS = 0
     clock = Clock()
     site.write(time.time() + AHEAD_S)
     settings = folder / "penstock.toml"

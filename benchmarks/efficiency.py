@@ -4,7 +4,7 @@ PROFILES_DIR contains MODEL/validation-B.csv: one training of the model at total
 its `progress` so far (steps at the initial, smallest B), `iteration` (steps at B), validation `metric`, and the
 estimates `grad_sqr` and `grad_var`. docs/developer/data.md says where such files are published.
 
-Gain: AdaScale's gain by `penstock_profiles.efficiency`, against progress / iterations of each epoch of the runs above
+Gain: AdaScale's gain by `penstock_profiles.throughput`, against progress / iterations of each epoch of the runs above
 the initial B. The figures are the median and the 90th percentile of the absolute relative error. The noise is that of
 
     same       the run itself, same epoch. The recorded progress is a sum of gains by this same noise, so this column
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from penstock_profiles.efficiency import gain
+from penstock_profiles.throughput import gain
 
 SOURCES = ["same", "before", "half", "initial"]
 COPIES = {"gpt_pmp"}

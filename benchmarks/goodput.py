@@ -17,10 +17,9 @@ import time
 
 import numpy as np
 
-from penstock_profiles.efficiency import efficiency
 from penstock_profiles.estimators import BATCHES_TRIED, GpuModel, TrainingEstimator
 from penstock_profiles.matrix import Configurations, GoodputMatrix
-from penstock_profiles.throughput import ThroughputParams, throughput
+from penstock_profiles.throughput import ThroughputParams, efficiency, throughput
 
 TRIALS = 5
 SHAPES = {

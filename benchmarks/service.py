@@ -40,11 +40,11 @@ from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.daemon.service import process
 from penstock_scheduler.daemon.service.app import make_app
 from penstock_scheduler.daemon.service.board import Board
-from penstock_scheduler.daemon.service.leading import leading
 from penstock_scheduler.daemon.service.port import Chosen
 from penstock_scheduler.daemon.service.publisher import Publisher
 from penstock_scheduler.daemon.service.server import Service
 from penstock_scheduler.daemon.service.settings import ApiSettings
+from penstock_scheduler.daemon.service.vitals import leading
 from penstock_scheduler.jobs.kin import KinOfJobs
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import ClusterState, Job, JobSpec, Node, Phase, Placement, Share

@@ -36,7 +36,7 @@ from replays.gpu_pool import (
 
 from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.model import JobId
-from penstock_scheduler.simulator.sharers import gpus_of, utilisation
+from penstock_scheduler.simulator.cluster_sharing import gpus_of, utilisation
 
 GPU_TYPES = ("v100", "p100", "k80")
 GPUS, JOBS_PER_GPU = 16, 3

@@ -28,8 +28,8 @@ from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
+from penstock_scheduler.simulator.cluster_sharing import gpus_of, utilisation
 from penstock_scheduler.simulator.run import Driving, Simulation, prepare, simulate_policy
-from penstock_scheduler.simulator.sharers import gpus_of, utilisation
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 SIZES, WEIGHTS = (1, 2, 4), (0.7, 0.15, 0.15)

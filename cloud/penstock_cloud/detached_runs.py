@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import LONGEST_S, StagingBucket, of_cloud_runner, of_instance
-from penstock_cloud.user_data import detached
+from penstock_cloud.templates import detached
 from penstock_scheduler.burst.manager.facts import FETCH_S
 from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
 from penstock_scheduler.burst.manager.share import SharedFolder

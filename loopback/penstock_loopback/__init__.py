@@ -12,7 +12,7 @@ from penstock_loopback.errors import (
     ProgramsMissing,
 )
 from penstock_loopback.folder import default_folder
-from penstock_loopback.waiting import wait_for
+from penstock_loopback.processes import wait_for
 
 __all__ = [
     "ClusterStatus",

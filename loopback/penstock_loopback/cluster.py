@@ -25,7 +25,7 @@ from penstock_scheduler.model.nodespec import DEFAULT_SPEC, NodeSpec, parse_node
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install import plan
-from penstock_slurm.install.sources import build_plugin, source
+from penstock_slurm.install.units import build_plugin, source
 
 SETTINGS = "penstock.toml"
 """The settings file of penstockd and of the agents on this cluster, beside slurm.conf."""

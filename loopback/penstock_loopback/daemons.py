@@ -9,8 +9,7 @@ from pathlib import Path
 
 from penstock_loopback import machine, processes
 from penstock_loopback.errors import LoopbackError, PortInUse
-from penstock_loopback.processes import Process
-from penstock_loopback.waiting import wait_for
+from penstock_loopback.processes import Process, wait_for
 
 _children: list[subprocess.Popen[bytes]] = []
 """Daemons of all clusters that this process has started, kept to be reaped. They outlive the cluster objects."""

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from types import MappingProxyType
 
-from penstock_profiles.efficiency import gain
 from penstock_profiles.noise import GradientNoise
+from penstock_profiles.throughput import gain
 
 Rule = Callable[[float, GradientNoise | None], float]
 """(scale S = batch / initial batch, at least 1; the noise, None if unknown) -> factor on the learning rate."""

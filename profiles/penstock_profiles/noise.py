@@ -31,8 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from penstock_profiles.efficiency import check_noise
-from penstock_profiles.throughput import FloatArray
+from penstock_profiles.throughput import FloatArray, check_noise
 
 SMOOTHING = 0.999
 """Weight that a step at the initial batch size leaves to the average before it, as in Pollux: a memory of 1,000

@@ -39,9 +39,9 @@ from penstock_slurm.act.acting import Acting
 from penstock_slurm.act.shrinking import Shrinking
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmNode, SlurmReader, SlurmWriter
 from penstock_slurm.jobs.begin_times import BeginTimes, let_deadlines_count
-from penstock_slurm.jobs.endings import Endings
-from penstock_slurm.jobs.left_nodes import LeftNodes
+from penstock_slurm.jobs.holds import LeftNodes
 from penstock_slurm.jobs.messages import note_shares
+from penstock_slurm.jobs.output_files import Endings
 from penstock_slurm.jobs.states import HOLDING, LEAVING
 from penstock_slurm.observe import plain_jobs
 from penstock_slurm.observe.amounts import Narrowed, with_amounts, with_partition_limits

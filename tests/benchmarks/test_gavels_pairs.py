@@ -12,7 +12,7 @@ from benchmarks.replays.gpu_pool import Introspection, Outcome, Pool, PoolJob, P
 from penstock_profiles.colocation import Colocation, read_table
 from penstock_scheduler.model import JobId
 from penstock_scheduler.simulator.agents import AgentSettings, SharingKind
-from penstock_scheduler.simulator.sharers import gpus_of, utilisation
+from penstock_scheduler.simulator.cluster_sharing import gpus_of, utilisation
 from tests.scheduler.simulator.test_agents import recorded, run
 
 pytestmark = [

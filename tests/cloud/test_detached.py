@@ -24,7 +24,7 @@ from penstock_cloud.cloud_runner import pack
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket, connect, of_instance
-from penstock_cloud.user_data import detached
+from penstock_cloud.templates import detached
 from penstock_loopback import wait_for
 from penstock_scheduler.burst.manager.provider import Order
 from penstock_scheduler.burst.manager.runs import BurstRun
@@ -215,7 +215,7 @@ def test_abandoned_instances_end_themselves(
 ) -> None:
     """`short` has reached its longest life of 1 s, `silent` gets no sign of life, and `over` has done its job and is not
     ended."""
-    monkeypatch.setattr("penstock_cloud.user_data.LINGER_S", 1.0)
+    monkeypatch.setattr("penstock_cloud.templates.LINGER_S", 1.0)
     fleet, good_s = Region(ec2.through, site.settings), 600.0
     script = site.folder / "script"
     script.write_text("#!/bin/bash\necho done\n")

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import MOST_NODES, OBJECTS, of_cloud_runner, of_instance
-from penstock_cloud.user_data import detached
+from penstock_cloud.templates import detached
 from penstock_scheduler.burst.manager.offers import SIZES
 from penstock_scheduler.model import Phase
 from penstock_scheduler.store.sql import SqlStore

@@ -18,7 +18,7 @@ from penstock_scheduler.store.spool import Spool
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.gateway import CliGateway
-from penstock_slurm.install.sources import build_plugin
+from penstock_slurm.install.units import build_plugin
 from penstock_slurm.settings import SlurmSettings
 from tests.cloud.faults import KEYS, Ec2
 from tests.cloud.hypervisor import Hypervisor

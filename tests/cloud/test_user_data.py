@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.ec2 import connect
 from penstock_cloud.settings import CloudSettings
-from penstock_cloud.user_data import mounts
+from penstock_cloud.templates import mounts
 from penstock_loopback import wait_for
 from penstock_scheduler.burst.manager.provider import Order
 from tests.cloud.faults import Ec2

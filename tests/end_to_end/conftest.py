@@ -9,7 +9,7 @@ import pytest
 from penstock_loopback import LoopbackCluster
 from penstock_loopback.fixtures import MakeLoopback
 from penstock_slurm.install.sitefile import NAME, site_lua
-from penstock_slurm.install.sources import build_plugin, source
+from penstock_slurm.install.units import build_plugin, source
 from penstock_slurm.settings import SlurmSettings
 from tests.end_to_end.site import UNFORESEEN, Site
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_loopback.fixtures import MakeLoopback
 from penstock_profiles.colocation import Colocation
 from penstock_profiles.estimators import TableEstimator
@@ -34,7 +35,6 @@ from penstock_scheduler.simulator import (
     nodes_from_spec,
 )
 from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
-from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.sql import open_store
 from tests.constants import constants
 from tests.end_to_end.site import Site

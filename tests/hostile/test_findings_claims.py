@@ -8,7 +8,7 @@ import pytest
 
 from penstock_profiles.estimators import TrainingEstimator
 from penstock_profiles.families import load_families
-from penstock_profiles.kin import Kin
+from penstock_profiles.learning import Kin
 from penstock_profiles.profiles import Profile
 from penstock_profiles.wire import ControlMessage, Observation, Report, Started
 from penstock_scheduler.jobs.claims import GRACE_S, believed
@@ -17,7 +17,7 @@ from penstock_scheduler.jobs.learned_models import LearnedModels
 from penstock_scheduler.jobs.models import MOST_COST_S, SpecModels
 from penstock_scheduler.model import JobFacts, Phase
 from penstock_scheduler.store.sql import SqlStore
-from penstock_slurm.jobs.pauses import measured
+from penstock_slurm.observe.reporting import measured
 from tests.scheduler.builders import job, on, rate
 from tests.scheduler.test_kin import ended, new, seen, store
 from tests.scheduler.test_models import NoHistory

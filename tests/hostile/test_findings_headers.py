@@ -16,7 +16,7 @@ from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.cluster import SlurmCluster
 from penstock_slurm.gateway.parse import parse_partitions
-from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import source
 from penstock_slurm.jobs.notes import plain_shape
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, pending

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.wire import ControlMessage
 from penstock_scheduler.accounts.limits import LimitSettings, PartitionRules, site_limits
 from penstock_scheduler.accounts.rules import Budget, BudgetSettings, SchedulingRules
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.model import ClusterState, Hold, Phase, Placement, Refusal, Share, Start
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.spool import Spool
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.cluster import SlurmCluster

@@ -13,7 +13,7 @@ from penstock_scheduler.jobs.models import MOST_COST_S, SpecModels
 from penstock_scheduler.model import NodeChoice
 from penstock_scheduler.rounds.policies import pollux
 from penstock_scheduler.rounds.policies.turns import LARGE_TURN_S, TURN_S
-from penstock_slurm.jobs.pauses import measured
+from penstock_slurm.observe.reporting import measured
 from tests.hostile.floods import ROUND_S, Flood, Lived
 from tests.scheduler.builders import job
 

@@ -22,12 +22,12 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock_profiles.wire import ControlMessage, control_file, reports_folder
 from penstock_scheduler.api.access_messages import Identity
 from penstock_scheduler.daemon.service.forwarding import OverSocket, Published
+from penstock_scheduler.daemon.service.guard import Turns
 from penstock_scheduler.daemon.service.limits import LimitBodies
-from penstock_scheduler.daemon.service.turns import Turns
 from penstock_scheduler.safety.children import Busy, Pool, account_of
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway.commands import SlurmCommandRunner
-from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import source
 from tests.folders import public_folder
 
 LUAS = [found for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4", "lua") if (found := shutil.which(name))]

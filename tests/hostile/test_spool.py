@@ -27,7 +27,6 @@ from penstock_profiles.wire import (
     reports_file,
     reports_folder,
 )
-from penstock_scheduler.safety import folder_rights
 from penstock_scheduler.store import spool as spools
 from penstock_scheduler.store.disks import spool_check
 from penstock_scheduler.store.inbox import LEFT, TAKEN_AT_ONCE, TURNS, foreign_in, refused_folder
@@ -128,11 +127,9 @@ def test_a_user_sees_nothing_of_other_users_jobs_and_reports_as_before(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, lists: bool
 ) -> None:
     known = {ANN: 70_001, BEN: 70_002}
-    monkeypatch.setattr(
-        folder_rights.pwd, "getpwuid", lambda uid: pwd.struct_passwd(("u", "", uid, known[uid], "", "", ""))
-    )
+    monkeypatch.setattr(spools.pwd, "getpwuid", lambda uid: pwd.struct_passwd(("u", "", uid, known[uid], "", "", "")))
     if not lists:
-        monkeypatch.setattr(folder_rights, "ACL", "user.no-list")
+        monkeypatch.setattr(spools, "ACL", "user.no-list")
     spool = Spool(folder, alone=True)
     for job, uid in (("1", ANN), ("2", BEN), ("3", 0)):
         tell(spool, job, uid)

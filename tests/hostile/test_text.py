@@ -358,8 +358,7 @@ def test_the_text_of_an_error_is_one_line_without_harm(site):
 
 
 def test_a_report_and_its_pictures_show_no_harm():
-    from penstock_scheduler.people.drawing.page import legend, page
-    from penstock_scheduler.people.drawing.svg import Axis, Dot, Line, chart
+    from penstock_scheduler.people.drawing.svg import Axis, Dot, Line, chart, legend, page
 
     drawn = chart(
         POISON,

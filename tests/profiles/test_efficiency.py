@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock_profiles.efficiency import efficiency, gain
+from penstock_profiles.throughput import efficiency, gain
 
 noises = st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)).filter(lambda noise: sum(noise) > 1e-300)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_profiles.efficiency import efficiency
 from penstock_profiles.learning_rate import RULES, adascale, linear, square_root
 from penstock_profiles.noise import GradientNoise
+from penstock_profiles.throughput import efficiency
 
 noises = st.builds(GradientNoise, st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
 scales = st.floats(1, 1e4)

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_profiles import matrix as matrix_module
-from penstock_profiles.efficiency import efficiency
 from penstock_profiles.estimators import (
     BATCHES_TRIED,
     GpuModel,
@@ -16,7 +15,7 @@ from penstock_profiles.estimators import (
 )
 from penstock_profiles.estimators import training as training_module
 from penstock_profiles.matrix import Configurations, GoodputMatrix, best_batches, best_matrix, goodputs
-from penstock_profiles.throughput import ThroughputParams, throughput
+from penstock_profiles.throughput import ThroughputParams, efficiency, throughput
 
 CONFIGURATIONS = Configurations(("a", "a", "a", "b", "b", "c"), (1, 1, 2, 1, 4, 1), (1, 4, 8, 1, 16, 1))
 

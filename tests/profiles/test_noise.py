@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_profiles.efficiency import efficiency
 from penstock_profiles.noise import GradientNoise, Moments, NoiseEstimator, adam_preconditioner, moments
+from penstock_profiles.throughput import efficiency
 
 # |g_i|^2 = 10 and 2, mean 6; g_bar = (2, 1), |g_bar|^2 = 5. So |mu|^2 = 2 x 5 - 6 = 4 and tr C_m = 2 (6 - 5) = 2.
 TWO = [[3.0, 1.0], [1.0, 1.0]]

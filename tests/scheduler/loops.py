@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report
@@ -16,7 +17,6 @@ from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTi
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.store.memory import MemoryStore
 
 TABLE = {"t4": {1: 1.0, 2: 1.9, 4: 3.6}, "a100": {1: 4.0, 8: 24.0}}
 

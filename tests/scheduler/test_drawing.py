@@ -6,10 +6,20 @@ import re
 
 import pytest
 
-from penstock_scheduler.people.drawing.colours import COLOURS, job_colour
 from penstock_scheduler.people.drawing.gantt import GAP, ROW, TOP, gantt, rows
 from penstock_scheduler.people.drawing.history import History, NodeShape, Span
-from penstock_scheduler.people.drawing.svg import LEFT, RIGHT, WIDTH, Axis, Dot, Line, chart, time_ticks
+from penstock_scheduler.people.drawing.svg import (
+    COLOURS,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Axis,
+    Dot,
+    Line,
+    chart,
+    job_colour,
+    time_ticks,
+)
 from tests.scheduler.test_report import history, job
 
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_scheduler.accounts.gpu_seconds import GpuSeconds, UnknownEnds
 from penstock_scheduler.api.ports import CloudNode
 from penstock_scheduler.model import Assignment, ClusterState, EndedRun, Job, Phase, Plan, Reason, ReasonCode
 from penstock_scheduler.simulator import SimulatedClock
-from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job, on
 from tests.scheduler.loops import Told, observing

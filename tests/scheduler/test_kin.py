@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from penstock_profiles.estimators import LinearEstimator
 from penstock_profiles.families import Families
-from penstock_profiles.kin import CERTAINTY, STRANGERS_CERTAINTY, Belief, Kin, kind_by_name
+from penstock_profiles.learning import CERTAINTY, STRANGERS_CERTAINTY, Belief, Kin, kind_by_name
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.api.model_messages import Taught

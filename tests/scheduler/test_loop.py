@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.families import Families
 from penstock_scheduler.accounts.limits import LimitSettings, site_limits
 from penstock_scheduler.api.ports import ClusterParts
@@ -22,7 +23,6 @@ from penstock_scheduler.rounds.plan_gate import PlanGate, SafetySettings
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator import SimulatedClock, SimulatedCluster, nodes_from_spec
-from penstock_scheduler.store.memory import MemoryStore
 from penstock_scheduler.store.sql import open_store
 from tests.scheduler.builders import job
 from tests.scheduler.loops import Told, observing, simulated

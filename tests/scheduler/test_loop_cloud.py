@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.families import Families
 from penstock_scheduler.api.ports import ClusterParts, SiteRules
 from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, Used
@@ -29,7 +30,6 @@ from penstock_scheduler.rounds.loop import BACK, RoundLoop, RoundSurroundings, R
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import table
 
 RATES = {"t4": {1: 1.0}, "a10g": {1: 2.0}}

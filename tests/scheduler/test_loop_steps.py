@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report, Resumed
 from penstock_scheduler.api.ports import ClusterParts, RoundListener, SiteRules
@@ -40,7 +41,6 @@ from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTi
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.safety.health import StepName
 from penstock_scheduler.simulator import SimulatedClock, nodes_from_spec
-from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on
 
 NODES = nodes_from_spec("t4:2x4")

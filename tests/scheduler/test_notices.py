@@ -19,8 +19,8 @@ from penstock_profiles.wire import Checkpointed, Observation, Report
 from penstock_scheduler.api.agent_messages import Contained, XidSeen
 from penstock_scheduler.api.ports import SilentAgent
 from penstock_scheduler.daemon import penstockd as daemon
-from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.daemon.notices import Notice, NoticeSettings, Notifier
+from penstock_scheduler.daemon.penstockd import WallClock
 from penstock_scheduler.model import CloudRun, ClusterState, EndedRun, Job, Offer, Phase, Stop, StopCode
 from penstock_scheduler.model.records import GateRecord
 from penstock_scheduler.people.errors import ConfigError, StoreError

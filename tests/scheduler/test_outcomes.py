@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_scheduler.model import (
     ClusterState,
     Hold,
@@ -18,7 +19,6 @@ from penstock_scheduler.model import (
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord, dump_round, load_round
 from penstock_scheduler.rounds.outcomes import ABSENT_S, OutcomeLog
-from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on, snapshot
 
 

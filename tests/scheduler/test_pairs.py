@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.colocation import Colocation, Pair
 from penstock_profiles.estimators import TableEstimator
 from penstock_profiles.families import Families
@@ -22,7 +23,6 @@ from penstock_scheduler.rounds.loop import RoundSurroundings
 from penstock_scheduler.rounds.settings import parse_settings
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
 from penstock_scheduler.simulator.agents import SharingKind, SimulatedAgents
-from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, snapshot
 
 

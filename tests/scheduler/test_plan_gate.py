@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.families import Families
 from penstock_scheduler.api.ports import ClusterParts, Policy
 from penstock_scheduler.jobs.models import SpecModels
@@ -47,7 +48,6 @@ from penstock_scheduler.rounds.plan_gate import (
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import SimulatedClock, nodes_from_spec
-from penstock_scheduler.store.memory import MemoryStore
 from tests.scheduler.builders import job, on, snapshot
 
 NODES = nodes_from_spec("t4:8x4")

@@ -10,8 +10,7 @@ import pytest
 
 from penstock_loopback import wait_for
 from penstock_scheduler.api.client import Client
-from penstock_scheduler.daemon.clock import WallClock
-from penstock_scheduler.daemon.penstockd import make_site
+from penstock_scheduler.daemon.penstockd import WallClock, make_site
 from penstock_scheduler.people.errors import ConfigError, StoreError
 from penstock_scheduler.rounds.settings import load_settings
 from penstock_scheduler.store.sql import open_store

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from penstock_loopback.demo.simulated import MemoryStore
 from penstock_profiles.families import load_families
 from penstock_profiles.wire import Body, Checkpointed, Report, SaveFailed, Started
 from penstock_scheduler.accounts.limits import PartitionRules, by_partition
@@ -19,7 +20,6 @@ from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.triggers import Period
 from penstock_scheduler.simulator import EstimatedJob, SimulatedClock, SimulatedCluster, SimulatedJob, nodes_from_spec
-from penstock_scheduler.store.memory import MemoryStore
 from tests.constants import constants
 from tests.scheduler.builders import job, on, snapshot, staged, table, with_facts
 from tests.scheduler.policies.sharing_cases import running, shared

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from penstock_slurm.gateway import CliGateway, ControllerAway, SlurmJob
-from penstock_slurm.jobs.left_nodes import MOST, LeftNodes
+from penstock_slurm.jobs.holds import MOST, LeftNodes
 from tests.slurm_plugin.test_cluster import pending
 
 

@@ -12,8 +12,8 @@ import pytest
 from penstock_profiles.wire import ControlMessage
 from penstock_scheduler.api.ports import Burst, ClusterParts
 from penstock_scheduler.daemon import penstockd as daemon
-from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.daemon.live import LiveScheduler
+from penstock_scheduler.daemon.penstockd import WallClock
 from penstock_scheduler.daemon.service.views import explanation_view, history_view
 from penstock_scheduler.model import Action, Hold, Job
 from penstock_scheduler.model import CloudState as Cloud

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_profiles.wire import ControlMessage, Report, Started
 from penstock_scheduler.people.errors import NotLeading
-from penstock_slurm.jobs.pauses import measured
+from penstock_slurm.observe.reporting import measured
 from tests.slurm_plugin.test_managed import World
 
 MOVED = ControlMessage(job_id="7", epoch=3, round=1, moved_s=1000.0, pauses_s=(9.0,))

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from penstock_profiles.efficiency import gain
 from penstock_profiles.learning_rate import Rule
 from penstock_profiles.noise import GradientNoise, NoiseEstimator
+from penstock_profiles.throughput import gain
 
 
 def steps_worth(noise: GradientNoise | None, scale: float) -> float:

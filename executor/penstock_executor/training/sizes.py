@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_executor.training.batches import BatchSize
-from penstock_profiles.efficiency import efficiency
 from penstock_profiles.estimators.training import TrainingEstimator
 from penstock_profiles.learning import JobModel
-from penstock_profiles.throughput import step_time
+from penstock_profiles.throughput import efficiency, step_time
 from penstock_profiles.wire import Observation
 
 GROWTH = 2

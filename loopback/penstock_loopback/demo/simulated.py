@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from penstock_loopback.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE, DemoJob
 from penstock_loopback.demo.site import RESTART_COST_S, ROUND_S
 from penstock_profiles.families import Families
+from penstock_profiles.wire import Report
 from penstock_scheduler.api.ports import ClusterParts, Trigger
 from penstock_scheduler.cli.report import History
 from penstock_scheduler.jobs.models import SpecModels
-from penstock_scheduler.model import JobSpec
+from penstock_scheduler.model import JobSpec, Outcome
 from penstock_scheduler.model.nodespec import DEFAULT_SPEC
+from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
@@ -28,7 +30,6 @@ from penstock_scheduler.simulator import (
     nodes_from_spec,
 )
 from penstock_scheduler.simulator.figures import history
-from penstock_scheduler.store.memory import MemoryStore
 
 END_OF_TIME_S = 50_000.0
 """A simulation that has not ended by this time never will."""
@@ -97,3 +98,28 @@ def _job(number: int, job: DemoJob, at_s: float, pace: Pace, families: Families,
     truth = EstimatedJob(job.estimator(families), job.work(families) / pace.time_scale, pace.start_s)
     limit_s = None if job.limit_min is None or not plain else job.limit_min * 60.0
     return SimulatedJob(str(number + 1), job.name, JobSpec.model_validate(spec), truth, at_s, time_limit_s=limit_s)
+
+
+class MemoryStore:
+    """Keeps everything, in order."""
+
+    def __init__(self) -> None:
+        self.rounds: list[RoundRecord] = []
+        self.outcomes: list[tuple[float, Outcome]] = []
+        self.reports: list[Report] = []
+
+    def last_round(self) -> RoundRecord | None:
+        """The newest round."""
+        return self.rounds[-1] if self.rounds else None
+
+    def save_round(self, record: RoundRecord) -> None:
+        """Keep a round."""
+        self.rounds.append(record)
+
+    def add_outcomes(self, time_s: float, outcomes: Sequence[Outcome]) -> None:
+        """Append outcomes."""
+        self.outcomes.extend((time_s, outcome) for outcome in outcomes)
+
+    def add_reports(self, reports: Sequence[Report]) -> None:
+        """Append reports."""
+        self.reports.extend(reports)

@@ -13,9 +13,13 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock_profiles.estimators.base import Batch, Estimator, IntArray
-from penstock_profiles.estimators.inference import BatchInferenceEstimator, LatencyInferenceEstimator
+from penstock_profiles.estimators.inference import (
+    BatchInferenceEstimator,
+    LatencyInferenceEstimator,
+    LinearEstimator,
+    TableEstimator,
+)
 from penstock_profiles.estimators.pipeline import PipelineEstimator, PipelineGpu
-from penstock_profiles.estimators.table import LinearEstimator, TableEstimator
 from penstock_profiles.estimators.training import BATCHES_TRIED, GpuModel, TrainingEstimator
 
 AnyEstimator = Annotated[

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict
 
-from penstock_profiles.efficiency import check_noise, efficiency
 from penstock_profiles.estimators.base import STRICT, Batch, IntArray
-from penstock_profiles.throughput import FloatArray, ThroughputParams, step_time
+from penstock_profiles.throughput import FloatArray, ThroughputParams, check_noise, efficiency, step_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
-from penstock_profiles.efficiency import check_noise
 from penstock_profiles.estimators.base import STRICT, Batch, IntArray
-from penstock_profiles.throughput import FloatArray, ThroughputParams, growth_factor, overlapped
+from penstock_profiles.throughput import FloatArray, ThroughputParams, check_noise, growth_factor, overlapped
 
 BATCHES_TRIED = 50
 """Number of total batch sizes to try, from the smallest to the largest of a job, spaced geometrically as in Sia."""

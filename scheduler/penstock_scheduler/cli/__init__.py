@@ -40,7 +40,7 @@ OWN: dict[str, str] = {
     "rounds solve": "solve:solve",
     "top": "top:top",
     **{name: f"admin:{name}" for name in ("drain", "policy", "token")},
-    "audit": "audit:audit",
+    "audit": "admin:audit",
     "leader": "leader:leader",
     "doctor": "doctor:doctor",
     **{f"config {name}": f"config:{name}" for name in ("check", "reference", "schema")},

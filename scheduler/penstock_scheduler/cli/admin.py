@@ -17,6 +17,14 @@ from penstock_scheduler.people.errors import ConfigError
 if TYPE_CHECKING:
     from penstock_scheduler.model.policy_choice import PolicyChoice
 
+from typing import TYPE_CHECKING
+
+from penstock_scheduler.cli.options import FROM, TO, span_s
+
+if TYPE_CHECKING:
+    from penstock_scheduler.api.access_messages import AuditLine
+
+
 policy = typer.Typer(no_args_is_help=True, help="Show the policies, or choose the one that decides.")
 token = typer.Typer(no_args_is_help=True, help="Create, list and revoke bearer tokens for the API. For admins.")
 
@@ -226,3 +234,51 @@ def revoke_token(token_id: str = typer.Argument(help="Id as in `penstock token l
         print_json(revoked)
     else:
         typer.echo(f"Token {revoked.id} of {revoked.user} is revoked.")
+
+
+def audit(
+    from_: str | None = FROM,
+    to: str | None = TO,
+    user: str | None = typer.Option(None, "--user", help="Only what this user did."),
+    action: str | None = typer.Option(
+        None, "--action", help="Only actions that contain this text, such as cancel, drain or tokens."
+    ),
+    job: str | None = typer.Option(None, "--job", help="Only what was done with this job."),
+    refused: bool = typer.Option(False, "--refused", help="Only what was refused."),
+    limit: int = typer.Option(100, "--limit", min=1, help="Most lines to show."),
+    as_json: bool = JSON,
+) -> None:
+    """Show who did what: the audit log, newest first. For operators.
+
+    A request that changed something has a line, and so has one that was refused, and what penstockd did by itself.
+
+    Example: penstock audit --from 2026-11-01 --user ada --action cancel
+    """
+    from_s, to_s = span_s(from_, to)
+    lines = ask(
+        lambda penstock: list(
+            penstock.audit(from_s=from_s, to_s=to_s, user=user, action=action, job=job, refused=refused, limit=limit)
+        )
+    )
+    if as_json:
+        print_json(lines)
+        return
+    rows = [(local_time(line.time_s), _by(line), line.address or "-", _what(line)) for line in lines]
+    print_table(("TIME", "BY", "FROM", "WHAT"), rows, "Nothing of this kind is in the audit log.")
+    if len(lines) == limit:
+        typer.echo(f"There may be more: these are the newest {limit}. Choose with --from and --to, or raise --limit.")
+
+
+def _by(line: AuditLine) -> str:
+    return f"{line.user} ({line.role})" if line.user else "penstockd"
+
+
+def _what(line: AuditLine) -> str:
+    method, _, path = line.action.partition(" ")
+    action = method if path.startswith("/") else line.action
+    if line.target.startswith("jobs/") and path == "/v1/jobs":
+        action = "submit"
+    text = f"{action} {line.target}" + (f": {line.text}" if line.text else "")
+    if line.token:
+        text += f" (token {line.token})"
+    return text if line.allowed else f"REFUSED: {text}"

@@ -15,7 +15,7 @@ from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.rounds.policies import sharing_parts
 from penstock_scheduler.simulator.agents import AgentSettings, SimulatedAgents
-from penstock_scheduler.simulator.sharers import Sharers, names_of, sharers
+from penstock_scheduler.simulator.cluster_sharing import Sharers, names_of, sharers
 from penstock_scheduler.simulator.workloads import Workload
 
 SHOWN = 5

@@ -3,8 +3,13 @@ policies?"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
+import resource
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,6 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -19,20 +25,20 @@ from rich.progress import Progress
 
 from penstock_profiles.families import load_families
 from penstock_profiles.gpus import load_gpus
-from penstock_scheduler.api.whatif_messages import WhatIfOrder
+from penstock_scheduler.api.whatif_messages import WhatIfOrder, WhatIfTask
+from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.cli.options import POLICIES, STAGE, numbers, split
 from penstock_scheduler.cli.policies import choices_of
-from penstock_scheduler.cli.replays import READING, ask_penstockd, bound, time_of, told, told_by
 from penstock_scheduler.cli.sharing import Learned, SharingOptions, shared_by
 from penstock_scheduler.cli.simulate import AGENTS, ASSUME_UTILISATION, DRAW_KINDS, PAIR_TYPES, PAIRS
-from penstock_scheduler.cli.simulation import make_folder, progress, tell
+from penstock_scheduler.cli.simulation import make_folder, progress, show_table, tell
 from penstock_scheduler.jobs.pairs import PAIRS as LEARNED
 from penstock_scheduler.jobs.pairs import open_pairs
 from penstock_scheduler.model import JobId, Node
 from penstock_scheduler.model.nodespec import parse_nodes
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import RoundRecord
-from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.simulator.cluster import nodes_from_spec
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.recorded import (
@@ -48,6 +54,11 @@ from penstock_scheduler.simulator.run import Driving, Scenario, Simulation, driv
 from penstock_scheduler.simulator.truth import EstimatedJob
 from penstock_scheduler.simulator.workloads import jittered
 from penstock_scheduler.store.sql import SqlStore, open_store
+
+if TYPE_CHECKING:
+    from penstock_scheduler.api.client import Client
+    from penstock_scheduler.simulator.run import Simulation
+
 
 RECORDED = "recorded"
 """Name of the column that shows what really happened."""
@@ -318,3 +329,87 @@ def _result(
     jobs."""
     rows = [row for row in job_rows(simulation, costs) if row.id in record.ended]
     return SeedResult(name, seed, simulation, rows, summarise(simulation, rows))
+
+
+MEMORY_BYTES = 8 * 2**30
+"""Address space of a task."""
+LONGEST_S = 3600
+"""Processor time of a task, s. penstockd ends a task earlier; this holds if penstockd is gone."""
+READING = 0.2
+"""Share of the work that reading the record counts as."""
+TELL_S = 0.5
+POLL_S = 1.0
+
+
+def bound() -> None:
+    """Give this process the lowest priority, and limit its memory and processor time."""
+    os.nice(19)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (LONGEST_S, LONGEST_S))
+
+
+_told_s = 0.0
+
+
+def told(fraction: float, step: str) -> None:
+    """Tell penstockd how far the task is, twice a second at most."""
+    global _told_s  # one task is one process
+    if time.monotonic() - _told_s >= TELL_S:
+        _told_s = time.monotonic()
+        print(json.dumps({"fraction": round(fraction, 4), "step": step}), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def told_by(total: int) -> Callable[[str, int], Callable[[Simulation], None]]:
+    """As `cli.simulation.progress`, for `told`. `total`: jobs of all simulations."""
+
+    def show(label: str, before: int) -> Callable[[Simulation], None]:
+        def on_tick(simulation: Simulation) -> None:
+            if len(simulation.ticks) % 16 == 0:
+                ended = before * len(simulation.jobs) + sum(job.finish_s is not None for job in simulation.jobs)
+                told(READING + (1 - READING) * ended / max(total, 1), f"simulates {label}")
+
+        return on_tick
+
+    return show
+
+
+def ask_penstockd(order: WhatIfOrder, *, as_json: bool) -> None:
+    """Let penstockd replay, wait for it, and print the result. Ctrl-C cancels the replay. Raises PenstockError."""
+
+    def follow(penstock: Client) -> WhatIfTask:
+        task = penstock.whatif(order)
+        with Progress(console=Console(stderr=True), transient=True, disable=as_json) as shown:
+            bar = shown.add_task(task.step, total=1.0)
+            try:
+                while task.state == "running":
+                    time.sleep(POLL_S)
+                    task = penstock.whatif_task(task.id)
+                    shown.update(bar, completed=task.fraction, description=task.step)
+            except KeyboardInterrupt:
+                penstock.end_whatif(task.id)
+                raise
+        return task
+
+    task = ask(follow)
+    if task.result is None:
+        raise PenstockError(task.error or "somebody cancelled the replay")
+    if as_json:
+        typer.echo(json.dumps(task.result))
+        return
+    show_table(task.result)
+    for note in task.result.get("notes", ()):
+        typer.echo(note, err=True)
+
+
+def time_of(option: str, text: str) -> float | None:
+    """A time in s since 1970, from a date, a date and time (local unless it has a zone), or such seconds. Raises ConfigError."""
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise ConfigError(f"{option}={text!r} is no time; write it as 2026-11-01 or 2026-11-01T08:00") from None

@@ -12,7 +12,7 @@ from penstock_scheduler.accounts.limits import LimitSettings
 from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.api.ports import Agents, Burst, ClusterParts, Policy, Trigger
 from penstock_scheduler.daemon.notices import Notice, NoticeSettings
-from penstock_scheduler.daemon.service import leading
+from penstock_scheduler.daemon.service import vitals
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.samples import Sampler
 from penstock_scheduler.daemon.service.vitals import Vitals
@@ -188,10 +188,10 @@ class LiveScheduler:
         Raises:
             NoStandby: nobody could take over, or nobody of that name.
         """
-        found = leading.leading(self.store.leadership, None)
+        found = vitals.leading(self.store.leadership, None)
         if found.alone:
             raise NoStandby("the store is a file, so there is one penstockd; see docs/admin/high-availability.md")
-        there = [each.name for each in found.standbys if each.seen_age_s <= leading.LATE_S]
+        there = [each.name for each in found.standbys if each.seen_age_s <= vitals.LATE_S]
         if successor and successor not in there:
             raise NoStandby(f"{successor} does not stand by; these do: {', '.join(there) or 'none'}")
         if not there:

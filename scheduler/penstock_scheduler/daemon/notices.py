@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.people.safe_text import one_line
-from penstock_scheduler.safety.places import Places
+from penstock_scheduler.safety.open_files import Places
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from penstock_scheduler.accounts.rules import BudgetSettings, SchedulingRules
 from penstock_scheduler.api.ports import Clock, ClusterParts, Leadership, ModelSource, RoundListener, Store
 from penstock_scheduler.burst.deciding.choices import check_cloud
 from penstock_scheduler.daemon.candidate import StandingBy, candidate
-from penstock_scheduler.daemon.clock import WallClock
 from penstock_scheduler.daemon.live import LiveScheduler, SiteModels, make_decider, make_trigger
 from penstock_scheduler.daemon.notices import NoticeSettings, Notifier
 from penstock_scheduler.daemon.plugins import load_cloud, open_cloud, open_cluster
@@ -58,8 +57,7 @@ from penstock_scheduler.safety.health import HealthSettings
 from penstock_scheduler.simulator.estimates import EstimatesOrder
 from penstock_scheduler.store.backup import RESTORED
 from penstock_scheduler.store.disks import DiskCheck, spool_check, store_check
-from penstock_scheduler.store.leadership.lease import ALONE
-from penstock_scheduler.store.leadership.leaving import Leaving
+from penstock_scheduler.store.leadership.lease import ALONE, Leaving
 from penstock_scheduler.store.leadership.site_clock import SITE_CLOCK
 from penstock_scheduler.store.opening import is_server
 from penstock_scheduler.store.sql import SqlStore, open_store
@@ -67,6 +65,10 @@ from penstock_scheduler.store.sql import SqlStore, open_store
 if TYPE_CHECKING:
     from penstock_scheduler.daemon.service.publisher import Publisher
     from penstock_scheduler.daemon.service.server import Service
+
+import threading
+
+from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 log = logging.getLogger(__name__)
 
@@ -456,6 +458,25 @@ def _open(
     sensitivities = Sensitivities(daemon.sensitivities, daemon.state_dir / LEARNED)
     models = SpecModels(families, daemon.restart_cost_s, sensitivities=sensitivities, check_claims=daemon.check_claims)
     return open_cluster(daemon.cluster, settings, clock, models.check, leadership), models, sensitivities
+
+
+class WallClock:
+    """The site's time; `wake` ends a sleep early."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        return site_time_s()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, until woken at the latest."""
+        self._woken.wait(seconds)
+
+    def wake(self) -> None:
+        """End this sleep and all later ones at once, because the process is about to stop."""
+        self._woken.set()
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from fastapi.responses import RedirectResponse
 from penstock_scheduler import __version__
 from penstock_scheduler.api.health_messages import Health
 from penstock_scheduler.daemon.candidate import StandingBy
-from penstock_scheduler.daemon.service import leading, metrics
+from penstock_scheduler.daemon.service import metrics, vitals
 from penstock_scheduler.daemon.service.errors import problem
 from penstock_scheduler.daemon.service.server import Service
 from penstock_scheduler.daemon.service.settings import ApiSettings
-from penstock_scheduler.daemon.service.web.problems import is_page, page_instead
+from penstock_scheduler.daemon.service.web.render import is_page, page_instead
 from penstock_scheduler.people.logs import sd_notify
 from penstock_scheduler.rounds.settings import Settings
 from penstock_scheduler.store.leadership.lease import Lease
@@ -69,7 +69,7 @@ class _Knows:
 
 def health(waiting: StandingBy) -> Health:
     """Whether a standby could take over, and who leads. A standby is never ready for clients."""
-    found = leading.standing_by(waiting.leader, waiting.standbys, waiting.newest_round, waiting.lease_s)
+    found = vitals.standing_by(waiting.leader, waiting.standbys, waiting.newest_round, waiting.lease_s)
     if waiting.trouble:
         problem = f"stands by, and could not take over: {waiting.trouble}"
     elif found.name:

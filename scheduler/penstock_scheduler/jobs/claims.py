@@ -32,7 +32,7 @@ from statistics import median
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
-from penstock_profiles.estimators.measured import Table, interpolate
+from penstock_profiles.estimators.base import Table, interpolate
 from penstock_profiles.families import Families
 from penstock_profiles.learning import slowed
 from penstock_profiles.wire import Observation

@@ -20,8 +20,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from penstock_profiles.estimators import TrainingEstimator
-from penstock_profiles.kin import STRANGERS_CERTAINTY, Kin, kind_by_name
-from penstock_profiles.learning import JobModel
+from penstock_profiles.learning import STRANGERS_CERTAINTY, JobModel, Kin, kind_by_name
 from penstock_profiles.wire import Observation, Report
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.api.model_messages import KindList, KindView, Taught

@@ -10,19 +10,17 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
-from penstock_profiles.kin import Kin
-from penstock_profiles.learning import JobModel, on_all
+from penstock_profiles.learning import JobModel, Kin, on_all
 from penstock_profiles.profiles import Profile
-from penstock_profiles.wire import Checkpointed, Observation, Report, SaveFailed, Started
+from penstock_profiles.wire import Checkpointed, Ended, Observation, Report, SaveFailed, Started
 from penstock_scheduler.jobs import claims
 from penstock_scheduler.jobs.models import SpecModels
-from penstock_scheduler.jobs.progress import NOTHING, Number, ReportedProgress, number
 from penstock_scheduler.jobs.reused_ids import is_another
 from penstock_scheduler.jobs.saving import ReportHistory, Saving
 from penstock_scheduler.jobs.sensitivities import Sensitivities
@@ -410,3 +408,44 @@ def _serves(model: TrainingEstimator, job: Job, gpu_types: Collection[str]) -> b
         return False
     fewest = {name: -(-spec.min_gpus // spec.unit(name)) * spec.unit(name) for name in sorted(gpu_types)}
     return any(spec.allows(name, gpus) and progresses(name, 1, gpus) for name, gpus in fewest.items())
+
+
+Number = tuple[int, int]
+"""Epoch and sequence of a report, by which the reports of a job are in order."""
+
+NOTHING: Number = (-1, -1)
+"""Before the first report."""
+
+
+def number(report: Report) -> Number:
+    """The number of a report."""
+    return report.epoch, report.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedProgress:
+    """The newest that a job has reported of its progress, in samples of the initial batch size."""
+
+    number: Number = NOTHING
+    """Of the report that says so."""
+    done: float = 0.0
+    total: float | None = None
+    """Progress at which the job is done; None: unknown."""
+    promised: float | None = None
+    """The first `total` that it reported."""
+
+    def after(self, report: Report) -> ReportedProgress:
+        """What is known after a report.
+
+        A daemon that has started reads the reports of running jobs again, from the first one: only newer ones change anything.
+        """
+        if number(report) <= self.number:
+            return self
+        body = report.body
+        if isinstance(body, Started):
+            promised = body.total if self.promised is None else self.promised
+            return ReportedProgress(number(report), body.progress, body.total, promised)
+        # A run that fails before it has read its checkpoint ends with progress 0.
+        if isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
+            return ReportedProgress(number(report), body.progress, self.total, self.promised)
+        return self

@@ -14,8 +14,7 @@ from statistics import median
 from penstock_profiles.estimators import AnyEstimator, LinearEstimator, TableEstimator, TrainingEstimator
 from penstock_profiles.families import Families, UnknownFamilyError
 from penstock_profiles.gpus import Gpus, load_gpus
-from penstock_profiles.kin import CERTAINTY, Kin
-from penstock_profiles.learning import JobModel
+from penstock_profiles.learning import CERTAINTY, JobModel, Kin
 from penstock_profiles.sensitivity import SensitivityProfile
 from penstock_profiles.wire import Observation
 from penstock_scheduler.jobs.claims import Ratio, bounded_table, ratio_of, usual_ratio_of

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
         Recall,
         Resize,
         Start,
+        Stop,
+        StopCode,
     )
-    from penstock_scheduler.model.budget import GpuBudget, Period
-    from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, Offer
+    from penstock_scheduler.model.cloud import BudgetLine, CloudRun, CloudState, GpuBudget, Offer, Period
     from penstock_scheduler.model.cluster import (
         Configuration,
         LeaveCause,
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from penstock_scheduler.model.sharing import JobUse, KnownPair, Limit, Pack, PackSeen, SharedGpus, SharingState
     from penstock_scheduler.model.snapshot import ClusterState, Kept, Snapshot, UnknownValue
     from penstock_scheduler.model.spec import Adaptivity, Burst, GpuClass, JobSpec, parse_spec, validate_spec
-    from penstock_scheduler.model.stops import Stop, StopCode
 
 __all__ = [
     "Action",
@@ -140,7 +140,7 @@ __all__ = [
 
 
 _MODULES = (
-    *("spec", "job", "cluster", "stops", "sharing", "budget", "cloud", "actions", "plan"),
+    *("spec", "job", "cluster", "sharing", "cloud", "actions", "plan"),
     *("facts", "snapshot"),  # these import NumPy
 )
 

@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock_scheduler.model.actions import Stop
 from penstock_scheduler.model.cloud import Offer
 from penstock_scheduler.model.cluster import Configuration, Placement
 from penstock_scheduler.model.job import JobId
 from penstock_scheduler.model.sharing import SharedGpus
-from penstock_scheduler.model.stops import Stop
 
 
 class ReasonCode(StrEnum):

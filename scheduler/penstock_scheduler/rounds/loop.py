@@ -54,9 +54,9 @@ from penstock_scheduler.model import (
     Stop,
     StopCode,
 )
-from penstock_scheduler.model.moves import MoveBudget
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import GateRecord, RoundRecord
+from penstock_scheduler.model.snapshot import MoveBudget
 from penstock_scheduler.people.errors import PenstockError, RoundFailed
 from penstock_scheduler.people.units import clock as time_of_day
 from penstock_scheduler.rounds.diff import actions, cloud_actions, concerned

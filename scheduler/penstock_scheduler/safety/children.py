@@ -25,7 +25,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from penstock_scheduler.people.errors import PenstockError
-from penstock_scheduler.safety.places import Places
+from penstock_scheduler.safety.open_files import Places
 
 if TYPE_CHECKING:
     import asyncio

@@ -6,9 +6,8 @@
 from penstock_scheduler.simulator.api import simulate
 from penstock_scheduler.simulator.cluster import SimulatedCluster, SimulatedSettings, nodes_from_spec, open_cluster
 from penstock_scheduler.simulator.disturbances import Latencies
-from penstock_scheduler.simulator.events import SimulatedClock
 from penstock_scheduler.simulator.frames import SimulationResult
-from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun
+from penstock_scheduler.simulator.jobs import SimulatedClock, SimulatedJob, SimulatedRun
 from penstock_scheduler.simulator.truth import EstimatedJob
 
 __all__ = [

@@ -6,13 +6,20 @@ policy decide by the same code as in life.
 
 A job that has no `--runtime` counts as if its user had said its recorded duration. Any number of instances can be had. An
 instance works `[cloud] boot_s` after its order, and later by the time that the job's data takes.
+
+A provider in memory: instances with a clock and prices, for simulations. Tests add limits of capacity, faults and a bill.
+
+It keeps what a real provider promises and no more: the same order is served once, listings may be late or empty, and an
+instance is billed from its launch to its end.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +32,10 @@ from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets
 from penstock_scheduler.burst.manager.facts import LEAVE_S
 from penstock_scheduler.burst.manager.manager import BurstManager
 from penstock_scheduler.burst.manager.places import Places
-from penstock_scheduler.burst.manager.provider import Machine
+from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Listed, Machine, Order
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.burst.manager.share import NodeRequest, SharedFolder
-from penstock_scheduler.burst.manager.simulated import Simulated
 from penstock_scheduler.model import ClusterState, JobId, JobSpec, Outcome, Phase, Placement
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.model.waiting import Averages
@@ -449,3 +455,123 @@ class WithWaits:
     def decided(self, now_s: float, state: ClusterState) -> None:
         """See `Trigger`."""
         self._trigger.decided(now_s, state)
+
+
+LISTED_S = 3600.0
+"""How long an instance is listed after its end, as on EC2."""
+
+
+class Simulated:
+    """One place of a simulated cloud. See `Provider` for the methods.
+
+    Args:
+        site: the site's identity; others' instances in the same `world` are never listed.
+        machines: what can be ordered.
+        now_s: the clock.
+        world: id -> instance, of all sites of the account. Several sites may share it.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        machines: Iterable[Machine],
+        now_s: Callable[[], float],
+        *,
+        name: str = "simulated",
+        world: dict[str, DescribedInstance] | None = None,
+    ) -> None:
+        self.name = name
+        self.machines = list(machines)
+        self.world: dict[str, DescribedInstance] = {} if world is None else world
+        self._site, self._now_s = site, now_s
+        self._usd_per_h: dict[str, float] = {}
+        self._numbers = itertools.count()
+        self._served: dict[str, tuple[Order, dict[str, str]]] = {}
+
+    def offers(self, now_s: float) -> Sequence[Machine]:
+        """See `Provider`."""
+        return tuple(self.machines)
+
+    def prices(self, now_s: float) -> str:
+        """See `Provider`: simulated prices are always true."""
+        return ""
+
+    def refresh(self, now_s: float) -> None:
+        """See `Provider`."""
+
+    def check(self) -> str:
+        """See `Provider`."""
+        return ""
+
+    def launch_gang(self, order: Order) -> Mapping[str, str]:
+        """See `Provider`."""
+        if order.token in self._served:
+            before, launched = self._served[order.token]
+            if before != order:
+                raise LaunchFailed(Kind.CONFIG, "TokenMismatch", "the same token with another order")
+            return launched
+        machine = next(
+            (m for m in self.machines if (m.instance_type, m.market) == (order.instance_type, order.market)), None
+        )
+        if machine is None:
+            raise LaunchFailed(Kind.CONFIG, "NoSuchType", f"{order.instance_type} is not sold in {self.name}")
+        self._forget()
+        launched = {}
+        for node in order.nodes:
+            id_ = f"{self.name}-{self._site}-{next(self._numbers)}"
+            tags = {"site": self._site, "node": node, **order.tags}
+            self.world[id_] = DescribedInstance(
+                id_, "running", order.instance_type, self.name, self._now_s(), None, tags, self.name
+            )
+            launched[node] = id_
+            self._usd_per_h[id_] = machine.usd_per_h
+        self._served[order.token] = order, launched
+        return launched
+
+    def list(self, run: str | None = None) -> Listed:
+        """See `Provider`."""
+        return [
+            each
+            for each in self._here()
+            if each.tags.get("site") == self._site and (run is None or each.tags.get("run") == run)
+        ]
+
+    def known(self, ids: Collection[str]) -> Listed:
+        """See `Provider`."""
+        return [each for each in self._here() if each.id in ids]
+
+    def forgotten(self, id_: str) -> bool:
+        """See `Provider`."""
+        return id_ not in self.world
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """See `Provider`."""
+        for id_ in ids:
+            if id_ in self.world and not self.world[id_].gone:
+                self.end(id_)
+
+    def tidy(self, run: str) -> None:
+        """See `Provider`: an order makes nothing but instances."""
+
+    def end(self, id_: str) -> None:
+        """The instance ends, as when the provider takes it back."""
+        seen = self.world[id_]
+        self.world[id_] = dataclasses.replace(seen, state="terminated", gone=True, ended_s=self._now_s())
+
+    def _forget(self) -> None:
+        """Forget this site's instances that have ended some time ago, and what they were ordered by."""
+        before_s = self._now_s() - LISTED_S
+        old = [id_ for id_ in self._usd_per_h if (end_s := self.world[id_].ended_s) is not None and end_s < before_s]
+        for id_ in old:
+            del self.world[id_], self._usd_per_h[id_]
+        if old:
+            self._served = {
+                token: served
+                for token, served in self._served.items()
+                if any(id_ in self.world for id_ in served[1].values())
+            }
+
+    def _here(self) -> Listed:
+        return sorted(
+            (each for each in self.world.values() if each.region == self.name), key=lambda each: each.launched_s
+        )

@@ -48,10 +48,8 @@ from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.cloud import SimulatedCloud
 from penstock_scheduler.simulator.cluster_sharing import ClusterSharing
 from penstock_scheduler.simulator.disturbances import Disturbances, Latencies
-from penstock_scheduler.simulator.events import Event, Events
-from penstock_scheduler.simulator.jobs import SimulatedJob, SimulatedRun, choose_batches
-from penstock_scheduler.simulator.node_book import NodeBook
-from penstock_scheduler.simulator.queue_front import Arrivals, SimulatedQueue
+from penstock_scheduler.simulator.jobs import Event, Events, SimulatedJob, SimulatedRun, choose_batches
+from penstock_scheduler.simulator.node_book import Arrivals, NodeBook, SimulatedQueue
 
 
 class Totals(NamedTuple):

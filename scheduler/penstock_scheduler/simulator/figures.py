@@ -17,9 +17,8 @@ from scipy.special import stdtrit
 
 from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import Node
-from penstock_scheduler.people.drawing.colours import LINES
 from penstock_scheduler.people.drawing.history import History, JobHistory, NodeShape, Span
-from penstock_scheduler.people.drawing.svg import HOURS_FROM_S
+from penstock_scheduler.people.drawing.svg import HOURS_FROM_S, LINES
 from penstock_scheduler.simulator.jobs import SimulatedJob
 from penstock_scheduler.simulator.results import SeedResult
 

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock_scheduler.model.policy_choice import PolicyChoice
-from penstock_scheduler.people.drawing.colours import LINES
-from penstock_scheduler.people.drawing.page import legend, page, wide
-from penstock_scheduler.people.drawing.svg import Axis, Dot, Line, chart, ticks
+from penstock_scheduler.people.drawing.svg import LINES, Axis, Dot, Line, chart, legend, page, ticks, wide
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.cloud import CloudSpec
 from penstock_scheduler.simulator.run import Scenario, Simulation, simulate_policy

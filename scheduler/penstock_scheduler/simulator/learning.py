@@ -11,8 +11,7 @@ import numpy as np
 from penstock_profiles.estimators import AnyEstimator, Batch, GpuModel, IntArray, LinearEstimator, TrainingEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.fit import fit_throughput
-from penstock_profiles.kin import Kin, kind_by_name
-from penstock_profiles.learning import JobModel
+from penstock_profiles.learning import JobModel, Kin, kind_by_name
 from penstock_profiles.noise import GradientNoise
 from penstock_profiles.observations import Measured, Observations
 from penstock_profiles.throughput import FloatArray, ThroughputParams

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock_scheduler.people.drawing import svg
 from penstock_scheduler.people.drawing.gantt import gantt
-from penstock_scheduler.people.drawing.page import key, legend, page, wide
+from penstock_scheduler.people.drawing.svg import key, legend, page, wide
 from penstock_scheduler.simulator.figures import Figures, Lines
 
 ROWS = {

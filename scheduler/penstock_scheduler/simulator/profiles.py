@@ -19,9 +19,8 @@ from penstock_profiles.gpus import Gpus
 from penstock_profiles.observations import Measured
 from penstock_profiles.throughput import FloatArray, ThroughputParams, compute_time, step_time
 from penstock_scheduler.people.errors import ConfigError
-from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
-from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Wrong
-from penstock_scheduler.simulator.workloads.table import Columns, TableRows, read_frame
+from penstock_scheduler.simulator.workloads.table import BadInput, Columns, InputProblem, TableRows, Wrong, read_frame
+from penstock_scheduler.simulator.workloads.workload import APPLICATIONS
 
 if TYPE_CHECKING:
     import pandas as pd

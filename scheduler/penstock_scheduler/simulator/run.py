@@ -30,8 +30,7 @@ from penstock_scheduler.simulator.agents import SimulatedAgents
 from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, SimulatedCloud, WithWaits, spec_in_cloud
 from penstock_scheduler.simulator.cluster import SimulatedCluster
 from penstock_scheduler.simulator.disturbances import Disturbances
-from penstock_scheduler.simulator.events import SimulatedClock
-from penstock_scheduler.simulator.jobs import Learner, SimulatedJob
+from penstock_scheduler.simulator.jobs import Learner, SimulatedClock, SimulatedJob
 from penstock_scheduler.simulator.learning import ArtifactLearner, FittedLearner, SimulatedMemory, SimulatedModels
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.truth import JobTruth, ModelledJob, Truth, TruthSettings

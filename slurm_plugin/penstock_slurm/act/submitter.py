@@ -36,9 +36,8 @@ from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import ENDED
 from penstock_slurm.gateway.commands import OVER, guarded
-from penstock_slurm.jobs.endings import exceeded_memory
 from penstock_slurm.jobs.holds import ADMIN, HoldFiles, foreign_hold, held_by_admin
-from penstock_slurm.jobs.output_files import resolved
+from penstock_slurm.jobs.output_files import exceeded_memory, resolved
 from penstock_slurm.observe.sorting import job_spec
 from penstock_slurm.settings import SlurmSettings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -23,7 +24,6 @@ from penstock_profiles.node_channel import run_dir
 from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.safe_text import LOG_LINE, guard, one_line
-from penstock_slurm.agent import lock
 from penstock_slurm.agent.agent import Agent
 from penstock_slurm.agent.channel import Channels
 from penstock_slurm.agent.device_cgroup import DeviceCgroups
@@ -115,7 +115,7 @@ def _alone(node: str, settings: AgentSettings) -> Iterator[Channels]:
     folder, state_folder = run_dir(settings.run_dir, node), run_dir(settings.state_dir, node)
     channels = Channels(folder)
     state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with lock.held(state_folder, folder):
+    with held(state_folder, folder):
         yield channels
 
 
@@ -193,6 +193,35 @@ def _section(path: Path, tables: dict[str, Any], name: str, model: type[Section]
         return model.model_validate(tables.get(name, {}))
     except ValidationError as error:
         raise ConfigError(f"{path}: [{name}] {'; '.join(describe_errors(error, model))}") from None
+
+
+NAME = "agent.lock"
+
+
+@contextlib.contextmanager
+def held(*folders: Path) -> Iterator[None]:
+    """Hold the lock of each folder: that of the state and that of the jobs' files. The kernel releases it when the
+    agent ends, however it ends.
+
+    Raises:
+        PenstockError: another agent holds one of them.
+        OSError: a folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                other = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise PenstockError(
+                    f"another penstock-agent (process {other}) works in {folder}, and two would act on the same jobs; "
+                    "end that one first, or give this node its own state_dir and run_dir with %n"
+                ) from None
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from penstock_slurm.gateway.abilities import Release
 from penstock_slurm.gateway.conf_edits import our_libraries
 from penstock_slurm.gateway.local_slurm import constrains_devices
 from penstock_slurm.gateway.node_states import OFF
-from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.answers import Finding
 from penstock_slurm.install.plan import InstallTarget
 from penstock_slurm.install.units import AGENT, MOUNT
 from penstock_slurm.share.agents import STAND_IN_REMEDY, without_stand_in

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from penstock_slurm.gateway import CliGateway, JobGone, SlurmError, SlurmJob, Unknown, abilities
 from penstock_slurm.gateway.abilities import Release, Version, shown, tested
 from penstock_slurm.gateway.parse import parse_version
-from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget
 
 SHOWN = 8
@@ -135,3 +134,11 @@ def _misread(
 
 def _gateway(site: InstallTarget) -> CliGateway:
     return CliGateway(conf=site.slurm.conf, timeout_s=site.slurm.command_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check. `remedy` is empty if nothing is wrong."""
+
+    what: str
+    remedy: str = ""

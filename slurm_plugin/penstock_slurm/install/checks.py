@@ -13,9 +13,9 @@ from penstock_slurm.gateway import CliGateway, JobGone, SlurmJob, SlurmNode, Slu
 from penstock_slurm.gateway.node_states import node_facts
 from penstock_slurm.gateway.parse import resume_timeout_s
 from penstock_slurm.install.agents import some
-from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.answers import Finding
 from penstock_slurm.install.plan import InstallTarget, own_lua_lacks_ours, site_text
-from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import source
 from penstock_slurm.observe import boots
 
 TEST_JOB = "penstock-check"

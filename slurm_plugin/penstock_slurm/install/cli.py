@@ -1,27 +1,30 @@
-"""`penstock slurm`: install Penstock's parts into the Slurm of this machine, check them, and remove them."""
+"""`penstock slurm`: install Penstock's parts into the Slurm of this machine, check them, and remove them.
+
+The steps that `penstock slurm install` leaves to the admin: it edits no Lua of the site's, starts no service, and reaches no
+other host.
+"""
 
 from __future__ import annotations
 
 import functools
 import pwd
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.rounds.settings import load_settings
 from penstock_slurm.install import changes as files
 from penstock_slurm.install import plan, units
-from penstock_slurm.install.agents import check_agents, to_undo_on_nodes
-from penstock_slurm.install.answers import check_answers, check_test_jobs
+from penstock_slurm.install.agents import check_agents, to_do_on_nodes, to_undo_on_nodes
+from penstock_slurm.install.answers import Finding, check_answers, check_test_jobs
 from penstock_slurm.install.checks import check_files, check_jobs, check_power_saving, submit_test_job, waiting_jobs
-from penstock_slurm.install.findings import Finding
-from penstock_slurm.install.left_to_do import left_to_do
 from penstock_slurm.install.real_job import check_real_job
 from penstock_slurm.install.site_shape import check_site_shape
-from penstock_slurm.install.sources import build_plugin
+from penstock_slurm.install.units import DAEMON, build_plugin
 
 app = typer.Typer(
     help="sbatch's adaptive flags and the nodes' agents: install, check and remove them.", no_args_is_help=True
@@ -212,3 +215,37 @@ def _report(site: plan.InstallTarget, user: str | None, *, jobs: bool, on_nodes:
         show(check_real_job(site, functools.partial(submit_test_job, site, uid)))
     if any(finding.remedy for finding in findings):
         raise typer.Exit(1)
+
+
+OWN_LUA = """add to the site's own {lua}:
+    local penstock = dofile("{module}")                      -- at its top
+    return penstock.job_submit(job, partitions, uid)         -- slurm_job_submit: in place of its `return slurm.SUCCESS`
+    return penstock.job_modify(job, record, partitions, uid) -- slurm_job_modify: in place of its `return slurm.SUCCESS`
+  slurmctld reads the file again once its modification time differs by a second"""
+
+
+def left_to_do(site: plan.InstallTarget, prefix: Path, settings_file: Path, *, timer: bool) -> Iterator[str]:
+    """The steps in their order, with this site's paths; the last one tells whether the site is complete.
+
+    Args:
+        prefix: the folder that has penstock.so in it.
+        timer: whether a systemd timer repeats `sync`.
+    """
+    if plan.own_lua_lacks_ours(site):
+        yield OWN_LUA.format(lua=site.job_submit, module=site.module)
+    if timer:
+        yield "systemctl daemon-reload && systemctl enable --now penstock-sync.timer"
+    config = f" --config {settings_file}"
+    if not site.settings.section(ApiSettings).socket.is_socket():
+        yield (
+            f"start penstockd: penstock slurm unit {DAEMON}{config} >/etc/systemd/system/{DAEMON} && systemctl daemon-reload && "
+            "systemctl enable --now penstockd"
+        )
+    yield (
+        f"copy {prefix / 'penstock.so'} to the other hosts with sbatch, then the line in {site.plugstack}; nodes need both for "
+        "jobs with one task for each GPU"
+    )
+    yield f"on each node of the managed partitions: mount {site.slurm.spool_dir} of this host at the same path"
+    if site.slurm.agents:
+        yield to_do_on_nodes(site, prefix, settings_file)
+    yield f"penstock slurm check --submit --user NAME{config}: it runs a job as that user and names the first step that fails"

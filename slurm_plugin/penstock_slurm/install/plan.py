@@ -18,8 +18,7 @@ from penstock_slurm.gateway.conf_edits import LineEdit, set_key, set_plugin, wit
 from penstock_slurm.gateway.local_slurm import SlurmCommands, admins, allocates_memory, constrains_devices
 from penstock_slurm.install import sitefile
 from penstock_slurm.install.changes import RECORD, Change
-from penstock_slurm.install.sources import source
-from penstock_slurm.install.units import agent_units
+from penstock_slurm.install.units import agent_units, source
 from penstock_slurm.settings import SlurmSettings
 
 SYNC_MINUTES = 5

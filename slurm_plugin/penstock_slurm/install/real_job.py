@@ -11,7 +11,7 @@ from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import duration
 from penstock_slurm.gateway import CliGateway, SlurmError
-from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.answers import Finding
 from penstock_slurm.install.plan import InstallTarget
 
 START_WAIT_S = 300.0

@@ -12,8 +12,8 @@ from penstock_scheduler.rounds.settings import DaemonSettings
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
 from penstock_slurm.gateway.local_slurm import allocates_memory
 from penstock_slurm.install.agents import MIG_TYPE, some
+from penstock_slurm.install.answers import Finding
 from penstock_slurm.install.checks import managed_nodes
-from penstock_slurm.install.findings import Finding
 from penstock_slurm.install.plan import InstallTarget
 
 PARTITION = re.compile(r"^PartitionName=(\S+) .*?\bDefMemPerNode=UNLIMITED\b", re.MULTILINE)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from penstock_scheduler.model import JobId
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
 from penstock_slurm.gateway.base import WAITING, Write
-from penstock_slurm.jobs.in_turn import in_turn
+from penstock_slurm.jobs.messages import in_turn
 from penstock_slurm.jobs.notes import kept_by_begin, overdue, plain_shape
 
 log = logging.getLogger(__name__)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from penstock_scheduler.model import JobId
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_slurm.gateway import ControllerAway, SlurmError, SlurmJob, SlurmWriter, TimedOut
-from penstock_slurm.jobs.in_turn import in_turn
 from penstock_slurm.jobs.notes import SHARES, with_message, with_note
 
 log = logging.getLogger(__name__)
@@ -59,3 +59,13 @@ def note_shares(
             raise ClusterAway(str(error)) from error
         except SlurmError as error:
             log.info("cannot note which jobs share", extra={"job": job.id, "text": str(error)})
+
+
+def in_turn(jobs: Iterable[SlurmJob], most: int) -> list[SlurmJob]:
+    """The first job of each user, then the second of each, and so on: no user's many jobs keep those of others waiting."""
+    seen = Counter[int]()
+    ranked = list[tuple[int, SlurmJob]]()
+    for job in jobs:
+        ranked.append((seen[job.uid], job))
+        seen[job.uid] += 1
+    return [job for _, job in sorted(ranked, key=lambda each: each[0])[:most]]

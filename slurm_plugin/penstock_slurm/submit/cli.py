@@ -26,7 +26,7 @@ from penstock_scheduler.model.spec_errors import describe_errors
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_scheduler.people.safe_text import exact
 from penstock_slurm.jobs.notes import NODE_OPTIONS, node_choice_of
-from penstock_slurm.submit import command_line, convert, presets
+from penstock_slurm.submit import command_line, presets
 from penstock_slurm.submit.command_line import CommandLine, Options
 from penstock_slurm.submit.flags import BadFlag, flags, spec_of, time_s
 
@@ -138,7 +138,7 @@ def _convert(
     while True:
         words = command_line.sbatch_lines(text)
         code, said = _read(words, expanded, [], options, sbatch, environ, text.encode(errors="surrogateescape"))
-        less = convert.comment_out(text, said, options)
+        less = command_line.comment_out(text, said, options)
         if less == text or said in refused:
             break
         text = less
@@ -148,8 +148,8 @@ def _convert(
         return code
     given = command_line.adaptive_flags([*_pairs(words, options), *expanded], options)
     wanted = {"adaptive": _with_environment(given, environ).get("adaptive", "adaptive")}
-    wanted |= convert.read_as(said, options) | command_line.adaptive_flags(expanded, options)
-    exact(convert.with_flags(text, wanted, options).encode(errors="surrogateescape"))
+    wanted |= command_line.read_as(said, options) | command_line.adaptive_flags(expanded, options)
+    exact(command_line.with_flags(text, wanted, options).encode(errors="surrogateescape"))
     return code or int(bool(refused))
 
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from penstock_profiles.efficiency import efficiency
 from penstock_profiles.estimators import AnyEstimator, Batch, PipelineEstimator, PipelineGpu
-from penstock_profiles.throughput import ThroughputParams, sync_time
+from penstock_profiles.throughput import ThroughputParams, efficiency, sync_time
 
 ADAPTER = TypeAdapter(AnyEstimator)
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from penstock_profiles.efficiency import efficiency
 from penstock_profiles.estimators import (
     AnyEstimator,
     Batch,
@@ -18,7 +17,7 @@ from penstock_profiles.estimators import (
     TableEstimator,
     TrainingEstimator,
 )
-from penstock_profiles.throughput import ThroughputParams, throughput
+from penstock_profiles.throughput import ThroughputParams, efficiency, throughput
 
 ADAPTER = TypeAdapter(AnyEstimator)
 

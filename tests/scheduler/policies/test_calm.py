@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from penstock_scheduler.model import Assignment, Job, JobId, Phase, Placement, Plan, Reason, ReasonCode, Snapshot
-from penstock_scheduler.model.moves import MoveBudget, MoveCost
+from penstock_scheduler.model.snapshot import MoveBudget, MoveCost
 from penstock_scheduler.rounds.policies.calm import HELD_BACK, charged
 from penstock_scheduler.rounds.policies.staying import Staying
 from tests.scheduler.builders import job, on, snapshot, with_facts

@@ -7,7 +7,7 @@ import ipaddress
 import httpx
 import pytest
 
-from penstock_scheduler.daemon.service.addresses import client_address, host_of
+from penstock_scheduler.daemon.service.identity import client_address, host_of
 from tests.scheduler.service.api import serving
 
 OURS = [ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("fd00::/8")]

@@ -15,7 +15,7 @@ import pytest
 from penstock_loopback import wait_for
 from penstock_scheduler.api.client import ApiError
 from penstock_scheduler.daemon.service.limits import connections
-from penstock_scheduler.safety.places import Places
+from penstock_scheduler.safety.open_files import Places
 from tests.scheduler.service.api import serving
 from tests.scheduler.service.flooded import HEAD_S, flooded
 

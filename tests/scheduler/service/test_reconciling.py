@@ -10,7 +10,7 @@ import pytest
 
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.daemon import penstockd as daemon
-from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.penstockd import WallClock
 from penstock_scheduler.daemon.service.allocations import AllocationLog
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.reconciling import EVERY_S, Reconciler

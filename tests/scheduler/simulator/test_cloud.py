@@ -21,7 +21,7 @@ from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
 from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, MemoryRunStore, SimulatedCloud, cloud_settings
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
-from penstock_scheduler.simulator.events import SimulatedClock
+from penstock_scheduler.simulator.jobs import SimulatedClock
 from penstock_scheduler.simulator.learning import SimulatedModels
 from penstock_scheduler.simulator.run import (
     RESTART_COST_S,

@@ -10,8 +10,7 @@ import pytest
 from penstock_scheduler.model import Hold, JobSpec, Migrate, Phase, Progress, Resize, Start
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
 from penstock_scheduler.simulator.disturbances import Disturbances, Latencies
-from penstock_scheduler.simulator.events import SimulatedClock
-from penstock_scheduler.simulator.jobs import SimulatedJob
+from penstock_scheduler.simulator.jobs import SimulatedClock, SimulatedJob
 from penstock_scheduler.simulator.truth import TimedJob
 from tests.scheduler.builders import on
 

@@ -6,10 +6,8 @@ import math
 
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator import nodes_from_spec
-from penstock_scheduler.simulator.events import Event, Events
-from penstock_scheduler.simulator.jobs import SimulatedJob
-from penstock_scheduler.simulator.node_book import NodeBook
-from penstock_scheduler.simulator.queue_front import Arrivals, SimulatedQueue
+from penstock_scheduler.simulator.jobs import Event, Events, SimulatedJob
+from penstock_scheduler.simulator.node_book import Arrivals, NodeBook, SimulatedQueue
 from penstock_scheduler.simulator.truth import TimedJob
 from tests.scheduler.builders import on
 

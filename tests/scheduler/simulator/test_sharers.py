@@ -8,9 +8,9 @@ from penstock_profiles.colocation import Colocation, Pair
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.simulator import nodes_from_spec
 from penstock_scheduler.simulator.agents import AgentSettings, SharingKind, SimulatedAgents
+from penstock_scheduler.simulator.cluster_sharing import sharers
 from penstock_scheduler.simulator.metrics import job_rows, summarise
 from penstock_scheduler.simulator.run import Driving, prepare, simulate_policy
-from penstock_scheduler.simulator.sharers import sharers
 from penstock_scheduler.simulator.workloads import Workload, WorkloadJob, rigid_spec
 
 TABLE = Colocation(

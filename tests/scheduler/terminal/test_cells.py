@@ -18,7 +18,7 @@ from penstock_scheduler.cli.terminal.cells import (
     style,
 )
 from penstock_scheduler.cli.terminal.picture import Line, Picture
-from penstock_scheduler.people.drawing.colours import COLOURS
+from penstock_scheduler.people.drawing.svg import COLOURS
 
 
 def node(name: str = "t4-00", gpus: int = 8, allocated: int = 0, others: int = 0, **fields: object) -> NodeView:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock_scheduler.api.history_messages import AllocationSpan
 from penstock_scheduler.api.messages import NodeView
 from penstock_scheduler.daemon.service.web.cells import Cell, Held, nodes_of, picture, words
-from penstock_scheduler.daemon.service.web.fragments import Fragments, change
-from penstock_scheduler.people.drawing.colours import COLOURS, is_dark, job_colour, rules
+from penstock_scheduler.daemon.service.web.render import Fragments, change
+from penstock_scheduler.people.drawing.svg import COLOURS, is_dark, job_colour, rules
 
 
 def node(name: str = "n1", gpus: int = 4, **more: object) -> NodeView:

@@ -14,7 +14,7 @@ import pytest
 
 from penstock_scheduler.api.health_messages import LeaderHealth, StandbyHealth
 from penstock_scheduler.api.messages import Submission
-from penstock_scheduler.daemon.service.web.problems import safe
+from penstock_scheduler.daemon.service.web.render import safe
 from penstock_scheduler.model import Refusal
 from tests.scheduler.builders import job, on
 from tests.scheduler.service.api import ME

@@ -14,8 +14,7 @@ import pytest
 
 from penstock_slurm.agent import bpf
 from penstock_slurm.agent.device_cgroup import DeviceCgroups, Rule
-from penstock_slurm.install.sources import source
-from penstock_slurm.install.units import AGENT
+from penstock_slurm.install.units import AGENT, source
 
 GPUS: list[Rule] = [(1, 5), (1, 7), (1, 8)]
 """/dev/zero, /dev/full and /dev/random."""

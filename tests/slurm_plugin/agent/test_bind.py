@@ -13,7 +13,7 @@ import pytest
 
 from penstock_slurm.agent import limits
 from penstock_slurm.agent.channel import Channels
-from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import source
 
 from .cgroups import Slurm, give
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock_scheduler.model import JobId, Pack
 from penstock_scheduler.rounds.sharing.slices import next_packs
-from penstock_slurm.agent.devices import bind
+from penstock_slurm.agent.gpu_access import bind
 from tests.slurm_plugin.boards import TWO_PAIRS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_loopback.waiting import wait_for
+from penstock_loopback.processes import wait_for
 from penstock_profiles.nvml import NoNvml, Sample
 from penstock_scheduler.api.agent_messages import NodeStatus, status_file
 from penstock_scheduler.people.errors import PenstockError

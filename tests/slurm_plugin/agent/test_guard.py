@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock_loopback.fixtures import skip_without_slurm
-from penstock_loopback.waiting import wait_for
+from penstock_loopback.processes import wait_for
 from penstock_slurm.agent.freezer import GuardedFreezer
 
 from .node import Node

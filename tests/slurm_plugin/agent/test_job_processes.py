@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_loopback.waiting import wait_for
+from penstock_loopback.processes import wait_for
 from penstock_slurm.agent.processes import IN_CGROUP, Processes
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock_slurm.agent.memory_room import room_mb
+from penstock_slurm.agent.cuda_checkpoints import room_mb
 
 
 def test_room_on_the_host_is_what_the_limits_around_a_process_leave(tmp_path: Path):

@@ -11,7 +11,7 @@ from penstock_scheduler import __version__
 from penstock_scheduler.people.errors import PenstockError
 from penstock_slurm.agent.plugin import ASK_EVERY, MARK, Plugin, check
 from penstock_slurm.gateway.local_slurm import SlurmCommands, constrains_devices
-from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import source
 
 PLUGIN = b"\x7fELF..." + MARK + b"..."
 

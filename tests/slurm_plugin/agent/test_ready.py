@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from penstock_scheduler.api.agent_messages import CarriedJob, NodeOrder, NodeStatus, OrderedJob, State
-from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.penstockd import WallClock
 from penstock_scheduler.model import JobId, JobUse
 from penstock_slurm.gateway import SlurmNode
 from penstock_slurm.share.agents import SlurmAgents

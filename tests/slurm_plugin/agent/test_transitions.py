@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_loopback.waiting import wait_for
+from penstock_loopback.processes import wait_for
 from penstock_profiles.files import write_whole
 from penstock_profiles.node_channel import devices_file
 from penstock_scheduler.api.agent_messages import NodeStatus, status_file

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_scheduler.model import JobSpec, parse_spec, validate_spec
 from penstock_scheduler.people.errors import BadJobSpec
-from penstock_slurm.install.sources import source
+from penstock_slurm.install.units import source
 from penstock_slurm.submit.flags import BadFlag, flags, read, spec_of
 from tests.slurm_plugin.flags import values
 

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from penstock_loopback.fixtures import MakeLoopback
-from penstock_loopback.waiting import wait_for
+from penstock_loopback.processes import wait_for
 from penstock_scheduler.api.agent_messages import status_file
 from penstock_slurm.gateway import abilities
 from penstock_slurm.gateway.abilities import RELEASES, Release
 from penstock_slurm.install import answers
-from penstock_slurm.install.sources import build_plugin
+from penstock_slurm.install.units import build_plugin
 from tests.slurm_plugin.flags.site import FlagSite
 
 pytestmark = pytest.mark.slurm

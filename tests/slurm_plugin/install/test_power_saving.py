@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
+from penstock_slurm.install.answers import Finding
 from penstock_slurm.install.checks import judge_power_saving
-from penstock_slurm.install.findings import Finding
 
 SITE = {"SLURM_CONF": "/etc/slurm/slurm.conf", "PrivateData": "cloud"}
 WAKES = SITE | {"ResumeProgram": "/opt/slurm/resume", "ResumeTimeout": "1800 sec"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
-from penstock_slurm.install.findings import Finding
+from penstock_slurm.install.answers import Finding
 from penstock_slurm.install.site_shape import PARTITION, judge_site_shape
 
 PLAIN = SlurmPartition("gpu", ("n0",), up=True, default=True, max_time_s=None)

@@ -18,7 +18,7 @@ from penstock_scheduler.api.agent_messages import (
     order_file,
     status_file,
 )
-from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.penstockd import WallClock
 from penstock_scheduler.model import (
     Assignment,
     ClusterState,

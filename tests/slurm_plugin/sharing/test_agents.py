@@ -14,7 +14,7 @@ import pytest
 
 from penstock_loopback import wait_for
 from penstock_scheduler.model import Pack, SharedGpus
-from penstock_slurm.install.sources import build_plugin
+from penstock_slurm.install.units import build_plugin
 from tests.slurm_plugin.sharing.rig import NODE, Rig, packs
 from tests.slurm_plugin.state import save_jobs
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock_scheduler.cli.doctor import agents_in
-from penstock_scheduler.daemon.clock import WallClock
+from penstock_scheduler.daemon.penstockd import WallClock
 from penstock_scheduler.model import Pack, Phase, SharedGpus
 from penstock_scheduler.people.errors import ClusterAway, ConfigError
 from penstock_scheduler.rounds.settings import load_settings

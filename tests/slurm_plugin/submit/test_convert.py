@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_slurm.submit.command_line import header, sbatch_lines
-from penstock_slurm.submit.convert import comment_out, read_as, with_flags
+from penstock_slurm.submit.command_line import comment_out, header, read_as, sbatch_lines, with_flags
 from tests.slurm_plugin.submit.test_command_line import OPTIONS
 
 REQUEUE = "penstock: --no-requeue cannot be used: Penstock requeues: leave it out, or write --non-preemptible"

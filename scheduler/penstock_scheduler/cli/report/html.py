@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from penstock_scheduler.people.drawing import svg
-from penstock_scheduler.people.drawing.colours import LINES, job_colour
 from penstock_scheduler.people.drawing.gantt import gantt
 from penstock_scheduler.people.drawing.history import History, JobHistory
-from penstock_scheduler.people.drawing.page import key, legend, page, wide
-from penstock_scheduler.people.drawing.svg import clock
+from penstock_scheduler.people.drawing.svg import LINES, clock, job_colour, key, legend, page, wide
 
 
 def render_page(

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from penstock_scheduler.api.messages import NodeView
 from penstock_scheduler.cli.terminal.picture import GpuCounts, Line, Picture, by_type
-from penstock_scheduler.people.drawing.colours import is_dark, job_colour, number
+from penstock_scheduler.people.drawing.svg import is_dark, job_colour, number
 from penstock_scheduler.people.safe_text import one_line
 
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz"

@@ -23,19 +23,16 @@ from penstock_scheduler.accounts.rules import SchedulingRules
 from penstock_scheduler.api.access_messages import Caller, Identity
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.api.ports import Burst, ModelSource, Submitter
-from penstock_scheduler.daemon.service.addresses import host_of
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.daemon.service.errors import Refusal, no_such_job
-from penstock_scheduler.daemon.service.guard import Bucket
-from penstock_scheduler.daemon.service.identity import Gatekeeper, is_private
+from penstock_scheduler.daemon.service.guard import Bucket, Turns
+from penstock_scheduler.daemon.service.identity import Gatekeeper, host_of, is_private
 from penstock_scheduler.daemon.service.known import Known
 from penstock_scheduler.daemon.service.leases import Leases
 from penstock_scheduler.daemon.service.oidc import Provider
 from penstock_scheduler.daemon.service.port import Daemon
 from penstock_scheduler.daemon.service.report_writer import ReportWriter
-from penstock_scheduler.daemon.service.settings import ApiSettings
-from penstock_scheduler.daemon.service.turns import Turns
-from penstock_scheduler.daemon.service.visibility import PrivateData, may_see
+from penstock_scheduler.daemon.service.settings import ApiSettings, PrivateData, may_see
 from penstock_scheduler.daemon.service.vitals import Vitals
 from penstock_scheduler.daemon.service.whatif import WhatIfTasks
 from penstock_scheduler.jobs.kin import KinOfJobs
@@ -46,7 +43,7 @@ from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.rounds.plan_gate import Approval
 from penstock_scheduler.rounds.settings import Settings
 from penstock_scheduler.safety.children import Pool
-from penstock_scheduler.safety.places import Places
+from penstock_scheduler.safety.open_files import Places
 
 if TYPE_CHECKING:
     from penstock_scheduler.daemon.service.web.live import Live

@@ -30,7 +30,7 @@ from penstock_scheduler.daemon.service.rights import EndWithRight
 from penstock_scheduler.daemon.service.routers import ROUTERS
 from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.daemon.service.web import pages
-from penstock_scheduler.daemon.service.web.problems import is_page, page_instead
+from penstock_scheduler.daemon.service.web.render import is_page, page_instead
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.people.errors import BadJobSpec, ClusterAway, ConfigError, PenstockError, StoreError
 from penstock_scheduler.safety.children import Busy

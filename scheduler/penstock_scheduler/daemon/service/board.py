@@ -23,8 +23,8 @@ from penstock_scheduler.api.messages import AllocationView, JobView, ResultView
 from penstock_scheduler.api.ports import NOT_COUNTED, Cluster, Fate, GpuSecondsByJob, RoundListener, Submitter
 from penstock_scheduler.daemon.service.activity import Activity
 from penstock_scheduler.daemon.service.known import Event, Known
-from penstock_scheduler.daemon.service.outputs import Outputs
-from penstock_scheduler.jobs.progress import ReportedProgress
+from penstock_scheduler.daemon.service.output import Outputs
+from penstock_scheduler.jobs.learned_models import ReportedProgress
 from penstock_scheduler.jobs.results import CLOCKED, Results
 from penstock_scheduler.jobs.reused_ids import former_id, is_another
 from penstock_scheduler.model import Action, ClusterState, Job, JobSpec, Outcome, Phase, Placement, Plan, Refusal, Stop

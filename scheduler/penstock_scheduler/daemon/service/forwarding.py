@@ -29,11 +29,11 @@ from penstock_scheduler.api.health_messages import FilesHealth, Health, LeaderHe
 from penstock_scheduler.api.messages import JobView, LogPart
 from penstock_scheduler.daemon.service import report_batches, sessions
 from penstock_scheduler.daemon.service.errors import Refusal, no_such_job
+from penstock_scheduler.daemon.service.guard import Turns
 from penstock_scheduler.daemon.service.identity import IDENTITY
 from penstock_scheduler.daemon.service.port import Chosen, Daemon
-from penstock_scheduler.daemon.service.turns import Turns
 from penstock_scheduler.safety import open_files
-from penstock_scheduler.safety.places import Places
+from penstock_scheduler.safety.open_files import Places
 
 SILENT_HEADER = "Penstock-Daemon-Silent-Since"
 """Of every answer while penstockd is silent: since when, s since 1970."""

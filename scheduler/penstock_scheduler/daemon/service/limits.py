@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock_scheduler.api.messages import MAX_BODY_BYTES
-from penstock_scheduler.daemon.service.addresses import host_of
-from penstock_scheduler.safety.places import Places
+from penstock_scheduler.daemon.service.identity import host_of
+from penstock_scheduler.safety.open_files import Places
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from penstock_scheduler.daemon.service.limits import LimitedServer, connections
 from penstock_scheduler.daemon.service.settings import ApiSettings
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.safety import open_files
-from penstock_scheduler.safety.places import Places
+from penstock_scheduler.safety.open_files import Places
 from penstock_scheduler.store.sql import SqlStore
 
 log = logging.getLogger(__name__)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, PositiveFloat, PositiveInt, model_validator
 
 from penstock_scheduler.api.messages import DEFAULT_SOCKET
-from penstock_scheduler.daemon.service.visibility import PrivateData
 
 DEFAULT_PRIVATE_SOCKET = Path("/run/penstock/penstockd.sock")
 """Where penstockd listens to penstock-api."""
@@ -122,3 +122,20 @@ class ApiSettings(BaseModel):
                     "set tls = false"
                 )
         return self
+
+
+PrivateData = Literal["jobs", "usage"]
+"""`jobs`: who holds which GPUs, and who waits. `usage`: what others have used, and what it cost."""
+
+
+def may_see(what: PrivateData, owner: str, caller: str, *, sees_all: bool, private: Collection[PrivateData]) -> bool:
+    """Whether a caller may see this about the jobs of a user.
+
+    Args:
+        what: what it is about.
+        owner: the user of the jobs.
+        caller: the user that asks.
+        sees_all: whether the caller's role sees everything: an operator or an admin.
+        private: what the site keeps from others.
+    """
+    return sees_all or owner == caller or what not in private

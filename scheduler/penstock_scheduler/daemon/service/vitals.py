@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_scheduler import __version__
-from penstock_scheduler.api.health_messages import DiskHealth, FilesHealth, Health, LeaderHealth, StepHealth
+from penstock_scheduler.api.health_messages import (
+    STANDBY,
+    DiskHealth,
+    FilesHealth,
+    Health,
+    LeaderHealth,
+    StandbyHealth,
+    StepHealth,
+)
 from penstock_scheduler.api.ports import Leadership
-from penstock_scheduler.daemon.service import leading, views
+from penstock_scheduler.daemon.service import views
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.safety import open_files
 from penstock_scheduler.safety.health import (
@@ -23,7 +32,8 @@ from penstock_scheduler.safety.health import (
     warnings,
 )
 from penstock_scheduler.store.disks import DiskCheck
-from penstock_scheduler.store.leadership.lease import ALONE
+from penstock_scheduler.store.leadership.lease import ALONE, Lease
+from penstock_scheduler.store.leadership.terms import Leader, Standby
 
 
 class LoopStatus(Protocol):
@@ -83,7 +93,7 @@ class Vitals:
     def leader(self) -> LeaderHealth:
         """Which of several penstockd leads, and which stand by."""
         record = self.board.record
-        return leading.leading(self.leadership, record.snapshot.round if record else None)
+        return leading(self.leadership, record.snapshot.round if record else None)
 
     def health(self, now_s: float) -> Health:
         """Whether the daemon can do its work, and what is known about that."""
@@ -123,7 +133,7 @@ class Vitals:
             warnings=[
                 *warnings(found, settings),
                 *views.warnings(board),
-                *leading.warnings(leader),
+                *leader_warnings(leader),
                 *filter(None, [files.warning]),
             ],
             leader=leader,
@@ -164,3 +174,68 @@ class Vitals:
 
 def _age(then_s: float | None, now_s: float) -> float | None:
     return None if then_s is None else max(now_s - then_s, 0.0)
+
+
+LATE_S = 10.0
+"""A standby that has not been heard of for this long is away."""
+
+
+def leading(leadership: Leadership, round_: int | None) -> LeaderHealth:
+    """What the leader says of itself and of its standbys. It asks nobody.
+
+    `round_` is the newest round.
+    """
+    if not isinstance(leadership, Lease):
+        name = socket.gethostname()
+        return LeaderHealth(here=True, name=name, number=leadership.number, version=__version__, alone=True)
+    leader, standbys = leadership.sight
+    return LeaderHealth(
+        here=not leadership.lost,
+        name=leadership.name,
+        number=leadership.number,
+        version=__version__,
+        address=leader.address if leader is not None else "",
+        since_age_s=leader.since_age_s if leader is not None else None,
+        lease_age_s=max(leadership.age_s, 0.0),
+        lease_s=leadership.lease_s,
+        standbys=_standbys(standbys, round_),
+    )
+
+
+def standing_by(leader: Leader | None, standbys: Sequence[Standby], round_: int | None, lease_s: float) -> LeaderHealth:
+    """What a standby says of the leader."""
+    if leader is None:
+        return LeaderHealth(here=False, name="", number=0, version="", lease_s=lease_s)
+    return LeaderHealth(
+        here=False,
+        name="" if leader.term.released else leader.term.holder,
+        number=leader.term.number,
+        version=leader.version,
+        address=leader.address,
+        since_age_s=leader.since_age_s,
+        lease_age_s=leader.beat_age_s,
+        lease_s=lease_s,
+        standbys=_standbys(standbys, round_),
+    )
+
+
+def leader_warnings(found: LeaderHealth) -> list[str]:
+    """What an admin should look at."""
+    return [
+        f"{STANDBY}{each.name} has not been heard of for {each.seen_age_s:.0f} s; look whether its penstockd runs"
+        for each in found.standbys
+        if each.seen_age_s > LATE_S
+    ]
+
+
+def _standbys(standbys: Sequence[Standby], round_: int | None) -> list[StandbyHealth]:
+    return [
+        StandbyHealth(
+            name=each.name,
+            version=each.version,
+            seen_age_s=each.seen_age_s,
+            since_age_s=each.since_age_s,
+            lag=None if round_ is None or each.round is None else max(round_ - each.round, 0),
+        )
+        for each in standbys
+    ]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from penstock_scheduler.people.drawing.colours import is_dark, job_colour
 from penstock_scheduler.people.drawing.history import History, JobHistory, Span
-from penstock_scheduler.people.drawing.svg import LEFT, RIGHT, WIDTH, clock, picture, time_ticks
+from penstock_scheduler.people.drawing.svg import LEFT, RIGHT, WIDTH, clock, is_dark, job_colour, picture, time_ticks
 
 ROW, TOP = 9, 8
 """Pixels: height of the row of one GPU, and above the first."""

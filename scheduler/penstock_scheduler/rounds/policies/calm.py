@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from penstock_scheduler.model import Job, JobId, Plan, Snapshot, StopCode
-from penstock_scheduler.model.moves import MoveCost
+from penstock_scheduler.model.snapshot import MoveCost
 from penstock_scheduler.rounds.policies.stops import stopped
 
 HELD_BACK = (

@@ -14,8 +14,7 @@ import numpy as np
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.model.spec import validate_spec
 from penstock_scheduler.people.errors import BadJobSpec
-from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Wrong
-from penstock_scheduler.simulator.workloads.table import Column, Columns
+from penstock_scheduler.simulator.workloads.table import BadInput, Column, Columns, InputProblem, Wrong
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, in_order, rigid_spec
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from penstock_profiles.families import load_families
 from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import JobSpec
 from penstock_scheduler.people.errors import ConfigError
-from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
-from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, rigid_spec
+from penstock_scheduler.simulator.workloads.workload import APPLICATIONS, Workload, WorkloadJob, rigid_spec
 
 CLASSES_H = (("S", 1.0), ("M", 10.0), ("L", 100.0), ("XL", math.inf))
 """Class -> GPU-hours up to which a job belongs to it (Pollux, section 5.2). Each class trains other models."""

@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 
 from penstock_scheduler.simulator.workloads.frames import COLUMNS, REQUIRED, TEXTS, WHOLE, read_spec
-from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Problems, Wrong
-from penstock_scheduler.simulator.workloads.table import MAX_JOBS, Columns, TableRows, open_text, unreadable
+from penstock_scheduler.simulator.workloads.table import (
+    MAX_JOBS,
+    BadInput,
+    Columns,
+    InputProblem,
+    Problems,
+    TableRows,
+    Wrong,
+    open_text,
+    unreadable,
+)
 from penstock_scheduler.simulator.workloads.workload import Workload, WorkloadJob, in_order, rigid_spec
 
 FORMAT = "penstock-workload/1"

@@ -17,10 +17,8 @@ import numpy as np
 
 from penstock_profiles.throughput import FloatArray
 from penstock_scheduler.model import JobSpec
-from penstock_scheduler.simulator.workloads.applications import APPLICATIONS
-from penstock_scheduler.simulator.workloads.problems import Wrong
-from penstock_scheduler.simulator.workloads.table import Columns, TableRows
-from penstock_scheduler.simulator.workloads.workload import rigid_spec
+from penstock_scheduler.simulator.workloads.table import Columns, TableRows, Wrong
+from penstock_scheduler.simulator.workloads.workload import APPLICATIONS, rigid_spec
 
 MOST_GPUS = 64
 """GPUs that an adaptive job of Sia's windows may get: Sia's policy never allocates more to one job."""

@@ -13,11 +13,14 @@ from pathlib import Path
 from penstock_profiles.gpus import UnknownGpuError, load_gpus
 from penstock_scheduler.simulator.workloads import own, public
 from penstock_scheduler.simulator.workloads.frames import OPTIONAL, REQUIRED, build_jobs
-from penstock_scheduler.simulator.workloads.problems import BadInput, InputProblem, Problems, Wrong
 from penstock_scheduler.simulator.workloads.table import (
     MAX_JOBS,
+    BadInput,
     Columns,
+    InputProblem,
+    Problems,
     TableRows,
+    Wrong,
     bounded,
     open_text,
     read_chunks,

@@ -19,6 +19,9 @@ from penstock_scheduler.store.leadership.terms import Leader, Standby, ends_s
 if TYPE_CHECKING:
     from penstock_scheduler.store.leadership.leader_table import LeaderTable
 
+
+from penstock_scheduler.safety.health import LoopHealth, StepName
+
 log = logging.getLogger(__name__)
 
 CONFIRMED_S = 0.25
@@ -210,3 +213,44 @@ class Lease:
 
     def _text(self, to: str, why: str) -> str:
         return f"nothing is written{f' to the {to}' if to and to != 'slurm' else ' to Slurm' if to else ''}: {why}"
+
+
+HURRY_S = 0.5
+"""How long the present tick gets to its end, so that a short one is complete."""
+LOOK_S = 0.05
+"""Time between two looks afterwards."""
+LONG_STEPS = (StepName.OBSERVE, StepName.DECIDE)
+"""They may take a minute, and change nothing before they end. What comes of them after that is not written."""
+
+
+class Leaving:
+    """Gives the lead up once.
+
+    Args:
+        health: what the loop is doing.
+        leave: gives the lead up.
+    """
+
+    def __init__(self, health: LoopHealth, leave: Callable[[], None]) -> None:
+        self._health, self._leave = health, leave
+        self._lock, self._ended = threading.Lock(), threading.Event()
+
+    def start(self, wait: Callable[[], None]) -> None:
+        """Leave as soon as nothing is being changed after `wait`, which returns when the leader should leave."""
+        threading.Thread(target=self._leave_soon, args=(wait,), name="leaving", daemon=True).start()
+
+    def now(self) -> None:
+        """The loop has ended: leave now, or wait until this has been done."""
+        self._ended.set()
+        with self._lock:
+            self._leave()
+
+    def _leave_soon(self, wait: Callable[[], None]) -> None:
+        wait()
+        pause_s = HURRY_S
+        while not self._ended.wait(pause_s):
+            if self._health.under_way in LONG_STEPS:
+                with self._lock:
+                    self._leave()
+                return
+            pause_s = LOOK_S

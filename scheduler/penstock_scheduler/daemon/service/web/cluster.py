@@ -13,10 +13,8 @@ from weakref import WeakKeyDictionary
 from penstock_scheduler.api.history_messages import AllocationSpan
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.daemon.service.api import Call
-from penstock_scheduler.daemon.service.web.cells import NodeCells, nodes_of, picture, words
-from penstock_scheduler.daemon.service.web.fragments import Fragments
-from penstock_scheduler.daemon.service.web.render import block
-from penstock_scheduler.daemon.service.web.world import IDLE_BELOW, World
+from penstock_scheduler.daemon.service.web.cells import IDLE_BELOW, NodeCells, World, nodes_of, picture, words
+from penstock_scheduler.daemon.service.web.render import Fragments, block
 
 TEMPLATE = "cluster.html"
 SHOWN = 40

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from penstock_scheduler.api.history_messages import AllocationSpan
 from penstock_scheduler.api.messages import ConfigurationView
-from penstock_scheduler.people.drawing.colours import HUES, index
-from penstock_scheduler.people.drawing.svg import Axis, Dot, Line, chart, picture
+from penstock_scheduler.people.drawing.svg import HUES, Axis, Dot, Line, chart, index, picture
 from penstock_scheduler.people.units import duration
 
 WIDTH, LEFT, RIGHT = 1000, 44, 12

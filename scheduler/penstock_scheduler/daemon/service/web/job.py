@@ -15,10 +15,9 @@ from penstock_scheduler.daemon.service import views
 from penstock_scheduler.daemon.service.api import Call
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.web import drawings
-from penstock_scheduler.daemon.service.web.fragments import Fragments
+from penstock_scheduler.daemon.service.web.cells import World
 from penstock_scheduler.daemon.service.web.queue import progress
-from penstock_scheduler.daemon.service.web.render import block
-from penstock_scheduler.daemon.service.web.world import World
+from penstock_scheduler.daemon.service.web.render import Fragments, block
 from penstock_scheduler.people.units import duration
 from penstock_scheduler.store.leadership.site_clock import site_time_s
 

@@ -18,10 +18,10 @@ from typing import Any
 from penstock_scheduler.daemon.service.api import Api
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.known import Event
-from penstock_scheduler.daemon.service.web import site, world
-from penstock_scheduler.daemon.service.web.fragments import Fragments, change
+from penstock_scheduler.daemon.service.web import cells, site
+from penstock_scheduler.daemon.service.web.cells import World
 from penstock_scheduler.daemon.service.web.job import Reader
-from penstock_scheduler.daemon.service.web.world import World
+from penstock_scheduler.daemon.service.web.render import Fragments, change
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.safe_text import one_line
 
@@ -91,7 +91,7 @@ class Live:
                 number = 1 if self._world is None else self._world.number + 1
                 fresh = began_s - self._busy[0] < BUSY_S
                 busy = self._busy[1] if fresh else None
-                self._world = await asyncio.to_thread(world.read, self._api, number, busy)
+                self._world = await asyncio.to_thread(cells.read, self._api, number, busy)
                 if not fresh:
                     self._busy = began_s, dict(self._world.busy)
                 self._last.append(self._world)

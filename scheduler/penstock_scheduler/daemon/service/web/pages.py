@@ -14,13 +14,12 @@ from penstock_scheduler.api.messages import MAX_PAGE, JobView
 from penstock_scheduler.daemon.service import sessions
 from penstock_scheduler.daemon.service.api import Api, Call, Operator, User
 from penstock_scheduler.daemon.service.errors import Refusal
-from penstock_scheduler.daemon.service.leading import LATE_S
 from penstock_scheduler.daemon.service.stream import Answer
-from penstock_scheduler.daemon.service.web import cluster, job, problems, queue, site
-from penstock_scheduler.daemon.service.web.fragments import Fragments
+from penstock_scheduler.daemon.service.vitals import LATE_S
+from penstock_scheduler.daemon.service.web import cluster, job, queue, site
+from penstock_scheduler.daemon.service.web.cells import World
 from penstock_scheduler.daemon.service.web.live import Live, Page
-from penstock_scheduler.daemon.service.web.render import HEADERS, block, render, static
-from penstock_scheduler.daemon.service.web.world import World
+from penstock_scheduler.daemon.service.web.render import HEADERS, Fragments, block, render, safe, static
 from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 router = APIRouter(include_in_schema=False)
@@ -111,9 +110,7 @@ async def home(call: User) -> RedirectResponse:
 @router.get("/login")
 async def get_login(next: Annotated[str, Query(max_length=2000)] = "/") -> HTMLResponse:
     """The page to log in on."""
-    return HTMLResponse(
-        render("login.html", next=problems.safe(next), viewer=None, live="", status=""), headers=HEADERS
-    )
+    return HTMLResponse(render("login.html", next=safe(next), viewer=None, live="", status=""), headers=HEADERS)
 
 
 @router.get("/static/{name:path}")

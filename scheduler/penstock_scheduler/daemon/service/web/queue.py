@@ -13,10 +13,9 @@ from penstock_scheduler.api.estimate_messages import JobEstimate, TimeRange
 from penstock_scheduler.api.history_messages import AllocationSpan, QueueEntry
 from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.daemon.service.api import Call
+from penstock_scheduler.daemon.service.web.cells import IDLE_BELOW, World
 from penstock_scheduler.daemon.service.web.cluster import Scope, scope_of
-from penstock_scheduler.daemon.service.web.fragments import Fragments
-from penstock_scheduler.daemon.service.web.render import block
-from penstock_scheduler.daemon.service.web.world import IDLE_BELOW, World
+from penstock_scheduler.daemon.service.web.render import Fragments, block
 
 TEMPLATE = "queue.html"
 PAGE = 100

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
+from fastapi import Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from penstock_scheduler.api.estimate_messages import TimeRange
-from penstock_scheduler.people.drawing.colours import index, rules
-from penstock_scheduler.people.drawing.page import style
+from penstock_scheduler.people.drawing.svg import index, rules, style
 from penstock_scheduler.people.safe_text import visible
 from penstock_scheduler.people.units import clock, duration
 from penstock_scheduler.store.leadership.site_clock import site_time_s
@@ -111,3 +117,81 @@ def block(template: str, name: str, **values: Any) -> str:
 @cache
 def _module(template: str) -> Any:
     return environment().get_template(template).module
+
+
+_OLD_PAGE = re.compile(r"^/v1(/jobs/[^/]+)/page$")
+_TITLES = {403: "You may not see this", 404: "There is no such page", 429: "Too many requests", 503: "Not now"}
+
+
+def is_page(request: Request) -> bool:
+    """Whether a person asked for a page, rather than a program for data."""
+    path = request.url.path
+    wants = "text/html" in request.headers.get("accept", "")
+    return request.method == "GET" and wants and (not path.startswith("/v1/") or _OLD_PAGE.match(path) is not None)
+
+
+def page_instead(request: Request, status: int, text: str) -> Response:
+    """The answer to a request for a page that is refused."""
+    if status == 401:
+        path = _OLD_PAGE.sub(r"\1", request.url.path)
+        wanted = path + (f"?{request.url.query}" if request.url.query else "")
+        there = "/login" if wanted == "/" else f"/login?next={quote(wanted, safe='')}"
+        return RedirectResponse(there, 303, {"Cache-Control": "no-store"})
+    return HTMLResponse(
+        render(
+            "problem.html",
+            title=_TITLES.get(status, "This did not work"),
+            text=text[:1].upper() + text[1:],
+            viewer=None,
+            live="",
+            status="",
+        ),
+        status,
+        HEADERS,
+    )
+
+
+def safe(there: str) -> str:
+    """An address on this site, to go to after the log-in; the first page if it is none."""
+    ours = re.fullmatch(r"/(?![/\\])[^\s\x00-\x1f\\]*", there) is not None
+    return there if ours and not there.startswith("/login") else "/"
+
+
+Parts = Mapping[str, str]
+"""Id of an element -> the HTML inside it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fragments:
+    """A page at a time.
+
+    Args:
+        parts: what is on it.
+        shape: the browser reads the whole page again when this changes: elements have come or gone.
+        more: what else the page's template needs. It does not change while the page is open.
+    """
+
+    parts: Parts
+    shape: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def extended(self, parts: Parts) -> Fragments:
+        """The same page with more parts."""
+        return Fragments({**self.parts, **parts}, self.shape, self.more)
+
+
+def change(before: Fragments | None, after: Fragments) -> str | None:
+    """The event that brings a page from one state to another; None: nothing has changed."""
+    if before is after:
+        return None
+    if before is None:
+        return _event("parts", after.parts)
+    if before.shape != after.shape:
+        return _event("reload", {})
+    news = {name: html for name, html in after.parts.items() if before.parts.get(name) != html}
+    return _event("parts", news) if news else None
+
+
+def _event(kind: str, data: Parts) -> str:
+    shown = {name: visible(html) for name, html in data.items()}
+    return f"event: {kind}\ndata: {json.dumps(shown, separators=(',', ':'))}\n\n"

@@ -15,9 +15,8 @@ from penstock_scheduler.api.messages import Drain, RoundSummary
 from penstock_scheduler.daemon.service import views
 from penstock_scheduler.daemon.service.api import Api, Call
 from penstock_scheduler.daemon.service.errors import Refusal
-from penstock_scheduler.daemon.service.web.fragments import Fragments
-from penstock_scheduler.daemon.service.web.render import block
-from penstock_scheduler.daemon.service.web.world import World
+from penstock_scheduler.daemon.service.web.cells import World
+from penstock_scheduler.daemon.service.web.render import Fragments, block
 from penstock_scheduler.model.policy_choice import PolicyChoice
 from penstock_scheduler.model.records import GateRecord
 from penstock_scheduler.rounds.policies import policy_names
