@@ -211,17 +211,19 @@ def list_(config: Path = CONFIG) -> None:
                 f"{place.name} does not list its instances: {error}; run `penstock cloud doctor`"
             ) from None
         for each in found:
-            run, node = each.tags.get("run"), each.tags.get("node")
-            typer.echo(f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} run {run}  node {node}")
+            of = "  ".join(f"{name} {each.tags.get(name)}" for name in ("run", "node", "owner"))
+            typer.echo(f"{each.id}  {each.state:13} {each.instance_type:14} {each.zone:12} {of}")
 
 
 @app.command()
 def adopt(
-    other: str = typer.Argument(help="The other identity: the UUID in the instances' tag penstock:site."),
+    other: str = typer.Argument(
+        help="The other identity: the UUID in the instances' tag penstock:site or penstock:owner."
+    ),
     config: Path = CONFIG,
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
 ) -> None:
-    """Take over the EC2 instances of another or an earlier site identity, so that penstockd ends and charges them.
+    """Take over the EC2 instances of another or an earlier site or store, so that penstockd ends and charges them.
 
     penstockd goes on with an instance whose run is open in its store. It ends every other one within a minute or two, and
     charges it from its launch. Never adopt the instances of a site that is alive.
@@ -232,10 +234,14 @@ def adopt(
         theirs = UUID(other)
     except ValueError:
         raise ConfigError(f"{other} is no UUID; see the tag penstock:site of the instances") from None
+    places = [(place, place.of_others(str(theirs))) for place in _with_prices(settings)]
     if theirs == home.site:
-        raise ConfigError(f"{other} is this site's own identity; `penstock cloud list` shows its instances")
-    places = [(place, place.of_site(str(theirs))) for place in _with_prices(settings)]
+        places = [(place, [each for each in listed if "owner" not in each.tags]) for place, listed in places]
     found = [each for _, listed in places for each in listed]
+    if theirs == home.site and not found:
+        raise ConfigError(
+            f"{other} is this site's own identity, and all of its instances have an owner; `penstock cloud list` shows it"
+        )
     for each in found:
         launched = datetime.fromtimestamp(each.launched_s, UTC)
         run, price = each.tags.get("run"), each.tags.get("usd_per_h", "?")
@@ -243,7 +249,7 @@ def adopt(
             f"{each.id}  {each.instance_type:14} {each.zone:12} since {launched:%Y-%m-%d %H:%M} UTC  ${price}/h  run {run}"
         )
     if not found:
-        typer.echo(f"no instance with penstock:site={theirs} runs")
+        typer.echo(f"no instance with penstock:site={theirs} or penstock:owner={theirs} runs")
         return
     if not yes and not typer.confirm(f"Adopt {len(found)} instances? Those without an open run here are ended"):
         typer.echo("nothing was adopted")

@@ -15,7 +15,7 @@ from penstock_cloud.catalogue import Catalogue, KeptCatalogue
 from penstock_cloud.failures import refusal, understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.templates import LOOK_UP, TAG, Templates, ec2_tags, mine
-from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Machine, Order
+from penstock_scheduler.burst.manager.provider import ADOPTED, DescribedInstance, Kind, LaunchFailed, Machine, Order
 from penstock_scheduler.people.errors import ConfigError
 
 Listed = list[DescribedInstance]
@@ -401,14 +401,18 @@ class Ec2:
             filters.append({"Name": f"tag:{TAG}run", "Values": [run]})
         return self._described(filters)
 
-    def of_site(self, site: str) -> Listed:
-        """Another site's instances that have not ended. Only an admin's explicit command asks for them."""
-        found = self._described([{"Name": f"tag:{TAG}site", "Values": [site]}])
+    def of_others(self, other: str) -> Listed:
+        """Instances of another site or store that have not ended. Only an admin's explicit command asks for them."""
+        found = [
+            each
+            for tag in ("site", "owner")
+            for each in self._described([{"Name": f"tag:{TAG}{tag}", "Values": [other]}])
+        ]
         return [each for each in found if not each.gone]
 
     def adopt(self, id_: str) -> None:
-        """Make an instance this site's, by its tag."""
-        self._ask("create_tags", Resources=[id_], Tags=ec2_tags(mine(self._settings)))
+        """Make an instance this site's, by its tags."""
+        self._ask("create_tags", Resources=[id_], Tags=ec2_tags(mine(self._settings) | {"owner": ADOPTED}))
 
     def known(self, ids: Collection[str]) -> Listed:
         """Those of these instances that EC2 lists, whatever tags they have by now. Oldest first."""

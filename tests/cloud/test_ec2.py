@@ -391,25 +391,6 @@ def test_a_notice_of_interruption_makes_the_job_save_and_leave(site: CloudSite, 
     assert not notice.exists()
 
 
-def test_a_store_that_was_lost_leaves_no_instance_behind(site: CloudSite, ec2: Ec2, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from penstock_scheduler.store.sql import open_store
-
-    site.submit("7")
-    site.send("7")
-    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
-    new = open_store(tmp_path / "new", writer=True)
-    try:
-        site.store = new
-        site.crash()
-        site.until(lambda: not ec2.running())
-        site.ticks(3)
-        spent, owed = site.bill()
-        assert owed > 0
-        assert spent == pytest.approx(owed, abs=1e-9), "and it is paid for"
-    finally:
-        new.close()
-
-
 def test_instances_of_others_are_left_alone(site: CloudSite, ec2: Ec2) -> None:
     client = ec2.direct()
     other = {"ResourceType": "instance", "Tags": [{"Key": "penstock:cluster", "Value": "another"}]}

@@ -60,6 +60,62 @@ def test_two_sites_of_one_name_in_one_account_leave_each_other_alone(
     assert not [line for line in site.store.cloud_ledger() if line.kind == "usd"], "and pays for nothing of the other's"
 
 
+@pytest.fixture
+def copy(
+    cloud_settings: Callable[..., CloudSettings], ec2: Ec2, site: CloudSite, tmp_path: Path
+) -> Iterator[CloudSite]:
+    """Another penstockd with a copy of the settings file, a store of its own, and another cluster behind it."""
+    store = open_store(tmp_path / "copy", writer=True)
+    yield CloudSite(cloud_settings(share=tmp_path / "copy-share"), store, ec2, ec2.through)
+    store.close()
+
+
+def test_a_copy_of_the_settings_ends_and_charges_nothing_that_another_store_launched(
+    site: CloudSite, copy: CloudSite, ec2: Ec2
+) -> None:
+    run_a_job(site)
+    (theirs,) = ec2.running()
+    copy.ticks(5)
+    assert ec2.running() == [theirs]
+    assert f"{theirs}: launched under this site's identity by another penstockd" in " ".join(copy.state.closed)
+    run_a_job(copy)  # of the same id
+    assert len(ec2.running()) == 2
+    copy.finish("7")
+    copy.until(lambda: not copy.state.runs)
+    assert ec2.running() == [theirs]
+    assert {line.text for line in copy.store.cloud_ledger() if theirs in line.text} == set()
+    site.ticks(5)
+    assert [run.job for run in site.state.runs] == ["7"]
+    site.finish("7")
+    site.until(lambda: not site.state.runs)
+    spent, owed = site.bill()
+    assert spent + copy.bill()[0] == pytest.approx(owed, abs=1e-9)
+
+
+def test_an_instance_of_a_lost_store_is_told_and_ended_once_it_is_adopted(
+    site: CloudSite, ec2: Ec2, tmp_path: Path
+) -> None:
+    """The store is gone, and so is the job."""
+    run_a_job(site)
+    (left,) = ec2.running()
+    owner = tags_of(ec2.instances("running")[0])["penstock:owner"]
+    del site.jobs["7"]
+    site.on.clear()
+    site.store.close()
+    site.store = open_store(tmp_path / "new", writer=True)
+    try:
+        site.crash()
+        site.ticks(5)
+        assert ec2.running() == [left]
+        assert f"penstock cloud adopt {owner}" in " ".join(site.state.closed)
+        ec2.direct().create_tags(Resources=[left], Tags=[{"Key": "penstock:owner", "Value": "adopted"}])
+        site.until(lambda: not ec2.running())
+        site.until(lambda: bool([line for line in site.store.cloud_ledger() if left in line.text]))
+        assert not site.state.closed
+    finally:
+        site.store.close()
+
+
 def test_a_site_must_say_who_it_is(cloud_settings: Callable[..., CloudSettings]) -> None:
     whole = cloud_settings().model_dump()
     with pytest.raises(ValidationError, match=r'Add site = "[0-9a-f-]{36}"'):
@@ -157,10 +213,13 @@ def test_what_an_earlier_job_of_the_same_id_has_left_is_not_taken_for_this_ones(
     try:
         site.store, site.jobs, site.on = new, {}, {}
         site.crash()
-        site.until(lambda: not ec2.running())
+        site.ticks(5)
         run_a_job(site)
         assert site.run_of("7") != first
-        assert [tags_of(each)["penstock:run"] for each in ec2.instances("running")] == [site.run_of("7")]
+        assert {tags_of(each)["penstock:run"] for each in ec2.instances("running")} == {first, site.run_of("7")}
+        site.finish("7")
+        site.until(lambda: not site.state.runs)
+        assert [tags_of(each)["penstock:run"] for each in ec2.instances("running")] == [first]
     finally:
         new.close()
 

@@ -68,6 +68,10 @@ class ClusterSide:
         """Look at the nodes, and change nothing."""
         self.nodes = {node.name: node for node in self._nodes.nodes()}
 
+    def has(self, job: JobId | None, node: str | None) -> bool:
+        """Whether this job of the cluster is on this cloud node."""
+        return node in self._nodes.jobs_on_instances().get(job or "", ())
+
     def suspended(self, run: BurstRun) -> bool:
         """Whether Slurm does not need the run's nodes any more."""
         return run.id in self._suspended

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
-from collections.abc import Container, Iterable, Sequence
+import uuid
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from penstock_scheduler.burst.manager.book import Book
 from penstock_scheduler.burst.manager.places import Listing, Places
-from penstock_scheduler.burst.manager.provider import DescribedInstance, Kind, LaunchFailed, Order, Provider
+from penstock_scheduler.burst.manager.provider import ADOPTED, DescribedInstance, Kind, LaunchFailed, Order, Provider
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.model import JobId
@@ -21,6 +23,9 @@ PROTECTED = "cloud.protected"
 
 PROTECTED_PLACES = "cloud.protected_places"
 """Name of the stored control with the places in which nothing is launched, and why."""
+
+OWNER = "cloud.owner"
+"""Name of the stored control with the store's own UUID. Instances have it in their tag `owner`."""
 
 QUIET_S = 15.0
 """How long a place that has lost an answer is not asked, if there are others: each call may take its whole time limit."""
@@ -41,6 +46,8 @@ class Instances:
         away: why places did not list everything; empty: all did.
         silent: places that have lost an answer in this pass or a little earlier, and are not asked now.
         stripped: instances of open runs that have lost the site's tag.
+        foreign: instances with the site's tag that another store has launched: that of a second site with copied settings, or
+            one that is lost. They are left alone.
     """
 
     def __init__(self, places: Places, settings: BurstSettings, store: RunStore, book: Book) -> None:
@@ -49,6 +56,8 @@ class Instances:
         self.away = ""
         self.silent: set[str] = set()
         self.stripped: frozenset[str] = frozenset()
+        self.foreign: tuple[DescribedInstance, ...] = ()
+        self._owner = _owner(store)
         self._quiet_until_s: dict[str, float] = {}
         self._heard: frozenset[str] = frozenset()
         self._settled: set[str] = set()
@@ -98,7 +107,7 @@ class Instances:
         if now_s - self._looked_s < every_s:
             self.seen = None
             return
-        seen = self._places.listing(self._book.runs.values(), self.silent)
+        seen = self._without_foreign(self._places.listing(self._book.runs.values(), self.silent))
         for place in seen.lost:
             self.note(place, LaunchFailed(Kind.LOST, "", ""))
         self.seen, self.away, self._heard = seen, seen.trouble, seen.heard
@@ -108,6 +117,32 @@ class Instances:
             facts = {"instances": ",".join(sorted(seen.stripped))}
             log.error("instances have lost the tag penstock:site; they are ended with their runs", extra=facts)
         self.stripped = seen.stripped
+
+    def _without_foreign(self, seen: Listing) -> Listing:
+        """The listing without `foreign`, which are noted. An instance in an open run's record is the site's own."""
+        claimed = {slot.instance for run in self._book.runs.values() for slot in run.slots}
+        own = {
+            id_: each
+            for id_, each in seen.found.items()
+            if id_ in claimed or each.tags.get("owner") in (self._owner, ADOPTED)
+        }
+        foreign = tuple(each for id_, each in seen.found.items() if id_ not in own and not each.gone)
+        if new := {each.id for each in foreign} - {each.id for each in self.foreign}:
+            log.error(
+                "instances of this site's identity that another store launched", extra={"instances": ",".join(new)}
+            )
+        self.foreign = foreign
+        return dataclasses.replace(seen, found=own)
+
+    def told_of_foreign(self) -> Iterator[str]:
+        """A sentence about the foreign instances of each owner, with the remedy."""
+        for owner in sorted({each.tags.get("owner", "") for each in self.foreign}):
+            ids = ", ".join(each.id for each in self.foreign if each.tags.get("owner", "") == owner)
+            yield (
+                f"{ids}: launched under this site's identity by another penstockd, or by one whose store is lost; left alone, "
+                "and not charged. If two sites have the same [cloud] site, give this one a UUID of its own; if not, "
+                f"`penstock cloud adopt {owner or self._settings.site}` takes them over"
+            )
 
     def refreshed(self, run: BurstRun, now_s: float) -> BurstRun:
         """The run with its instances as listed in this pass. Unchanged if its place was not listed in this pass."""
@@ -255,7 +290,7 @@ class Instances:
                 instance_type=run.instance_type,
                 market=run.market,
                 nodes=run.nodes,
-                tags=run.tags(),
+                tags=run.tags() | {"owner": self._owner},
                 usd_per_h=run.usd_per_h - run.extras_usd_per_h,
                 guest=guest,
                 until_s=run.ordered_s + run.lifetime_s,
@@ -273,6 +308,14 @@ class Instances:
             "launched", extra={"job": run.job, "run": run.id, "instances": ",".join(s.instance or "" for s in slots)}
         )
         return run.model_copy(update={"slots": slots})
+
+
+def _owner(store: RunStore) -> str:
+    """The store's UUID, made at the first time."""
+    if (owner := store.control(OWNER)) is None:
+        owner = str(uuid.uuid4())
+        store.set_control(OWNER, owner)
+    return str(owner)
 
 
 def _with_instances(run: BurstRun, found: Iterable[DescribedInstance]) -> BurstRun:

@@ -253,7 +253,10 @@ class BurstManager:
         seen = self._instances.seen
         if seen is None or seen.trouble:
             return False
-        for name, instances in of_unknown_runs(seen.found.values(), self._book, self._jobs_seen).items():
+        ours = (
+            each for each in self._instances.foreign if self._cluster.has(each.tags.get("job"), each.tags.get("node"))
+        )
+        for name, instances in of_unknown_runs([*seen.found.values(), *ours], self._book, self._jobs_seen).items():
             run = record_of(name, instances, self._cluster.nodes, self._cluster.partition)
             if isinstance(run, Unreadable):
                 self._book.unreadable[name] = run
@@ -327,6 +330,7 @@ class BurstManager:
             told.append(
                 f"{names} have lost the tag penstock:site, so they are found only by their runs; set the tag again"
             )
+        told += self._instances.told_of_foreign()
         threads = [worker.trouble for worker in (self._worker, self._ender) if worker is not None]
         told += [
             self._offers.stale(now_s),

@@ -23,6 +23,10 @@ LONGEST_BACK_OFF_S = 3600.0
 """Longest time for which a type is avoided after refusals in a row, s."""
 
 
+ADOPTED = "adopted"
+"""The tag `owner` of an instance that an admin has given to the site, whatever store launched it."""
+
+
 class Kind(StrEnum):
     """The reaction to a provider's refusal."""
 
