@@ -227,10 +227,9 @@ class Deployment:
     def state(self, dag: str, run: str) -> str:
         return str(self.ask("GET", f"/dags/{dag}/dagRuns/{run}")["state"])
 
-    def tasks(self, dag: str, run: str) -> list[Instance]:
-        return list(
-            self.ask("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances", params={"limit": 100})["task_instances"]
-        )
+    def tasks(self, dag: str, run: str, limit: int = 100) -> list[Instance]:
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances"
+        return list(self.ask("GET", path, params={"limit": limit})["task_instances"])
 
     def task(self, dag: str, run: str, task: str, map_index: int = -1) -> Instance:
         tasks = self.tasks(dag, run)

@@ -1,7 +1,8 @@
 """A storm of random events: components are killed, tasks cleared, marked and deleted, the token replaced.
 
 Afterwards Slurm's records and Airflow must tell the same story, and no job may run that nobody owns. PENSTOCK_STORM_EVENTS (by
-default 100, which take a quarter of an hour) and PENSTOCK_STORM_SEED choose the storm.
+default 100, which take a quarter of an hour) and PENSTOCK_STORM_SEED choose the storm. The second storm only kills, slurmctld as
+well, until all deferred tasks of one run have ended: PENSTOCK_STORM_TASKS, by default 60, by hand 500.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from tests.end_to_end.site import Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.usefixtures("nothing_left")]
 
-DAG = "storm"
 COMPONENTS = ("triggerer", "scheduler", "dag-processor", "api-server")
 RUNS = 6
 """Runs that have not ended while the storm goes on."""
@@ -46,6 +46,7 @@ class Storm:
     told: list[str] = field(default_factory=list)
     marked: set[str] = field(default_factory=set)
     """Runs whose task was marked as failed. Airflow may have done so, too, if it answered with an error."""
+    dag: str = "storm"
 
     # --- events
 
@@ -54,8 +55,8 @@ class Storm:
         kills = {f"kill {name}": (lambda name=name: self._restart(name)) for name in COMPONENTS}
         return kills | {
             "kill penstockd": self._restart_penstockd,
-            "clear": lambda: self._on_run("clear", lambda run: self.airflow.clear(DAG, run, "job")),
-            "clear run": lambda: self._on_run("clear", lambda run: self.airflow.clear(DAG, run)),
+            "clear": lambda: self._on_run("clear", lambda run: self.airflow.clear(self.dag, run, "job")),
+            "clear run": lambda: self._on_run("clear", lambda run: self.airflow.clear(self.dag, run)),
             "mark failed": lambda: self._on_run("mark", self._mark),
             "delete": lambda: self._on_run("delete", self._delete),
             "rotate token": self._rotate,
@@ -73,8 +74,13 @@ class Storm:
         time.sleep(self.dice.choice((0, 5)))
         self.site.start()
 
+    def _restart_slurmctld(self) -> None:
+        self.site.slurm.kill_slurmctld()
+        time.sleep(self.dice.choice((0, 5)))
+        self.site.slurm.start_slurmctld()
+
     def _on_run(self, what: str, do: Callable[[str], None]) -> None:
-        present = self.airflow.runs(DAG)
+        present = self.airflow.runs(self.dag)
         if present:
             run = self.dice.choice(present)
             try:
@@ -84,10 +90,10 @@ class Storm:
 
     def _mark(self, run: str) -> None:
         self.marked.add(run)
-        self.airflow.mark(DAG, run, "job", "failed")
+        self.airflow.mark(self.dag, run, "job", "failed")
 
     def _delete(self, run: str) -> None:
-        self.airflow.ask("DELETE", f"/dags/{DAG}/dagRuns/{run}")
+        self.airflow.ask("DELETE", f"/dags/{self.dag}/dagRuns/{run}")
         if self.dice.random() < 0.5:  # once more under the same name
             self._trigger(run)
 
@@ -104,11 +110,11 @@ class Storm:
         order = {"logical_date": None, "dag_run_id": run, "conf": conf}
 
         def is_there() -> bool:
-            if run in self.airflow.runs(DAG):
+            if run in self.airflow.runs(self.dag):
                 return True
             with contextlib.suppress(AssertionError):
-                self.airflow.ask("POST", f"/dags/{DAG}/dagRuns", json=order)
-            return run in self.airflow.runs(DAG)
+                self.airflow.ask("POST", f"/dags/{self.dag}/dagRuns", json=order)
+            return run in self.airflow.runs(self.dag)
 
         wait_for(is_there, 120, f"run {run}", poll_s=POLL_S, details=self.airflow.tail)
 
@@ -132,9 +138,9 @@ class Storm:
 
     # --- what is true afterwards
 
-    def calm(self) -> None:
+    def calm(self, timeout_s: float = 480) -> None:
         """Wait until every run has ended and no job is left."""
-        wait_for(self._is_over, 480, "all runs to end", poll_s=2 * POLL_S, details=self.story)
+        wait_for(self._is_over, timeout_s, "all runs to end", poll_s=2 * POLL_S, details=self.story)
 
     def _is_over(self) -> bool:
         return set(self.states().values()) <= {"success", "failed"} and not self._alive()
@@ -145,7 +151,7 @@ class Storm:
 
         def answered() -> bool:
             with contextlib.suppress(AssertionError, httpx.TransportError):
-                for each in self.airflow.ask("GET", f"/dags/{DAG}/dagRuns", params={"limit": 1000})["dag_runs"]:
+                for each in self.airflow.ask("GET", f"/dags/{self.dag}/dagRuns", params={"limit": 1000})["dag_runs"]:
                     found[each["dag_run_id"]] = each["state"]
                 return True
             return False
@@ -154,7 +160,7 @@ class Storm:
         return found
 
     def _alive(self) -> list[str]:
-        return [job.id for job in self.site.gateway.jobs() if f":{DAG}:" in job.comment]
+        return [job.id for job in self.site.gateway.jobs() if f":{self.dag}:" in job.comment]
 
     def records(self) -> list[Ran]:
         """All runs of all jobs of the storm in Slurm's accounting."""
@@ -163,7 +169,7 @@ class Storm:
         found = []
         for line in told.splitlines():
             job, state, start, end, nodes, comment = line.split("|", 5)
-            if f":{DAG}:" in comment:
+            if f":{self.dag}:" in comment:
                 key = json.loads(comment)["penstock_key"]
                 start_s = _seconds(start) if nodes != "None assigned" else float("inf")
                 found.append(Ran(job, key, state.split()[0], start_s, _seconds(end)))
@@ -173,14 +179,14 @@ class Storm:
         """What Airflow shows of the runs that it has, by the names of their tasks in the keys of jobs."""
         found = {}
         for run in self.states():
-            state = str(self.airflow.task(DAG, run, "job")["state"])
-            job = self.airflow.xcom(DAG, run, "job", "job_id")
-            found[f"airflow:tests:{DAG}:{run}:job:-1"] = Shown(state, job, self._excuse(run))
+            state = str(self.airflow.task(self.dag, run, "job")["state"])
+            job = self.airflow.xcom(self.dag, run, "job", "job_id")
+            found[f"airflow:tests:{self.dag}:{run}:job:-1"] = Shown(state, job, self._excuse(run))
         return found
 
     def _excuse(self, run: str) -> str:
         """Why a run's task may have failed although its newest job completed: a user marked it, or Airflow lost its last try."""
-        query = {"dag_id": DAG, "run_id": run, "limit": 1000}
+        query = {"dag_id": self.dag, "run_id": run, "limit": 1000}
         events = {each["event"] for each in self.airflow.ask("GET", "/eventLogs", params=query)["event_logs"]}
         lost = events & {
             "state mismatch",
@@ -188,10 +194,10 @@ class Storm:
             "stuck in queued reschedule",
             "stuck in queued tries exceeded",
         }
-        task = self.airflow.task(DAG, run, "job")
+        task = self.airflow.task(self.dag, run, "job")
         if task["state"] == "failed":
             # What Airflow says of a connection that its API server, which the storm kills, does not answer about.
-            log = self.airflow.log(DAG, run, "job", max(task["try_number"], 1))
+            log = self.airflow.log(self.dag, run, "job", max(task["try_number"], 1))
             lost |= {"no answer about the connection"} if "isn't defined" in log else set()
         return ", ".join(sorted(lost) + (["a user marked it"] if run in self.marked else []))
 
@@ -201,6 +207,79 @@ class Storm:
         lines = [*self.told, *(f"{run}: {states.get(run, 'deleted')}" for run in self.runs)]
         lines += [str(ran) for ran in sorted(self.records(), key=lambda ran: (ran.owner, ran.attempt))]
         return "\n".join(lines) + f"\nalive: {self._alive()}\n{self.airflow.tail()}"
+
+
+@dataclass
+class Crowd(Storm):
+    """Many deferred tasks of one run, through kills of everything."""
+
+    dag: str = "crowd"
+    longest_s: float = 3600.0
+    """After it, nothing is killed any more."""
+
+    def rage_until_the_end(self, run: str) -> None:
+        """Kill one thing after the other until all tasks of the run have ended."""
+        until_s = time.monotonic() + self.longest_s
+        kills = {name: do for name, do in self.events().items() if name.startswith("kill ")}
+        kills["kill slurmctld"] = self._restart_slurmctld
+        while time.monotonic() < until_s and self.states().get(run) not in ("success", "failed"):
+            time.sleep(self.dice.uniform(40, 90))
+            name = self.dice.choice(list(kills))
+            self.told.append(f"{len(self.told)}: {name}")
+            print(f"{time.strftime('%H:%M:%S')} {self.told[-1]}: {self.counts(run)}", flush=True)
+            kills[name]()
+
+    def _is_over(self) -> bool:
+        self._repair()
+        return super()._is_over()
+
+    def _repair(self) -> None:
+        """What an admin does after a crash of slurmctld. It forgets the start of a job a moment before, starts the job again on
+        the node that runs it, and so drains the node ("Duplicate jobid") and holds the job."""
+        waiting = self.site.slurm.command("squeue", "--noheader", "--format=%i %r").stdout.splitlines()
+        held = [line.split()[0] for line in waiting if "launch failed requeued held" in line]
+        nodes = self.site.slurm.command("sinfo", "--noheader", "--Node", "--format=%N %E").stdout.splitlines()
+        for node in {line.split()[0] for line in nodes if "Duplicate jobid" in line}:
+            self.site.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+        for job in held:
+            self.told.append(f"{len(self.told)}: release {job}")
+            self.site.slurm.command("scontrol", "release", job)
+
+    def counts(self, run: str) -> str:
+        """The states of the run's tasks, and of its jobs in Slurm."""
+        tasks = Counter(str(each["state"]) for each in self.airflow.tasks(self.dag, run, limit=1000))
+        return f"{dict(tasks)}, {len(self._alive())} jobs have not ended, load {os.getloadavg()[0]:.1f}"
+
+
+def test_many_deferred_tasks_end_once_each_although_everything_is_killed(
+    airflow: Deployment, site: Site, connection: dict[str, object]
+) -> None:
+    seed = int(os.environ.get("PENSTOCK_STORM_SEED", time.time_ns() % 10**6))
+    tasks = int(os.environ.get("PENSTOCK_STORM_TASKS", "60"))
+    print(f"seed {seed}, {tasks} tasks", flush=True)
+    crowd = Crowd(airflow, site, connection, random.Random(seed), token="", longest_s=tasks * 2.5)
+    began_s = time.monotonic()
+    run = airflow.trigger(crowd.dag, tasks=tasks, life=5)
+    crowd.rage_until_the_end(run)
+    crowd.calm(1800)
+    took_s = time.monotonic() - began_s
+    ended = [each for each in airflow.tasks(crowd.dag, run, limit=1000) if each["task_id"] == "job"]
+    shown = {}
+    for each in ended:
+        number = each["map_index"]
+        job = airflow.xcom(crowd.dag, run, "job", "job_id", number)
+        shown[f"airflow:tests:{crowd.dag}:{run}:job:{number}"] = Shown(str(each["state"]), job, "")
+    records = crowd.records()
+    assert len(shown) == tasks
+    wrong = disagreements(shown, records)
+    assert wrong == [], "\n".join([*wrong, crowd.story()])
+    assert {each.state for each in shown.values()} == {"success"}
+    print(
+        f"{took_s:.0f} s; {len({ran.job for ran in records})} jobs, {len(records)} runs of jobs "
+        f"({Counter(ran.state for ran in records)}); tries: {Counter(each['try_number'] for each in ended)}; "
+        f"{Counter(text.partition(': ')[2] for text in crowd.told)}",
+        flush=True,
+    )
 
 
 def _seconds(text: str) -> float:
@@ -216,12 +295,12 @@ def test_after_a_storm_slurms_records_are_what_airflow_shows(
     with Client(f"unix:{site.state / 'api.sock'}") as admin:
         (token,) = [each.id for each in admin.tokens()]
     storm = Storm(airflow, site, connection, random.Random(seed), token)
-    airflow.wait_dag(DAG)
+    airflow.wait_dag(storm.dag)
     storm.rage(int(os.environ.get("PENSTOCK_STORM_EVENTS", "100")))
     storm.calm()
     records, shown = storm.records(), storm.shown()
     wrong = disagreements(shown, records)
-    told = [storm.airflow.story(DAG, run) for run in storm.states() if any(f":{run}:" in text for text in wrong)]
+    told = [storm.airflow.story(storm.dag, run) for run in storm.states() if any(f":{run}:" in text for text in wrong)]
     assert wrong == [], "\n".join([*wrong, *told, storm.story()])
     assert records
     excused = {owner: each.excuse for owner, each in shown.items() if each.state == "failed" and each.excuse}

@@ -83,6 +83,22 @@ with DAG("storm", schedule=None, catchup=False, max_active_runs=30, params=PARAM
     brief = COMMON | {"script": STORM, "output_file": "/dev/null"}
     PenstockSubmitOperator(task_id="job", lease=timedelta(seconds=100), retries=2, **brief)
 
+with DAG("crowd", schedule=None, catchup=False, params=PARAMS | {"life": 10, "status": 0, "tasks": 500}):
+
+    @task(retries=10, retry_delay=timedelta(seconds=1))
+    def numbers(params: dict[str, Any] | None = None) -> list[dict[str, str]]:
+        """The environment of each job."""
+        assert params is not None
+        return [{"NUMBER": str(number)} for number in range(params["tasks"])]
+
+    PenstockSubmitOperator.partial(
+        task_id="job",
+        retries=20,
+        max_active_tis_per_dagrun=1000,
+        end_from_trigger=True,
+        **(brief | {"log_interval_s": 0}),
+    ).expand(environment=numbers())
+
 with DAG("faults_overdue", schedule=None, catchup=False, params=PARAMS):
     PenstockSubmitOperator(task_id="job", execution_timeout=timedelta(seconds=40), **COMMON)
 
