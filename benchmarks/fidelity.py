@@ -18,7 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from penstock_loopback.demo.fidelity import (
+from penstock_loopback.demo.jobs import TIME_SCALE, DemoJob
+from penstock_loopback.demo.report import render_page
+from penstock_loopback.demo.simulated import Pace, simulate_site
+from penstock_profiles.families import load_families
+from penstock_scheduler.model.nodespec import DEFAULT_SPEC
+from penstock_scheduler.people.drawing.history import History
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.fidelity_runs import (
     CALIBRATION,
     RealRun,
     compare,
@@ -27,11 +36,6 @@ from penstock_loopback.demo.fidelity import (
     run_on_slurm,
     tabled,
 )
-from penstock_loopback.demo.jobs import TIME_SCALE, DemoJob
-from penstock_loopback.demo.simulated import Pace, simulate_site
-from penstock_profiles.families import load_families
-from penstock_scheduler.cli.report import History, render_page
-from penstock_scheduler.model.nodespec import DEFAULT_SPEC
 
 LIMIT = 0.05
 LIMIT_S = 420.0

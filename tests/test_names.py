@@ -15,7 +15,7 @@ WITH_ROOMS = ("penstock_scheduler", "penstock_slurm")
 """Packages whose folders and modules at the top are rooms. Each other package is one room."""
 
 SEVERAL_HOMES = """
-    Account AgentSettings Arrivals Batch BudgetLine Burst Claim Client Cluster Controls Daemon Difference Driver Entry
+    Account AgentSettings Arrivals Batch BudgetLine Burst Claim Client Cluster Controls Daemon Driver Entry
     Estimator Event Events Facts Group Held History Holder Kind Line Measured Measuring NodeStatus Orders Owned Owner
     Part PenstockCallback Places Pool Problem Process Provider Query Reader Refusal Request Resident Service Settings
     State Stream Suspension Unreadable Watcher World

@@ -279,14 +279,6 @@ def with_less_memory(
     )
 
 
-def storage_needed_mb_s(dataset_mb: float, cached_mb: float, epoch_s: float, cache_mb_s: float = math.inf) -> float:
-    """Bandwidth, MB/s, with which fetching uncached samples takes no longer than computing; inf if it always does."""
-    missing_mb, left_s = max(dataset_mb - cached_mb, 0.0), epoch_s - min(cached_mb, dataset_mb) / cache_mb_s
-    if missing_mb == 0:
-        return 0.0
-    return missing_mb / left_s if left_s > 0 else math.inf
-
-
 class SensitivityStore:
     """Profiles by model family, one JSON file each in a folder."""
 

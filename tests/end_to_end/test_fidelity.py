@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-
-from penstock_loopback.demo.fidelity import (
+from benchmarks.fidelity_runs import (
     Difference,
     RealRun,
     compare,
@@ -19,6 +18,7 @@ from penstock_loopback.demo.fidelity import (
     run_on_slurm,
     tabled,
 )
+
 from penstock_loopback.demo.jobs import DemoJob
 from penstock_loopback.demo.simulated import Pace, simulate_site
 from penstock_profiles.families import load_families

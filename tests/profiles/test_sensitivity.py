@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from penstock_profiles.sensitivity import (
     SensitivityStore,
     find_knee,
     knee,
-    storage_needed_mb_s,
     with_less_memory,
 )
 
@@ -98,9 +96,6 @@ def test_memory_follows_from_the_cache_and_the_storage():
     assert table.cpus_C == (2, 4)
     assert table.speed_CM[1] == pytest.approx((50, 1000 / 15, 100, 100))
     assert table.speed_CM[0] == pytest.approx((50, 50, 50, 50))
-    assert storage_needed_mb_s(1000, 500, 10) == 50
-    assert storage_needed_mb_s(1000, 1000, 10) == 0
-    assert storage_needed_mb_s(1000, 500, 5, cache_mb_s=100) == math.inf
 
 
 def test_a_job_without_the_memory_that_it_needs_itself_does_not_run():

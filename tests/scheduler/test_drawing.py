@@ -20,7 +20,7 @@ from penstock_scheduler.people.drawing.svg import (
     job_colour,
     time_ticks,
 )
-from tests.scheduler.test_report import history, job
+from tests.loopback.test_report import history, job
 
 
 def rects(picture: str) -> list[dict[str, str]]:

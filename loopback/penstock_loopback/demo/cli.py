@@ -14,13 +14,14 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock_loopback.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE
+from penstock_loopback.demo.report import render_page
 from penstock_loopback.demo.simulated import simulate
 from penstock_loopback.demo.site import DemoSite
 from penstock_profiles.families import Families, load_families
-from penstock_scheduler.cli.report import History, render_page
 from penstock_scheduler.cli.terminal.picture import recorded
 from penstock_scheduler.cli.terminal.printed import render
 from penstock_scheduler.model.nodespec import DEFAULT_SPEC
+from penstock_scheduler.people.drawing.history import History
 from penstock_scheduler.people.errors import PenstockError, StoreError
 from penstock_scheduler.store.sql import SqlStore, open_store
 

@@ -13,11 +13,11 @@ from penstock_loopback.demo.site import RESTART_COST_S, ROUND_S
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report
 from penstock_scheduler.api.ports import ClusterParts, Trigger
-from penstock_scheduler.cli.report import History
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import JobSpec, Outcome
 from penstock_scheduler.model.nodespec import DEFAULT_SPEC
 from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.drawing.history import History
 from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period

@@ -17,7 +17,7 @@ from penstock_loopback import LoopbackCluster
 from penstock_loopback.demo.jobs import TIME_SCALE, DemoJob
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Observation, Report, Started
-from penstock_scheduler.cli.report import History, JobHistory, NodeShape, Span
+from penstock_scheduler.people.drawing.history import History, JobHistory, NodeShape, Span
 from penstock_scheduler.people.errors import PenstockError, StoreError
 from penstock_scheduler.store.sql import open_store
 from penstock_slurm.gateway import CliGateway, SlurmError, SlurmJob

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
 
 from penstock_scheduler.api.access_messages import AuditLine, AuditPage, NewToken, TokenOrder
 from penstock_scheduler.api.health_messages import LeaderMove
 from penstock_scheduler.api.messages import MAX_PAGE, ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
-from penstock_scheduler.api.whatif_client import WhatIfCalls
+from penstock_scheduler.api.whatif_messages import WhatIfOrder, WhatIfTask
 from penstock_scheduler.model.policy_choice import PolicyChoice
 
 if TYPE_CHECKING:  # it imports NumPy, and few commands are about models
     from penstock_scheduler.api.model_messages import KindList, KindView, Taught
 
+Answer = TypeVar("Answer", bound=BaseModel)
 
-class AdminCalls(WhatIfCalls):
+
+class AdminCalls(abc.ABC):
     """What changes how penstockd decides and who may ask it, and the audit log. For admins; drains and the log for operators."""
+
+    @abc.abstractmethod
+    def _ask(
+        self,
+        model: type[Answer],
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        query: Mapping[str, Any] | None = None,
+        again: bool = False,
+    ) -> Answer: ...
 
     def set_policy(self, choice: PolicyChoice) -> PolicyChoice:
         """Choose the policy that decides from the next round on. For admins. Returns the choice with all settings."""
@@ -99,3 +116,15 @@ class AdminCalls(WhatIfCalls):
             if page.next is None:
                 return
             query["before"], left = page.next, None if left is None else left - len(page.lines)
+
+    def whatif(self, order: WhatIfOrder) -> WhatIfTask:
+        """Begin a replay. penstockd runs one at a time."""
+        return self._ask(WhatIfTask, "POST", "/v1/whatif", body=order)
+
+    def whatif_task(self, task: str) -> WhatIfTask:
+        """A replay, with its result when it is done."""
+        return self._ask(WhatIfTask, "GET", f"/v1/whatif/{task}", again=True)
+
+    def end_whatif(self, task: str) -> WhatIfTask:
+        """Cancel a replay, or forget one that has ended."""
+        return self._ask(WhatIfTask, "DELETE", f"/v1/whatif/{task}")

@@ -334,10 +334,6 @@ class Client(AdminCalls):
         """A round and its decisions."""
         return self._ask(RoundView, "GET", f"/v1/rounds/{number}", again=True)
 
-    def round_record(self, number: int) -> bytes:
-        """The whole record of a round, as `penstock rounds replay` reads it. For operators."""
-        return self._send("GET", f"/v1/rounds/{number}/record", again=True).content
-
     def cluster(self) -> ClusterView:
         """The cluster in numbers."""
         return self._ask(ClusterView, "GET", "/v1/cluster", again=True)

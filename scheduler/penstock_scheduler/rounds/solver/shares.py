@@ -123,69 +123,6 @@ def _dealt(kinds: Mapping[Choice, Sequence[int]], number_KO: Sequence[Sequence[A
     return tuple(option_of[job] for job in range(len(option_of)))
 
 
-def choose_points(
-    value_JCM: NDArray[np.float64],
-    least_J: NDArray[np.float64],
-    cpus_JC: NDArray[np.float64],
-    memory_mb_JM: NDArray[np.float64],
-    cpus: float,
-    memory_mb: float,
-    seconds: float = 60.0,
-) -> NDArray[np.int64]:
-    """The first program in the authors' own form, with a binary variable for each point of each job's table.
-
-    Its value is that of `choose_shares`. Often several answers have that value, and the form decides which one HiGHS finds. The
-    published replays follow from the answers to this form, with the rows in the order of the authors' modelling tool.
-
-    Args:
-        value_JCM: speed of each job at each point.
-        least_J: the least speed of each job.
-        cpus_JC: CPUs of each row of its table, in total.
-        memory_mb_JM: MB of each column.
-        cpus: CPUs of all nodes together.
-        memory_mb: memory of all nodes together, MB.
-        seconds: time limit.
-
-    Returns:
-        Row and column of each job's point, J x 2.
-
-    Raises:
-        SolveFailed: the program has no solution, or none was found in time.
-    """
-    from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to load
-    from scipy.sparse import coo_array, vstack
-
-    jobs, rows, columns = value_JCM.shape
-    # Points column by column, as the tool flattens matrices.
-    value_V = value_JCM.transpose(0, 2, 1).ravel()
-    cpus_V = np.repeat(cpus_JC[:, None, :], columns, axis=1).ravel()
-    memory_V = np.repeat(memory_mb_JM[:, :, None], rows, axis=2).ravel()
-    own = (np.repeat(np.arange(jobs), rows * columns), np.arange(len(value_V)))
-    matrix = vstack(
-        [
-            coo_array((np.ones(len(value_V)), own), shape=(jobs, len(value_V))),
-            coo_array(cpus_V[None, :]),
-            coo_array(memory_V[None, :]),
-            coo_array((-value_V, own), shape=(jobs, len(value_V))),
-        ]
-    ).tocsr()
-    solved = milp(
-        -value_V,
-        integrality=np.ones(len(value_V), dtype=np.int64),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(
-            matrix,
-            np.concatenate([np.ones(jobs), np.full(2 + jobs, -np.inf)]),
-            np.concatenate([np.ones(jobs), [cpus, memory_mb], -least_J]),
-        ),
-        options={"time_limit": seconds},
-    )
-    if solved.x is None:
-        raise SolveFailed(SolveStatus.NUMERICAL, f"HiGHS finds no shares: {solved.message}")
-    point_J = solved.x.reshape(jobs, rows * columns).argmax(axis=1)
-    return np.stack([point_J % rows, point_J // rows], axis=1)
-
-
 def _value(choices: Sequence[Choice], option_J: Sequence[int]) -> float:
     return float(sum(choice.options[o].value for choice, o in zip(choices, option_J, strict=True)))
 

@@ -21,10 +21,10 @@ from penstock_loopback.demo.site import HALF_A_SECOND, START_S, TICK_S, DemoSite
 from penstock_profiles.estimators import AnyEstimator
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Checkpointed, Ended, Report, Started
-from penstock_scheduler.cli.report import History
 from penstock_scheduler.model import Progress
 from penstock_scheduler.model.nodespec import parse_nodes
 from penstock_scheduler.model.records import RoundRecord
+from penstock_scheduler.people.drawing.history import History
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.simulator import Latencies
 from penstock_scheduler.store.sql import SqlStore, open_store

@@ -1,4 +1,4 @@
-"""Renders the report."""
+"""An HTML report of what happened on one cluster, or on several clusters that ran the same jobs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from penstock_scheduler.cli.report import History, JobHistory, NodeShape, Span, render_page
+from penstock_loopback.demo.report import render_page
+from penstock_scheduler.people.drawing.history import History, JobHistory, NodeShape, Span
 
 NODES = (NodeShape("t4-00", "t4", 4), NodeShape("a100-00", "a100", 8))
 
