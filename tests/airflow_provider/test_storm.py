@@ -238,8 +238,8 @@ class Crowd(Storm):
         the node that runs it, and so drains the node ("Duplicate jobid") and holds the job."""
         waiting = self.site.slurm.command("squeue", "--noheader", "--format=%i %r").stdout.splitlines()
         held = [line.split()[0] for line in waiting if "launch failed requeued held" in line]
-        nodes = self.site.slurm.command("sinfo", "--noheader", "--Node", "--format=%N %E").stdout.splitlines()
-        for node in {line.split()[0] for line in nodes if "Duplicate jobid" in line}:
+        nodes = self.site.slurm.command("sinfo", "--noheader", "--Node", "--format=%N %T %E").stdout.splitlines()
+        for node in {line.split()[0] for line in nodes if " drain" in line and "Duplicate jobid" in line}:
             self.site.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
         for job in held:
             self.told.append(f"{len(self.told)}: release {job}")
