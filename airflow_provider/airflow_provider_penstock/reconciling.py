@@ -1,7 +1,9 @@
 """Airflow owns the jobs of its tasks: jobs whose task Airflow has ended are cancelled, whatever was away when it ended.
 
-A thread of each scheduler and triggerer does it, shortly after the start and then every few minutes. Workers may not read
-Airflow's database. `lease` is the second line, for jobs of an Airflow that does not run any more.
+A thread of each scheduler and triggerer does it, shortly after the start and then every few minutes. Workers do not: from
+Airflow 3 on they may not read the database, and the token of a running task is for this task's state. They need not: without a
+scheduler no worker is given a task, so that wherever a worker starts, a scheduler looks. `lease` is the second line, for jobs of
+an Airflow that does not run any more.
 """
 
 from __future__ import annotations

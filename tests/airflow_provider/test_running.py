@@ -156,18 +156,24 @@ def test_a_task_that_is_marked_failed_cancels_its_job_and_a_cleared_one_has_anot
     wait_ended(airflow, site, dag, run, "CANCELLED", "CANCELLED", "COMPLETED")
 
 
-def test_the_job_of_a_task_that_was_marked_failed_while_the_triggerer_was_dead_ends_once_it_is_back(
-    airflow: Deployment, site: Site, gate: Gate
+@pytest.mark.parametrize("component", ["triggerer", "scheduler"])
+def test_the_job_of_a_task_that_was_marked_failed_while_the_triggerer_was_dead_ends_once_one_of_them_starts(
+    airflow: Deployment, site: Site, gate: Gate, component: str
 ) -> None:
+    """A worker looks for no such jobs: none has anything to do without a scheduler, which does it alone here."""
     run, other = (airflow.trigger("faults", **gate.conf) for _ in range(2))
     for each in (run, other):
         airflow.wait_task("faults", each, "job", "deferred")
         running(airflow, site, "faults", each)
     airflow.kill("triggerer")
+    if component == "scheduler":
+        airflow.kill("scheduler")
     airflow.mark("faults", run, "job", "failed")
-    airflow.start("triggerer")
+    airflow.start(component)
     wait_ended(airflow, site, "faults", run, "CANCELLED", timeout_s=120)  # its lease is of three days
     running(airflow, site, "faults", other)
+    if component == "scheduler":
+        airflow.start("triggerer")
     gate.open()
     airflow.wait("faults", other)
     wait_ended(airflow, site, "faults", other, "COMPLETED")
