@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.training.batches import BatchSize
 from penstock_profiles.learning_rate import RULES, Rule
@@ -46,6 +47,14 @@ def is_sharded(model: torch.nn.Module) -> bool:
             "the model is wrapped by FullyShardedDataParallel (FSDP1), which is not supported; use fully_shard (FSDP2)"
         )
     return hasattr(model, "set_requires_gradient_sync")
+
+
+def whole(each: Any, name: str) -> Any:
+    """An object of `Run.keep`, without DDP around it. Raises ValueError if it is a sharded model."""
+    bare = each.module if isinstance(each, DistributedDataParallel) else each
+    if isinstance(bare, torch.nn.Module) and is_sharded(bare):
+        raise ValueError(f"{name} is sharded by fully_shard, which run.keep cannot save; pass it to run.prepare")
+    return bare
 
 
 def check_split_model(

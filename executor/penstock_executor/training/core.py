@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from penstock_executor.allocation import Allocation
 from penstock_executor.checkpoint import Checkpoints
@@ -27,20 +26,20 @@ from penstock_executor.environment import read_environment, read_ranks
 from penstock_executor.giving_up import tell
 from penstock_executor.node_channel import Channel
 from penstock_executor.training import completion
-from penstock_executor.training.arguments import Settings, is_sharded
+from penstock_executor.training.arguments import Settings, whole
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.consensus import COST_CHECKED_EVERY, Consensus, Vote, stride_of
 from penstock_executor.training.gradients import PendingNorms
 from penstock_executor.training.loader import Loader
 from penstock_executor.training.loop_timer import LoopTimer
-from penstock_executor.training.messages import MID_EPOCH, warn_if_replaced
+from penstock_executor.training.messages import LEFT, MID_EPOCH, warn_if_replaced
 from penstock_executor.training.processes import Group, leave
 from penstock_executor.training.reporter import Reporter
 from penstock_executor.training.saving import CannotSave, Saver, random_states
 from penstock_executor.training.state import TrainingState, newest_checkpoint
 from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
 from penstock_executor.training.suspension import Suspension, stand_still
-from penstock_executor.training.workers import ignore, protect_workers
+from penstock_executor.training.workers import protect_workers, survive_warnings
 from penstock_profiles.wire import LONGEST_TEXT, Body, Checkpointed, Observation, Result, SaveFailed
 
 log = logging.getLogger(__name__)
@@ -105,18 +104,16 @@ class Run:
         """Samples of the epoch that the last run had done."""
         self._first_step = 0
         """`steps` when this run began."""
-        self._stop = self._closed = False
+        self._stop = self._closed = self._completed = False
         self._saved_s = time.monotonic()
         self._times = LoopTimer()
         self._reports = ReportSchedule(settings.report_every_s, self._saved_s)
-        self._completed = False
-        """Whether the passes over the data are done, and no error has come since."""
+        self._count = self._finished = 0
+        """Passes that the script asked `epochs` for, and those of a training that `finish` has ended."""
         signal.signal(signal.SIGTERM, self._on_term)
         protect_workers()
         self._suspension = Suspension(settings.host_cap_bytes)
-        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-            # Some sites send it as a warning before a time limit; by default it would end the process.
-            signal.signal(signal.SIGUSR2, ignore)
+        survive_warnings()
         self._excepthook, sys.excepthook = sys.excepthook, self._on_error
 
     # What a loop calls.
@@ -140,9 +137,8 @@ class Run:
         Raises:
             ValueError: an argument that Penstock chooses itself.
         """
-        self._loader = self._new_loader(
-            dataset, BatchSize(batch_size, -(-batch_size // self.replicas)), shuffle, drop_last, loader
-        )
+        size = BatchSize(batch_size, -(-batch_size // self.replicas))
+        self._loader = self._new_loader(dataset, size, shuffle, drop_last, loader)
         return self._loader
 
     def keep(self, **objects: Any) -> bool:
@@ -161,15 +157,7 @@ class Run:
             RuntimeError: it was called before.
             ValueError: a model is sharded. `TrainingRun.prepare` takes those.
         """
-        named = {}
-        for name, each in objects.items():
-            whole = each.module if isinstance(each, DistributedDataParallel) else each
-            if isinstance(whole, torch.nn.Module) and is_sharded(whole):
-                raise ValueError(
-                    f"{name} is sharded by fully_shard, which run.keep cannot save; pass it to run.prepare"
-                )
-            named[name] = whole
-        self._hold(TrainingState(self._group, named))
+        self._hold(TrainingState(self._group, {name: whole(each, name) for name, each in objects.items()}))
         found = self._restore()
         self._restart_clock()
         return found is not None
@@ -178,41 +166,48 @@ class Run:
         """The passes over the data, from the one that the last run was in. The end of each is saved.
 
         The code after the inner loop belongs to its pass: no run begins between the last step and that code. Requests wait
-        for its end. If the run is killed meanwhile, the next one begins before the last step.
+        for its end. If the run is killed meanwhile, the next one begins before the last step. To stop earlier, as by a
+        metric, call `finish` and leave the loop.
 
         Raises:
             RuntimeError: another program of this Slurm job has completed this training, and nothing is left to do.
         """
-        if self._done(count) and self._saver is not None and self.steps == self._first_step:
+        if self._over(count) and self._saver is not None and self.steps == self._first_step:
             completion.refuse_anothers(self._saver.checkpoints.folder, self._group, self.steps)
-        self._completed = False
+        self._completed, self._count = False, count
         self._put_started(self._total(count))
-        while not self._done(count):
+        while not self._over(count):
             if self._loader is not None:
                 self._loader.epoch = self.epoch
             self._restore_random()
             self._restart_clock()
             began_s = time.monotonic()
-            yield self.epoch
-            self._pass_is_over = False
-            self.epoch += 1
-            self._steps_before_epoch = self.steps
-            if self._loader is not None:
-                self._loader.position = 0
-            self._end_epoch()
+            try:
+                yield self.epoch
+            except GeneratorExit:
+                if not self._closed and self.rank == 0:
+                    log.warning(LEFT, self.epoch)
+                raise
+            if self._completed:
+                return
+            self._end_pass()
             self._act()
             self.save()
             self._long_epochs = self._group.from_first(time.monotonic() - began_s >= LONG_EPOCH_S)
             late, self._late_norms = self._late_norms, None
             self._vote(late)  # with the requests of the time since the last step
             self._act()
-        if self._saver is not None:
-            self._saver.wait()
-        self._close("completed")
-        self._completed = True
-        atexit.register(self._note_completed)
-        # After whatever the script still does with the other processes. Gloo's threads may abort a process that ends with them.
-        atexit.register(leave)
+        self._complete()
+
+    def finish(self) -> None:
+        """Say that the training is done before its last pass, and save it: a later run has nothing left to do.
+
+        All processes call it, and leave the loop over `epochs`, as by `break`.
+        """
+        self._finished = self._count
+        self._end_pass()
+        self.save()
+        self._complete()
 
     def step_done(self, samples: int | None = None) -> None:
         """Say that a step is over; then save, stop or stand still if the processes agreed on it.
@@ -306,16 +301,17 @@ class Run:
         """Report the metric that the model has reached, once for all processes. A search compares its trials by it.
 
         Never waits. A metric that is not finite is only logged, so that a trial that diverges keeps its last result.
-
-        Args:
-            metric: such as the accuracy on the validation set.
-            minimize: whether less is better, as of a loss.
+        `minimize`: less is better, as of a loss.
         """
         self.log(metric=metric)
         if self.rank == 0 and math.isfinite(metric):
             self._put(Result(metric=-float(metric) if minimize else float(metric), progress=self.progress))
 
     # What a loop with more opinions adds to.
+
+    def _over(self, count: int) -> bool:
+        """Whether the training of `count` passes is done."""
+        return self._finished >= count or self._done(count)
 
     def learn(self, body: Body) -> None:
         """Called in the reporter's thread with each report that was sent."""
@@ -328,6 +324,13 @@ class Run:
         """Progress after `count` passes; None: unknown."""
         samples = self._loader.epoch_samples if self._loader is not None else None
         return float(count * samples) if samples else None
+
+    def _end_pass(self) -> None:
+        self._pass_is_over, self.epoch = False, self.epoch + 1
+        self._steps_before_epoch = self.steps
+        if self._loader is not None:
+            self._loader.position = 0
+        self._end_epoch()
 
     def _end_epoch(self) -> None:
         """Drop what a loop that was left in mid-step has begun."""
@@ -365,6 +368,7 @@ class Run:
         return {
             "epoch": self.epoch,
             "epoch_steps": self.epoch_steps,
+            "finished": self._finished,
             "position": self._loader.position if self._loader is not None else 0,
             "progress": self.progress,
             "gpus": self._configuration,
@@ -379,18 +383,10 @@ class Run:
     def _new_loader(
         self, dataset: Any, size: BatchSize, shuffle: bool, drop_last: bool, options: Mapping[str, Any], **hooks: Any
     ) -> Loader:
-        return Loader(
-            dataset,
-            size,
-            (self.replica, self.replicas),
-            seed=self._settings.seed,
-            shuffle=shuffle,
-            position=self._position,
-            drop_last=drop_last,
-            begin=lambda: self._restore_random() if self._loader is not None and self._loader.position else None,
-            **hooks,
-            **options,
-        )
+        place, seed = (self.replica, self.replicas), self._settings.seed
+        hooks["begin"] = lambda: self._restore_random() if self._loader is not None and self._loader.position else None
+        pass_: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "position": self._position, "drop_last": drop_last}
+        return Loader(dataset, size, place, **pass_, **hooks, **options)
 
     def _hold(self, state: TrainingState) -> None:
         if self._holds:
@@ -411,8 +407,8 @@ class Run:
         meta = found.meta
         self.steps, self.epoch, self.progress = found.step, meta["epoch"], meta["progress"]
         self._saved_progress = self.progress
-        # Checkpoints of before November 2026 do not say it.
-        self._steps_before_epoch = self.steps - meta.get("epoch_steps", 0)
+        # Checkpoints of before November 2026 do not say these.
+        self._steps_before_epoch, self._finished = self.steps - meta.get("epoch_steps", 0), meta.get("finished", 0)
         self._first_step, self._position = self.steps, meta["position"]
         if self._loader is not None:
             self._loader.position = self._position
@@ -494,9 +490,7 @@ class Run:
         due = saver is not None and not saver.busy and now_s - self._saved_s >= self._save_again_s
         reports = self._reports.due(now_s)
         due |= reports and self._owes_a_checkpoint
-        superseded = (saver is not None and saver.superseded) or (
-            self.reporter is not None and self.reporter.superseded
-        )
+        superseded = any(each is not None and each.superseded for each in (saver, self.reporter))
         save = due or (asked == "checkpoint" and not gives_up)
         vote = vote._replace(save=save, move_out=asked == "suspend", give_up=gives_up, superseded=superseded)
         vote = self._add_to(vote)
@@ -522,22 +516,15 @@ class Run:
             self._leave("superseded", SUPERSEDED)
         if vote.stop:
             self.save()
-            if self._saver is not None:
-                self._saver.wait()
+            self._wait()
             self._leave("stopped", STOPPED)
         if vote.give_up:
             self._give_up_nodes()
         elif vote.save:
             self.save()
         if vote.suspend or vote.move_out:
-            stand_still(
-                self._suspension,
-                self._group,
-                self._channel,
-                self.reporter,
-                self._state.tensors(),
-                requested=bool(vote.move_out),
-            )
+            askers = self._group, self._channel, self.reporter
+            stand_still(self._suspension, *askers, self._state.tensors(), requested=bool(vote.move_out))
             self._restart_clock()
         return bool(vote.evaluating)
 
@@ -566,6 +553,19 @@ class Run:
     def _put_started(self, total: float | None = None) -> None:
         if self.reporter is not None:
             self.reporter.put_started(self._gpus, self.progress, total, saves=self._saver is not None)
+
+    def _complete(self) -> None:
+        self._wait()
+        self._close("completed")
+        self._completed = True
+        atexit.register(self._note_completed)
+        # After whatever the script still does with the other processes. Gloo's threads may abort a process that ends with them.
+        atexit.register(leave)
+
+    def _wait(self) -> None:
+        """Wait until the last save is on disk, or has failed."""
+        if self._saver is not None:
+            self._saver.wait()
 
     def _note_completed(self) -> None:
         """Called when the process ends."""

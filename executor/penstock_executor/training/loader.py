@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple
 from typing import Any
@@ -11,12 +12,16 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate
 
+from penstock_executor.training import samplers
 from penstock_executor.training.batches import Batches, BatchSize, Part, decoder, epoch_order
+from penstock_executor.training.messages import warn_if_counted
+
+log = logging.getLogger(__name__)
 
 
-def samples_of(dataset: Any) -> int | None:
+def samples_of(dataset: Any, sampler: Any = None) -> int | None:
     """Number of samples in an epoch; None for a stream."""
-    return None if hasattr(dataset, "stream") else len(dataset)
+    return None if hasattr(dataset, "stream") else len(dataset if sampler is None else sampler)
 
 
 class Loader:
@@ -57,7 +62,6 @@ class Loader:
         self.epoch = 0
         self.position = position
         """Samples of the epoch that are done, by whole steps."""
-        self.samples = samples_of(dataset)
         self.dataset, self._seed, self._shuffle, self._before_part, self._options = (
             dataset,
             seed,
@@ -71,12 +75,18 @@ class Loader:
         self._not_taken = 0
         """Samples of the batches since the last step."""
         self._begin, self._after_part, self._each = begin, after_part, each
-        taken = {"batch_size", "sampler", "batch_sampler"} & options.keys()
+        self._first_asked = False
+        """Whether the script has read `first`."""
+        taken = {"batch_size", "batch_sampler"} & options.keys()
         if taken:
             raise ValueError(
                 f"{', '.join(sorted(taken))}: Penstock chooses the samples; pass only batch_size, as an argument of"
-                " prepare"
+                " prepare, and perhaps a sampler"
             )
+        self._sampler = options.pop("sampler", None)
+        self.samples = samples_of(dataset, self._sampler)
+        if self._sampler is not None:
+            samplers.check(self._sampler, dataset, seed)
 
     @property
     def part(self) -> Part:
@@ -109,6 +119,14 @@ class Loader:
         return self._batches.count(self.samples)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._not_taken and self._place[0] == 0:
+            log.warning(
+                "epoch=%d samples=%d of the pass before belong to no step: call run.step_done for its last batches, too",
+                self.epoch,
+                self._not_taken,
+            )
+        if not self._first_asked and self._place[0] == 0:
+            warn_if_counted()
         self._part, self._not_taken = None, 0
         self._begin()
         for batch in self._stream() if self.samples is None else self._map():
@@ -139,6 +157,7 @@ class Loader:
     @property
     def first(self) -> int:
         """Number of batches of this epoch that are done, at the present batch size. 0 at the beginning of an epoch."""
+        self._first_asked = True
         return self._batches.count(self.position)
 
     @property
@@ -156,7 +175,10 @@ class Loader:
 
     def _map(self) -> Iterator[Any]:
         assert self.samples is not None
-        order = epoch_order(self.samples, self.epoch, self._seed, shuffle=self._shuffle)
+        if self._sampler is None:
+            order = epoch_order(self.samples, self.epoch, self._seed, shuffle=self._shuffle)
+        else:
+            order = samplers.order(self._sampler, self.epoch, self._seed)
         indices = self._batches.indices(order, self.position)
         # Else the DataLoader draws from PyTorch's global generator, and a pass in two parts draws twice.
         options = {"generator": self._generator()} | self._options

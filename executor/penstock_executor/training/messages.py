@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
+import re
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 
 MID_EPOCH = (
     "epoch=%d was begun by the last run, and the loader yields only the rest of it. The script's own counts begin"
     " at 0: write enumerate(loader, loader.first), or enumerate(batches, run.epoch_steps) for a loader of your own"
+)
+
+LEFT = (
+    "epoch=%d was left before its end, so that the next run repeats it; if the training is done, call run.finish() and"
+    " then leave the loop over run.epochs"
+)
+
+COUNTED = (
+    "%s:%d counts batches by enumerate. After a stop in mid-epoch the loader yields only the rest of the epoch: if the"
+    " number matters, as to a learning rate or to accumulation, write enumerate(loader, loader.first)"
 )
 
 log = logging.getLogger(__name__)
@@ -36,6 +51,17 @@ def show_messages(rank: int) -> None:
     handler.setFormatter(logging.Formatter("penstock: %(message)s"))
     ours.addHandler(handler)
     ours.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def warn_if_counted() -> None:
+    """Tell once if a loop of the script's own that takes the batches counts them by `enumerate`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and "enumerate" not in _told:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if "-packages" not in file and re.search(r"\bfor\b.*\benumerate\(", linecache.getline(file, line)):
+            _told.add("enumerate")
+            log.warning(COUNTED, Path(file).name, line)
+        frame = frame.f_back
 
 
 def warn_if_replaced(handler: Callable[..., None]) -> None:

@@ -116,7 +116,9 @@ class TrainingRun(Run):
                 f"batch_size={batch_size}, max_batch_size={max_batch_size}: the first must be at least 1, and at most"
                 " the second"
             )
-        largest, self._epoch_samples = epoch_limits(batch_size, largest, samples_of(dataset), drop_last=drop_last)
+        largest, self._epoch_samples = epoch_limits(
+            batch_size, largest, samples_of(dataset, loader.get("sampler")), drop_last=drop_last
+        )
         self._initial, self._adaptive = batch_size, max_batch_size is not None
         self._split = self.gpus_per_replica > 1
         fixed = None

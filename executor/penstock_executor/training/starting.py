@@ -14,6 +14,7 @@ from penstock_executor.checkpoint import Checkpoints
 from penstock_executor.client import connect
 from penstock_executor.environment import Environment, Ranks, read_environment, read_ranks
 from penstock_executor.node_channel import Channel, open_channel
+from penstock_executor.training import owner
 from penstock_executor.training.arguments import Settings
 from penstock_executor.training.gpu_memory import held_mb, limit_memory
 from penstock_executor.training.messages import show_messages
@@ -57,6 +58,7 @@ def start(
     Raises:
         EnvironmentDisagrees: the variables of Slurm or torchrun contradict each other, or `gpus_per_replica`.
         OSError: the folder cannot be made.
+        RuntimeError: the folder is that of another job that has not ended.
     """
     if gpus_per_replica < 1:
         raise ValueError(f"gpus_per_replica={gpus_per_replica}: a replica of the model takes at least 1 GPU")
@@ -69,6 +71,9 @@ def start(
     elif checkpoints is None and environment.job_id is not None:
         checkpoints = Path("checkpoints") / environment.job_id
     folder = Path(checkpoints) if checkpoints is not None else None
+    others = owner.claim(folder, environment) if folder is not None and ranks.rank == 0 else None
+    if others := group.from_first(others):
+        raise RuntimeError(others)
     client = connect(folder, environment) if ranks.rank == 0 else None
     epoch = group.from_first(client.epoch if client else None)
     saved = Checkpoints(folder, epoch, keep) if folder is not None else None

@@ -95,6 +95,12 @@ class _Protected:
             self._then(worker)
 
 
+def survive_warnings() -> None:
+    """Some sites send SIGUSR2 as a warning before a time limit; by default it would end the process."""
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+        signal.signal(signal.SIGUSR2, ignore)
+
+
 def ignore(_number: int, _frame: object) -> None:
     """A handler in place of SIG_IGN, which programs that the process starts would inherit."""
 

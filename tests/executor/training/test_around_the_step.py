@@ -61,6 +61,41 @@ def test_a_loop_that_accumulates_calls_step_done_once_a_step(tmp_path: Path, pla
     assert "enumerate(loader, loader.first)" in said
 
 
+def test_a_run_that_finishes_early_is_done_and_more_epochs_go_on_from_there(tmp_path: Path):
+    for stops in (1, 0):  # the second run has nothing to do
+        run_to_the_end(tmp_path, "--finish", "--stop-in=0.4", stops=stops)
+        assert noted(tmp_path, "evaluated") == [(0, True), (1, True)]
+
+
+def test_a_run_that_leaves_its_epochs_otherwise_is_told_that_the_last_one_is_repeated(tmp_path: Path):
+    said = run_to_the_end(tmp_path, "--break", stops=0)
+    assert "epoch=1 was left before its end" in said
+    assert "call run.finish() and then leave the loop" in said
+
+
+def test_counting_from_0_is_told_before_any_stop_and_only_where_a_script_does_it(tmp_path: Path):
+    said = run_to_the_end(tmp_path / "counts", "--count", stops=0)
+    assert "penstock: train_around.py:" in said
+    assert said.count("counts batches by enumerate") == 1
+    assert "counts batches by enumerate" not in run_to_the_end(tmp_path / "does not", stops=0)
+
+
+def test_batches_that_belong_to_no_step_are_told(tmp_path: Path):
+    assert "epoch=1 samples=8 of the pass before belong to no step" in run_to_the_end(
+        tmp_path, "--accumulate=4", stops=0
+    )
+
+
+def test_a_weighted_sampler_draws_the_same_samples_after_a_stop(tmp_path: Path):
+    run_to_the_end(tmp_path / "whole", "--sampler", stops=0)
+    run_to_the_end(tmp_path / "stopped", "--sampler", "--stop-in=0.4", "--stop-in=2.2", stops=2)
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
+    drawn = noted(tmp_path / "whole", "samples")
+    assert noted(tmp_path / "stopped", "samples") == drawn
+    assert len(drawn) == 3 * 9
+    assert len({tuple(samples) for _, samples in drawn}) > 20, "another order in each epoch"
+
+
 def test_messages_are_seen_without_logging_being_set_up(tmp_path: Path):
     assert "checkpoint written" in run_to_the_end(tmp_path, stops=0)
 
