@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,37 @@ class Settings:
     checkpoint_every_s: float
     host_cap_bytes: int | None
     seed: int
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises ValueError if `TrainingRun.step` cannot move the parameters by it."""
+    if isinstance(optimizer, list | tuple | dict):
+        raise ValueError(
+            f"{len(optimizer)} optimisers: run.prepare takes one, which may join several (class Both in"
+            " tests/executor/train_muon.py); or keep your own loop, with run.loader, run.keep and run.step_done"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} computes the loss several times a step, and run.step has it once; keep your own"
+            " loop, with run.loader, run.keep and run.step_done"
+        )
+
+
+def check_trained(model: torch.nn.Module, averaged: Collection[torch.nn.Parameter]) -> None:
+    """Raises RuntimeError if a parameter is trained whose gradient DDP does not average.
+
+    Args:
+        model: that DDP wraps.
+        averaged: its parameters that were trained when DDP wrapped it.
+    """
+    new = [name for name, each in model.named_parameters() if each.requires_grad and each not in averaged]
+    if new:
+        raise RuntimeError(
+            f"{', '.join(new[:3])}{' ...' if new[3:] else ''} was frozen at run.prepare and is trained now, which"
+            " DistributedDataParallel does not average over the processes: freeze parameters after run.prepare, and pass it"
+            " ddp={'find_unused_parameters': True}"
+        )
 
 
 def learning_rate_rule(name: str | None, optimizer: torch.optim.Optimizer) -> Rule:

@@ -17,6 +17,7 @@ does while it copies.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections import deque
@@ -29,6 +30,8 @@ import torch
 from penstock_executor.training.batches import Part
 from penstock_executor.training.host_copies import OnItsWay
 from penstock_executor.training.preconditioning import Preconditioner, local, split
+
+log = logging.getLogger(__name__)
 
 SHARE = 0.002
 """Share of the training time that measuring may take once there is an estimate."""
@@ -182,6 +185,8 @@ class GradientMeter:
         """Norms of this replica's own gradient in this step, one for each parameter."""
         self._local_sqr: Any = 0.0
         """Sum of squared norms over the micro-steps of one replica."""
+        self._awaited = 0
+        """How many of these there will be."""
         self._parts_of_step = 0
         """Micro-steps of this step whose gradient has been kept."""
         self._previous: tuple[int, torch.Tensor] | None = None
@@ -200,6 +205,8 @@ class GradientMeter:
         self.measured = 0
         """Number of measurements since this was set to 0; a pair of steps counts once."""
         self._on = self._first = True
+        self._gave_up = False
+        """Whether measuring has failed, such as on sparse gradients. No norms count from then on, on any process."""
 
     def begin(self, step: int) -> None:
         """Decide whether to measure a step, before its first backward pass."""
@@ -209,8 +216,8 @@ class GradientMeter:
         self._on = into == 0 or (into == 1 and self._previous is not None)
         if not self._on:
             self._previous = None
-        else:
-            with self.cost.running(cuda=self._cuda):
+        elif not self._gave_up:
+            with self.cost.running(cuda=self._cuda), self._harmless():
                 if self._preconditioner.refresh(step):
                     self._previous = None  # in another unit
         self._local_sqr, self._parts_of_step = 0.0, 0
@@ -222,11 +229,13 @@ class GradientMeter:
 
         PyTorch runs these hooks when a gradient is complete, and DDP's own hooks after them.
         """
-        if not (self._on and self._averaged):
+        if not (self._on and self._averaged) or self._gave_up:
             yield
             return
         with self.cost.running():
-            handles = [each.register_post_accumulate_grad_hook(self._record) for each in self._parameters]
+            trained = [each for each in self._parameters if each.requires_grad]
+            handles = [each.register_post_accumulate_grad_hook(self._record) for each in trained]
+            self._awaited = len(handles)
         try:
             yield
         finally:
@@ -236,24 +245,25 @@ class GradientMeter:
 
     def record_own_gradients(self) -> None:
         """Record all of this replica's own gradients at once, before something other than DDP averages them."""
-        if self._on and self._averaged:
-            with self.cost.running(cuda=self._cuda):
+        if self._on and self._averaged and not self._gave_up:
+            with self.cost.running(cuda=self._cuda), self._harmless():
                 self._own_norms.extend(torch._foreach_norm(self._gradients()))
 
     def _record(self, parameter: torch.Tensor) -> None:
-        with self.cost.running():  # launching a kernel takes longer than the kernel
+        # Launching a kernel takes longer than the kernel.
+        with self.cost.running(), self._harmless():
             gradient = parameter.grad
             assert gradient is not None
             factor = self._preconditioner.factors.get(parameter)
             self._own_norms.append(torch.linalg.vector_norm(gradient if factor is None else gradient * factor))
-            if len(self._own_norms) == len(self._parameters):
+            if len(self._own_norms) == self._awaited:
                 self.sync.begin(cuda=gradient.is_cuda)
 
     def after_micro_step(self, part: Part) -> None:
         """After each backward pass but the step's last. Only a single replica that accumulates needs it."""
-        if not self._on or self._replicas > 1 or not self._ready():
+        if not self._on or self._replicas > 1 or self._gave_up or not self._ready():
             return
-        with self.cost.running(cuda=self._cuda):
+        with self.cost.running(cuda=self._cuda), self._harmless():
             _, own = self._keep(kept_scale=1.0 if self._parts_of_step else 0.0)
             self._parts_of_step += 1
             self._local_sqr = self._local_sqr + own / part.weight**2
@@ -265,12 +275,39 @@ class GradientMeter:
             part: the last part of the step.
             loss_scale: of mixed precision. The gradients no longer contain it, but the recorded ones did.
         """
-        if not self._on or not self._ready():
+        if not self._on or not (self._gave_up or self._ready()):
             return None
-        with self.cost.running(cuda=self._cuda):
-            norms = self._norms(part, loss_scale)
+        norms = None
+        if not self._gave_up:
+            with self.cost.running(cuda=self._cuda), self._harmless():
+                norms = self._norms(part, loss_scale)
         self.measured += self._first
-        return norms
+        return self._void(part) if self._gave_up else norms
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """An error in the block, whatever it is, ends the measuring and not the training."""
+        try:
+            yield
+        except Exception as error:
+            self._gave_up = True
+            self._kept, self._chunks, self._own_norms = None, [], []
+            log.warning(
+                "the noise of the gradients is not measured any more, so the batch stays as it is: %s: %s",
+                type(error).__name__,
+                error,
+            )
+
+    def _void(self, part: Part) -> Norms | None:
+        """In place of the norms that the other processes have measured: the sum over all is void, too."""
+        previous, self._previous = self._previous, None
+        if self._averaged or (part.micro_steps > 1 and self._replicas == 1):
+            measured = part.even
+        else:
+            self._previous = part.step_samples, torch.tensor(0.0)
+            measured = previous is not None and previous[0] == part.step_samples
+        void = torch.tensor(math.nan, dtype=torch.float64)
+        return Norms(void, void, max(self._replicas, 2), consecutive=False) if measured else None
 
     def _norms(self, part: Part, loss_scale: float) -> Norms | None:
         if self._averaged:

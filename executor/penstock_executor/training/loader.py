@@ -121,7 +121,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if self._not_taken and self._place[0] == 0:
             log.warning(
-                "epoch=%d samples=%d of the pass before belong to no step: call run.step_done for its last batches, too",
+                "epoch=%d samples=%d of the last pass belong to no step: call run.step_done for its last batches, too",
                 self.epoch,
                 self._not_taken,
             )

@@ -20,7 +20,9 @@ from penstock_executor.environment import read_environment
 from penstock_executor.profiling import is_out_of_memory
 from penstock_executor.training import short_of_memory
 from penstock_executor.training.arguments import (
+    check_optimizer,
     check_split_model,
+    check_trained,
     epoch_limits,
     is_sharded,
     learning_rate_rule,
@@ -110,6 +112,7 @@ class TrainingRun(Run):
             CannotSave: what `state` names, the scheduler or the optimiser has a state that could not be loaded again.
         """
         largest = batch_size if max_batch_size is None else max_batch_size
+        check_optimizer(optimizer)
         rule = learning_rate_rule(lr_scaling, optimizer)
         if not 1 <= batch_size <= largest:
             raise ValueError(
@@ -140,6 +143,7 @@ class TrainingRun(Run):
         if saved_batch is not None and saved_batch.total > largest:
             saved_batch = None
         self._model, self._averager = parallel(self._bare, self._group, self.device, sharded=sharded, options=ddp or {})
+        self._trained = {each for each in self._bare.parameters() if each.requires_grad}
         averaged = isinstance(self._model, DistributedDataParallel) or (self._split and self.replicas > 1)
         meter = GradientMeter(list(self._bare.parameters()), optimizer, self.replicas, averaged=averaged)
         self._measurements = Measurements(meter, self._noise, batch_size)
@@ -150,7 +154,7 @@ class TrainingRun(Run):
             shuffle,
             drop_last,
             loader,
-            before_part=lambda last: set_synchronising(self._model, last=last),
+            before_part=self._before_part,
             after_part=self._finish_step,
             each=True,
         )
@@ -218,6 +222,12 @@ class TrainingRun(Run):
         if max_atomic_batch is not None:
             chooser.limit(self._gpus.gpu_type, max_atomic_batch)
         return chooser
+
+    def _before_part(self, last: bool) -> None:
+        assert self._loader is not None
+        if self._loader.position == 0 and isinstance(self._model, DistributedDataParallel):
+            check_trained(self._bare, self._trained)
+        set_synchronising(self._model, last=last)
 
     def _backward(self, part: Part, loss: torch.Tensor | None) -> None:
         meter = self._measurements.meter

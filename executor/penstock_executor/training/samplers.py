@@ -17,7 +17,7 @@ from penstock_executor.training.saving import random_states, set_random_states
 
 
 def order(sampler: Any, epoch: int, seed: int) -> NDArray[np.int64]:
-    """All indices of one epoch. The random generators are as before when this returns."""
+    """All indices of one epoch. The random generators keep their states."""
     key = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
     before = random_states()
     try:

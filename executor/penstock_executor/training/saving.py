@@ -133,6 +133,20 @@ def load(state: BinaryIO) -> Any:
     return _uncopied(torch.load(state, map_location="cpu", weights_only=True))
 
 
+def try_to_load(each: Any, state: Any, name: str) -> None:
+    """Let an object of the script's own load its own state, as the next run does. Raises CannotSave."""
+    try:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        each.load_state_dict(load(buffer))
+    except Exception as error:
+        raise CannotSave(
+            f"{name} ({type(each).__qualname__}) does not load its own state, and no run could continue:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+
+
 class Saver:
     """Writes one checkpoint at a time, in a background thread."""
 
@@ -144,6 +158,8 @@ class Saver:
         self.parts = False
         """Whether a piece is a part of a split model. Else it is a share of each of the model's DTensors."""
         self._count = 0
+        self._loaded = False
+        """Whether a checkpoint of this run has been loaded again. Until then, none counts."""
         self.superseded = False
         """A later run of the job has begun, so this one must stop."""
         self.failure: NotSaved | None = None
@@ -210,6 +226,8 @@ class Saver:
             if self.group is not None and self.group.rank() != 0:
                 return
             self.checkpoints.save(partial(torch.save, dict(state)), step, meta, shards)
+            if not self._loaded:
+                self._load_once(step)
         except Superseded as error:
             log.warning("step=%d %s", step, error)
             self.superseded = True
@@ -222,6 +240,24 @@ class Saver:
         else:
             self.failure = None
             saved(time.monotonic() - began)
+
+    def _load_once(self, step: int) -> None:
+        """Read what was written as the next run will. Raises NotSaved."""
+        try:
+            found = self.checkpoints.find(self.checkpoints.epoch, step)
+            if found is None:
+                raise ValueError("the file is not whole")
+            if found.shards is not None and not self.parts:
+                from torch.distributed.checkpoint import FileSystemReader
+
+                FileSystemReader(found.shards.folder).read_metadata()
+            with found.open() as file:
+                torch.load(file, map_location="meta", weights_only=True)
+        except Exception as error:
+            raise NotSaved(
+                f"a checkpoint was written to {self.checkpoints.folder}, and cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+        self._loaded = True
 
     def _write_shards(self, sharded: Mapping[str, Any], step: int, number: int) -> Shards:
         """Write this process's piece. All processes call it; if one cannot write, NotSaved is raised in all of them."""

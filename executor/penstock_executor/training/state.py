@@ -9,7 +9,7 @@ pipeline. Of a divided model, each process writes its own piece.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from penstock_executor.checkpoint import Checkpoint, Checkpoints, Unreadable
 from penstock_executor.training.processes import Group
-from penstock_executor.training.saving import copied, load, read_part, read_shards, set_random_states
+from penstock_executor.training.saving import copied, load, read_part, read_shards, set_random_states, try_to_load
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class TrainingState:
         self._named = {name: each for name, each in named.items() if each is not None}
         self._sharded, self._split = sharded, group.gpus_per_replica > 1
         self._random: Any = None
+        self._frozen: dict[str, list[str]] = {}
+        """Of the checkpoint: name of a model -> its parameters that were not trained."""
 
     @property
     def writes(self) -> bool:
@@ -82,7 +84,9 @@ class TrainingState:
         if "optimizer" in self._own:
             copied(self._own["optimizer"].state_dict()["param_groups"], "optimizer.param_groups")
         for name, each in self._named.items():
-            copied(each.state_dict(), name)
+            state = copied(each.state_dict(), name)
+            if not isinstance(each, torch.nn.Module) and not type(each).__module__.startswith("torch."):
+                try_to_load(each, state, name)
 
     def collect(self, random_states: list[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Copies of the state that rank 0 writes, and of this process's piece of a divided model (None if it is whole).
@@ -98,7 +102,7 @@ class TrainingState:
         whole = {name: copied(each.state_dict(), name) for name, each in self._own.items()} | more
         if self._split:
             return {"random": random_states}, whole
-        return whole | {"random": random_states}, None
+        return whole | {"random": random_states, "frozen": self._frozen_now()}, None
 
     def restore(self, found: Checkpoint, shard_group: dist.ProcessGroup | None, device: torch.device) -> None:
         """Load a checkpoint; all processes call it.
@@ -146,17 +150,47 @@ class TrainingState:
                 piece = self._group.tree_from_first(piece, device if name in own else torch.device("cpu"))
             if name in objects:
                 objects[name].load_state_dict(piece)
-            elif name == "random" and len(piece) == self._group.world:
-                self._random = piece[self._group.rank]
-        self.restore_random()
+            else:
+                self._take(name, piece)
+        self._restore_generators()
+        self._restore_frozen(self._own)  # before DDP wraps it
+
+    def _take(self, name: str, piece: Any) -> None:
+        """Keep a piece of a checkpoint that is no object's."""
+        if name == "frozen":
+            self._frozen = piece
+        elif name == "random" and len(piece) == self._group.world:
+            self._random = piece[self._group.rank]
+
+    def _restore_generators(self) -> None:
+        if self._random is not None:
+            set_random_states(self._random)
 
     def restore_random(self) -> None:
-        """Set the random generators to their states in the checkpoint, if it had as many processes.
+        """Set the random generators to their states in the checkpoint, if it had as many processes, and freeze what was frozen.
 
         Call it again before the first step: what the script did in between may have drawn from them.
         """
-        if self._random is not None:
-            set_random_states(self._random)
+        self._restore_generators()
+        self._restore_frozen(self._frozen)
+
+    @property
+    def _models(self) -> dict[str, torch.nn.Module]:
+        objects = self._own | {f"more.{name}": each for name, each in self._named.items()}
+        return {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
+
+    def _restore_frozen(self, names: Iterable[str]) -> None:
+        models = self._models
+        for name in (name for name in names if name in self._frozen and name in models):
+            for parameter_name, parameter in models[name].named_parameters():
+                parameter.requires_grad_(parameter_name not in self._frozen[name])
+
+    def _frozen_now(self) -> dict[str, list[str]]:
+        """A script may freeze layers in a later pass, in code that a run after that pass does not reach."""
+        return {
+            name: [parameter for parameter, each in model.named_parameters() if not each.requires_grad]
+            for name, model in self._models.items()
+        }
 
     def _check_division(self, found: Checkpoint) -> None:
         before, now = found.meta.get("gpus_per_replica", 1), self._group.gpus_per_replica

@@ -81,9 +81,7 @@ def test_counting_from_0_is_told_before_any_stop_and_only_where_a_script_does_it
 
 
 def test_batches_that_belong_to_no_step_are_told(tmp_path: Path):
-    assert "epoch=1 samples=8 of the pass before belong to no step" in run_to_the_end(
-        tmp_path, "--accumulate=4", stops=0
-    )
+    assert "epoch=1 samples=8 of the last pass belong to no step" in run_to_the_end(tmp_path, "--accumulate=4", stops=0)
 
 
 def test_a_weighted_sampler_draws_the_same_samples_after_a_stop(tmp_path: Path):

@@ -98,6 +98,39 @@ def test_what_would_not_load_is_refused_at_the_start_by_name(value: object):
         state.check()
 
 
+class OneWay(Own):
+    def load_state_dict(self, state: dict) -> None:
+        self.state = state["what is not there"]
+
+
+def test_an_object_that_does_not_load_its_own_state_is_refused_at_the_start_by_name():
+    group = Group(Ranks(rank=0, world=1, local_rank=0, local_world=1))
+    with pytest.raises(CannotSave, match=r"average \(OneWay\) does not load its own state.*KeyError"):
+        TrainingState(group, {"average": OneWay(1)}).check()
+
+
+def test_a_first_checkpoint_counts_only_once_it_has_been_loaded(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoints = Checkpoints(tmp_path, 1)
+    saver, told, texts = Saver(checkpoints), [], []
+    saver.tell = texts.append
+    for step, damages in ((1, True), (2, False), (3, True)):
+        # As a file system does that answers before it writes.
+        spoil = (
+            (lambda _, step=step: _cut(tmp_path / f"epoch-0001/step-{step:012d}.ckpt")) if damages else lambda _: None
+        )
+        monkeypatch.setattr(checkpoints, "_prune", spoil)
+        saver.save({"w": torch.ones(9)}, step, {}, lambda _, step=step: told.append(step))
+        saver.wait()
+    assert told == [2, 3], "later ones are not read again"
+    assert "cannot be loaded: ValueError: the file is not whole" in texts[0]
+
+
+def _cut(path: pathlib.Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
 def test_what_a_checkpoint_lacks_does_not_begin_anew_without_a_word(caplog: pytest.LogCaptureFixture):
     """Of a loop of the script's own, each object may be a model. With `prepare`, it is something beside the model."""
     group = Group(Ranks(rank=0, world=1, local_rank=0, local_world=1))
