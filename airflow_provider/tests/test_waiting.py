@@ -8,7 +8,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowException, TaskDeferred
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, TaskDeferred
 from fake import TOKEN
 from helpers import away, context
 
@@ -259,6 +259,28 @@ def test_a_restarted_job_says_that_and_why_and_each_thing_once():
 )
 def test_of_a_line_that_is_written_over_the_last_state_is_shown(text, lines, begun):
     assert whole_lines(text) == (lines, begun)
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_job_whose_id_slurm_has_given_to_another_task_is_not_taken_for_the_own(fake, instance, deferrable):
+    """A slurmctld that was killed lost a job a moment old. The next one got its id, and two tasks succeeded by one job."""
+    operator, ti = task(deferrable=deferrable), instance("train")
+    wait = penstock.PenstockHook.wait
+
+    def given_away(*words):
+        fake.end("1")
+        fake.job("1", key="airflow:tests:tests:another:train:-1:1763683200000001")
+        return wait(*words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(penstock.PenstockHook, "wait", given_away)
+        with pytest.raises(AirflowException, match="has given its id to a job of another one") as failed:  # noqa: PT012
+            try:
+                operator.execute(context(ti))
+            except TaskDeferred:
+                given_away(penstock.PenstockHook("penstock_fake"), "1")
+                operator.execute_complete(context(ti), {"job_id": "1"})
+    assert isinstance(failed.value, AirflowFailException), "a retry would take the same job"
 
 
 OLD_BYTES = "größer ".encode("latin-1")

@@ -31,7 +31,7 @@ from airflow_provider_penstock.operators.arguments import (
     is_template,
 )
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
-from airflow_provider_penstock.ownership import Ownership, ownership
+from airflow_provider_penstock.ownership import Ownership, is_of, ownership
 from airflow_provider_penstock.silence import Silence
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
@@ -62,6 +62,8 @@ class _JobOperator(BaseOperator):
     lease: timedelta | None = None
     """How long the job runs on although nothing waits for it any more; None: until its end."""
 
+    submits = False
+    """Whether the job is the task's own."""
     wait_for_completion: bool = True
     end_from_trigger: bool = False
     skip_on_exit_code: Collection[int] = ()
@@ -112,7 +114,7 @@ class _JobOperator(BaseOperator):
             if self.log_interval_s and job["state"] in ("running", "stopping"):
                 lines, shown = hook.log_since(job_id, shown, whole=True)
                 self.show_output(lines)
-        return self._finish(job_id, shown)
+        return self._finish(context, job_id, shown)
 
     def _has_ended(self, job_id: str) -> bool:
         try:
@@ -191,7 +193,7 @@ class _JobOperator(BaseOperator):
             error = AirflowException(f"waiting for job {job_id} failed: {event['error']}")
             raise error if event.get("code") == "no-such-job" else self._leaves(context, job_id, error)
         try:
-            return self._with_assets(context, self._finish(job_id, event.get("shown", 0)))
+            return self._with_assets(context, self._finish(context, job_id, event.get("shown", 0)))
         except PenstockRefused as refused:
             raise self._leaves(context, job_id, refused) from refused
 
@@ -202,10 +204,15 @@ class _JobOperator(BaseOperator):
                 context["outlet_events"][outlet].extra["job"] = job
         return job
 
-    def _finish(self, job_id: str, shown: int) -> dict[str, Any]:
+    def _finish(self, context: Any, job_id: str, shown: int) -> dict[str, Any]:
         """Log the rest of an ended job's output, from byte `shown` on, and return its summary. Raises if the job failed."""
         hook = self.patient(job_id)
         job = hook.job(job_id)
+        if self.submits and not is_of(job["key"], context["ti"]):
+            raise AirflowFailException(
+                f"Slurm has lost job {job_id} of this task, and has given its id to a job of another one ({job['key']}), as "
+                "after a crash of slurmctld; clear the task, so that it submits its job again"
+            )
         self.show_output(hook.log_since(job_id, shown)[0][-LOG_LINES:])
         if job["ended"] == "FAILED" and job["exit_code"] in self.skip_on_exit_code:
             raise AirflowSkipException(ending(job))
@@ -269,6 +276,7 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         "environment",
     )
     template_ext: Sequence[str] = FILES
+    submits = True
     needs_program = True
     """Whether a script or a command must be given."""
     template_fields_renderers = {"script": "bash", "spec": "json", "options": "json", "environment": "json"}  # noqa: RUF012

@@ -18,6 +18,7 @@ from asgiref.sync import sync_to_async
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, final_summary, read
 from airflow_provider_penstock.news import ending
+from airflow_provider_penstock.ownership import is_of
 from airflow_provider_penstock.triggers.poller import FEW, RECHECK_S, OutputLog, connect, pages, poller
 
 try:
@@ -130,6 +131,8 @@ class PenstockJobTrigger(BaseTrigger):
     async def _ending(self, job: Job, options: dict[str, Any] | None) -> TriggerEvent | None:
         """The task's success, after the rest of the job's output. None if anything is in the way: a worker ends the task then."""
         try:
+            if self.task_instance is not None and not is_of(job["key"], self.task_instance):
+                raise ValueError(f"job {self.job_id} is that of another task")
             async with connect(self.penstock_conn_id, options) as client:
                 before = -1
                 while before != self.output.shown:
