@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // len(tasks), 1)))  # read when PyTorch is imported
-        _import((*PRELOADED, *options.imports))
+        preload((*PRELOADED, *options.imports))
         _check_that_it_may_fork(options.imports)
     except (EnvironmentDisagrees, ImportError) as error:
         parser.error(str(error))
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.gives_up_nodes:
                     giving_up.to_launcher(file)
                 _begin(task, parent, *signals)
-                _end(_status_of(options.script, options.arguments, module=options.module))
+                end(status_of(options.script, options.arguments, module=options.module))
             pids.append(pid)
         # SIGTERM is never ignored, even for a moment: the kernel would drop one that came while the processes began.
         signal.signal(signal.SIGTERM, lambda number, _frame: terminated.append(number))
@@ -201,7 +201,7 @@ def _gpus_of(nodes: Sequence[str]) -> list[int]:
     return [len(found[node]) or 1 for node in nodes]
 
 
-def _import(names: Sequence[str]) -> None:
+def preload(names: Sequence[str]) -> None:
     """Import these modules, without collecting garbage: that takes a sixth of the time, and finds next to nothing.
 
     What is there afterwards stays. So no collection goes through it again, which would also copy its memory in each process.
@@ -238,7 +238,7 @@ def _begin(
         sys.modules["numpy"].random.seed()
 
 
-def _status_of(script: str, arguments: Sequence[str], *, module: bool) -> int:
+def status_of(script: str, arguments: Sequence[str], *, module: bool) -> int:
     """What `python SCRIPT` or `python -m SCRIPT` does, and its exit status."""
     try:
         _run(script, arguments, module=module)
@@ -253,7 +253,7 @@ def _status_of(script: str, arguments: Sequence[str], *, module: bool) -> int:
     return 0
 
 
-def _end(status: int) -> NoReturn:
+def end(status: int) -> NoReturn:
     """End this process as Python does, but leave its memory to the kernel: freeing PyTorch's modules takes a second."""
     threading._shutdown()  # type: ignore[attr-defined] # waits for threads, as Python does
     atexit._run_exitfuncs()
@@ -300,4 +300,4 @@ def _wait(pids: Sequence[int], file: int) -> int:
 
 
 if __name__ == "__main__":
-    _end(main())
+    end(main())

@@ -175,9 +175,13 @@ class TrainingState:
         self._restore_frozen(self._frozen)
 
     @property
+    def objects(self) -> dict[str, Any]:
+        """All that a checkpoint holds the state of, by its name there."""
+        return self._own | {f"more.{name}": each for name, each in self._named.items()}
+
+    @property
     def _models(self) -> dict[str, torch.nn.Module]:
-        objects = self._own | {f"more.{name}": each for name, each in self._named.items()}
-        return {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
+        return {name: each for name, each in self.objects.items() if isinstance(each, torch.nn.Module)}
 
     def _restore_frozen(self, names: Iterable[str]) -> None:
         models = self._models

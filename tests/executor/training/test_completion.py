@@ -32,8 +32,8 @@ if "--fail" in sys.argv:
 
 WHOLE = """\
 import sys
-from penstock_executor.launch import _end, _status_of
-_end(_status_of(__file__.replace("whole", "train"), sys.argv[1:], module=False))
+from penstock_executor.launch import end, status_of
+end(status_of(__file__.replace("whole", "train"), sys.argv[1:], module=False))
 """
 """Ends the process as Python does, with its hooks: a process of `multiprocessing` calls none."""
 

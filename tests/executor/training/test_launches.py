@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ..elastic import PYTHON, environment, python_path
+from ..elastic import PYTHON, environment, python_path, torchrun
 from ..spool import ROOT
 
 SCRIPT = ROOT / "tests" / "executor" / "train_launched.py"
@@ -36,3 +36,18 @@ def test_processes_of_the_scripts_own_without_ranks_are_refused(tmp_path: Path, 
     assert done.returncode != 0
     assert f"{found}, but the environment says rank 0 of 1" in done.stderr.replace("rank 0 of 2", "rank 1 of 2")
     assert "or set RANK, WORLD_SIZE, LOCAL_RANK" in done.stderr
+
+
+@pytest.mark.long
+def test_under_torchrun_a_stop_that_has_saved_ends_in_status_1_and_the_next_run_goes_on(tmp_path: Path):
+    """torchrun's own status; its log has that of the process."""
+    environ = environment() | {"PYTHONPATH": python_path()}
+    script = SCRIPT.with_name("train_around.py")
+    command = [PYTHON, *torchrun(1), str(script), str(tmp_path), "--stop-in=1.4"]
+    stopped = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert stopped.returncode == 1
+    assert "143" in stopped.stderr
+    assert "checkpoint written" in stopped.stderr
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step=14 epoch=1 position=16 continues" in done.stderr

@@ -1,0 +1,326 @@
+"""Tries a training script: first undisturbed, then stopped in several ways and continued. Says in words what differs.
+
+    python -m penstock_executor.try_run train.py --epochs=2
+
+The script runs about ten times on this machine, so give it arguments with which it makes some dozens of steps in two or
+three epochs. Its own files are written as usual. Its checkpoints go to a temporary folder. The exit status is 1 if
+something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from penstock_executor.launch import PRELOADED, end, preload, status_of
+
+if TYPE_CHECKING:
+    from penstock_executor.training.trial import Disturbance
+
+EXACT, CLOSE = 1e-6, 1e-2
+"""The most by which weights may differ after a stop, as a share of their norm: on as many processes, and on others. Sums in
+another order differ little; dropout and BatchNorm differ more."""
+
+LONG_S = 5.0
+"""From this time on, code after the inner loop is named if it answers no requests."""
+
+FAILED_S = 15.0
+"""Seconds from the end of a process that failed to that of the others."""
+
+STOPPED = 128 + signal.SIGTERM
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """What one training left behind, over its runs."""
+
+    statuses: list[int] = field(default_factory=list)
+    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Number of a step -> its record in the last run that made it."""
+    after_s: list[float] = field(default_factory=list)
+    """How long the code after each inner loop took."""
+    evaluates: list[int] = field(default_factory=list)
+    """Steps after which `run.evaluating` was called."""
+    said: str = ""
+    weights: dict[str, Any] | None = None
+    """Of each model, once the training has ended; not of a divided one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedStop:
+    """A disturbance, and on how many processes the script continues."""
+
+    name: str
+    disturbance: Disturbance
+    processes: int = 1
+
+    @property
+    def expected(self) -> int:
+        """Exit status of the run that is disturbed."""
+        return 128 + signal.SIGKILL if self.disturbance.kind == "kill" else STOPPED
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock_executor.try_run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--processes", type=int, default=2, help="to move to (2); 1: do not move")
+    parser.add_argument("--seed", type=int, default=0, help="for the steps that are disturbed")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of each run (600)")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the script")
+    options = parser.parse_args(arguments)
+    preload(PRELOADED)  # once for all runs, which are forked
+    import torch
+
+    from penstock_executor.training.trial import Disturbance
+
+    torch.set_num_threads(1)  # the threads of PyTorch would be lost in what is forked
+
+    def run(scenario: TriedStop | None) -> TrialRecord:
+        folder = Path(
+            tempfile.mkdtemp(prefix="penstock-try-")
+        )  # TemporaryDirectory would end with the first forked process
+        try:
+            return _try(folder, scenario, options)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    whole = run(None)
+    if whole.statuses != [0] or not whole.steps:
+        _say(f"undisturbed: {_failure(whole, options.script) or 'the script makes no step with px.start'}")
+        return 1
+    epochs = len({each["epoch"] for each in whole.steps.values()})
+    _say(f"undisturbed: {len(whole.steps)} steps in {epochs} epochs")
+    differs = False
+    for scenario in scenarios(whole, options.processes, options.seed, Disturbance):
+        found = compare(whole, run(scenario), scenario, options.script)
+        differs |= bool(found)
+        _say(f"{scenario.name}: {'as undisturbed' if not found else 'DIFFERS'}")
+        for line in found:
+            _say(f"    {line}")
+    longest_s = max(whole.after_s, default=0.0)
+    if longest_s > LONG_S and not whole.evaluates:
+        _say(
+            f"the code after the inner loop takes {longest_s:.0f} s without an answer: use run.evaluating(loader) there"
+        )
+    return int(differs)
+
+
+def scenarios(whole: TrialRecord, processes: int, seed: int, disturbance: Any) -> list[TriedStop]:
+    """What is tried with a script that makes these steps."""
+    of_epochs: dict[int, list[int]] = {}
+    for step, record in sorted(whole.steps.items()):
+        of_epochs.setdefault(record["epoch"], []).append(step)
+    epochs = sorted(of_epochs)
+    early, middle = of_epochs[epochs[0]], of_epochs[epochs[len(epochs) // 2]]
+    choose = random.Random(seed)  # noqa: S311
+    found = []
+    if len(middle) > 1:
+        step = choose.choice(middle[:-1])
+        found.append(TriedStop(f"a stop in mid-epoch, after step {step}", disturbance("stop", step)))
+        killed = choose.choice(middle[:-1])
+        found.append(TriedStop(f"kill -9 in mid-epoch, after step {killed}", disturbance("kill", killed)))
+        if processes > 1:
+            moved = f"a stop after step {step}, continued on {processes} processes"
+            found.append(TriedStop(moved, disturbance("stop", step), processes))
+    if len(epochs) > 1:
+        found.append(TriedStop(f"a stop in an epoch's last step, {early[-1]}", disturbance("stop", early[-1])))
+    if whole.evaluates:
+        found.append(TriedStop("a stop in an evaluation", disturbance("evaluation", whole.evaluates[0])))
+    return found
+
+
+def compare(whole: TrialRecord, tried: TrialRecord, scenario: TriedStop, script: str) -> list[str]:
+    """What differs from the undisturbed training, in words, with what to change; [] if the two are equal."""
+    if tried.statuses[0] != scenario.expected:
+        replaced = _line(tried.said, "handles SIGTERM since")
+        return [f"the stop ended in status {tried.statuses[0]} and not {scenario.expected}", *replaced]
+    if tried.statuses[1:] != [0]:
+        return [f"the next run fails: {_failure(tried, script)}"]
+    counted = _line(tried.said, "counts batches by enumerate")
+    for number in sorted(whole.steps.keys() | tried.steps.keys()):
+        if number not in whole.steps or number not in tried.steps:
+            return [f"the training makes {len(tried.steps)} steps and not {len(whole.steps)}", *counted]
+        a, b = whole.steps[number], tried.steps[number]
+        before = number <= scenario.disturbance.step
+        at = f"in step {number}, epoch {a['epoch']}"
+        if (a["epoch"], a["in_epoch"], a["samples"]) != (b["epoch"], b["in_epoch"], b["samples"]):
+            return [
+                f"{at}: {b['samples']} samples as step {b['in_epoch']} of epoch {b['epoch']}, and not {a['samples']}",
+                "let run.loader or run.prepare give the batches, or leave out those that are done by run.epoch_steps",
+            ]
+        if len(a["rates"]) != len(b["rates"]) or not all(map(_near, a["rates"], b["rates"])):
+            return [
+                f"{at}: the learning rates are {_short(b['rates'])} and not {_short(a['rates'])}",
+                *(counted or ["pass the schedule to run.prepare (scheduler=...) or run.keep, so that it is saved"]),
+            ]
+        share = EXACT if scenario.processes == 1 or before else CLOSE
+        if not math.isclose(a["norm"], b["norm"], rel_tol=share):
+            return _weights_differ(at, abs(a["norm"] - b["norm"]) / a["norm"], counted, before=before)
+    share = EXACT if scenario.processes == 1 else CLOSE
+    difference = _difference(whole.weights, tried.weights)
+    return _weights_differ("at the end", difference, counted, before=False) if difference > share else []
+
+
+def _weights_differ(at: str, by: float, counted: list[str], *, before: bool) -> list[str]:
+    found = [f"{at}: the weights differ by {by:.1g} of their norm"]
+    if before:
+        return [*found, "they did so before the stop: two runs of the script are not the same; seed its generators"]
+    unsaved = "what the step uses is not all saved: pass it to run.keep, or to run.prepare as state={...}"
+    return [*found, *(counted or [unsaved])]
+
+
+def _difference(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float:
+    """Of the final weights, as a share of their norm; 0 if they are not known."""
+    import torch
+
+    apart = norm = 0.0
+    for model in one or {} if other else {}:
+        assert one is not None
+        assert other is not None
+        for name, value in one[model].items():
+            if torch.is_tensor(value) and value.is_floating_point():
+                apart += float((value.double() - other[model][name].double()).square().sum())
+                norm += float(value.double().square().sum())
+    return math.sqrt(apart / norm) if norm else 0.0
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=EXACT, abs_tol=1e-15)
+
+
+def _short(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:.3g}" for rate in rates)
+
+
+def _line(said: str, words: str) -> list[str]:
+    """The first line that Penstock has said with these words."""
+    return [line.removeprefix("penstock: ") for line in said.splitlines() if words in line][:1]
+
+
+def _failure(tried: TrialRecord, script: str) -> str:
+    """Why the last run failed: where in the script, and the error; empty: it did not."""
+    if tried.statuses[-1] == 0:
+        return ""
+    lines = [line for line in tried.said.splitlines() if line.strip()]
+    places = re.findall(rf'File "(?:[^"]*/)?{re.escape(Path(script).name)}", line (\d+)', tried.said)
+    where = f"{Path(script).name}, line {places[-1]}: " if places else ""
+    errors = [line for line in lines if re.match(r"(?:\[rank\d+\]: )?[\w.]*(?:Error|Exception|Exit)\b", line)]
+    error = re.sub(r"^\[rank\d+\]: ", "", (errors or lines or ["no word"])[-1])
+    return f"{where}{error} (status {tried.statuses[-1]})"
+
+
+def _try(folder: Path, scenario: TriedStop | None, options: argparse.Namespace) -> TrialRecord:
+    """Run the script, disturb it, and continue it."""
+    from penstock_executor.training.trial import Disturbance
+
+    tried = TrialRecord()
+    (folder / "said").touch()
+    runs = [(Disturbance(), 1)]
+    if scenario is not None:
+        runs = [(scenario.disturbance, 1), (Disturbance(), scenario.processes)]
+    for disturbance, processes in runs:
+        tried.statuses.append(_run(folder, disturbance, processes, options))
+        if tried.statuses[-1] != (scenario.expected if scenario is not None and len(tried.statuses) == 1 else 0):
+            break
+    tried.said = (folder / "said").read_text(errors="replace")
+    if (folder / "steps.jsonl").exists():
+        for record in map(json.loads, (folder / "steps.jsonl").read_text().splitlines()):
+            if "step" in record:
+                tried.steps[record["step"]] = record
+            elif "after_s" in record:
+                tried.after_s.append(record["after_s"])
+            else:
+                tried.evaluates.append(record["evaluates"])
+    if (folder / "final.pt").exists():
+        import torch
+
+        tried.weights = torch.load(folder / "final.pt", map_location="cpu", weights_only=False)
+    return tried
+
+
+def _run(folder: Path, disturbance: Disturbance, processes: int, options: argparse.Namespace) -> int:
+    """One run of the script. Its exit status is that of the process that failed first, else that of all."""
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    sys.stdout.flush()
+    pids = set()
+    for rank in range(processes):
+        pid = os.fork()
+        if pid == 0:
+            _begin(folder, disturbance, rank, processes, port, options)
+        pids.add(pid)
+    status, until_s = 0, time.monotonic() + options.timeout
+    while pids:
+        pid, raw = os.waitpid(next(iter(pids)), os.WNOHANG) if len(pids) == 1 else _any_of(pids)
+        if pid:
+            pids.discard(pid)
+            code = os.waitstatus_to_exitcode(raw)
+            code = code if code >= 0 else 128 - code
+            if code and not status:
+                status, until_s = code, min(until_s, time.monotonic() + FAILED_S)
+        elif time.monotonic() > until_s:
+            for each in pids:
+                os.kill(each, signal.SIGKILL)
+        else:
+            time.sleep(0.02)
+    return status
+
+
+def _any_of(pids: set[int]) -> tuple[int, int]:
+    for each in pids:
+        pid, raw = os.waitpid(each, os.WNOHANG)
+        if pid:
+            return pid, raw
+    return 0, 0
+
+
+def _begin(
+    folder: Path, disturbance: Disturbance, rank: int, processes: int, port: int, options: argparse.Namespace
+) -> NoReturn:
+    """In a new process: be the script."""
+    for name in [each for each in os.environ if each.startswith(("SLURM", "PENSTOCK"))]:
+        del os.environ[name]
+    place = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    with (folder / "said").open("ab") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    import torch
+
+    from penstock_executor.training.trial import Trial
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(cores // processes, 1)))
+    Trial(folder, disturbance).install()
+    end(status_of(options.script, options.arguments, module=False))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"penstock: {text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

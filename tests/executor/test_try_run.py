@@ -1,0 +1,117 @@
+"""`python -m penstock_executor.try_run` finds what a script does wrongly around its stops, and passes one that is right."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from penstock_executor import try_run  # noqa: E402
+from penstock_executor.training.trial import Disturbance  # noqa: E402
+from penstock_executor.try_run import TrialRecord, TriedStop, compare, scenarios  # noqa: E402
+
+from .elastic import PYTHON, environment, python_path  # noqa: E402
+from .spool import ROOT  # noqa: E402
+
+MIDDLE = TriedStop("a stop in mid-epoch", Disturbance("stop", 14))
+
+
+def tried(*statuses: int, said: str = "", **changed: object) -> TrialRecord:
+    """Three epochs of ten steps. `changed`: of the steps from 15 on."""
+    steps = {
+        step: {"step": step, "epoch": (step - 1) // 10, "in_epoch": (step - 1) % 10 + 1, "samples": 4, "rates": [0.1]}
+        | {"norm": 2.0}
+        | (changed if step > 14 else {})
+        for step in range(1, 31)
+    }
+    return TrialRecord(list(statuses), steps, said=said)
+
+
+WHOLE = tried(0)
+COUNTED = "penstock: train.py:41 counts batches by enumerate. After a stop"
+TRACE = 'File "/x/train.py", line 44, in <module>\nZeroDivisionError: division by zero\n'
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (tried(143, 0), []),
+        (tried(143, 0, norm=2.1), ["in step 15, epoch 1: the weights differ by 0.05", "pass it to run.keep"]),
+        (
+            tried(143, 0, rates=[0.6], said=COUNTED),
+            ["learning rates are 0.6 and not 0.1", "train.py:41 counts batches"],
+        ),
+        (tried(143, 0, rates=[0.6]), ["learning rates are 0.6", "pass the schedule to run.prepare"]),
+        (tried(143, 0, samples=8), ["in step 15, epoch 1: 8 samples", "run.epoch_steps"]),
+        (tried(143, 1, said=TRACE), ["train.py, line 44: ZeroDivisionError: division by zero (status 1)"]),
+        (
+            tried(0, said="penstock: <lambda> handles SIGTERM since px.start"),
+            ["the stop ended in status 0 and not 143", "<lambda> handles SIGTERM since"],
+        ),
+    ],
+)
+def test_what_differs_is_said_with_its_place_and_a_remedy(found: TrialRecord, words: list[str]):
+    lines = compare(WHOLE, found, MIDDLE, "train.py")
+    for line, word in zip(lines, words, strict=True):
+        assert word in line
+
+
+def test_weights_that_differ_before_the_stop_are_those_of_a_script_that_is_not_repeatable():
+    found = tried(143, 0)
+    found.steps[3] = found.steps[3] | {"norm": 3.0}
+    assert "two runs of the script are not the same" in compare(WHOLE, found, MIDDLE, "train.py")[1]
+
+
+def test_final_weights_are_compared_too_and_less_strictly_on_other_processes():
+    whole, found = tried(0), tried(143, 0)
+    whole.weights, found.weights = ({"model": {"w": torch.full((4,), w)}} for w in (1.0, 1.001))
+    assert "at the end: the weights differ by 0.001" in compare(whole, found, MIDDLE, "train.py")[0]
+    assert compare(whole, found, TriedStop("moved", Disturbance("stop", 14), 2), "train.py") == []
+    assert math.isclose(try_run._difference(whole.weights, found.weights), 0.001, rel_tol=1e-3)
+
+
+def test_stops_are_tried_in_mid_epoch_at_an_epochs_end_and_in_an_evaluation():
+    found = scenarios(tried(0), 2, 0, Disturbance)
+    assert [each.disturbance.kind for each in found] == ["stop", "kill", "stop", "stop"]
+    assert [each.processes for each in found] == [1, 1, 2, 1]
+    steps = [each.disturbance.step for each in found]
+    assert all(11 <= step < 20 for step in steps[:3])
+    assert steps[3] == 10
+    evaluates = tried(0)
+    evaluates.evaluates = [10, 20, 30]
+    assert scenarios(evaluates, 1, 0, Disturbance)[-1].disturbance == Disturbance("evaluation", 10)
+
+
+def run(script: Path, *arguments: str) -> tuple[int, str]:
+    import subprocess
+
+    environ = environment() | {"PYTHONPATH": python_path()}
+    command = [PYTHON, "-m", "penstock_executor.try_run", str(script), *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=580, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("good", []),
+        ("count", ["learning rates are", "counts batches by enumerate"]),
+        ("no optimiser", ["the weights differ by", "pass it to run.keep"]),
+        ("whole", ["the next run fails: train_tried.py, line 41: IndexError"]),
+    ],
+)
+def test_a_script_is_tried_with_real_stops(tmp_path: Path, option: str, words: list[str]):
+    status, said = run(ROOT / "tests" / "executor" / "train_tried.py", option)
+    assert status == bool(words), said
+    for word in words:
+        assert word in said
+    if not words:
+        assert said.count("as undisturbed") == 5
+
+
+@pytest.mark.long
+def test_the_example_passes(tmp_path: Path):
+    status, said = run(ROOT / "examples" / "image_classification" / "train.py")
+    assert (status, "DIFFERS" in said) == (0, False), said
