@@ -50,4 +50,4 @@ def test_under_torchrun_a_stop_that_has_saved_ends_in_status_1_and_the_next_run_
     assert "checkpoint written" in stopped.stderr
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert "step=14 epoch=1 position=16 continues" in done.stderr
+    assert "step=15 epoch=1 position=20 continues" in done.stderr
