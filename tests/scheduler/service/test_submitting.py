@@ -278,3 +278,60 @@ def test_a_submission_that_comes_too_soon_cancels_no_earlier_job_and_notes_no_ow
 def test_an_id_that_no_job_can_have_is_unknown(api, job):
     with api.client("me") as me, pytest.raises(ApiError):
         me.explain(job)
+
+
+def taken_by_another(api, job: str) -> None:
+    """Slurm has forgotten the job, and another one of the same user has its id, which was submitted with the key "another"."""
+    view = api.board.job(job)
+    with api.board._changing:
+        api.board._live[job] = view.model_copy(update={"key": "another"})
+        api.board.store.save_jobs([api.board._live[job]])
+
+
+def test_a_job_that_has_the_id_of_a_forgotten_one_is_not_taken_for_it(api):
+    """slurmctld was killed before it saved its state: it gives the ids of its last seconds once more."""
+    with api.client("me") as me:
+        first = me.submit(Submission(key="k", command=("train",)))
+        taken_by_another(api, first.id)
+        with pytest.raises(
+            ApiError, match=f"job {first.id} of this key is forgotten, and another job has its id"
+        ) as error:
+            me.submit(Submission(key="k", command=("train",)))
+    assert error.value.code == "forgotten"
+    assert list(api.submitter.jobs) == [first.id]
+
+
+def test_the_job_that_has_the_id_of_an_owners_forgotten_one_is_neither_taken_nor_cancelled(api):
+    with api.client("me") as me:
+        first = me.submit(owned(1, "g"))
+        taken_by_another(api, first.id)
+        with pytest.raises(ApiError, match=f"history of job {first.id}") as error:
+            me.submit(owned(2, "g"))
+        assert error.value.code == "forgotten"
+        assert me.submit(owned(3, "h")).id != first.id
+    assert api.submitter.cancelled == []
+
+
+def test_a_job_found_by_its_key_is_not_taken_for_the_forgotten_one_whose_id_it_has(api):
+    """penstockd died between sbatch and the note, and Slurm had forgotten a job before."""
+    order = Submission(key="l", command=("train",))
+    with api.client("me") as me:
+        first = me.submit(Submission(key="k", command=("train",)))
+        api.submitter.jobs[first.id] = (ME, order)
+        api.board.store.begin_submission(ME, "l", hashlib.sha256(order.model_dump_json().encode()).hexdigest())
+        second = me.submit(order)
+        assert (second.id, second.key) == (first.id, "l")
+        assert [found.id for found in me.jobs(key="k")] != [first.id]
+
+
+def test_a_job_found_by_its_key_is_the_one_that_rounds_have_seen(api):
+    """It has no key yet: penstockd died before it noted one, and a round has seen the job since."""
+    order = Submission(key="k", command=("train",))
+    lost = api.submitter.submit(order, ME, 0)
+    api.board.store.begin_submission(ME, "k", hashlib.sha256(order.model_dump_json().encode()).hexdigest())
+    with api.client("me") as me:
+        seen = me.submit(Submission(key="other", command=("train",)))
+        long_ago = seen.model_copy(update={"id": lost, "key": None, "submit_s": seen.submit_s - 1e6})
+        api.board.store.save_jobs([long_ago])
+        found = me.submit(order)
+        assert (found.id, found.key, found.submit_s) == (lost, "k", long_ago.submit_s)

@@ -455,6 +455,11 @@ def _start_s(before: JobView, job: Job, now_s: float) -> float | None:
     return job.started_s or now_s
 
 
+def has_other_key(view: JobView, key: str | None) -> bool:
+    """Whether this is not the job that was submitted with this key, but one that has its id now."""
+    return key is not None and view.key is not None and view.key != key
+
+
 def is_former(view: JobView, user: str, key: str | None, submitted_s: float) -> bool:
     """Whether this is not the job that was just submitted by this user with this key, but one that had its id before."""
     if view.user != user or view.key is not None:

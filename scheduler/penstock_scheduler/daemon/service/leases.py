@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock_scheduler.api.messages import OwnerView
-from penstock_scheduler.daemon.service.board import Board
+from penstock_scheduler.daemon.service.board import Board, has_other_key
 from penstock_scheduler.people.errors import PenstockError, StoreError
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,10 @@ class Leases:
     def load(self) -> None:
         """Begin the leases of all live jobs anew. Raises StoreError."""
         for user, owner in self._board.store.leased_owners():
-            if owner.job is not None and owner.job not in self._leases and self._board.live_job(owner.job) is not None:
+            if owner.job is None or owner.job in self._leases:
+                continue
+            view = self._board.live_job(owner.job)
+            if view is not None and not has_other_key(view, owner.key):
                 self.begin(user, owner)
 
     def expired(self) -> list[tuple[str, _Lease]]:

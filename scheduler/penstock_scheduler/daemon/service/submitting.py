@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock_scheduler.api.messages import JobView, Owner, OwnerView, Submission
 from penstock_scheduler.daemon.service.api import Api, Call
-from penstock_scheduler.daemon.service.board import is_former
+from penstock_scheduler.daemon.service.board import has_other_key, is_former
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.people.errors import BadJobSpec
 from penstock_scheduler.store.leadership.site_clock import site_time_s
@@ -107,12 +107,14 @@ async def _job_of(call: Call, order: Submission, newest: OwnerView, *, same: boo
     """
     api, user = call.api, call.identity.user
     if newest.job is not None:
-        return await asyncio.to_thread(api.board.job, newest.job), same
+        view = await asyncio.to_thread(api.board.job, newest.job)
+        return (None if view is not None and has_other_key(view, newest.key) else view), same
     if newest.key is not None:
         job = await asyncio.to_thread(api.store.submission, user, newest.key)
+        found = job is None
         job = job or await api.cluster.call(user, api.submitter.find, user, newest.key)
         if job is not None:
-            return await _first_view(call, job, order.model_copy(update={"key": newest.key})), same
+            return await _first_view(call, job, order.model_copy(update={"key": newest.key}), found=found), same
     return (None if newest.former is None else await asyncio.to_thread(api.board.job, newest.former)), False
 
 
@@ -197,6 +199,7 @@ async def _known(call: Call, order: Submission, key: str) -> str | None:
         if job is not None:
             await call.audit(allowed=True, text="was submitted before", target=f"jobs/{job}")
             await asyncio.to_thread(api.store.end_submission, user, key, job)
+            await _first_view(call, job, order, found=True)
     return job
 
 
@@ -207,24 +210,31 @@ def _throttle(call: Call, pause_s: float) -> None:
         raise Refusal(429, "too-many", f"you sent more than {limit}; wait and try again", retry_after_s=pause_s)
 
 
-async def _first_view(call: Call, job: str, order: Submission, *, new: bool = False) -> JobView:
+async def _first_view(call: Call, job: str, order: Submission, *, new: bool = False, found: bool = False) -> JobView:
     """The job as the board or the store knows it; before a round has seen it, as it was submitted.
 
-    If it is new, what is known may be of a job that had its id before.
+    If it is new, or Slurm has found it by the key, what is known may be of a job that had its id before. If not, a later job may
+    have its id: Slurm gives an id again after a crash, for example.
+
+    Raises:
+        Refusal: 409, another job has its id now.
     """
     board = call.api.board
     view = await asyncio.to_thread(board.job, job)
-    if new and view is not None and is_former(view, call.identity.user, order.key, site_time_s()):
+    user = call.identity.user
+    another = view is not None and (view.user != user or has_other_key(view, order.key))
+    former = view is not None and new and is_former(view, user, order.key, site_time_s())
+    if former or (another and found):
         view = None
-    if view is not None and view.user != call.identity.user:
-        text = f"job {job} of this key is forgotten, and another user's job has its id now; choose a new key"
+    elif another:
+        text = f"job {job} of this key is forgotten, and another job has its id now; choose a new key"
         raise Refusal(409, "forgotten", text)
     if view is None or (view.key is None and order.key is not None):
         view = view or JobView(
             id=job,
             version=0,
             name=order.name or "",
-            user=call.identity.user,
+            user=user,
             account=order.account or "",
             state="queued",
             submit_s=site_time_s(),
