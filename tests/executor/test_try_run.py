@@ -99,7 +99,7 @@ def run(script: Path, *arguments: str) -> tuple[int, str]:
         ("good", []),
         ("count", ["learning rates are", "counts batches by enumerate"]),
         ("no optimiser", ["the weights differ by", "pass it to run.keep"]),
-        ("whole", ["the next run fails: train_tried.py, line 41: IndexError"]),
+        ("whole", ["the next run fails: train_tried.py, line 36: IndexError"]),
     ],
 )
 def test_a_script_is_tried_with_real_stops(tmp_path: Path, option: str, words: list[str]):

@@ -133,20 +133,6 @@ def load(state: BinaryIO) -> Any:
     return _uncopied(torch.load(state, map_location="cpu", weights_only=True))
 
 
-def try_to_load(each: Any, state: Any, name: str) -> None:
-    """Let an object of the script's own load its own state, as the next run does. Raises CannotSave."""
-    try:
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        buffer.seek(0)
-        each.load_state_dict(load(buffer))
-    except Exception as error:
-        raise CannotSave(
-            f"{name} ({type(each).__qualname__}) does not load its own state, and no run could continue:"
-            f" {type(error).__name__}: {error}"
-        ) from error
-
-
 class Saver:
     """Writes one checkpoint at a time, in a background thread."""
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from penstock_executor.checkpoint import Checkpoint, Checkpoints, Unreadable
 from penstock_executor.training.processes import Group
-from penstock_executor.training.saving import copied, load, read_part, read_shards, set_random_states, try_to_load
+from penstock_executor.training.saving import copied, load, read_part, read_shards, set_random_states
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,7 @@ class TrainingState:
         if "optimizer" in self._own:
             copied(self._own["optimizer"].state_dict()["param_groups"], "optimizer.param_groups")
         for name, each in self._named.items():
-            state = copied(each.state_dict(), name)
-            if not isinstance(each, torch.nn.Module) and not type(each).__module__.startswith("torch."):
-                try_to_load(each, state, name)
+            copied(each.state_dict(), name)
 
     def collect(self, random_states: list[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Copies of the state that rank 0 writes, and of this process's piece of a divided model (None if it is whole).

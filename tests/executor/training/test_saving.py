@@ -98,17 +98,6 @@ def test_what_would_not_load_is_refused_at_the_start_by_name(value: object):
         state.check()
 
 
-class OneWay(Own):
-    def load_state_dict(self, state: dict) -> None:
-        self.state = state["what is not there"]
-
-
-def test_an_object_that_does_not_load_its_own_state_is_refused_at_the_start_by_name():
-    group = Group(Ranks(rank=0, world=1, local_rank=0, local_world=1))
-    with pytest.raises(CannotSave, match=r"average \(OneWay\) does not load its own state.*KeyError"):
-        TrainingState(group, {"average": OneWay(1)}).check()
-
-
 def test_a_first_checkpoint_counts_only_once_it_has_been_loaded(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
