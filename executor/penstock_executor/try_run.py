@@ -50,6 +50,8 @@ class TrialRecord:
     statuses: list[int] = field(default_factory=list)
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Number of a step -> its record in the last run that made it."""
+    again: int | None = None
+    """First step of the run after the stop, if it is known."""
     after_s: list[float] = field(default_factory=list)
     """How long the code after each inner loop took."""
     evaluates: list[int] = field(default_factory=list)
@@ -159,7 +161,7 @@ def compare(whole: TrialRecord, tried: TrialRecord, scenario: TriedStop, script:
         if number not in whole.steps or number not in tried.steps:
             return [f"the training makes {len(tried.steps)} steps and not {len(whole.steps)}", *counted]
         a, b = whole.steps[number], tried.steps[number]
-        before = number <= scenario.disturbance.step
+        before = number <= scenario.disturbance.step and (tried.again is None or number < tried.again)
         at = f"in step {number}, epoch {a['epoch']}"
         if (a["epoch"], a["in_epoch"], a["samples"]) != (b["epoch"], b["in_epoch"], b["samples"]):
             return [
@@ -184,7 +186,7 @@ def _weights_differ(at: str, by: float, counted: list[str], *, before: bool) -> 
     if before:
         return [*found, "they did so before the stop: two runs of the script are not the same; seed its generators"]
     unsaved = "what the step uses is not all saved: pass it to run.keep, or to run.prepare as state={...}"
-    return [*found, *(counted or [unsaved])]
+    return [*found, unsaved, *counted]
 
 
 def _difference(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float:
@@ -236,24 +238,31 @@ def _try(folder: Path, scenario: TriedStop | None, options: argparse.Namespace) 
     runs = [(Disturbance(), 1)]
     if scenario is not None:
         runs = [(scenario.disturbance, 1), (Disturbance(), scenario.processes)]
+    first: list[str] = []
     for disturbance, processes in runs:
+        first = _lines(folder / "steps.jsonl")
         tried.statuses.append(_run(folder, disturbance, processes, options))
         if tried.statuses[-1] != (scenario.expected if scenario is not None and len(tried.statuses) == 1 else 0):
             break
     tried.said = (folder / "said").read_text(errors="replace")
-    if (folder / "steps.jsonl").exists():
-        for record in map(json.loads, (folder / "steps.jsonl").read_text().splitlines()):
-            if "step" in record:
-                tried.steps[record["step"]] = record
-            elif "after_s" in record:
-                tried.after_s.append(record["after_s"])
-            else:
-                tried.evaluates.append(record["evaluates"])
+    for number, record in enumerate(map(json.loads, _lines(folder / "steps.jsonl"))):
+        if "step" in record:
+            tried.steps[record["step"]] = record
+            if number >= len(first) and tried.again is None:
+                tried.again = record["step"]
+        elif "after_s" in record:
+            tried.after_s.append(record["after_s"])
+        else:
+            tried.evaluates.append(record["evaluates"])
     if (folder / "final.pt").exists():
         import torch
 
         tried.weights = torch.load(folder / "final.pt", map_location="cpu", weights_only=False)
     return tried
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def _run(folder: Path, disturbance: Disturbance, processes: int, options: argparse.Namespace) -> int:

@@ -110,6 +110,7 @@ MESSAGES: tuple[tuple[str, type[SlurmError], str], ...] = (
     ("standby mode", ControllerAway, "code 2027, 2131: only a backup controller answers"),
     ("communication connection failure", ControllerAway, "code 1001"),
     ("connection refused", ControllerAway, "22.05.8: scontrol; slurmctld killed"),
+    ("connection reset by peer", ControllerAway, "26.05.5: scontrol; slurmctld restarted"),
     ("incompatible versions of client and server", ControllerAway, "code 1005"),
     ("socket timed out on send/recv", ControllerAway, "code 5004"),
     ("zero bytes were transmitted", ControllerAway, "code 5005"),
