@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from penstock_executor.training import core, starting
+from penstock_executor.training import run as prepared
 from penstock_executor.training.preconditioning import local
 
 Kind = Literal["none", "stop", "evaluation", "kill"]
@@ -61,6 +62,8 @@ class Trial:
         }
         for name, ours in around.items():
             setattr(core.Run, name, _around(getattr(core.Run, name), ours))
+        whole = prepared.TrainingRun
+        setattr(whole, "prepare", _around(whole.prepare, _with_one_batch_size))  # noqa: B010 - as above
 
     def _after_step(self, original: Callable[..., None], run: Any, samples: int, *rest: Any) -> None:
         objects = run._state.objects
@@ -109,6 +112,11 @@ class Trial:
         if run.rank == 0:
             with (self._folder / "steps.jsonl").open("a") as file:
                 file.write(json.dumps(values) + "\n")
+
+
+def _with_one_batch_size(original: Callable[..., Any], run: Any, *objects: Any, **named: Any) -> Any:
+    """Measured times would choose other sizes in each run."""
+    return original(run, *objects, **{name: value for name, value in named.items() if name != "max_batch_size"})
 
 
 def _around(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
