@@ -120,7 +120,7 @@ class Instances:
 
     def _without_foreign(self, seen: Listing) -> Listing:
         """The listing without `foreign`, which are noted. An instance in an open run's record is the site's own."""
-        claimed = {slot.instance for run in self._book.runs.values() for slot in run.slots}
+        claimed = self._claimed()
         own = {
             id_: each
             for id_, each in seen.found.items()
@@ -133,6 +133,10 @@ class Instances:
             )
         self.foreign = foreign
         return dataclasses.replace(seen, found=own)
+
+    def _claimed(self) -> set[str | None]:
+        """The instances in the records of open runs."""
+        return {slot.instance for run in self._book.runs.values() for slot in run.slots}
 
     def told_of_foreign(self) -> Iterator[str]:
         """A sentence about the foreign instances of each owner, with the remedy."""
@@ -166,7 +170,7 @@ class Instances:
         """
         if self.seen is None:
             return
-        claimed = {slot.instance for run in self._book.runs.values() for slot in run.slots}
+        claimed = self._claimed()
         for seen in self.seen.found.values():
             run_id = seen.tags.get("run", "")
             open_run = self._book.runs.get(run_id)
