@@ -12,7 +12,9 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "service.py"
 
 
-@pytest.mark.parametrize("way", [[], ["--separate"]], ids=["embedded", "separate"])
+@pytest.mark.parametrize(
+    "way", [pytest.param([], id="embedded", marks=pytest.mark.long), pytest.param(["--separate"], id="separate")]
+)
 def test_no_acknowledged_report_is_lost(way):
     words = [
         "--jobs",

@@ -135,7 +135,7 @@ while [ $count -lt 1 ]; do sleep 0.2; done
 """
 
 
-@pytest.mark.parametrize("why", ["recall", "notice"])
+@pytest.mark.parametrize("why", [pytest.param("recall", marks=pytest.mark.long), "notice"])
 def test_all_nodes_save_together_and_go_on_from_the_newest_of_each(
     site: DetachedSite, ec2: Ec2, hypervisor: Hypervisor, why: str
 ) -> None:

@@ -247,6 +247,7 @@ def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int, least: 
     assert len({each["Placement"]["AvailabilityZone"][:-1] for each in ec2.instances()}) == 2, "in both regions"
 
 
+@pytest.mark.long
 def test_a_storm_of_50_faults_over_two_sites_in_two_regions_of_one_account(
     sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -260,7 +260,9 @@ def by_range(site: Site, arrays: dict[str, int]) -> set[str]:
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("cancel", [by_user, by_id, by_element, by_range])
+@pytest.mark.parametrize(
+    "cancel", [by_user, by_id, *(pytest.param(way, marks=pytest.mark.long) for way in (by_element, by_range))]
+)
 def test_an_array_that_is_cancelled_in_any_of_its_lives_leaves_no_phantom(array_site: Site, cancel: Cancel) -> None:
     """Elements that wait, run, have ended, are throttled, held and requeued. Another job, and what is not cancelled, stays.
 

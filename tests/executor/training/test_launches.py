@@ -27,7 +27,7 @@ def test_a_single_process_has_a_group_for_the_barriers_of_a_script(tmp_path: Pat
     ("way", "found"),
     [
         ("spawn", "torch.multiprocessing.spawn has started at least 2 processes"),
-        ("initialised", "torch.distributed has rank 1 of 2"),
+        pytest.param("initialised", "torch.distributed has rank 1 of 2", marks=pytest.mark.long),
     ],
 )
 def test_processes_of_the_scripts_own_without_ranks_are_refused(tmp_path: Path, way: str, found: str):

@@ -56,7 +56,15 @@ def test_the_help_of_a_command_imports_only_its_options(words):
 
 
 @pytest.mark.parametrize(
-    "words", ["list --waiting", "usage", "nodes", "logs 1", "rounds pause", "cancel 1", "policy list"]
+    "words",
+    [
+        "list --waiting",
+        "cancel 1",
+        *(
+            pytest.param(words, marks=pytest.mark.long)
+            for words in ("usage", "nodes", "logs 1", "rounds pause", "policy list")
+        ),
+    ],
 )
 def test_a_question_to_penstockd_imports_only_the_client(words):
     assert imported(*words.split()) == ["pydantic", "httpx"]

@@ -207,7 +207,7 @@ def test_a_restore_that_fails_is_repeated_and_said(
     node.until(lambda: state(node, cuda, 1) == "running" and job.why == "", "restored process")
 
 
-@pytest.mark.parametrize("call", ["lock", "checkpoint"])
+@pytest.mark.parametrize("call", [pytest.param("lock", marks=pytest.mark.long), "checkpoint"])
 def test_an_agent_that_is_killed_while_the_driver_suspends(make: Callable[..., Node], cuda: FakeCuda, call: str):
     """Its helper goes on, and the next agent's helper waits for it."""
     node = make()
@@ -355,7 +355,7 @@ def test_a_job_whose_time_slice_comes_back_meanwhile_is_restored(make: Callable[
     assert ("suspend", 1) not in node.slurm.calls
 
 
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("refused", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_helper_that_hangs_in_the_kernel_holds_up_nobody(
     make: Callable[..., Node], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, refused: bool
 ):
