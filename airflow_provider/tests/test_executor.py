@@ -36,8 +36,10 @@ def key(number):
     return TaskInstanceKey("executor", "task", number, 1, -1)
 
 
-def jobs_of(executor):
-    return {key: each.job_id for key, each in executor.watched.items()}
+def job_of(executor, number):
+    """The id of the job of a task that the executor watches."""
+    watched = executor.watched[key(number)]
+    return watched.line.hook.find(watched.key)["id"]
 
 
 def executor_with(python, monkeypatch, folder):
@@ -60,11 +62,12 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
     executor._process_workloads(tasks[:1])  # it is queued again before its job has ended
     again = executor_with(str(python), monkeypatch, folder)
     again._process_workloads(tasks)  # as after a scheduler that was killed before it could say so
-    assert jobs_of(again) == jobs_of(executor)
+    assert again.watched.keys() == executor.watched.keys()
+    assert all(again.watched[each].key == executor.watched[each].key for each in again.watched)
     gate.touch()
     assert executor.running == {key("good-1"), key("bad-1")}
     assert {state for state, _ in executor.event_buffer.values()} == {"running"}
-    jobs = jobs_of(executor)
+    good = job_of(executor, "good-1")
 
     def ended():
         executor.sync()
@@ -77,7 +80,6 @@ def test_an_executor_submits_once_and_tells_how_its_tasks_end(folder, monkeypatc
     assert "FAILED, exit code 1" in events[key("bad-1")][1]
     assert not executor.running
     said = executor.get_task_log(tasks[0].ti, 1)
-    good = jobs[key("good-1")]
     page = PenstockHook().job_url(good) + "/page"
     assert said == ([f"output of job {good}, {page}"], ["this is --json-path"])
 
@@ -87,11 +89,11 @@ def test_an_executor_takes_over_what_runs_and_cancels_what_is_revoked(folder, mo
     monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
     task = Workload("long-1")
     executor._process_workloads([task])
-    job_id = executor.watched[key("long-1")].job_id
+    job_id = job_of(executor, "long-1")
     after = executor_with("python3", monkeypatch, folder)
     never = Workload("never-submitted")
     assert after.try_adopt_task_instances([task.ti, never.ti]) == [never.ti]
-    assert jobs_of(after) == {key("long-1"): job_id}
+    assert job_of(after, "long-1") == job_id
     after.sync()
     assert after.watched
     after.revoke_task(ti=task.ti)
@@ -105,13 +107,13 @@ def test_a_task_that_is_queued_again_after_it_was_revoked_has_another_job(folder
     monkeypatch.setattr("airflow_provider_penstock.executors.penstock.shlex.quote", str)
     task = Workload("revoked-1")
     executor._process_workloads([task])
-    first = executor.watched[key("revoked-1")].job_id
+    first = job_of(executor, "revoked-1")
     with monkeypatch.context() as cut:
         cut.setattr(httpx.Client, "request", away)
         executor.revoke_task(ti=task.ti)  # it cannot be cancelled now
     assert hook.job(first)["state"] != "ended"
     executor._process_workloads([task])
-    second = executor.watched[key("revoked-1")].job_id
+    second = job_of(executor, "revoked-1")
     assert second != first
     until(lambda: hook.job(first)["ended"] == "CANCELLED")
     executor.revoke_task(ti=task.ti)
@@ -134,7 +136,7 @@ def test_an_executor_asks_a_penstockd_that_does_not_answer_once(folder, monkeypa
     monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: away(asked.append(1)))
     tasks = [TaskInstance(f"adopted-{number}") for number in range(20)]
     assert executor.try_adopt_task_instances(tasks) == []
-    assert jobs_of(executor) == {ti.key: "" for ti in tasks}
+    assert {name: each.key for name, each in executor.watched.items()} == {ti.key: "" for ti in tasks}
     assert len(asked) == 1
     executor._process_workloads([Workload(f"queued-{number}") for number in range(20)])
     assert len(asked) == 2
@@ -179,7 +181,7 @@ def test_an_executor_keeps_its_tasks_while_penstockd_is_away(folder, monkeypatch
         assert list(executor.queued_tasks) == [key("away-1")]
         assert executor.try_adopt_task_instances([task.ti]) == []
         executor.sync()
-        assert jobs_of(executor) == {key("away-1"): ""}
+        assert executor.watched[key("away-1")].key == ""
     executor.sync()
     assert executor.get_event_buffer()[key("away-1")] == ("failed", "penstockd knows no job of this task")
     task.ti.executor_config = {"penstock": {"spec": {"min_gpus": 4, "max_gpus": 2}}}
@@ -199,21 +201,21 @@ def test_each_task_has_its_jobs_by_its_own_connection_and_one_that_is_away_delay
     for conn_id, task in tasks.items():
         task.ti.executor_config = {"penstock": {"conn_id": conn_id}}
     executor._process_workloads([*tasks.values(), *tasks.values()])
-    assert jobs_of(executor).keys() == {tasks["penstock_other"].ti.key}
+    assert executor.watched.keys() == {tasks["penstock_other"].ti.key}
     assert "401" in executor.get_event_buffer()[tasks["penstock_wrong"].ti.key][1]
     assert executor.try_adopt_task_instances([tasks["penstock_away"].ti]) == []
     executor.sync()
-    assert set(jobs_of(executor)) == {tasks["penstock_away"].ti.key, tasks["penstock_other"].ti.key}
+    assert set(executor.watched) == {tasks["penstock_away"].ti.key, tasks["penstock_other"].ti.key}
     page = executor.get_task_log(tasks["penstock_other"].ti, 1)[0][0].rpartition(" ")[2]
     assert page.startswith("https://penstock.example.org/v1/jobs/")
-    job_id = executor.watched[tasks["penstock_other"].ti.key].job_id
+    job_id = job_of(executor, "own-penstock_other")
     hook.cancel(job_id)
     until(lambda: hook.job(job_id)["state"] == "ended")
     real = httpx.Client.request
 
     def forbidden(self, method, url, **more):  # such as by a proxy in between
         no = httpx.Response(403, json={"error": {"code": "forbidden", "message": "not now"}})
-        return no if url == f"/v1/jobs/{job_id}" else real(self, method, url, **more)
+        return no if "key" in more.get("params", {}) else real(self, method, url, **more)
 
     with monkeypatch.context() as refused:
         refused.setattr(httpx.Client, "request", forbidden)
@@ -242,7 +244,58 @@ def test_an_executor_that_waits_says_once_since_when_penstock_does_not_answer(fa
         executor.sync()
     assert caplog.text.count("does not answer") == 1
     assert "answers again" in caplog.text
-    assert jobs_of(executor) == {key("silent-1"): "1"}
+    assert job_of(executor, "silent-1") == "1"
     fake.end("1", "FAILED", 3)
     executor.sync()
     assert executor.get_event_buffer()[key("silent-1")] == ("failed", "job 1 has ended as FAILED, exit code 3")
+
+
+def give_away(fake, state="queued", ended=""):
+    """A slurmctld that was killed has lost job 1, and has given its id to a job of another task."""
+    lost = fake.job("1", state="ended", ended="UNKNOWN", ended_text="was forgotten by Slurm")
+    fake.jobs["1@20261130T000000Z"] = lost | {"id": "1@20261130T000000Z"}
+    fake.job("1", key="airflow:executor:another:1", state=state, ended=ended, exit_code=0)
+
+
+def fake_executor(monkeypatch, folder):
+    monkeypatch.setenv("AIRFLOW__PENSTOCK_EXECUTOR__CONN_ID", "penstock_fake")
+    return executor_with("python3", monkeypatch, folder)
+
+
+@pytest.mark.parametrize("others", [("running", ""), ("ended", "COMPLETED")])
+def test_a_job_whose_id_slurm_has_given_to_another_task_does_not_end_this_one(fake, monkeypatch, tmp_path, others):
+    executor = fake_executor(monkeypatch, tmp_path)
+    task = Workload("lost-1")
+    executor._process_workloads([task])
+    give_away(fake, *others)
+    executor.sync()
+    state, told = executor.get_event_buffer()[task.ti.key]
+    assert state == "failed"
+    assert "UNKNOWN" in told
+    assert "was forgotten by Slurm" in told
+    assert not executor.watched
+
+
+def test_a_revoked_task_cancels_no_job_of_another_task_that_has_its_id_now(fake, monkeypatch, tmp_path):
+    executor = fake_executor(monkeypatch, tmp_path)
+    task = Workload("revoked-2")
+    executor._process_workloads([task])
+    give_away(fake, "running")
+    executor.revoke_task(ti=task.ti)
+    assert fake.jobs["1"]["state"] == "running"
+    executor._process_workloads([task])
+    own = executor.watched[task.ti.key].key
+    assert [job["id"] for job in fake.jobs.values() if job["key"] == own and job["state"] == "queued"] != []
+    assert fake.jobs["1"]["state"] == "running"
+
+
+def test_a_job_that_has_the_id_of_a_revoked_one_is_not_cancelled(fake, monkeypatch, tmp_path):
+    executor = fake_executor(monkeypatch, tmp_path)
+    revoked, task = Workload("revoked-3"), Workload("later-3")
+    executor._process_workloads([revoked])
+    executor.revoke_task(ti=revoked.ti)
+    give_away(fake, "queued")
+    fake.job("1", key="airflow:executor:later-3:1")
+    executor._process_workloads([task])
+    assert fake.jobs["1"]["state"] == "queued"
+    assert len(fake.open()) == 1

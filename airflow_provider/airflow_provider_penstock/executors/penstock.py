@@ -92,27 +92,33 @@ class Line:
         if client is not None:
             client.close()
 
+    def find(self, key: str) -> Job | None:
+        """The job with a key; None if there is none."""
+        jobs = self.ask("GET", "/v1/jobs", params={"key": key})["jobs"]
+        return jobs[0] if jobs else None
+
     def newest(self, stem: str) -> tuple[Job | None, int]:
         """The newest job of a task's try and its number; None and 0 if there is none."""
         newest, number = None, 0
-        while jobs := self.ask("GET", "/v1/jobs", params={"key": f"{stem}:{number + 1}"})["jobs"]:
-            newest, number = jobs[0], number + 1
+        while (job := self.find(f"{stem}:{number + 1}")) is not None:
+            newest, number = job, number + 1
         return newest, number
 
     def open(self) -> set[str]:
-        """The ids of the jobs that have not ended."""
+        """The keys of the jobs that have not ended."""
         found: set[str] = set()
         query: dict[str, Any] = {"state": list(OPEN), "limit": 500}
         while True:
             page = self.ask("GET", "/v1/jobs", params=query)
-            found |= {job["id"] for job in page["jobs"]}
+            found |= {job["key"] for job in page["jobs"]}
             if page["next"] is None:
                 return found
             query["after"] = page["next"]
 
-    def cancel(self, job_id: str) -> None:
-        """Cancel a job."""
-        self.ask("POST", f"/v1/jobs/{job_id}/cancel")
+    def cancel(self, job: Job) -> None:
+        """Cancel a job that was found a moment ago."""
+        if job["state"] != "ended":
+            self.ask("POST", f"/v1/jobs/{job['id']}/cancel")
 
 
 @dataclass
@@ -122,8 +128,11 @@ class Watched:
     line: Line
     stem: str
     """The common part of the keys of its jobs."""
-    job_id: str
-    """Empty while it is unknown, because penstockd did not answer."""
+    key: str
+    """That of its newest job. Empty while it is unknown, because penstockd did not answer.
+
+    Not the job's id: a slurmctld that was killed may give the id of a job that it has lost to the next one.
+    """
 
 
 class PenstockExecutor(BaseExecutor):
@@ -143,7 +152,7 @@ class PenstockExecutor(BaseExecutor):
         self.watched: dict[Any, Watched] = {}
         """By the keys of running tasks."""
         self.revoked: set[str] = set()
-        """Ids of jobs that must end, although their task may be queued again with the same id."""
+        """Keys of jobs that must end, although their task may be queued again with the same id."""
 
     def start(self) -> None:
         """Warn about a setting with which the scheduler revokes tasks that wait in Slurm's queue."""
@@ -171,16 +180,16 @@ class PenstockExecutor(BaseExecutor):
                 away.add(line)
                 continue
             self.queued_tasks.pop(key, None)
-            self._watch(workload.ti, job["id"])
+            self._watch(workload.ti, job["key"])
             self.running_state(key, job["id"])
 
     def _submit(self, workload: Any) -> Job:
         stem, line = job_key(workload.ti.id), self._line(workload.ti)
         newest, number = line.newest(stem)
         if newest is not None and newest["state"] != "ended":
-            if newest["id"] not in self.revoked:
+            if newest["key"] not in self.revoked:
                 return newest
-            line.cancel(newest["id"])  # again, because penstockd may not have answered
+            line.cancel(newest)  # again, because penstockd may not have answered
         return dict(line.ask("POST", "/v1/jobs", json=self.submission(workload) | {"key": f"{stem}:{number + 1}"}))
 
     def _line(self, ti: Any) -> Line:
@@ -227,26 +236,19 @@ class PenstockExecutor(BaseExecutor):
     def _sync(self, line: Line) -> None:
         ours = {key: each for key, each in self.watched.items() if each.line is line}
         for key, each in list(ours.items()):
-            if not each.job_id:
+            if not each.key:
                 job, _ = line.newest(each.stem)
                 if job is None:
                     self._end(key, None)
                     del ours[key]
                 else:
-                    each.job_id = job["id"]
+                    each.key = job["key"]
         still_open = line.open() if ours else set()
         for key, each in ours.items():
-            if each.job_id in still_open:
-                continue
-            try:
-                job = line.ask("GET", f"/v1/jobs/{each.job_id}")
-            except PenstockRefused as refused:
-                if refused.code != "no-such-job":
-                    raise
-                self._end(key, None)
-                continue
-            if job["state"] == "ended":
-                self._end(key, job)
+            if each.key not in still_open:
+                job = line.find(each.key)
+                if job is None or job["state"] == "ended":
+                    self._end(key, job)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Adopt the jobs of a scheduler that has ended. Returns the tasks without a job.
@@ -257,7 +259,7 @@ class PenstockExecutor(BaseExecutor):
         lost: list[Any] = []
         away: set[Line] = set()
         for ti in tis:
-            job_id, line = "", self._line(ti)
+            found, line = "", self._line(ti)
             if line not in away:
                 try:
                     job, _ = line.newest(job_key(ti.id))
@@ -270,8 +272,8 @@ class PenstockExecutor(BaseExecutor):
                     if job is None or job["state"] == "ended":
                         lost.append(ti)
                         continue
-                    job_id = job["id"]
-            self._watch(ti, job_id)
+                    found = job["key"]
+            self._watch(ti, found)
         return lost
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
@@ -294,14 +296,12 @@ class PenstockExecutor(BaseExecutor):
         self.running.discard(ti.key)
         known, line = self.watched.pop(ti.key, None), self._line(ti)
         try:
-            job_id = known.job_id if known else ""
-            if not job_id:
-                job, _ = line.newest(job_key(ti.id))
-                if job is None:
-                    return
-                job_id = job["id"]
-            self.revoked.add(job_id)
-            line.cancel(job_id)
+            if known and known.key:
+                self.revoked.add(known.key)
+            job, _ = line.newest(job_key(ti.id))
+            if job is not None:
+                self.revoked.add(job["key"])
+                line.cancel(job)
         except Exception as error:
             self.log.warning("the job of %s could not be cancelled: %s", ti.key, error)
 
@@ -311,9 +311,9 @@ class PenstockExecutor(BaseExecutor):
     def terminate(self) -> None:
         """Do nothing: the next scheduler adopts running jobs."""
 
-    def _watch(self, ti: Any, job_id: str) -> None:
+    def _watch(self, ti: Any, key: str) -> None:
         self.running.add(ti.key)
-        self.watched[ti.key] = Watched(self._line(ti), job_key(ti.id), job_id)
+        self.watched[ti.key] = Watched(self._line(ti), job_key(ti.id), key)
 
     def _end(self, key: Any, job: Job | None) -> None:
         del self.watched[key]
