@@ -49,7 +49,7 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
     from penstock_scheduler.burst.manager.places import Places, no_longer_set_up
     from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed, Provider
     from penstock_scheduler.burst.manager.share import SharedFolder
-    from penstock_scheduler.burst.manager.worker import Yielding
+    from penstock_scheduler.burst.manager.worker import Rate, Yielding
     from penstock_scheduler.people.errors import ConfigError
     from penstock_scheduler.rounds.settings import DaemonSettings
 
@@ -63,7 +63,7 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
         kept = KeptCatalogue(file, own.region, fetcher, section.refresh_h * 3600)
         ssm = connect_ssm(own)
         return Ec2(
-            Yielding(connect(own), lock, store.leadership),
+            Yielding(connect(own), lock, store.leadership, Rate()),
             own,
             kept.now,
             kept,

@@ -77,7 +77,7 @@ def connect(settings: CloudSettings) -> Any:
         from botocore.exceptions import BotoCoreError
     except ModuleNotFoundError as error:
         raise ConfigError(f"[daemon] cloud: {error}; pip install boto3") from None
-    config = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 1})
+    config = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 1}, max_pool_connections=50)
     try:
         session = boto3.session.Session(region_name=settings.region)
         return session.client("ec2", config=config)

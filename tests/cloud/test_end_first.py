@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_scheduler.burst.manager.manager import UNENDED_S
+from penstock_scheduler.burst.manager.instances import UNENDED_S
 from penstock_scheduler.model import Phase
 from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite

@@ -40,6 +40,8 @@ class World:
     """Runs that are to be recalled."""
     leaving_s: Mapping[str, float]
     """Run -> since when its job has been asked to leave."""
+    tried_s: Mapping[str, float]
+    """Run -> when its order was first placed. It may have waited for those of others."""
 
 
 class Facts:
@@ -91,7 +93,7 @@ class Facts:
         return "" if why is None or self.at_nodes else f"nothing is launched in protected mode: {why}"
 
     def _unanswered(self) -> str:
-        late = self._now_s - self._run.ordered_s >= ORDER_PATIENCE_S
+        late = self._now_s - self._world.tried_s.get(self._run.id, self._now_s) >= ORDER_PATIENCE_S
         return f"{Kind.LOST}: {self._run.region} does not answer" if late and self.silent and not self.at_nodes else ""
 
     # --- booting
@@ -214,4 +216,5 @@ class Facts:
 
     @property
     def _boot_is_late(self) -> bool:
-        return self._now_s - self._run.ordered_s > self._boot_s
+        since_s = self._run.ordered_s if self._run.there_s is None else self._run.there_s
+        return self._now_s - since_s > self._boot_s

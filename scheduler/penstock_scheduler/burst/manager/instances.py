@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import uuid
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from penstock_scheduler.burst.manager.book import Book
 from penstock_scheduler.burst.manager.places import Listing, Places
@@ -30,12 +30,17 @@ OWNER = "cloud.owner"
 QUIET_S = 15.0
 """How long a place that has lost an answer is not asked, if there are others: each call may take its whole time limit."""
 
-
 AGAIN_S = 60.0
 """Seconds after which an instance that nobody has seen end is ended again."""
 
 SOON_AGAIN_S = 5.0
 """The same after a refusal."""
+
+UNENDED_S = 600.0
+"""Seconds after which an instance that should have ended is told to the admin."""
+
+NOTHING = "nothing is launched until an admin runs `penstock cloud resume`"
+"""How the text of protected mode begins."""
 
 
 class Instances:
@@ -138,8 +143,15 @@ class Instances:
         """The instances in the records of open runs."""
         return {slot.instance for run in self._book.runs.values() for slot in run.slots}
 
-    def told_of_foreign(self) -> Iterator[str]:
-        """A sentence about the foreign instances of each owner, with the remedy."""
+    def told(self) -> Iterator[str]:
+        """What an admin should know: protected mode, instances without the site's tag, and the foreign ones of each owner."""
+        if (protected := self.protected) is not None:
+            yield f"{NOTHING}: {protected}"
+        for place, why in self.protected_places.items():
+            yield f"{NOTHING} in {place}: {why}"
+        if self.stripped:
+            names = ", ".join(sorted(self.stripped))
+            yield f"{names} have lost the tag penstock:site, so they are found only by their runs; set the tag again"
         for owner in sorted({each.tags.get("owner", "") for each in self.foreign}):
             ids = ", ".join(each.id for each in self.foreign if each.tags.get("owner", "") == owner)
             yield (
@@ -148,18 +160,29 @@ class Instances:
                 f"`penstock cloud adopt {owner or self._settings.site}` takes them over"
             )
 
-    def refreshed(self, run: BurstRun, now_s: float) -> BurstRun:
-        """The run with its instances as listed in this pass. Unchanged if its place was not listed in this pass."""
+    def unended(self, runs: Iterable[BurstRun], since_s: Mapping[str, float], now_s: float) -> Iterator[str]:
+        """A sentence about each run whose instances cost money although they should have ended long ago, with the remedy.
+
+        Args:
+            runs: the open runs.
+            since_s: run -> since when its instances are to end, s since 1970.
+            now_s: now, s since 1970.
+        """
+        for run in runs:
+            late_s = now_s - since_s.get(run.id, now_s)
+            if late_s >= UNENDED_S and (ids := self.alive(run)):
+                yield (
+                    f"{', '.join(ids)} of job {run.job} has not ended in {late_s / 60:.0f} min, or {run.region} does not say; "
+                    f"it costs ${run.usd_per_h:.2f} an hour: end it in the provider's console"
+                )
+
+    def refresh(self, run: BurstRun, now_s: float) -> None:
+        """Note the run's instances as listed in this pass, if its place was listed. Raises LaunchFailed."""
         if self.seen is None or run.region not in self.seen.heard or run.region in self.silent:
-            return run
-        try:
-            new = self._places.with_times(run, self.seen.found, now_s)
-        except LaunchFailed as error:
-            log.warning("the cloud does not answer", extra={"run": run.id, "text": str(error)})
-            return run
+            return
+        new = self._places.with_times(run, self.seen.found, now_s)
         if new != run:
             self._book.save(new, now_s)
-        return new
 
     def sweep(self, there: Container[JobId]) -> None:
         """End instances that have the site's tag but belong to no run, and add their cost to the ledger.
@@ -188,6 +211,8 @@ class Instances:
                     self._book.settle(seen)
                     self._settled.add(seen.id)
                 continue
+            if seen.id in self._claimed():
+                continue  # its order was answered while others were ended
             log.warning("instance without a run is ended", extra={"instance": seen.id, "run": run_id})
             try:
                 self.terminate(seen.region, [seen.id])

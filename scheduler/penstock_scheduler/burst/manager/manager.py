@@ -7,7 +7,8 @@ only pauses are kept: for how long a type, a market or a call is not used. Every
 compared with the runs. An instance that belongs to no run is ended, and its cost is added to the ledger. A run that has lost its
 instance ends, and its job is queued again.
 
-The *pass* does all that asks a provider, in a thread of its own. docs/decisions/0014-the-cloud-has-a-thread.md has its rules.
+The *pass* does all that asks a provider, in a thread of its own; orders and closings have further ones, and do not wait for one
+another. docs/decisions/0014-the-cloud-has-a-thread.md has the rules.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from uuid import uuid4
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.ports import Clock, CloudNodes
 from penstock_scheduler.burst.deciding.choices import within
 from penstock_scheduler.burst.deciding.estimates import Gravity
-from penstock_scheduler.burst.deciding.states import TABLE, Fact, Transition, step
+from penstock_scheduler.burst.deciding.states import STATES, TABLE, Fact, State, Transition, step
 from penstock_scheduler.burst.manager.book import Book, Unreadable
 from penstock_scheduler.burst.manager.cluster_side import ClusterSide
 from penstock_scheduler.burst.manager.facts import LEAVE_PATIENCE_S, LEAVE_S, ORDER_PATIENCE_S, Facts, World
@@ -36,7 +37,7 @@ from penstock_scheduler.burst.manager.runs import BurstRun, Slot
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.burst.manager.unknown_runs import ended_by, of_unknown_runs, record_of
-from penstock_scheduler.burst.manager.worker import Worker
+from penstock_scheduler.burst.manager.worker import Crew, Worker
 from penstock_scheduler.model import (
     Action,
     BudgetLine,
@@ -62,9 +63,6 @@ log = logging.getLogger(__name__)
 SOON_S = 5.0
 """Seconds between two listings while instances start or end."""
 
-UNENDED_S = 600.0
-"""Seconds after which an instance that should have ended is told to the admin."""
-
 JOB_OVER: dict[str, Transition] = {
     row.state: row for row in TABLE if row.fact in (Fact.JOB_GONE, Fact.HAS_LEFT) and row.state != "ordered"
 }
@@ -83,7 +81,7 @@ class BurstManager:
         rng: for the jitter of pauses.
         guests: for detached runs: the nodes are gateways then, which the instances do not join. None: they join.
         lock: lets a thread of its own do all that asks the cloud. `places` and `guests` release the lock during each call
-            (`worker.Yielding`). None: `observe` does it, and waits.
+            (`worker.Yielding`). Without it, `observe` does it, and waits.
         share: the folder through which programs and cloud nodes speak; None: that of the settings.
     """
 
@@ -115,17 +113,24 @@ class BurstManager:
         self._words: dict[JobId, str] = {}
         self._leaving_s: dict[str, float] = {}
         self._ending_s: dict[str, float] = {}
-        self._advanced = ""  # the run that the pass is in the middle of
+        self._tried_s: dict[str, float] = {}
+        self._advanced: set[str] = set()  # the runs that a thread is in the middle of
         self._fetched: set[str] = set()  # detached runs that have all their files back
         self._boot_failures = 0
         self._boot_failed_s = -math.inf
         self._jobs_seen: dict[JobId, Job] = {}
-        self._asks: list[Action] = []
-        self._asked: list[Action] = []
+        self._asked: dict[str, Action] = {}  # by run
         self._returned: dict[JobId, float] = {}
         self._recalled: set[str] = set()
         self._world = World(
-            settings, self._cluster, self._instances, self._guests, self._share, self._recalled, self._leaving_s
+            settings,
+            self._cluster,
+            self._instances,
+            self._guests,
+            self._share,
+            self._recalled,
+            self._leaving_s,
+            self._tried_s,
         )
         self._older_store: bool | None = None
         """Whether instances may belong to runs that the store does not know. Until that is known, nothing is done. Set at the
@@ -133,6 +138,7 @@ class BurstManager:
         self._lock = threading.Lock() if lock is None else lock
         self._worker = None if lock is None else Worker(self._pass, lock)
         self._ender = None if lock is None else Worker(self._end_all, lock)
+        self._crew = None if lock is None else Crew(lock)
 
     @property
     def runs(self) -> Sequence[BurstRun]:
@@ -159,6 +165,8 @@ class BurstManager:
             if self._worker is None:
                 self._end_all()
                 self._pass()
+            elif self._older_store is False and not self._guests.on:
+                self._advance_all("booting", "running", "leaving")  # asks no cloud, so a notice waits for none
         for worker in filter(None, (self._ender, self._worker)):
             worker.wake()
         with self._lock:
@@ -172,12 +180,12 @@ class BurstManager:
     def asks(self) -> Sequence[Action]:
         """See `ports.Burst`."""
         with self._lock:
-            states = {run.job: run.state for run in self._book.runs.values()}
+            states = {run.id: run.state for run in self._book.runs.values()}
             # A pass may have changed a run since it asked.
             return tuple(
                 ask
-                for ask in self._asked
-                if (states.get(ask.job) == "booting" if isinstance(ask, Start) else states.get(ask.job) in LEAVES)
+                for id_, ask in self._asked.items()
+                if (states.get(id_) == "booting" if isinstance(ask, Start) else states.get(id_) in LEAVES)
             )
 
     def apply(self, actions: Sequence[CloudAction]) -> tuple[Outcome, ...]:
@@ -212,7 +220,7 @@ class BurstManager:
         now_s = self._clock.now_s()
         for run in tuple(self._book.runs.values()):
             row = JOB_OVER.get(run.state)
-            if row is not None and run.job not in self._jobs_seen and run.id != self._advanced:
+            if row is not None and run.job not in self._jobs_seen and run.id not in self._advanced:
                 self._take(run, None, row, run.why or Fact.JOB_GONE.value, now_s)
         ending = [run for run in self._book.runs.values() if run.state == "ending"]
         for run in ending:
@@ -222,20 +230,14 @@ class BurstManager:
     def _pass(self) -> None:
         """The part that asks the cloud: one step of each run, the sweep, and new offers."""
         now_s = self._clock.now_s()
-        self._asks = []
         self._guests.begin()
         self._look(now_s)
         if self._older_store and not self._know_all_runs(now_s):
             return None
-        for run in tuple(self._book.runs.values()):
-            # As it is by now: listing took its time, and the loop may have ordered this run meanwhile, for a new job.
-            self._advanced = run.id
-            try:
-                self._advance(self._book.runs[run.id], self._jobs_seen.get(run.job), self._clock.now_s())
-            finally:
-                self._advanced = ""
+        for id_ in tuple(self._book.runs):
+            self._do(id_, lambda run, job, now_s: self._instances.refresh(run, now_s), beside=False)
+        self._advance_all(*STATES)
         self._instances.sweep(self._jobs_seen)
-        self._asked = self._asks
         self._words = {job: text for job, text in self._words.items() if job in self._jobs_seen}
         self._returned = {job: at_s for job, at_s in self._returned.items() if job in self._jobs_seen}
         self._history.learn(now_s)
@@ -305,33 +307,14 @@ class BurstManager:
             closed=self._closed(now_s),
             troubles=(
                 *(bad.trouble for bad in self._book.unreadable.values()),
-                *self._unended(now_s),
+                *self._instances.unended(self._book.runs.values(), self._ending_s, now_s),
                 *filter(None, [self._offers.stale(now_s), self._share_trouble]),
             ),
         )
 
-    def _unended(self, now_s: float) -> Iterator[str]:
-        """Instances that cost money although they should have ended long ago, each with the remedy."""
-        for run in self._book.runs.values():
-            late_s = now_s - self._ending_s.get(run.id, now_s)
-            if late_s >= UNENDED_S and (ids := self._instances.alive(run)):
-                yield (
-                    f"{', '.join(ids)} of job {run.job} has not ended in {late_s / 60:.0f} min, or {run.region} does not say; "
-                    f"it costs ${run.usd_per_h:.2f} an hour: end it in the provider's console"
-                )
-
     def _closed(self, now_s: float) -> tuple[str, ...]:
-        protected = self._instances.protected
-        told = [] if protected is None else [f"{NOTHING}: {protected}"]
-        told += [f"{NOTHING} in {place}: {why}" for place, why in self._instances.protected_places.items()]
-        told += self._offers.pauses.told(now_s)
-        if self._instances.stripped:
-            names = ", ".join(sorted(self._instances.stripped))
-            told.append(
-                f"{names} have lost the tag penstock:site, so they are found only by their runs; set the tag again"
-            )
-        told += self._instances.told_of_foreign()
-        threads = [worker.trouble for worker in (self._worker, self._ender) if worker is not None]
+        told = [*self._instances.told(), *self._offers.pauses.told(now_s)]
+        threads = [worker.trouble for worker in (self._worker, self._ender, self._crew) if worker is not None]
         told += [
             self._offers.stale(now_s),
             *self._offers.troubles(),
@@ -425,39 +408,63 @@ class BurstManager:
 
     # --- one step of a run
 
-    def _advance(self, run: BurstRun, job: Job | None, now_s: float) -> None:
-        """One step. A step that changes the record stores it first. A provider's refusal ends the step, not the pass."""
-        run = self._instances.refreshed(run, now_s)
+    def _advance_all(self, *states: State) -> None:
+        """One step of each run in these states; an order is placed by another thread, if there are any."""
+        for run in tuple(self._book.runs.values()):
+            if run.state in states and run.id not in self._advanced:
+                self._do(run.id, self._advance, beside=run.state == "ordered")
+
+    def _do(self, id_: str, what: Callable[[BurstRun, Job | None, float], None], *, beside: bool) -> None:
+        """Do something with a run, as it is by then, unless a thread is in the middle of it: calls take their time, and the
+        loop orders meanwhile. A provider's refusal ends that, and not the pass.
+
+        Args:
+            id_: the run.
+            what: what to do.
+            beside: let another thread do it soon, if there are any.
+        """
+        if beside and self._crew is not None:
+            return self._crew.do(id_, lambda: self._do(id_, what, beside=False))
+        run = self._book.runs.get(id_)
+        if run is None or id_ in self._advanced:
+            return None
+        self._advanced.add(id_)
         try:
-            if run.state == "booting":
-                run = self._note_request(run, job)
-            if run.state == "leaving":
-                self._leaving_s.setdefault(run.id, now_s)
-            taken = step(run.state, Facts(self._world, run, job, now_s).why)
-            if taken is None and run.state in ("ordered", "ending"):
-                tried = self._launch(run, now_s) if run.state == "ordered" else self._end(run, job, now_s)
-                run = self._book.runs[run.id]
-                taken = step(run.state, lambda fact: tried.get(fact, ""))
-            if taken is not None:
-                self._take(run, job, *taken, now_s)
-            elif run.state == "booting":
-                self._start(run, job)
-            elif run.state == "leaving":
-                self._ask_to_leave(run, Facts(self._world, run, job, now_s))
+            what(run, self._jobs_seen.get(run.job), self._clock.now_s())
         except LaunchFailed as error:
             self._instances.note(run.region, error)
-            log.warning(
-                "the cloud refuses", extra={"run": run.id, "state": run.state, "place": run.region, "text": str(error)}
-            )
+            facts = {"run": id_, "state": run.state, "place": run.region, "text": str(error)}
+            log.warning("the cloud refuses", extra=facts)
+        finally:
+            self._advanced.discard(id_)
+
+    def _advance(self, run: BurstRun, job: Job | None, now_s: float) -> None:
+        """One step. A step that changes the record stores it first."""
+        self._asked.pop(run.id, None)
+        if run.state == "booting":
+            run = self._note_request(run, job)
+        if run.state == "leaving":
+            self._leaving_s.setdefault(run.id, now_s)
+        taken = step(run.state, Facts(self._world, run, job, now_s).why)
+        if taken is None and run.state in ("ordered", "ending"):
+            tried = self._launch(run, now_s) if run.state == "ordered" else self._end(run, job, now_s)
+            run = self._book.runs[run.id]
+            taken = step(run.state, lambda fact: tried.get(fact, ""))
+        if taken is not None:
+            self._take(run, job, *taken, now_s)
+        elif run.state == "booting":
+            self._start(run, job)
+        elif run.state == "leaving":
+            self._ask_to_leave(run, Facts(self._world, run, job, now_s))
 
     def _take(self, run: BurstRun, job: Job | None, row: Transition, why: str, now_s: float) -> None:
         """Do what a transition of the table says."""
         if row.to in ("leaving", "ending"):
             self._recalled.discard(run.id)  # a recall that came while the order was placed is kept until then
         if row.to == "over":
-            return self._close(run, job, now_s)
+            return self._close(run, job, now_s) if self._crew is None else self._do(run.id, self._close, beside=True)
         if row.to == "booting":
-            return self._save(run.model_copy(update={"state": "booting"}))
+            return self._save(run.model_copy(update={"state": "booting", "there_s": self._clock.now_s()}))
         if row.to == "running":
             self._boot_failures = 0
             return self._save(run.model_copy(update={"state": "running", "ran": True}))
@@ -472,6 +479,7 @@ class BurstManager:
 
     def _launch(self, run: BurstRun, now_s: float) -> dict[Fact, str]:
         """Place the order. Returns how that went; empty: it is placed again later."""
+        self._tried_s.setdefault(run.id, run.ordered_s if run.id in self._resumed else now_s)
         if run.region in self._instances.silent or now_s < self._retry_s.get(run.id, 0.0):
             return {}
         try:
@@ -488,7 +496,7 @@ class BurstManager:
 
     def _refused(self, run: BurstRun, error: LaunchFailed, now_s: float) -> dict[Fact, str]:
         self._instances.note(run.region, error)
-        if error.kind in (Kind.THROTTLED, Kind.LOST) and now_s - run.ordered_s < ORDER_PATIENCE_S:
+        if error.kind in (Kind.THROTTLED, Kind.LOST) and now_s - self._tried_s[run.id] < ORDER_PATIENCE_S:
             self._tries[run.id] = self._tries.get(run.id, 0) + 1
             self._retry_s[run.id] = now_s + pause_s(self._tries[run.id], self._rng)
             log.info("asks the cloud again", extra={"run": run.id, "tries": self._tries[run.id], "text": str(error)})
@@ -517,7 +525,7 @@ class BurstManager:
             return
         per_node = run.offer.gpus // run.offer.nodes
         shares = tuple(Share(name, per_node) for name in run.nodes)
-        self._asks.append(Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares)))
+        self._asked[run.id] = Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares))
 
     def _boot_failed(self, run: BurstRun, why: str, now_s: float) -> None:
         self._offers.boot_failed(run, why, now_s)
@@ -540,13 +548,13 @@ class BurstManager:
             elif looked:
                 self._guests.stop(run.id)
             return
-        self._asks.append(Hold(run.job, run.round))
+        self._asked[run.id] = Hold(run.job, run.round)
 
     def _end(self, run: BurstRun, job: Job | None, now_s: float) -> dict[Fact, str]:
         """Release the nodes once all instances have ended. Returns whether the provider and Slurm have let go of them."""
         mine = job is not None and job.phase is not Phase.QUEUED and Facts(self._world, run, job, now_s).at_nodes
         if mine:
-            self._asks.append(Hold(run.job, run.round))
+            self._asked[run.id] = Hold(run.job, run.round)
         if (whole := self._instances.with_strays(run)) != run:
             self._save(run := whole)
         if not self._instances.has_ended(run) or not self._cluster.power_down(run):
@@ -582,11 +590,7 @@ class BurstManager:
         self._book.save(run, self._clock.now_s(), *lines)
         if run.state == "over":
             self._cluster.forget(run)
-            for table in (self._tries, self._retry_s, self._leaving_s, self._ending_s):
+            for table in (self._tries, self._retry_s, self._tried_s, self._leaving_s, self._ending_s, self._asked):
                 table.pop(run.id, None)
             self._fetched.discard(run.id)
             self._recalled.discard(run.id)
-
-
-NOTHING = "nothing is launched until an admin runs `penstock cloud resume`"
-"""How the text of protected mode begins."""

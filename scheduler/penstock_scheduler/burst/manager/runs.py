@@ -62,6 +62,9 @@ class BurstRun(BaseModel):
     partition: str
     state: State
     slots: tuple[Slot, ...]
+    there_s: float | None = None
+    """When the provider first said that all its instances exist, s since 1970 by this machine's clock. Records of an older
+    Penstock do not have it."""
     asked: bool = False
     """Whether the cluster has requested or used its nodes, which means that it has started the job there."""
     ran: bool = False
