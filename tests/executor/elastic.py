@@ -104,7 +104,11 @@ def _run(arguments: list[str], environ: dict[str, str]) -> None:
         os.dup2(said.fileno(), sys.stderr.fileno())
     sys.argv = arguments
     sys.path.insert(0, str(Path(arguments[0]).parent))
-    runpy.run_path(arguments[0], run_name="__main__")
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except Exception as error:  # as Python does in a process of a script, and multiprocessing does not
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(1) from None
 
 
 def last_record(folder: Path) -> dict:

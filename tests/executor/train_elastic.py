@@ -100,6 +100,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--numpy", action="store_true", help="a learning rate and a state of NumPy")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--fail", type=int, metavar="STEP")
+    parser.add_argument("--fail-rank", type=int, default=0)
+    parser.add_argument("--kill", action="store_true", help="fail by SIGKILL")
     parser.add_argument("--average", action="store_true", help="a moving average, updated after run.step")
     parser.add_argument("--unused", action="store_true", help="each step uses one half of the model")
     parser.add_argument("--ddp", type=json.loads, help="arguments of DistributedDataParallel")
@@ -170,6 +172,13 @@ def start(options: argparse.Namespace) -> tuple[px.TrainingRun, Hold]:
     return run, hold
 
 
+def fail_if_asked(options: argparse.Namespace, run: px.TrainingRun) -> None:
+    if run.steps == options.fail and run.rank == options.fail_rank:
+        if options.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("as asked")
+
+
 def main() -> None:
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -227,8 +236,7 @@ def main() -> None:
             if options.sleep and not (options.folder / "fast").exists():
                 time.sleep(options.sleep)
             hold.wait()
-            if run.steps == options.fail:
-                raise RuntimeError("as asked")
+            fail_if_asked(options, run)
             run.step(loss)
             if average is not None:
                 average.update_parameters(bare)

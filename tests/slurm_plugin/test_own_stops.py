@@ -108,7 +108,7 @@ def expect_told(rig: Rig, code: str, words: str) -> None:
     assert words in view.stopped
     stops = {line.stop for line in history_view(store, "7").outcomes if line.stop}
     assert stops == {view.stopped}
-    assert [line for line in explanation_view(view, board.record).lines if words in line]
+    assert [line for line in explanation_view(board, view).lines if words in line]
     audit = [line.text for line in store.audit() if (line.action, line.target) == ("stop", "jobs/7")]
     assert audit == [f"without a round: {view.stopped}"]
 

@@ -94,7 +94,7 @@ class TrainingMonitor:
                 self._gpus = find_allocation(environment)
         if batch is not None:
             batch.begin(Group(read_ranks()), self._gpus, device, folder)
-            self._excepthook, sys.excepthook = sys.excepthook, self._on_error
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_error
         if client is not None:
             self._reporter = Reporter(client, batch.learn if batch is not None else lambda _: None)
             total = total_steps * samples_per_step if total_steps else None
@@ -222,10 +222,12 @@ class TrainingMonitor:
             self._reporter.put(Checkpointed(request=request, progress=self.progress, seconds=seconds))
         self.restart_clock()
 
-    def end(self, outcome: Literal["completed", "stopped", "superseded", "failed"] = "completed") -> None:
+    def end(
+        self, outcome: Literal["completed", "stopped", "superseded", "failed"] = "completed", text: str = ""
+    ) -> None:
         """Report that the loop has ended."""
         if self._reporter is not None:
-            self._reporter.close(outcome, self.progress)
+            self._reporter.close(outcome, self.progress, text)
         if self._world > 1:
             # After what the script still does with the others. Gloo's threads may abort a process that ends with them.
             atexit.register(leave)
@@ -270,8 +272,8 @@ class TrainingMonitor:
         self._stop = True
 
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """In place of Python's own hook, with an adaptive batch: if memory ran out, restart with a smaller batch."""
-        self.end("failed")
+        """In place of Python's own hook: report the error. Where memory ran out, restart with a smaller adaptive batch."""
+        self.end("failed", f"{kind.__name__}: {error}")
         self._excepthook(kind, error, trace)
         if (
             isinstance(error, Exception)

@@ -34,7 +34,7 @@ from penstock_executor.training.loader import Loader
 from penstock_executor.training.loop_timer import LoopTimer
 from penstock_executor.training.messages import LEFT, MID_EPOCH, warn_if_replaced
 from penstock_executor.training.processes import Group, leave
-from penstock_executor.training.reporter import Reporter
+from penstock_executor.training.reporter import Reporter, failed
 from penstock_executor.training.saving import CannotSave, Saver, random_states
 from penstock_executor.training.state import TrainingState, newest_checkpoint
 from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
@@ -590,7 +590,8 @@ class Run:
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """In place of Python's own hook: report that the run fails."""
         self._completed = False
-        self._close("failed", f"{kind.__name__}: {error}")
+        folder = self._saver.checkpoints.folder if self._saver is not None else None
+        self._close("failed", failed(self._group, self.run_epoch, folder, self.progress, error))
         self._excepthook(kind, error, trace)
         self._after_error(error)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from penstock_executor.allocation import Allocation
-from penstock_executor.client import Client, present_request
+from penstock_executor.client import Client, present_request, reconnect
+from penstock_executor.environment import EnvironmentDisagrees
 from penstock_executor.giving_up import can_give_up
 from penstock_executor.gpu_samples import EVERY_S as SAMPLED_EVERY_S
 from penstock_executor.gpu_samples import GpuSamples
+from penstock_executor.training.processes import Group
 from penstock_profiles.wire import Body, Observation, Request, Started
 
 log = logging.getLogger(__name__)
@@ -28,6 +32,23 @@ WAITING = 64
 
 CLOSE_S = 5.0
 """How long the end of a run waits for a file system that does not respond."""
+
+
+def failed(group: Group, epoch: int, checkpoints: Path | None, progress: float, error: BaseException) -> str:
+    """The error, with the process in which it occurred. Another process than the first reports it here.
+
+    The first process reports its own errors by its `Reporter`. It may fail only because another one has: the daemon keeps
+    what it hears first.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if group.world > 1:
+        text = f"rank {group.rank} on {socket.gethostname()}: {text}"
+    if group.rank:
+        try:
+            reconnect(epoch, checkpoints).close("failed", progress, text)
+        except (OSError, EnvironmentDisagrees) as failure:
+            log.warning("epoch=%d cannot report its failure: %s", epoch, failure)
+    return text
 
 
 class Reporter:

@@ -228,6 +228,8 @@ class JobView(Body):
     suspended: Suspension | None = None  # it holds GPUs and stands still, or is driven by its agent
     progress: float | None = None
     """Samples so far, from the newest report."""
+    cannot_save: str = ""
+    """Why its last checkpoint could not be written, if it could not."""
     total: float | None = None
     """Samples after which the job is complete; None: not known."""
     gpu_seconds: dict[str, float] = {}

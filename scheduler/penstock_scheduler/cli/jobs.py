@@ -121,6 +121,7 @@ def show(job: str = JOB, store: str = STORE, as_json: bool = JSON) -> None:
             "user": view.user + (f", account {view.account}" if view.account else ""),
             "state": _state(view) + (f", exit code {view.exit_code}" if view.exit_code is not None else ""),
             "cause": f"it {view.ended_text}" if view.ended_text else "",
+            "cannot save": "" if view.state == "ended" else view.cannot_save,
             "asks for": asks_for(view.spec),
             "GPUs": _holds(view),
             "nodes": ", ".join(f"{node} ({gpus})" for node, gpus in where.nodes.items()) if where else "",
@@ -349,7 +350,8 @@ def _kept(kept: SqlStore, job: str) -> JobView:
 def _state(view: JobView) -> str:
     if view.state == "ended":
         return f"ended {view.ended}".rstrip()
-    return view.state if view.suspended is None else view.suspended.state
+    state = view.state if view.suspended is None else view.suspended.state
+    return f"{state}, cannot save" if view.cannot_save else state
 
 
 def _suspended(view: JobView) -> str:

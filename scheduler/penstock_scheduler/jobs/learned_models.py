@@ -433,6 +433,10 @@ class ReportedProgress:
     """Progress at which the job is done; None: unknown."""
     promised: float | None = None
     """The first `total` that it reported."""
+    failure: str = ""
+    """Why its newest run failed, if it has, in the words of the process that reported it first."""
+    cannot_save: str = ""
+    """Why its last checkpoint could not be written, if it could not."""
 
     def after(self, report: Report) -> ReportedProgress:
         """What is known after a report.
@@ -444,8 +448,14 @@ class ReportedProgress:
         body = report.body
         if isinstance(body, Started):
             promised = body.total if self.promised is None else self.promised
-            return ReportedProgress(number(report), body.progress, body.total, promised)
+            return ReportedProgress(number(report), body.progress, body.total, promised, cannot_save=self.cannot_save)
+        if isinstance(body, SaveFailed | Checkpointed):
+            text = (body.text or "it gave no reason") if isinstance(body, SaveFailed) else ""
+            return replace(self, number=number(report), cannot_save=text)
         # A run that fails before it has read its checkpoint ends with progress 0.
-        if isinstance(body, Observation) or (isinstance(body, Ended) and body.progress):
-            return ReportedProgress(number(report), body.progress, self.total, self.promised)
+        if isinstance(body, Observation):
+            return replace(self, number=number(report), done=body.progress)
+        if isinstance(body, Ended):
+            failure = self.failure or (body.text if body.outcome == "failed" else "")
+            return replace(self, number=number(report), done=body.progress or self.done, failure=failure)
         return self

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -272,6 +273,26 @@ def test_a_run_that_fails_ends_at_once_although_its_workers_ignore_signals(tmp_p
     with train(tmp_path, "--workers=2", "--fail=3") as job:
         assert job.wait() == 1
     assert "RuntimeError: as asked" in job.said.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        (("--fail-rank=1",), "rank 1 on {}: RuntimeError: as asked"),
+        (("--fail-rank=1", "--kill"), "rank 0 on {}: RuntimeError: "),
+    ],
+)
+def test_the_process_that_fails_first_is_reported_first(tmp_path: Path, options: tuple[str, ...], first: str):
+    """Also if it is not the one that reports to the daemon: that one fails as well, but only because the other is gone."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 1)
+    with train(tmp_path, "--fail=3", *options, processes=2, spool=spool) as job:
+        for process in job.processes:
+            process.join(240)
+    ended = bodies(spool, 1, "ended")
+    assert [each.outcome for each in ended] == ["failed"] * len(ended)
+    assert ended[0].text.startswith(first.format(socket.gethostname()))
 
 
 def test_stopped_in_an_epochs_last_step_it_makes_the_end_of_that_epoch(tmp_path: Path):

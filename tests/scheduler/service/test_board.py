@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from penstock_profiles.wire import Ended, Observation, Started
+from penstock_profiles.wire import Ended, Observation, SaveFailed, Started
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.daemon.service.board import Board
 from penstock_scheduler.model import ClusterState, Phase, Refusal, WaitingJob
@@ -141,6 +141,34 @@ def test_a_daemon_that_starts_again_shows_the_progress_that_was_reported(api):
     with api.client("ada") as ada:
         ada.report("1", [report(0, epoch=2, body=started)])
     assert Board(api.board.store, None).job("1").progress == 5.0, "the next run restored an older checkpoint"
+
+
+def test_a_job_that_fails_says_which_process_failed_first_and_where_a_new_one_can_go_on(api):
+    """The first process reports later that the connection is gone. A run that begins anew by itself has failed of nothing."""
+    started = Started(gpu_type="t4", gpu_ids={}, total=100.0)
+    first = Ended(outcome="failed", progress=60.0, text="rank 1 on t4-00: ValueError: a bad\n\tsample")
+    later = Ended(outcome="failed", progress=60.0, text="rank 0 on t4-00: RuntimeError: Connection closed by peer")
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, body=Ended(outcome="failed", progress=0.0, text="out of memory"))])
+        ada.report("1", [report(0, epoch=2, body=started), report(1, epoch=2), report(2, epoch=2, body=first)])
+        ada.report("1", [report(3, epoch=2, body=later)])
+        api.look(BOBS, finished={"1": Fate("FAILED", 1, 181.0)})
+        assert ada.job("1").ended_text == "reported 'rank 1 on t4-00: ValueError: a bad sample'"
+        assert ada.explain("1").lines[:3] == [
+            "Job 1 has ended: FAILED, exit code 1.",
+            "It reported 'rank 1 on t4-00: ValueError: a bad sample'.",
+            "Its newest checkpoint has 1 of 100 samples, saved 3 min before its end. A new job can go on from there: see "
+            '"Continue in a new job" in docs/user/executor.md.',
+        ]
+
+
+def test_a_job_that_cannot_save_is_shown_as_such_until_it_has_saved(api):
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, body=SaveFailed(text="the disk is full"))])
+        assert ada.job("1").cannot_save == "the disk is full"
+        assert Board(api.board.store, None).job("1").cannot_save == "the disk is full"
+        ada.report("1", [report(1)])
+        assert ada.job("1").cannot_save == Board(api.board.store, None).job("1").cannot_save == ""
 
 
 def test_a_job_is_charged_for_what_was_counted_while_the_store_was_away(api, monkeypatch):

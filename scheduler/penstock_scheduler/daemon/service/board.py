@@ -15,9 +15,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import shorten
 from types import MappingProxyType
 
-from penstock_profiles.wire import Report, Result
+from penstock_profiles.wire import LONGEST_TEXT, Report, Result
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.messages import AllocationView, JobView, ResultView
 from penstock_scheduler.api.ports import NOT_COUNTED, Cluster, Fate, GpuSecondsByJob, RoundListener, Submitter
@@ -268,9 +269,11 @@ class Board(Known, RoundListener):
         if view.state == "ended":
             return view
         found = self._progress.get(view.id)
-        progress, total = (view.progress, view.total) if found is None else (found.done, found.total)
         gpu_seconds = _amounts(self._gpu_seconds.get(view.id, {})) or view.gpu_seconds
-        return view.model_copy(update={"progress": progress, "total": total, "gpu_seconds": gpu_seconds})
+        figures: dict[str, object] = {"gpu_seconds": gpu_seconds}
+        if found is not None:
+            figures |= {"progress": found.done, "total": found.total, "cannot_save": found.cannot_save}
+        return view.model_copy(update=figures)
 
     def adopt(self, view: JobView) -> None:
         """Take in a job that the cluster has just shown as this user's, whether or not a round has seen it or its end.
@@ -367,6 +370,7 @@ class Board(Known, RoundListener):
             suspended=job.suspension,
             result=result or old.result,
             output=old.output,
+            cannot_save=old.cannot_save,
         )
         if before is not None and fields == before:
             return before
@@ -433,7 +437,7 @@ class Board(Known, RoundListener):
                         "state": "ended",
                         "ended": fate.state,
                         "exit_code": fate.exit_code,
-                        "ended_text": fate.text or (ending if fate.state == "CANCELLED" else ""),
+                        "ended_text": fate.text or (ending if fate.state == "CANCELLED" else self._failure(job, fate)),
                         "start_s": fate.start_s if before.start_s is None else before.start_s,
                         "end_s": now_s if fate.end_s is None else fate.end_s,
                         "allocation": None,
@@ -446,6 +450,13 @@ class Board(Known, RoundListener):
                 )
             )
         return views
+
+    def _failure(self, job: str, fate: Fate) -> str:
+        """What the job itself reported, if it failed: in one line, as its error may have a hundred."""
+        known = self._progress.get(job)
+        if known is None or not known.failure or fate.state == "COMPLETED":
+            return ""
+        return f"reported {shorten(known.failure, LONGEST_TEXT, placeholder=' ...')!r}"
 
 
 def _start_s(before: JobView, job: Job, now_s: float) -> float | None:
@@ -512,11 +523,10 @@ def allocation_view(placement: Placement) -> AllocationView:
 
 
 def _progress_reports(store: SqlStore, job: str) -> list[Report]:
-    """The newest start of a job, and the newest report of its progress since then."""
-    started = store.newest_reports(job, ("started",), 1)
-    since = [(each.epoch, each.sequence) for each in started]
-    later = store.newest_reports(job, ("observation", "ended"), 1)
-    return [*started, *(each for each in later if not since or (each.epoch, each.sequence) > since[0])]
+    """The newest start of a job, the newest report of its progress, and of its saving: in their order."""
+    kinds = (("started",), ("observation", "ended"), ("checkpointed", "save_failed"))
+    found = [report for kind in kinds for report in store.newest_reports(job, kind, 1)]
+    return sorted(found, key=lambda report: (report.epoch, report.sequence))
 
 
 def _held(state: ClusterState) -> dict[str, int]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from penstock_profiles.wire import Checkpointed, Report
 from penstock_scheduler.accounts.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.accounts.rules import drained
 from penstock_scheduler.accounts.usage import add_up, between
@@ -234,9 +235,12 @@ def history_view(store: SqlStore, job: str) -> History:
     )
 
 
-def explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
-    """Why a job has what it has, by the newest round, and why its last run was stopped."""
-    found = _explanation_view(view, record)
+def explanation_view(known: Known, view: JobView) -> ExplanationView:
+    """Why a job has what it has, by the newest round, and why its last run was stopped. Raises StoreError."""
+    if view.state == "ended":
+        found = _end_explained(view, known.store.newest_reports(view.id, ("checkpointed",), 1))
+    else:
+        found = _explanation_view(view, known.record)
     if not view.stopped or any(view.stopped.partition(": ")[2] in line for line in found.lines):
         return found
     return found.model_copy(
@@ -244,12 +248,25 @@ def explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationVi
     )
 
 
+def _end_explained(view: JobView, checkpoints: Sequence[Report]) -> ExplanationView:
+    """How a job ended, and where a new job can go on. `checkpoints`: the newest report of one, if there is any."""
+    status = f", exit code {view.exit_code}" if view.exit_code else ""
+    lines = [f"Job {view.id} has ended: {view.ended}{status}."]
+    lines += [f"It {view.ended_text}."] if view.ended_text else []
+    lines += describe_result(view)
+    for report in checkpoints if view.ended != "COMPLETED" else ():
+        assert isinstance(report.body, Checkpointed)
+        of_all = f" of {view.total:.0f}" if view.total else ""
+        age = "" if view.end_s is None else f", saved {duration(max(view.end_s - report.time_s, 0.0))} before its end"
+        lines.append(
+            f"Its newest checkpoint has {report.body.progress:.0f}{of_all} samples{age}. A new job can go on from there: "
+            'see "Continue in a new job" in docs/user/executor.md.'
+        )
+    text = f"it has ended: {view.ended}" + (f": it {view.ended_text}" if view.ended_text else "")
+    return ExplanationView(job=view, code="ended", text=text, lines=lines)
+
+
 def _explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
-    if view.state == "ended":
-        cause = [f"It {view.ended_text}."] if view.ended_text else []
-        text = f"it has ended: {view.ended}" + (f": it {view.ended_text}" if view.ended_text else "")
-        lines = [f"Job {view.id} has ended: {view.ended}.", *cause, *describe_result(view)]
-        return ExplanationView(job=view, code="ended", text=text, lines=lines)
     if view.note:
         lines = [f"Job {view.id} {view.note}.", *describe_result(view)]
         return ExplanationView(job=view, code=view.reason, text=view.note, lines=lines)

@@ -176,7 +176,7 @@ async def _explain(call: Call, view: JobView) -> ExplanationView:
     async with call.api.deciding.turn(
         call.identity.user
     ):  # an explanation decides the round again with other job specs
-        return await asyncio.to_thread(lambda: views.explanation_view(view, call.api.known.record))
+        return await asyncio.to_thread(lambda: views.explanation_view(call.api.known, view))
 
 
 @router.get("/jobs/{job}/history")

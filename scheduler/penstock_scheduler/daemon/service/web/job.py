@@ -65,7 +65,7 @@ class Reader:
 
         async def explain() -> ExplanationView:
             async with api.deciding.turn(call.identity.user):
-                return await asyncio.to_thread(lambda: views.explanation_view(view, api.known.record))
+                return await asyncio.to_thread(lambda: views.explanation_view(api.known, view))
 
         async def samples() -> list[JobSample]:
             # A job that penstockd took over has held GPUs for longer than it has been known.
