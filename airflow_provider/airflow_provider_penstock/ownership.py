@@ -56,15 +56,6 @@ def ownership(context: Any, deployment: str) -> Ownership:
     )
 
 
-def is_of(key: str | None, ti: Any) -> bool:
-    """Whether the key of a job's submission names a task of a DAG run, or no task that one could read.
-
-    A slurmctld that was killed may give the id of a job that it has lost to the next one.
-    """
-    named = key is not None and key.startswith("airflow:") and key.count(":") >= 6  # not the SHA-256 of one
-    return not named or f":{ti.dag_id}:{ti.run_id}:{ti.task_id}:{ti.map_index}:" in str(key)
-
-
 KEPT = "penstock"
 """Key in the task's state store. Its value is made once, by the task's first submission."""
 

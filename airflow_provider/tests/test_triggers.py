@@ -419,7 +419,7 @@ def test_a_task_whose_end_cannot_be_read_ends_on_a_worker(folder, instance, hook
     with pytest.raises(TaskDeferred) as deferred:
         submit(ti.task_id, folder, script="#!/bin/sh\nsleep 1\n", end_from_trigger=True).execute(context(ti))
     monkeypatch.setattr("airflow_provider_penstock.triggers.penstock.final_summary", refused)
-    assert first_event(revived(deferred)) == {"job_id": ti.pushed["job_id"], "shown": 0}
+    assert first_event(revived(deferred)) == {"job_id": ti.pushed["job_id"], "key": ti.pushed["job_key"], "shown": 0}
 
 
 def test_tasks_that_wait_for_the_bill_of_the_cloud_take_no_thread_from_other_triggers(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, TaskDeferred
 from fake import TOKEN
-from helpers import away, context
+from helpers import away, context, first_event, revived
 
 from airflow_provider_penstock.exceptions import PenstockAway, PenstockJobExhausted, PenstockRefused, PenstockTimeout
 from airflow_provider_penstock.hooks import penstock
@@ -103,7 +103,7 @@ def test_the_triggerer_goes_on_while_airflow_does_not_tell_it_the_connection(fak
         return (await waiting).payload
 
     fake.new({})
-    assert asyncio.run(asyncio.wait_for(scene(), 60)) == {"job_id": "1", "shown": 0}
+    assert asyncio.run(asyncio.wait_for(scene(), 60)) == {"job_id": "1", "key": None, "shown": 0}
 
 
 def test_the_end_of_a_job_is_read_as_patiently_and_after_the_trigger_too(fake, pauses, instance):
@@ -261,26 +261,59 @@ def test_of_a_line_that_is_written_over_the_last_state_is_shown(text, lines, beg
     assert whole_lines(text) == (lines, begun)
 
 
+def give_away(fake, **others):
+    """A slurmctld that was killed has lost job 1, and has given its id to another job. penstockd keeps the lost one."""
+    lost = {"id": "1@20261130T000000Z", "state": "ended", "ended": "UNKNOWN", "ended_text": "was forgotten by Slurm"}
+    fake.jobs[lost["id"]] = fake.jobs["1"] | lost
+    fake.job("1", **others)
+
+
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_job_whose_id_slurm_has_given_to_another_task_is_not_taken_for_the_own(fake, instance, deferrable):
+@pytest.mark.parametrize("key", [None, "airflow:1bc29b36f623ba82aaf6724fd3b16718", "airflow:tests:tests:other:t:-1:1"])
+def test_a_job_whose_id_slurm_has_given_to_another_task_is_not_taken_for_the_own(fake, instance, deferrable, key):
     """A slurmctld that was killed lost a job a moment old. The next one got its id, and two tasks succeeded by one job."""
     operator, ti = task(deferrable=deferrable), instance("train")
     wait = penstock.PenstockHook.wait
 
     def given_away(*words):
-        fake.end("1")
-        fake.job("1", key="airflow:tests:tests:another:train:-1:1763683200000001")
+        give_away(fake, key=key, state="running")
         return wait(*words)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(penstock.PenstockHook, "wait", given_away)
-        with pytest.raises(AirflowException, match="has given its id to a job of another one") as failed:  # noqa: PT012
+        with pytest.raises(AirflowException, match="ended as UNKNOWN.*was forgotten by Slurm") as failed:  # noqa: PT012
             try:
                 operator.execute(context(ti))
-            except TaskDeferred:
-                given_away(penstock.PenstockHook("penstock_fake"), "1")
-                operator.execute_complete(context(ti), {"job_id": "1"})
-    assert isinstance(failed.value, AirflowFailException), "a retry would take the same job"
+            except TaskDeferred as deferred:
+                trigger = revived(SimpleNamespace(value=deferred))
+                give_away(fake, key=key, state="running")
+                operator = task(deferrable=True)
+                operator.execute_complete(context(ti), first_event(trigger))
+    assert not isinstance(failed.value, AirflowFailException), "a retry submits the job again"
+    assert fake.jobs["1"]["state"] == "running"
+
+
+def test_a_stopped_task_does_not_cancel_a_job_that_has_the_id_of_its_own(fake, instance):
+    operator, ti = task(deferrable=True), instance("train")
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context(ti))
+    give_away(fake, key="airflow:tests:tests:other:t:-1:1", state="running")
+    operator.on_kill()
+    asyncio.run(revived(deferred).on_kill())
+    assert fake.jobs["1"]["state"] == "running"
+
+
+def test_a_task_whose_job_runs_again_after_its_end_waits_on(fake, instance):
+    """A slurmctld that was killed had forgotten the end, after the trigger was told of it."""
+    operator, ti = task(deferrable=True), instance("train")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context(ti))
+    fake.job("1", state="queued", ended="")
+    with pytest.raises(TaskDeferred):
+        task(deferrable=True).execute_complete(context(ti), {"job_id": "1", "key": ti.pushed["job_key"], "shown": 0})
+    sensor = PenstockJobSensor(task_id="sense", job_id="1", deferrable=True, penstock_conn_id="penstock_fake")
+    with pytest.raises(TaskDeferred):
+        sensor.execute_complete(context(instance("sense")), {"job_id": "1", "shown": 0})
 
 
 OLD_BYTES = "größer ".encode("latin-1")

@@ -106,10 +106,10 @@ class _PenstockDecoratedOperator(DecoratedOperator, PenstockSubmitOperator):
     def _submitted(self, context: Any, job_id: str) -> None:
         """Keep the folder of a new job. A try that takes up an earlier job takes its folder, too."""
         known = kept(context)
-        if known.get("job") == job_id and known.get("folder"):
+        if known.get("job") == self.job_key and known.get("folder"):
             self._folder_of_job = known["folder"]
         else:
-            keep(context, job=job_id, folder=self._folder_of_job)
+            keep(context, job=self.job_key, folder=self._folder_of_job)
 
     def _kept(self, job_id: str) -> dict[str, Any]:
         return {"folder": self._folder_of_job}

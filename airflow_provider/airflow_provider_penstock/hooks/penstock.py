@@ -89,19 +89,19 @@ class PenstockHook(BaseHook):
                     raise
         return httpx.Client(**(self._client_options or _read_options[self.penstock_conn_id]))
 
-    def cancel_at_once(self, job_id: str) -> None:
-        """Cancel a job that its own task gives up, without reading the connection again.
+    def cancel_at_once(self, job_id: str, key: str | None = None) -> None:
+        """Cancel a job that its own task gives up, without reading the connection again. `key` is as in `own`.
 
         Airflow calls `on_kill` in a signal handler. If the signal came while the task asked Airflow for something, such as this
         connection, asking again would wait for ever, and 5 s later Airflow would kill the task before it had cancelled the job.
         """
         known = _read_options.get(self.penstock_conn_id)
         try:
-            PenstockHook(self.penstock_conn_id, client_options=known).cancel(job_id, for_owner=True)
+            PenstockHook(self.penstock_conn_id, client_options=known).cancel(job_id, for_owner=True, key=key)
         except PenstockRefused as refused:
             if refused.code != UNAUTHENTICATED or known is None:
                 raise
-            self.cancel(job_id, for_owner=True)  # the token has been replaced since
+            self.cancel(job_id, for_owner=True, key=key)  # the token has been replaced since
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
@@ -229,12 +229,30 @@ class PenstockHook(BaseHook):
         """A job."""
         return dict(self.ask("GET", f"/v1/jobs/{job_id}"))
 
-    def cancel(self, job_id: str, *, for_owner: bool = False) -> Job:
+    def own(self, job_id: str, key: str | None) -> Job:
+        """The job of a submission with this key, which had this id; without a key, the job that has the id.
+
+        A slurmctld that was killed gives the ids of jobs that it has lost to the next ones. penstockd keeps the lost job, as ended
+        and under another id.
+        """
+        if key is None:
+            return self.job(job_id)
+        if (found := self.find(key)) is None:
+            raise PenstockRefused(
+                f"penstockd has no job with the key {key} any more; its id was {job_id}", "no-such-job"
+            )
+        return found
+
+    def cancel(self, job_id: str, *, for_owner: bool = False, key: str | None = None) -> Job:
         """Cancel a job. May be repeated.
 
         Args:
+            job_id: The job.
             for_owner: whether the job's own task gives it up, so that its next try may submit another job.
+            key: As in `own`.
         """
+        if key is not None:
+            job_id = self.own(job_id, key)["id"]
         return dict(self.ask("POST", f"/v1/jobs/{job_id}/cancel", params={"for_owner": for_owner}))
 
     def renew(self, job_id: str) -> None:

@@ -31,7 +31,7 @@ from airflow_provider_penstock.operators.arguments import (
     is_template,
 )
 from airflow_provider_penstock.operators.job_spec import JOB_SPEC_FIELDS, JobSpecOperator
-from airflow_provider_penstock.ownership import Ownership, is_of, ownership
+from airflow_provider_penstock.ownership import Ownership, ownership
 from airflow_provider_penstock.silence import Silence
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 
@@ -43,6 +43,8 @@ OPTIONS = ("partition", "account", "qos", "time_limit_s", "working_directory", "
 """Parameters that are fields of a submission. `deadline` and `output_file` are others, with names or values of their own."""
 JOB_ID = "job_id"
 """XCom key of the job's id."""
+JOB_KEY = "job_key"
+"""XCom key of the job's key, see `PenstockHook.own`."""
 WAITED_TOO_LONG = ("Trigger timeout", "Trigger/execution timeout")
 """What Airflow 3 and 2 call the end of a deferral's time. Airflow 2 has no exception of its own for it."""
 MAX_RESULT_BYTES = 1 << 20
@@ -62,8 +64,8 @@ class _JobOperator(BaseOperator):
     lease: timedelta | None = None
     """How long the job runs on although nothing waits for it any more; None: until its end."""
 
-    submits = False
-    """Whether the job is the task's own."""
+    job_key: str | None = None
+    """The key of the task's own job, which tells it from another job that has its id now; None: it is somebody else's job."""
     wait_for_completion: bool = True
     end_from_trigger: bool = False
     skip_on_exit_code: Collection[int] = ()
@@ -101,6 +103,7 @@ class _JobOperator(BaseOperator):
                     self.log_interval_s,
                     self._leased,
                     self.end_from_trigger,
+                    self.job_key,
                 ),
                 method_name="execute_complete",
                 kwargs=self._kept(job_id),
@@ -108,6 +111,8 @@ class _JobOperator(BaseOperator):
             )
         hook, news, shown = self.patient(job_id), News(), 0
         for job in hook.wait(job_id):
+            if self.job_key not in (None, job["key"]):
+                break
             if self._leased:
                 hook.renew(job_id)
             self.show_output(news.of(job))
@@ -155,7 +160,7 @@ class _JobOperator(BaseOperator):
     def _cancel(self, job_id: str) -> str:
         """Cancel the job if it is possible now. Returns what happens to it."""
         try:
-            self.hook.cancel_at_once(job_id)
+            self.hook.cancel_at_once(job_id, self.job_key)
         except Exception as error:  # of any kind: the failure of the task must still say what becomes of its job
             return f"it could not be cancelled now ({error}); {self._last_resort}"
         return "it is cancelled"
@@ -176,7 +181,9 @@ class _JobOperator(BaseOperator):
         if next_method != "__fail__":
             return super().resume_execution(next_method, next_kwargs, context)
         ti = context["ti"]
-        self.job_id = self.job_id or ti.xcom_pull(task_ids=ti.task_id, key=JOB_ID, map_indexes=ti.map_index)
+        if self.job_id is None:
+            names = {"task_ids": ti.task_id, "map_indexes": ti.map_index}
+            self.job_id, self.job_key = ti.xcom_pull(key=JOB_ID, **names), ti.xcom_pull(key=JOB_KEY, **names)
         if (next_kwargs or {}).get("error") not in WAITED_TOO_LONG:
             try:
                 return super().resume_execution(next_method, next_kwargs, context)
@@ -189,6 +196,7 @@ class _JobOperator(BaseOperator):
     def execute_complete(self, context: Any, event: dict[str, Any], **kept: Any) -> dict[str, Any]:
         """Return the job's summary after the trigger, or fail. `kept` is what `_kept` returned."""
         job_id = self.job_id = str(event["job_id"])
+        self.job_key = event.get("key")
         if "error" in event:
             error = AirflowException(f"waiting for job {job_id} failed: {event['error']}")
             raise error if event.get("code") == "no-such-job" else self._leaves(context, job_id, error)
@@ -207,12 +215,10 @@ class _JobOperator(BaseOperator):
     def _finish(self, context: Any, job_id: str, shown: int) -> dict[str, Any]:
         """Log the rest of an ended job's output, from byte `shown` on, and return its summary. Raises if the job failed."""
         hook = self.patient(job_id)
-        job = hook.job(job_id)
-        if self.submits and not is_of(job["key"], context["ti"]):
-            raise AirflowFailException(
-                f"Slurm has lost job {job_id} of this task, and has given its id to a job of another one ({job['key']}), as "
-                "after a crash of slurmctld; clear the task, so that it submits its job again"
-            )
+        job = hook.own(job_id, self.job_key)
+        if job["state"] != "ended":  # a slurmctld that was killed had forgotten its end, and runs it again
+            return self._await(context, job_id)
+        job_id = str(job["id"])
         self.show_output(hook.log_since(job_id, shown)[0][-LOG_LINES:])
         if job["ended"] == "FAILED" and job["exit_code"] in self.skip_on_exit_code:
             raise AirflowSkipException(ending(job))
@@ -276,7 +282,6 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         "environment",
     )
     template_ext: Sequence[str] = FILES
-    submits = True
     needs_program = True
     """Whether a script or a command must be given."""
     template_fields_renderers = {"script": "bash", "spec": "json", "options": "json", "environment": "json"}  # noqa: RUF012
@@ -412,8 +417,9 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
         """Submit the job, or find that of an earlier try, and wait for it."""
         ti = context["ti"]
         job = self._submit(context)
-        self.job_id = job["id"]
+        self.job_id, self.job_key = job["id"], job["key"]
         ti.xcom_push(key=JOB_ID, value=self.job_id)
+        ti.xcom_push(key=JOB_KEY, value=self.job_key)
         push_links(ti, self.hook, job["id"])
         self._submitted(context, job["id"])
         return self._with_assets(context, self._await(context, job["id"]) if self.wait_for_completion else summary(job))

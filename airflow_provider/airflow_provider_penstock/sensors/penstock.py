@@ -57,12 +57,15 @@ class PenstockJobSensor(BaseSensorOperator):
         if not self.deferrable:
             return super().execute(context)
         if not self.poke(context):
-            self.defer(
-                trigger=PenstockJobTrigger(self.penstock_conn_id, self.job_id, cancel=False, log_interval_s=0),
-                method_name="execute_complete",
-                timeout=timedelta(seconds=self.timeout),
-            )
+            self._defer()
         return None
+
+    def _defer(self) -> None:
+        self.defer(
+            trigger=PenstockJobTrigger(self.penstock_conn_id, self.job_id, cancel=False, log_interval_s=0),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
 
     def poke(self, context: Any) -> bool:
         """Whether the job has completed. Raises the failure of a job that ended otherwise.
@@ -95,4 +98,5 @@ class PenstockJobSensor(BaseSensorOperator):
             raise AirflowException(
                 f"waiting for job {self.job_id} failed: {event['error']}. The job runs on: a sensor never cancels it"
             )
-        self._has_completed(PenstockHook(self.penstock_conn_id, silence=self._silence).job(self.job_id))
+        if not self._has_completed(PenstockHook(self.penstock_conn_id, silence=self._silence).job(self.job_id)):
+            self._defer()  # a slurmctld that was killed had forgotten the job's end, and runs it again

@@ -18,7 +18,6 @@ from asgiref.sync import sync_to_async
 from airflow_provider_penstock.exceptions import UNAUTHENTICATED, PenstockAway, PenstockRefused
 from airflow_provider_penstock.hooks.penstock import OPEN, Job, final_summary, read
 from airflow_provider_penstock.news import ending
-from airflow_provider_penstock.ownership import is_of
 from airflow_provider_penstock.triggers.poller import FEW, RECHECK_S, OutputLog, connect, pages, poller
 
 try:
@@ -41,13 +40,15 @@ _cancelling: set[asyncio.Task[None]] = set()
 """Requests to cancel jobs that penstockd has not answered yet. The event loop itself keeps no tasks."""
 
 
-async def cancel(conn_id: str, job_id: str) -> None:
-    """Cancel a job for its own task. Repeats the request while penstockd is away or does not know the token."""
+async def cancel(conn_id: str, job_id: str, key: str | None = None) -> None:
+    """Cancel a job for its own task; `key` is as in `PenstockHook.own`. Repeats the request while penstockd is away or does not know the token."""
     pause_s = 1.0
     while True:
         try:
             async with connect(conn_id) as client:
-                read(await client.post(f"/v1/jobs/{job_id}/cancel", params={"for_owner": True}))
+                found = [] if key is None else read(await client.get("/v1/jobs", params={"key": key}))["jobs"]
+                for each in [job_id] if key is None else [job["id"] for job in found]:
+                    read(await client.post(f"/v1/jobs/{each}/cancel", params={"for_owner": True}))
             return
         except (httpx.TransportError, PenstockAway, PenstockRefused) as error:
             if isinstance(error, PenstockRefused) and error.code != UNAUTHENTICATED:
@@ -79,8 +80,8 @@ def state_of(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | No
 class PenstockJobTrigger(BaseTrigger):
     """Fires once a job has ended. Meanwhile it logs the job's changes of state or place, and its output.
 
-    The event's payload is `{"job_id": ..., "shown": ...}`, or has `error` instead of `shown`. `shown` is the byte up to which
-    the output was logged.
+    The event's payload is `{"job_id": ..., "key": ..., "shown": ...}`, or has `error` instead of `shown`. `shown` is the byte up
+    to which the output was logged. With `key`, the job is that of the submission with this key; see `PenstockHook.own`.
     """
 
     def __init__(
@@ -92,20 +93,31 @@ class PenstockJobTrigger(BaseTrigger):
         log_interval_s: float = 30.0,
         leased: bool = False,
         ends_task: bool = False,
+        key: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.penstock_conn_id = penstock_conn_id
         self.job_id = job_id
         self.leased = leased
         self.ends_task = ends_task
+        self.key = key
         self.poll_interval_s = poll_interval_s
         self.cancel = cancel
         self.log_interval_s = log_interval_s
-        self.output = OutputLog(job_id, self.log, log_interval_s)
+        self.output = OutputLog(job_id, self.log, log_interval_s, key)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments, without secrets."""
-        names = ("penstock_conn_id", "job_id", "poll_interval_s", "cancel", "log_interval_s", "leased", "ends_task")
+        names = (
+            "penstock_conn_id",
+            "job_id",
+            "poll_interval_s",
+            "cancel",
+            "log_interval_s",
+            "leased",
+            "ends_task",
+            "key",
+        )
         return f"{__name__}.PenstockJobTrigger", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -122,17 +134,18 @@ class PenstockJobTrigger(BaseTrigger):
             raise
         except Exception as error:
             code = getattr(error, "code", "")
-            yield TriggerEvent({"job_id": self.job_id, "error": f"{type(error).__name__}: {error}", "code": code})
+            failed = {"error": f"{type(error).__name__}: {error}", "code": code}
+            yield TriggerEvent({"job_id": self.job_id, "key": self.key, **failed})
         else:
-            yield ending or TriggerEvent({"job_id": self.job_id, "shown": self.output.shown})
+            yield ending or TriggerEvent({"job_id": self.job_id, "key": self.key, "shown": self.output.shown})
         finally:
             settled.cancel()
 
     async def _ending(self, job: Job, options: dict[str, Any] | None) -> TriggerEvent | None:
         """The task's success, after the rest of the job's output. None if anything is in the way: a worker ends the task then."""
         try:
-            if self.task_instance is not None and not is_of(job["key"], self.task_instance):
-                raise ValueError(f"job {self.job_id} is that of another task")
+            if self.key not in (None, job["key"]):
+                raise ValueError(f"job {self.job_id} is another one by now, with the key {job['key']}")
             async with connect(self.penstock_conn_id, options) as client:
                 before = -1
                 while before != self.output.shown:
@@ -163,7 +176,7 @@ class PenstockJobTrigger(BaseTrigger):
         if not self.cancel:
             return
         # A task of its own: Airflow waits for this method only for `[triggerer] on_kill_timeout`, by default 30 s.
-        task = asyncio.create_task(cancel(self.penstock_conn_id, self.job_id))
+        task = asyncio.create_task(cancel(self.penstock_conn_id, self.job_id, self.key))
         _cancelling.add(task)
         task.add_done_callback(_cancelling.discard)
         await asyncio.shield(task)

@@ -56,10 +56,12 @@ class OutputLog:
         job_id: of the job.
         log: of the task.
         interval_s: seconds between two readings while the job runs; 0: the output is read only after the job's end.
+        key: the job's; see `PenstockHook.own`.
     """
 
-    def __init__(self, job_id: str, log: Any, interval_s: float) -> None:
+    def __init__(self, job_id: str, log: Any, interval_s: float, key: str | None = None) -> None:
         self.job_id = job_id
+        self.key = key
         self.log = log
         self.interval_s = interval_s
         self.shown = 0
@@ -273,8 +275,11 @@ class Poller:
         if job["state"] == "ended":
             self._resolve(job["id"], job)
             return
-        for each in self._waiting.get(job["id"], ()):
-            each.take(job)
+        for each in list(self._waiting.get(job["id"], ())):
+            if each.output.key in (None, job["key"]):
+                each.take(job)
+            elif not each.end.done():  # Slurm has lost its job, and another one has the id now
+                each.end.set_result(job)
 
     async def _show_outputs(self, client: httpx.AsyncClient) -> None:
         """Log the output of the jobs, `LOGS_AT_ONCE` together, and `LOGS_PER_S` a second at most."""

@@ -77,8 +77,10 @@ with DAG("refused", schedule=None, catchup=False, params=PARAMS):
 arguments.SHORTEST_LEASE = timedelta(0)
 STORM = """#!/bin/bash
 sleep {{ params.life }}
+[ ! -d {{ params.folder }}/completed ] || date +%s >>{{ params.folder }}/completed/$SLURM_JOB_ID-$NUMBER
 exit {{ params.status }}
 """
+"""A run notes its end itself: a slurmctld that was killed may have forgotten it."""
 with DAG("storm", schedule=None, catchup=False, max_active_runs=30, params=PARAMS | {"life": 1, "status": 0}):
     brief = COMMON | {"script": STORM, "output_file": "/dev/null"}
     PenstockSubmitOperator(task_id="job", lease=timedelta(seconds=100), retries=2, **brief)

@@ -248,3 +248,36 @@ def test_a_job_that_is_not_managed_any_more_is_shown_as_it_is(api, runs, state, 
         version = view.version
         api.board.observed(ClusterState(api.board.state.nodes, (BOBS,), (refused,)), 79.0)
         assert ada.job("1").version == version, "nothing has changed"
+
+
+@pytest.mark.parametrize("run", [{"phase": Phase.RUNNING, "allocation": on("t4", t4_00=1), "started_s": 60.0}, {}])
+def test_a_job_that_has_completed_stays_so_and_does_not_run_again_when_slurm_has_forgotten_its_end(api, run):
+    """A slurmctld that was killed showed it as running for minutes and then requeued it, or as pending at once."""
+    api.look(BOBS, finished={"1": Fate("COMPLETED", 0, 77.0, 60.0)}, gpu_seconds={"1": {"t4": 17.0}})
+    with api.client("ada") as ada:
+        before = ada.job("1")
+        for _ in range(2):
+            api.look(job("1", user="ada", **run), BOBS)
+            assert ada.job("1") == before
+        api.look(BOBS, finished={"1": Fate("CANCELLED", 0, 99.0)})
+        assert ada.job("1") == before
+        assert len(ada.ledger().lines) == 1
+    assert set(api.submitter.cancelled) == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("state", "run"),
+    [
+        ("COMPLETED", {"restarts": 1}),
+        ("COMPLETED", {"phase": Phase.RUNNING, "allocation": on("t4", t4_00=1), "started_s": 80.0}),
+        ("UNKNOWN", {}),
+        ("FAILED", {}),
+    ],
+    ids=["requeued", "runs again", "its end was not seen", "failed"],
+)
+def test_a_job_that_runs_again_is_left_alone(api, state, run):
+    api.look(BOBS, finished={"1": Fate(state, 0, 77.0, 60.0)})
+    api.look(job("1", user="ada", **run), BOBS)
+    with api.client("ada") as ada:
+        assert ada.job("1").state != "ended"
+    assert api.submitter.cancelled == []

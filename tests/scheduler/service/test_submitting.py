@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 
 import httpx
 import pytest
@@ -335,3 +336,15 @@ def test_a_job_found_by_its_key_is_the_one_that_rounds_have_seen(api):
         api.board.store.save_jobs([long_ago])
         found = me.submit(order)
         assert (found.id, found.key, found.submit_s) == (lost, "k", long_ago.submit_s)
+
+
+def test_a_job_that_slurm_has_lost_is_submitted_again_by_the_next_try_though_another_has_its_id(api):
+    with api.client("me") as me:
+        first = me.submit(owned(1, "g"))
+        another = me.job(first.id).model_copy(update={"key": "another", "submit_s": time.time() + 900})
+        api.board.adopt(another)
+        assert (me.job(first.id).key, next(iter(me.jobs(key=owned(1, "g").key))).ended) == ("another", "UNKNOWN")
+        second = me.submit(owned(2, "g"))
+        assert second.id not in (first.id, another.id)
+        assert me.job(first.id).state != "ended"
+    assert api.submitter.cancelled == []

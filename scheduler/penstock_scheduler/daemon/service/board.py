@@ -30,7 +30,7 @@ from penstock_scheduler.jobs.results import CLOCKED, Results
 from penstock_scheduler.jobs.reused_ids import former_id, is_another
 from penstock_scheduler.model import Action, ClusterState, Job, JobSpec, Outcome, Phase, Placement, Plan, Refusal, Stop
 from penstock_scheduler.model.records import RoundRecord
-from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.people.errors import BadJobSpec, ClusterAway, StoreError
 from penstock_scheduler.rounds.plan_check import PlanCheck, StartCheck
 from penstock_scheduler.store.leadership.site_clock import site_time_s
 from penstock_scheduler.store.rounds import summarise
@@ -137,7 +137,8 @@ class Board(Known, RoundListener):
 
     def _take_state(self, state: ClusterState, now_s: float) -> None:
         notes = {each.job.id: (each.code, each.text) for each in state.waiting}
-        jobs, touched = self._to_view(state)
+        found, touched = self._to_view(state)
+        jobs = [job for job in found if job.id in self._live or not self._is_back(job)]
         views = [self._view(job, self._live.get(job.id), now_s, *notes.get(job.id, ("", ""))) for job in jobs]
         views += self._left_alone(state.refused)
         gone = self._live.keys() - state.present.keys()
@@ -166,6 +167,23 @@ class Board(Known, RoundListener):
             self._gpu_seconds = {job: amounts for job, amounts in self._gpu_seconds.items() if job in self._live}
             self.counted = now_s, self._gpu_seconds
         self._announce(changed, number)
+
+    def _is_back(self, job: Job) -> bool:
+        """Whether this job has completed, and the cluster has forgotten that; it is cancelled, so that it does not run again.
+
+        A slurmctld that was killed forgets the ends of its last seconds. It shows the job as running for some minutes, and then
+        requeues it; or as pending, and runs it again.
+        """
+        before = self.store.job(job.id)
+        if before is None or not is_back(before, job):
+            return False
+        if self.submitter is not None:
+            try:
+                self.submitter.cancel(job.id, None)
+            except (BadJobSpec, ClusterAway) as error:
+                log.warning("job that has completed is not cancelled yet", extra={"job": job.id, "text": str(error)})
+        log.warning("job has completed, and the cluster has forgotten that", extra={"job": job.id, "user": job.user})
+        return True
 
     def _announce(self, views: Sequence[JobView], number: int) -> None:
         """Tell the API's callers and those who wait for a job's end. `number`: of the first view's change in the store."""
@@ -469,6 +487,13 @@ def _start_s(before: JobView, job: Job, now_s: float) -> float | None:
 def has_other_key(view: JobView, key: str | None) -> bool:
     """Whether this is not the job that was submitted with this key, but one that has its id now."""
     return key is not None and view.key is not None and view.key != key
+
+
+def is_back(before: JobView, job: Job) -> bool:
+    """Whether a job that the cluster shows has completed, as this view says: nobody has requeued it, and no later run has begun."""
+    same = job.restarts == before.restarts and not is_another(job, before.submit_s)
+    later = job.started_s is not None and before.end_s is not None and job.started_s > before.end_s
+    return before.ended == "COMPLETED" and same and not later
 
 
 def is_former(view: JobView, user: str, key: str | None, submitted_s: float) -> bool:
