@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 Job = dict[str, Any]
@@ -47,7 +48,10 @@ def ending(job: Job) -> str:
 
 def describe(job: Job) -> str:
     """A job's state and GPUs, in a line for the task's log."""
-    return f"job {job['id']} is {job['ended'] or job['state']}{_place(job)}{_because(job['reason'])}"
+    note = f"it {job['note']}" if job.get("note") else job["reason"]
+    since_s = job.get("note_s")
+    since = f" (since {datetime.fromtimestamp(since_s, UTC):%Y-%m-%d %H:%M:%S} UTC)" if since_s else ""
+    return f"job {job['id']} is {job['ended'] or job['state']}{_place(job)}{_because(note)}{since}"
 
 
 def whole_lines(text: str) -> tuple[list[str], str]:

@@ -217,6 +217,25 @@ def test_each_waiting_task_hears_of_a_silence_and_of_its_own_job_in_its_own_log(
     assert {of for of, _ in pollers} == {"nobody"}
 
 
+def test_a_held_job_says_once_which_hold_it_is_since_when_and_who_ends_it_how():
+    """For ever `queued: held`, and nothing else."""
+    text = "is held in Slurm (launch failed requeued held); its user can release it with `penstock release 7`"
+    job = {
+        "id": "7",
+        "state": "queued",
+        "ended": "",
+        "restarts": 1,
+        "reason": "held",
+        "stopped": "",
+        "allocation": None,
+    }
+    held = job | {"note": text, "note_s": 1764500710.0}
+    news = News()
+    assert news.of(held)[-1] == f"job 7 is queued: it {text} (since 2025-11-30 11:05:10 UTC)"
+    assert news.of(held) == []
+    assert news.of(job | {"reason": "no-gpus", "note": "", "note_s": None}) == ["job 7 is queued: no-gpus"]
+
+
 def test_a_restarted_job_says_that_and_why_and_each_thing_once():
     news = News()
     job = {"id": "7", "state": "running", "ended": "", "restarts": 0, "reason": "", "stopped": "", "allocation": None}
@@ -281,7 +300,7 @@ def test_a_job_whose_id_slurm_has_given_to_another_task_is_not_taken_for_the_own
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(penstock.PenstockHook, "wait", given_away)
-        with pytest.raises(AirflowException, match="ended as UNKNOWN.*was forgotten by Slurm") as failed:  # noqa: PT012
+        with pytest.raises(AirflowException, match=r"ended as UNKNOWN.*was forgotten by Slurm") as failed:  # noqa: PT012
             try:
                 operator.execute(context(ti))
             except TaskDeferred as deferred:

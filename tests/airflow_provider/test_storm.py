@@ -2,8 +2,8 @@
 
 Afterwards Slurm's records and Airflow must tell the same story, and no job may run that nobody owns. PENSTOCK_STORM_EVENTS (by
 default 100, which take a quarter of an hour) and PENSTOCK_STORM_SEED choose the storm. The second storm only kills, slurmctld as
-well, until all deferred tasks of one run have ended: PENSTOCK_STORM_TASKS, by default 60, by hand 500. PENSTOCK_STORM_TARGETS chooses
-what it kills, such as `slurmctld,triggerer`, and PENSTOCK_STORM_PAUSE_S how often (by default every 40 to 90 s).
+well, until all deferred tasks of one run have ended: PENSTOCK_STORM_TASKS, by default 60, by hand 500. PENSTOCK_STORM_TARGETS
+chooses what it kills, such as `slurmctld,triggerer`, and PENSTOCK_STORM_PAUSE_S how often (by default every 40 to 90 s).
 """
 
 from __future__ import annotations

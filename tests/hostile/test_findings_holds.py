@@ -167,7 +167,10 @@ def test_an_admins_hold_of_a_running_job_is_an_admins_after_its_stop(
     slurm.listed = [pending("gpu", restarts=1, reason=REQUEUED, **ANN)]
     assert look(cluster) == (
         [],
-        ["was held by an admin in Slurm while it ran; an admin can release it with `penstock release 7`"],
+        [
+            "was held by an admin in Slurm while it ran; an admin can release it with `penstock release 7` or "
+            "`scontrol release 7`"
+        ],
     )
     ann_cannot_release(submitter)
     HoldFiles(spool.folder).release("7")  # before the round loop had seen the admin's hold

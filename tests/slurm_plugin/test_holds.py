@@ -64,7 +64,9 @@ def test_a_hold_that_is_not_penstocks_stays_and_says_whose_it_is(
     jobs, ((job, text),) = look(cluster)
     assert (jobs, job) == ([], "7")
     assert words in text
-    assert "penstock release 7" in text
+    who = "an admin can " if "admin" in words else "its user can "
+    assert f"{who}release it with `penstock release 7`" in text
+    assert "`scontrol release 7`" in text
     cluster.apply(())
     assert told.written == []
 

@@ -232,8 +232,8 @@ class PenstockHook(BaseHook):
     def own(self, job_id: str, key: str | None) -> Job:
         """The job of a submission with this key, which had this id; without a key, the job that has the id.
 
-        A slurmctld that was killed gives the ids of jobs that it has lost to the next ones. penstockd keeps the lost job, as ended
-        and under another id.
+        A slurmctld that was killed gives the ids of jobs that it has lost to the next ones. penstockd keeps the lost job, as
+        ended and under another id.
         """
         if key is None:
             return self.job(job_id)

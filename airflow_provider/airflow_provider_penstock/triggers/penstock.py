@@ -41,7 +41,10 @@ _cancelling: set[asyncio.Task[None]] = set()
 
 
 async def cancel(conn_id: str, job_id: str, key: str | None = None) -> None:
-    """Cancel a job for its own task; `key` is as in `PenstockHook.own`. Repeats the request while penstockd is away or does not know the token."""
+    """Cancel a job for its own task. Repeats the request while penstockd is away or does not know the token.
+
+    `key` is as in `PenstockHook.own`.
+    """
     pause_s = 1.0
     while True:
         try:

@@ -225,6 +225,7 @@ class JobView(Body):
     """Why a run of the job was last stopped, as code and sentence; empty: none was."""
     note: str = ""
     """What keeps the job from being placed besides GPUs, such as a hold, with the remedy; empty: nothing."""
+    note_s: float | None = None  # since when that is so, as far as penstockd has seen it
     suspended: Suspension | None = None  # it holds GPUs and stands still, or is driven by its agent
     progress: float | None = None
     """Samples so far, from the newest report."""

@@ -232,11 +232,12 @@ def held_text(job: SlurmJob, control: ControlMessage | None, asked: AskedHold | 
         return f"is held by {who} with `penstock hold`; release it with `penstock release {job.id}`"
     if not foreign_hold(job, control):
         return ""
-    remedy = f"release it with `penstock release {job.id}`"
+    own, slurms = f"release it with `penstock release {job.id}`", f"`scontrol release {job.id}`"
     if job.reason == ADMIN:
-        return f"is held by an admin in Slurm ({ADMIN}); an admin can {remedy}"
+        return f"is held by an admin in Slurm ({ADMIN}); an admin can {own} or {slurms}"
     if by_admin:
-        return f"was held by an admin in Slurm while it ran; an admin can {remedy}"
+        return f"was held by an admin in Slurm while it ran; an admin can {own} or {slurms}"
+    remedy = f"its user can {own}, an admin also with {slurms}"
     if job.reason == USER:
         return f"is held in Slurm with a user hold ({USER}); {remedy}"
     why = job.reason.replace("_", " ") or job.state

@@ -53,6 +53,19 @@ def test_a_job_that_has_ended_waits_for_nothing_any_more(api):
     assert (view.ended, view.note, view.start_s) == ("FAILED", "", 70.0)
 
 
+def test_a_note_says_since_when_it_is_so(api):
+    """A task that waits for the job tells it, and a restart of penstockd does not change it."""
+    for now_s, text in ((78.0, "is held in Slurm"), (79.0, "is held in Slurm"), (80.0, "waits for its dependency")):
+        waits = WaitingJob(BOBS, "held", text)
+        api.board.observed(ClusterState(api.board.state.nodes, (ADAS,), waiting=(waits,)), now_s)
+        view = api.board.job("2")
+        assert (view.note, view.note_s) == (text, 80.0 if now_s == 80.0 else 78.0)
+    with api.client("bob") as bob:
+        assert bob.explain("2").lines[1].startswith("Penstock has seen this since ")
+    api.look(ADAS, BOBS)
+    assert (api.board.job("2").note, api.board.job("2").note_s) == ("", None)
+
+
 def test_a_job_began_when_the_cluster_says_not_when_it_was_seen(api):
     """A short job would otherwise begin after its end, which Slurm gives in whole seconds."""
     runs = dataclasses.replace(ADAS, id="9", started_s=70.0)

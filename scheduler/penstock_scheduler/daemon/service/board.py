@@ -338,7 +338,8 @@ class Board(Known, RoundListener):
             if each.runs is False:
                 seen["allocation"] = None
             if any(getattr(view, name) != value for name, value in seen.items()):
-                found.append(view.model_copy(update=seen | {"version": view.version + 1}))
+                since_s = view.note_s if view.note == note else site_time_s()
+                found.append(view.model_copy(update=seen | {"version": view.version + 1, "note_s": since_s}))
         return found
 
     def _view(self, job: Job, before: JobView | None, now_s: float, code: str = "", note: str = "") -> JobView:
@@ -382,6 +383,7 @@ class Board(Known, RoundListener):
             reason=reason,
             stopped=str(stop) if stop is not None else old.stopped,
             note=note,
+            note_s=(old.note_s if note == old.note else now_s) if note else None,
             progress=old.progress,
             total=old.total,
             gpu_seconds=old.gpu_seconds,
@@ -461,7 +463,7 @@ class Board(Known, RoundListener):
                         "allocation": None,
                         "suspended": None,
                         "reason": "",
-                        "note": "" if before.reason in ("held", "waiting-cluster") else before.note,
+                        **({"note": "", "note_s": None} if before.reason in ("held", "waiting-cluster") else {}),
                         "stopped": before.stopped if stop is None else str(stop),
                         "result": self.results.newest(job) or before.result,
                     }
@@ -490,7 +492,7 @@ def has_other_key(view: JobView, key: str | None) -> bool:
 
 
 def is_back(before: JobView, job: Job) -> bool:
-    """Whether a job that the cluster shows has completed, as this view says: nobody has requeued it, and no later run has begun."""
+    """Whether a job that the cluster shows has completed, as this view says: it was not requeued, and no later run has begun."""
     same = job.restarts == before.restarts and not is_another(job, before.submit_s)
     later = job.started_s is not None and before.end_s is not None and job.started_s > before.end_s
     return before.ended == "COMPLETED" and same and not later

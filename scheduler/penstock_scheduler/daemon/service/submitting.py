@@ -108,10 +108,7 @@ async def _job_of(call: Call, order: Submission, newest: OwnerView, *, same: boo
     api, user = call.api, call.identity.user
     if newest.job is not None:
         view = await asyncio.to_thread(api.board.job, newest.job)
-        if view is not None and has_other_key(view, newest.key):  # the job is kept under another id, if at all
-            kept = await asyncio.to_thread(api.store.jobs, user=user, key=newest.key, limit=1)
-            view = kept[0][1] if kept else None
-        return view, same
+        return (None if view is not None and has_other_key(view, newest.key) else view), same
     if newest.key is not None:
         job = await asyncio.to_thread(api.store.submission, user, newest.key)
         found = job is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -266,9 +267,14 @@ def _end_explained(view: JobView, checkpoints: Sequence[Report]) -> ExplanationV
     return ExplanationView(job=view, code="ended", text=text, lines=lines)
 
 
+def _moment(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+
+
 def _explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
     if view.note:
-        lines = [f"Job {view.id} {view.note}.", *describe_result(view)]
+        since = [] if view.note_s is None else [f"Penstock has seen this since {_moment(view.note_s)}."]
+        lines = [f"Job {view.id} {view.note}.", *since, *describe_result(view)]
         return ExplanationView(job=view, code=view.reason, text=view.note, lines=lines)
     found = explain(record, view.id) if record else None
     if record is None or found is None:
