@@ -253,10 +253,10 @@ class Crowd(Storm):
         held = [line.split()[0] for line in waiting if "launch failed requeued held" in line]
         nodes = self.site.slurm.command("sinfo", "--noheader", "--Node", "--format=%N %T %E").stdout.splitlines()
         for node in {line.split()[0] for line in nodes if " drain" in line and "Duplicate jobid" in line}:
-            self.site.slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+            self.site.slurm.command("scontrol", "update", f"nodename={node}", "state=resume", check=False)
         for job in held:
             self.told.append(f"{len(self.told)}: release {job}")
-            self.site.slurm.command("scontrol", "release", job)
+            self.site.slurm.command("scontrol", "release", job, check=False)  # if not, it is held the next time, too
 
     def completed(self, ran: Ran) -> Ran:
         """The record, as COMPLETED if the run itself has noted its end: Slurm's accounting says something else after a crash."""
