@@ -65,7 +65,7 @@ class _JobOperator(BaseOperator):
     """How long the job runs on although nothing waits for it any more; None: until its end."""
 
     job_key: str | None = None
-    """The key of the task's own job, which tells it from another job that has its id now; None: it is somebody else's job."""
+    """The key of the task's own job, which tells it from another job that has its id now. A job of others has none here."""
     wait_for_completion: bool = True
     end_from_trigger: bool = False
     skip_on_exit_code: Collection[int] = ()

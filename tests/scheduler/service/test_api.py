@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -90,6 +91,17 @@ def test_a_forecast_submits_nothing(api):
             ada.forecast(Submission(command=("x",), spec={"model_family": "nosuch"}))
         assert error.value.code == "bad-spec"
     assert api.submitter.jobs == {}
+
+
+def test_a_job_is_not_told_that_it_never_starts_while_all_nodes_are_silent(api):
+    """As for a moment after a start of slurmctld, in which two tasks of a storm failed for good."""
+    record = api.board.record
+    nodes = tuple(dataclasses.replace(node, may_start=False) for node in record.snapshot.nodes)
+    api.board.record = dataclasses.replace(record, snapshot=dataclasses.replace(record.snapshot, nodes=nodes))
+    with api.client("ada") as ada:
+        told = ada.forecast(PlanOrder(spec={"max_gpus": 2}))
+        assert ("takes new jobs now" in told.text, told.would) == (True, "wait")
+        assert ada.forecast(PlanOrder(spec={"max_gpus": 1, "gpu_types": ["h100"]})).would == "never"
 
 
 def test_a_forecast_knows_what_sbatch_options_say(api):

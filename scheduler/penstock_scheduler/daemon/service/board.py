@@ -137,8 +137,7 @@ class Board(Known, RoundListener):
 
     def _take_state(self, state: ClusterState, now_s: float) -> None:
         notes = {each.job.id: (each.code, each.text) for each in state.waiting}
-        found, touched = self._to_view(state)
-        jobs = [job for job in found if job.id in self._live or not self._is_back(job)]
+        jobs, touched = self._to_view(state)
         views = [self._view(job, self._live.get(job.id), now_s, *notes.get(job.id, ("", ""))) for job in jobs]
         views += self._left_alone(state.refused)
         gone = self._live.keys() - state.present.keys()
@@ -200,7 +199,7 @@ class Board(Known, RoundListener):
         found |= {each.job.id: each.job for each in state.waiting}
         unseen = {job.id for job in state.unseen}  # `_left_alone` has the views of these
         found |= {job: state.present[job] for job in touched - unseen if job in state.present}
-        return list(found.values()), touched
+        return [job for job in found.values() if job.id in self._live or not self._is_back(job)], touched
 
     def decided(self, record: RoundRecord) -> None:
         """Take in a round."""

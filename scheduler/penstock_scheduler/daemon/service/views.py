@@ -37,7 +37,7 @@ from penstock_scheduler.daemon.service.board import Board, allocation_view
 from penstock_scheduler.daemon.service.errors import Refusal
 from penstock_scheduler.daemon.service.known import Known
 from penstock_scheduler.daemon.service.port import Daemon
-from penstock_scheduler.model import Job, NodeChoice, Phase, ReasonCode, Snapshot, host_of
+from penstock_scheduler.model import Job, Node, NodeChoice, Phase, ReasonCode, Snapshot, host_of
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import BadJobSpec, RoundFailed
 from penstock_scheduler.people.units import duration
@@ -337,6 +337,12 @@ def share_view(use: ShareUse) -> ShareView:
     )
 
 
+def _all_are_silent(nodes: Iterable[Node], order: PlanOrder) -> bool:
+    """Whether no node of the job's GPU types takes jobs now, as for a moment after a start of slurmctld."""
+    own = [node for node in nodes if order.spec.allows_type(node.gpu_type)]
+    return bool(own) and not any(node.may_start for node in own)
+
+
 def forecast(record: RoundRecord, order: PlanOrder, user: str, models: ModelSource, limits: LimitSettings) -> Forecast:
     """What the recorded policy would decide if its last round had one more job.
 
@@ -374,7 +380,7 @@ def forecast(record: RoundRecord, order: PlanOrder, user: str, models: ModelSour
     except RoundFailed as error:
         raise Refusal(503, "not-ready", str(error), retry_after_s=5) from None
     assignment, reason = answer.assignment, answer.reason
-    never = reason.code is ReasonCode.NEVER_FITS
+    never = reason.code is ReasonCode.NEVER_FITS and not _all_are_silent(before.nodes, order)
     price = answer.plan.prices.get(assignment.placement.gpu_type) if assignment is not None else None
     return Forecast(
         would="start" if assignment is not None else "never" if never else "wait",
