@@ -14,7 +14,7 @@ import typer
 from penstock_cloud import staging
 from penstock_cloud.catalogue import Fetcher, KeptCatalogue, file_of, load, save
 from penstock_cloud.command import Command, CommandClient
-from penstock_cloud.doctor import CloudFinding, examine
+from penstock_cloud.doctor import CloudFinding, examine, slurms_timeouts
 from penstock_cloud.doctor import policy as least_policy
 from penstock_cloud.ec2 import Ec2, connect, connect_ssm
 from penstock_cloud.live import check_live, cost
@@ -120,6 +120,9 @@ def doctor(
         if home.regions:
             typer.echo(f"in {section.region}:")
         for finding in _examined(settings, home, section):
+            wrong += _tell(finding)
+    if settings.as_dict().get("slurm", {}).get("cloud_partition") and home.bucket is None:
+        for finding in slurms_timeouts(home.boot_timeout_s):
             wrong += _tell(finding)
     for place in _commands(settings):
         why = place.check()

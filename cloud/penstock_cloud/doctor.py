@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from penstock_cloud.staging import StagingBucket
 from penstock_cloud.templates import LOOK_UP
 from penstock_scheduler.burst.manager.provider import LaunchFailed
 from penstock_scheduler.burst.manager.share import SharedFolder
+from penstock_scheduler.safety import children
 
 QUOTAS = {
     ("g", "on-demand"): "L-DB2E81BA",
@@ -183,6 +185,48 @@ def examine(
             "make the folder, on a file system that the cloud nodes mount, and let penstockd and slurmctld write it"
         )
         yield CloudFinding("share", f"{settings.share} cannot be written", remedy)
+
+
+LEAST_SUSPEND_S = 30.0
+"""SuspendTimeout below which Slurm uses a node's name again before its last instance has surely ended: Slurm's default."""
+
+
+def judge_timeouts(config: Mapping[str, str], boot_timeout_s: float) -> Iterator[CloudFinding]:
+    """Slurm's time-outs against ours.
+
+    Args:
+        config: `scontrol show config`.
+        boot_timeout_s: `[cloud] boot_timeout_s`.
+    """
+    if config.get("ResumeProgram", "(null)") == "(null)":
+        yield CloudFinding("slurm.conf", "no ResumeProgram is set", "add the lines of docs/admin/bursting.md")
+        return
+    for key, least_s, why in (
+        ("ResumeTimeout", boot_timeout_s, "so Slurm gives up nodes that penstockd still waits for (boot_timeout_s)"),
+        ("SuspendTimeout", LEAST_SUSPEND_S, "so Slurm may use a node's name again while its last instance still ends"),
+    ):
+        number = config.get(key, "").split(" ")[0]
+        if number.isdigit() and float(number) < least_s:
+            yield CloudFinding(key, f"{key} is {number} s, {why}", f"set {key}={least_s:.0f} or more in slurm.conf")
+        else:
+            yield CloudFinding(key, config.get(key, "not known"))
+
+
+def slurms_timeouts(boot_timeout_s: float) -> Iterator[CloudFinding]:
+    """The same of the Slurm of this machine."""
+    try:
+        done = children.run([children.program("scontrol"), "show", "config"], env=os.environ, timeout_s=20.0)
+    except children.ChildError as error:
+        yield CloudFinding("slurm.conf", f"scontrol show config: {error.text}", "run this where Slurm's commands are")
+        return
+    pairs = (line.partition("=") for line in done.out.splitlines())
+    config = {key.strip(): value.strip() for key, equals, value in pairs if equals}
+    if done.returncode != 0:
+        yield CloudFinding(
+            "slurm.conf", f"scontrol show config: {done.err.strip()}", "run this while slurmctld answers"
+        )
+        return
+    yield from judge_timeouts(config, boot_timeout_s)
 
 
 def _ask(ask: Callable[..., Any], **asked: Any) -> Any:

@@ -6,12 +6,12 @@ It changes no run, since the cloud's thread may be in the middle of one; it note
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from penstock_scheduler.api.ports import CloudNode, CloudNodes
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.share import SharedFolder
-from penstock_scheduler.model import JobId
+from penstock_scheduler.model import Job, JobId
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ class ClusterSide:
         self._suspended: set[str] = set()
         self._to_power_down: dict[str, tuple[str, ...]] = {}
         self._powered_down: set[str] = set()
+        self._last_used: dict[str, int] = {}
+        """Node -> when it was let go, as a number that counts up."""
 
     @property
     def partition(self) -> str:
@@ -40,27 +42,39 @@ class ClusterSide:
         """The cluster's own reason why a job has not started; empty: there is none."""
         return self._nodes.reason(job)
 
-    def meet(self, runs: Collection[BurstRun], unknown: Collection[JobId] = ()) -> None:
+    def meet(self, runs: Collection[BurstRun], jobs: Mapping[JobId, Job], unknown: Collection[JobId] = ()) -> None:
         """Tell the cluster what has changed, handle what Slurm asks, and look at the nodes. Raises ClusterAway.
+
+        A request may be late, and meant for an earlier run of a node of that name. So it changes nothing where Slurm itself
+        says otherwise: a suspend, while the run's job holds its nodes or Slurm has never used them for it; a resume, while
+        its job holds others.
 
         Args:
             runs: the open runs.
+            jobs: the jobs.
             unknown: jobs whose nodes are not known, because the record of their run cannot be read. They are left alone.
         """
         self._unknown = frozenset(unknown)
         self._share.say_alive()
-        for run, names in tuple(self._to_power_down.items()):
+        for id_, names in tuple(self._to_power_down.items()):
             self._nodes.power_down(names)
-            self._powered_down.add(run)
-            del self._to_power_down[run]
+            self._powered_down.add(id_)
+            del self._to_power_down[id_]
         known = {name: run for run in runs for name in run.nodes}
         for request in self._share.requests():
             if request.resume:
-                jobs = {self._nodes.job_of(number): names for number, names in request.jobs.items()}
-                self._send_back(jobs, request.nodes, known)
+                wait = {self._nodes.job_of(number): names for number, names in request.jobs.items()}
+                held = {job: _held(jobs.get(job)) for job in wait}
+                wait = {job: names for job, names in wait.items() if not held[job] or held[job] & {*names}}
+                self._send_back(wait, request.nodes, known)
             else:
-                asked = {known[name].id: known[name] for name in request.nodes if name in known}
-                self._suspended |= {id_ for id_, run in asked.items() if run.state in ("booting", "running")}
+                for run in (known[name] for name in request.nodes if name in known):
+                    if (
+                        run.state in ("booting", "running")
+                        and run.asked
+                        and not _held(jobs.get(run.job)) & {*run.nodes}
+                    ):
+                        self._suspended.add(run.id)
         self._refuse_strangers(known)
         self.look()
 
@@ -83,9 +97,14 @@ class ClusterSide:
 
     def forget(self, run: BurstRun) -> None:
         """The run is over: its nodes may be another's."""
+        self._last_used |= dict.fromkeys(run.nodes, 1 + max(self._last_used.values(), default=0))
         self._suspended.discard(run.id)
         self._powered_down.discard(run.id)
         self._to_power_down.pop(run.id, None)
+
+    def by_use(self, names: Iterable[str]) -> list[str]:
+        """These nodes, the one that was used least recently first: what Slurm still asks of an earlier run passes by then."""
+        return sorted(names, key=lambda name: (self._last_used.get(name, 0), name))
 
     def _send_back(
         self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, BurstRun]
@@ -110,3 +129,8 @@ class ClusterSide:
         for job, names in self._nodes.jobs_on_instances().items():
             if any(name in known and known[name].job != job for name in names):
                 self._nodes.refuse(job, UNASKED)
+
+
+def _held(job: Job | None) -> set[str]:
+    """The nodes that a job holds."""
+    return set() if job is None or job.allocation is None else {share.node for share in job.allocation.shares}

@@ -210,7 +210,8 @@ class BurstManager:
         if self._older_store:
             self._cluster.look()
         else:
-            self._cluster.meet(self._book.runs.values(), {bad.job for bad in self._book.unreadable.values()})
+            unreadable = {bad.job for bad in self._book.unreadable.values()}
+            self._cluster.meet(self._book.runs.values(), self._jobs_seen, unreadable)
         self._book.count_queue_times(jobs, self._clock.now_s())
 
     def _end_all(self) -> None:
@@ -388,7 +389,7 @@ class BurstManager:
             ordered_s=now_s,
             partition=self._cluster.partition,
             state="ordered",
-            slots=tuple(Slot(node=name) for name in sorted(room)[: offer.nodes]),
+            slots=tuple(Slot(node=name) for name in sorted(self._cluster.by_use(room)[: offer.nodes])),
         )
         longest_s = self._guests.longest_s
         if longest_s is not None and run.lifetime_s > longest_s:

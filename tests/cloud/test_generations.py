@@ -1,0 +1,158 @@
+"""What Slurm asks of a node's name concerns the run that has the name now only if Slurm has given the node to its job."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock_cloud.cli import app
+from penstock_cloud.doctor import judge_timeouts
+from penstock_scheduler.burst.deciding.ledger import CloudBudgets
+from penstock_scheduler.burst.manager.provider import Machine
+from penstock_scheduler.burst.manager.settings import BurstSettings
+from penstock_scheduler.model import Phase
+from penstock_scheduler.store.sql import SqlStore
+from tests.cloud.conftest import SITE
+from tests.cloud.faulty import Faulty
+from tests.cloud.other_cloud import OtherSite
+from tests.cloud.test_slurm import toml
+
+A10G = Machine("g5.xlarge", "on-demand", "a10g", 1, 4, 16000, 1.0)
+
+
+@pytest.fixture
+def site(tmp_path: Path, store: SqlStore) -> OtherSite:
+    budget = CloudBudgets.model_validate({"site": {"usd_total": 10_000.0}})
+    settings: Any = BurstSettings(
+        site=UUID(SITE), name="penstock", share=tmp_path / "share", by_default=True, wait="no-wait", budget=budget
+    ).model_copy(update={"reconcile_s": 1.0})
+    cloud = Faulty(SITE, [A10G], time.time)
+    site = OtherSite(settings, store, cloud)
+    cloud._now_s = site.now_s
+    return site
+
+
+def asks(site: OtherSite, kind: str, *nodes: str, **jobs: str) -> None:
+    """Slurm's resume or suspend program is called for these nodes."""
+    folder = site.settings.share / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"jobs": {job[1:]: [node] for job, node in jobs.items()}, "nodes": nodes, "time_s": site.now_s()}
+    (folder / f"{time.time_ns()}.json").write_text(json.dumps(told))
+
+
+def run_a_job(site: OtherSite, job: str) -> str:
+    site.submit(job)
+    site.send(job)
+    site.until(lambda: site.jobs[job].phase is Phase.RUNNING)
+    site.ticks(2)
+    return next(node for node, its in site.on.items() if its == job)
+
+
+def end(site: OtherSite, job: str) -> None:
+    site.finish(job)
+    site.tick()
+    site.until(lambda: not site.state.runs)
+
+
+def test_a_late_suspend_of_an_earlier_run_ends_no_later_one_on_its_node(site: OtherSite) -> None:
+    site.names = {"a10g-0": "a10g"}
+    run_a_job(site, "7")
+    end(site, "7")
+    run_a_job(site, "8")
+    asks(site, "suspend", "a10g-0")
+    site.ticks(3)
+    assert site.jobs["8"].phase is Phase.RUNNING
+    assert [run.state for run in site.state.runs] == ["running"]
+
+
+def test_a_late_suspend_ends_no_run_whose_job_slurm_has_not_started(site: OtherSite) -> None:
+    site.starts = False
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: [run.state for run in site.state.runs] == ["booting"])
+    asks(site, "suspend", "a10g-0", "a10g-1")
+    site.ticks(3)
+    site.starts = True
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING, most=5)
+
+
+def test_a_node_that_slurm_gives_up_ends_its_run_at_once(site: OtherSite) -> None:
+    """After ResumeTimeout, Slurm puts the job back into the queue and suspends the node."""
+    site.boots = False
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: bool(site.on))
+    site.ticks(2)
+    asks(site, "suspend", *site.on)
+    site._queue("7")
+    site.starts = False
+    site.tick()
+    assert [run.state for run in site.state.runs] == ["ending"]
+
+
+def test_a_late_resume_sends_no_job_back_that_runs_elsewhere(site: OtherSite) -> None:
+    node = run_a_job(site, "8")
+    site.submit("7")
+    site.run_on_site("7")
+    asks(site, "resume", node, j7=node)
+    site.ticks(2)
+    assert site.refused == []
+    assert site.jobs["7"].phase is site.jobs["8"].phase is Phase.RUNNING
+
+
+def test_a_job_that_slurm_sends_to_anothers_node_is_sent_back(site: OtherSite) -> None:
+    node = run_a_job(site, "8")
+    site.submit("7")
+    asks(site, "resume", node, j7=node)
+    site.tick()
+    assert site.refused == ["7"]
+
+
+def test_the_node_that_was_used_least_recently_is_used_first(site: OtherSite) -> None:
+    used = []
+    for number in range(4):
+        used.append(run_a_job(site, str(number)))
+        end(site, str(number))
+    assert used == ["a10g-0", "a10g-1", "a10g-0", "a10g-1"]
+
+
+def test_slurms_timeouts_are_checked_against_ours() -> None:
+    def wrong(**config: str) -> list[str]:
+        return [each.text for each in judge_timeouts(config, 600.0) if not each.ok]
+
+    known = {"ResumeProgram": "/usr/bin/penstock-resume", "ResumeTimeout": "600 sec", "SuspendTimeout": "120 sec"}
+    assert wrong(**known) == []
+    (short,) = wrong(**known | {"ResumeTimeout": "60 sec"})
+    assert "ResumeTimeout is 60 s" in short
+    (short,) = wrong(**known | {"SuspendTimeout": "3 sec"})
+    assert "SuspendTimeout is 3 s" in short
+    assert len(wrong(ResumeTimeout="INFINITE", SuspendTimeout="x")) == 1, (
+        "what cannot be read, or has no program, is said"
+    )
+
+
+def test_penstock_cloud_doctor_asks_the_sites_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud_settings: Any
+) -> None:
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\necho 'ResumeProgram = /r'\necho 'ResumeTimeout = 30 sec'\necho 'SuspendTimeout = 60 sec'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    config = tmp_path / "penstock.toml"
+    where = (
+        f'[daemon]\ncloud = "ec2"\nstate_dir = "{tmp_path}"\n[slurm]\npartitions = ["gpu"]\ncloud_partition = "burst"\n'
+    )
+    config.write_text(where + toml(cloud_settings()))
+    told = CliRunner().invoke(app, ["doctor", "--config", str(config)])
+    assert told.exit_code == 1
+    assert "FAIL ResumeTimeout: ResumeTimeout is 30 s" in told.output
+    assert "ok   SuspendTimeout" in told.output
