@@ -392,6 +392,8 @@ class Fate:
     """When its last run began, s since 1970, if it ran and that is known."""
     text: str = ""
     """What its user should know about the end, with the remedy; empty: the state says it all."""
+    submit_s: float | None = None
+    """When the job that has ended so was first submitted, if only the cluster's accounts know of it: ids come again."""
 
 
 @dataclass(frozen=True, slots=True)

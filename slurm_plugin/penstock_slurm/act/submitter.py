@@ -273,7 +273,11 @@ class SlurmSubmitter:
         except SlurmError as error:
             log.info("cannot read Slurm's accounts", extra={"jobs": len(jobs), "text": str(error)})
             return {}
-        return {job: Fate(end.state, end.exit_code, end.end_s) for job, end in ends.items() if job in jobs}
+        return {
+            job: Fate(end.state, end.exit_code, end.end_s, submit_s=end.submit_s)
+            for job, end in ends.items()
+            if job in jobs
+        }
 
     def _fate(self, job: SlurmJob) -> Fate:
         control = self._spool.control(job.id)

@@ -121,6 +121,8 @@ def parse_runs(text: str, lost: list[str]) -> tuple[SlurmRun, ...]:
 
 
 END_FIELDS = ("JobID", "Submit", "State", "ExitCode", "End")
+RUNS_AGAIN = frozenset({"REQUEUED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
+"""States of a record after which the next record of the id may be the next run of the same job."""
 
 
 def parse_ends(text: str, lost: list[str]) -> dict[str, SlurmEnd]:
@@ -129,20 +131,22 @@ def parse_ends(text: str, lost: list[str]) -> dict[str, SlurmEnd]:
     A job that Slurm requeued has a record for each run, and its newest one counts: Slurm gives each a later time of submission. A
     job whose newest record has no end is left out. Lines that cannot be read are added to `lost`.
     """
-    newest: dict[str, tuple[int, SlurmEnd | None]] = {}
-    for job_id, submit, state, exit_code, end in _rows(text, len(END_FIELDS), lost):
-        if not submit.isdigit() or int(submit) < newest.get(job_id, (0, None))[0]:
-            continue
+    rows = [row for row in _rows(text, len(END_FIELDS), lost) if row[1].isdigit()]
+    found: dict[str, SlurmEnd | None] = {}
+    first: dict[str, tuple[str, int]] = {}
+    """Job -> the state of its newest record so far, and when the job was first submitted."""
+    for job_id, submit, state, exit_code, end in sorted(rows, key=lambda row: int(row[1])):
         word = state.split(" ")[0]  # a cancelled job's is `CANCELLED by 1000`
-        if word not in ENDED or not end.isdigit():
-            newest[job_id] = int(submit), None
-            continue
+        before, first_s = first.get(job_id, ("", 0))
+        first_s = first_s if before in RUNS_AGAIN else int(submit)  # else Slurm has given the id again
+        first[job_id] = word, first_s
         code, _, number = exit_code.partition(":")
         status = None
         if code.isdigit():
             status = int(code) or (128 + int(number) if number.isdigit() and int(number) else 0)
-        newest[job_id] = int(submit), SlurmEnd(word, status, float(end))
-    return {job_id: found for job_id, (_, found) in newest.items() if found is not None}
+        has_ended = word in ENDED and end.isdigit()
+        found[job_id] = SlurmEnd(word, status, float(end), float(first_s)) if has_ended else None
+    return {job_id: end for job_id, end in found.items() if end is not None}
 
 
 def _rows(text: str, width: int, lost: list[str]) -> list[list[str]]:

@@ -232,6 +232,8 @@ class SlurmEnd:
     exit_code: int | None
     """128 and the number of a signal that ended it; None: not known."""
     end_s: float
+    submit_s: float
+    """When it was first submitted: Slurm gives each run of a requeued job a later time."""
 
 
 @dataclass(frozen=True, slots=True)

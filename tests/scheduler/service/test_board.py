@@ -294,3 +294,20 @@ def test_a_job_that_runs_again_is_left_alone(api, state, run):
     with api.client("ada") as ada:
         assert ada.job("1").state != "ended"
     assert api.submitter.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("fate", "ended"),
+    [
+        (Fate("COMPLETED", 0, 99.0, submit_s=50.0), "UNKNOWN"),
+        (Fate("COMPLETED", 0, -900.0, submit_s=-1000.0), "UNKNOWN"),
+        (Fate("COMPLETED", 0, 99.0, submit_s=0.0), "COMPLETED"),
+        (Fate("COMPLETED", 0, 99.0), "COMPLETED"),
+    ],
+    ids=["of a later job", "of an earlier job", "its own", "Slurm lists it"],
+)
+def test_the_end_of_another_job_with_the_same_id_is_not_taken_from_the_accounts(api, fate, ended):
+    """penstockd was away while slurmctld lost the job, and another one with its id came and completed."""
+    api.look(BOBS, finished={"1": fate})
+    view = api.board.job("1")
+    assert (view.ended, view.exit_code) == (ended, None if ended == "UNKNOWN" else 0)

@@ -110,7 +110,12 @@ def test_it_asks_every_hour_until_the_accounts_answer(store, accounts, reconcile
 @pytest.mark.parametrize(
     ("fate", "runs", "held", "ended"),
     [
-        (Fate("COMPLETED", 0, -100.0), [(-200.0, -100.0)], HELD, "UNKNOWN"),  # an earlier job with this id
+        (
+            Fate("COMPLETED", 0, -100.0, submit_s=-300.0),
+            [(-200.0, -100.0)],
+            HELD,
+            "UNKNOWN",
+        ),  # an earlier job with this id
         (Fate("COMPLETED", 0, 3000.0), [], HELD, "COMPLETED"),  # no run is known
         (Fate("COMPLETED", 0, 3000.0), [(1000.0, 3000.0)], on("", gone=2), "COMPLETED"),  # its node is gone
     ],

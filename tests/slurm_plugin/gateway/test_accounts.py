@@ -32,7 +32,14 @@ def test_reads_how_jobs_ended_by_their_newest_records():
         "9|100|NODE_FAIL|0:0|150\n9|200|RUNNING|0:0|Unknown\n"  # goes on
         "12_3|100|REQUEUED|0:0|150\n13|100|TIMEOUT|0:0|Unknown\n14|Unknown|FAILED|1:0|150\n"
     )
-    assert parse_ends(text, []) == {"7": SlurmEnd("FAILED", 3, 250.0), "8": SlurmEnd("CANCELLED", 143, 260.0)}
+    ends = {"7": SlurmEnd("FAILED", 3, 250.0, 100.0), "8": SlurmEnd("CANCELLED", 143, 260.0, 100.0)}
+    assert parse_ends(text, []) == ends
+
+
+def test_an_id_that_slurm_has_given_again_is_that_of_a_job_submitted_later():
+    """slurmctld was killed and lost the first job, of which the accounts know only the start."""
+    for before in ("7|100|RUNNING|0:0|Unknown\n", "7|100|COMPLETED|0:0|150\n"):
+        assert parse_ends(before + "7|200|COMPLETED|0:0|250\n", []) == {"7": SlurmEnd("COMPLETED", 0, 250.0, 200.0)}
 
 
 def test_reads_limits_of_qos():

@@ -447,6 +447,7 @@ class Board(Known, RoundListener):
             fate = known.get(job) or fates.get(job, FORGOTTEN)
             if fate is None:
                 continue  # the job exists, but no round may manage it now
+            fate = FORGOTTEN if is_of_another(self._live[job], fate) else fate
             before, ending = self.figures_of(self._live[job]), self.endings.pop(job, "")
             stop = self._own_stop(job)
             views.append(
@@ -488,6 +489,19 @@ def _start_s(before: JobView, job: Job, now_s: float) -> float | None:
 def has_other_key(view: JobView, key: str | None) -> bool:
     """Whether this is not the job that was submitted with this key, but one that has its id now."""
     return key is not None and view.key is not None and view.key != key
+
+
+def begins_s(view: JobView) -> float:
+    """Before this time, the job had no run. Slurm sets the time of submission anew when it requeues a job."""
+    return min(view.submit_s, view.submit_s if view.start_s is None else view.start_s) - 60.0
+
+
+def is_of_another(view: JobView, fate: Fate) -> bool:
+    """Whether the accounts speak of another job, which had the id before, or got it after slurmctld had lost this one."""
+    if fate.submit_s is None:
+        return False
+    before = fate.end_s is not None and fate.end_s < begins_s(view)
+    return before or (view.restarts == 0 and fate.submit_s > view.submit_s + 1.0)
 
 
 def is_back(before: JobView, job: Job) -> bool:
