@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ENDED = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "REQUEUED"}
@@ -47,6 +47,25 @@ class Shown:
     """The id in its XCom; None: there is none."""
     excuse: str
     """Why it may have failed although its job completed, such as that a user marked it; empty: there is no such reason."""
+
+
+def with_noted_ends(records: Iterable[Ran], ends: Mapping[tuple[str, str], Iterable[float]]) -> list[Ran]:
+    """The records, and what the runs themselves noted: a slurmctld that was killed may have forgotten it.
+
+    Args:
+        records: those of Slurm's accounting.
+        ends: (job, owner) -> when its runs completed, by their own notes.
+    """
+    found = list(records)
+    for (job, owner), times in ends.items():
+        own = [ran for ran in found if (ran.job, ran.owner) == (job, owner)]
+        for end_s in times:
+            its = next((ran for ran in own if ran.start_s <= end_s <= ran.end_s + 1), None)
+            if its is None and own:  # the accounting does not have this run
+                found.append(replace(own[0], state="COMPLETED", start_s=end_s, end_s=end_s))
+            elif its is not None and its.state != "COMPLETED":
+                found[found.index(its)] = replace(its, state="COMPLETED", end_s=end_s)
+    return found
 
 
 def disagreements(shown: Mapping[str, Shown], records: Iterable[Ran]) -> list[str]:

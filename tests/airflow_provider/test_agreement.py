@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.airflow_provider.agreement import Ran, Shown, disagreements
+from tests.airflow_provider.agreement import Ran, Shown, disagreements, with_noted_ends
 
 FOREVER = float("inf")
 FIRST = Ran("1", "airflow:tests:storm:a:job:-1:1001", "FAILED", 10.0, 20.0)
@@ -53,3 +53,12 @@ def test_what_slurm_has_otherwise_is_found(records: list[Ran], sentence: str) ->
 def test_what_airflow_shows_otherwise_is_found(shown: Shown, sentence: str) -> None:
     (found,) = disagreements(SHOWN | {A: shown}, RECORDS)
     assert sentence in found
+
+
+def test_what_a_run_noted_itself_counts_where_slurmctld_has_forgotten_it() -> None:
+    """A job that completed a moment before a kill was cancelled as it came back; another one's last run was never recorded."""
+    cancelled = replace(THEN, state="CANCELLED", end_s=90.0)
+    for records in ([FIRST, AGAIN, cancelled], [FIRST, AGAIN]):
+        assert disagreements({A: SHOWN[A]}, records) != []
+        assert disagreements({A: SHOWN[A]}, with_noted_ends(records, {("2", A): [35.0]})) == []
+    assert with_noted_ends(RECORDS, {("2", A): [40.0], ("9", B): [40.0]}) == RECORDS, "of another job of the same id"

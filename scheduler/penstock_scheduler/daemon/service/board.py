@@ -491,16 +491,11 @@ def has_other_key(view: JobView, key: str | None) -> bool:
     return key is not None and view.key is not None and view.key != key
 
 
-def begins_s(view: JobView) -> float:
-    """Before this time, the job had no run. Slurm sets the time of submission anew when it requeues a job."""
-    return min(view.submit_s, view.submit_s if view.start_s is None else view.start_s) - 60.0
-
-
 def is_of_another(view: JobView, fate: Fate) -> bool:
     """Whether the accounts speak of another job, which had the id before, or got it after slurmctld had lost this one."""
     if fate.submit_s is None:
         return False
-    before = fate.end_s is not None and fate.end_s < begins_s(view)
+    before = fate.end_s is not None and fate.end_s < min(view.submit_s, view.start_s or view.submit_s) - 60.0
     return before or (view.restarts == 0 and fate.submit_s > view.submit_s + 1.0)
 
 
