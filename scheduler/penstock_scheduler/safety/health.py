@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
+from penstock_scheduler.model.job import in_order
 from penstock_scheduler.people.errors import PenstockError
 from penstock_scheduler.people.units import data_size, duration
 
@@ -312,7 +313,7 @@ def reports_warning(found: Findings, settings: HealthSettings) -> str:
 
 
 def _named(jobs: Sequence[str]) -> str:
-    return ", ".join(jobs[:MOST_NAMED]) + (" and others" if len(jobs) > MOST_NAMED else "")
+    return ", ".join(sorted(jobs, key=in_order)[:MOST_NAMED]) + (" and others" if len(jobs) > MOST_NAMED else "")
 
 
 def warnings(found: Findings, settings: HealthSettings) -> list[str]:
