@@ -176,7 +176,7 @@ def test_many_tasks_that_wait_share_one_poller(folder, instance, monkeypatch):
 
     before, events = asyncio.run(wait())
     assert before <= 1, "penstockd tells the rest"
-    assert all(event.payload == {"job_id": job_id, "shown": 0} for event in events)
+    assert all(event.payload == {"job_id": job_id, "key": None, "shown": 0} for event in events)
 
 
 def test_the_outputs_of_many_jobs_are_read_before_any_of_them_is_logged(monkeypatch):
@@ -289,7 +289,7 @@ def test_a_token_that_was_replaced_is_read_again_and_a_wrong_one_fails_the_task(
 
     still_waits, payload = asyncio.run(wait(good))
     assert still_waits
-    assert payload == {"job_id": job_id, "shown": payload["shown"]}  # Slurm may print a line about the end
+    assert payload == {"job_id": job_id, "key": None, "shown": payload["shown"]}  # Slurm may print a line about the end
     job_id = submit("revoked", folder, wait_for_completion=False).execute(context(instance("revoked")))["job_id"]
     still_waits, payload = asyncio.run(wait(os.environ["AIRFLOW_CONN_PENSTOCK_WRONG"]))
     assert not still_waits
