@@ -72,3 +72,16 @@ def test_drains_rounds_and_restarts_stop_no_job_that_cannot_save(
     assert site.states(wants) == {wants: "PENDING"}
     done = {(line.action.job, line.action.kind) for line in open_store(site.state).outcomes()}
     assert {kind for job, kind in done if job in jobs} <= {"start"}, site.tail()
+
+
+def test_a_job_that_cannot_save_starts_on_its_maximum_where_gpus_are_idle(
+    make_loopback: MakeLoopback, make_site: Callable[..., Site]
+) -> None:
+    """It cannot grow later. One that comes when a single GPU is left takes that one."""
+    site = make_site(make_loopback("t4:1x3"))
+    site.start()
+    first = sleeper(site)
+    site.wait_states("RUNNING", first)
+    second = sleeper(site)
+    site.wait_states("RUNNING", second)
+    assert [site.job(job).gpus_per_node for job in (first, second)] == [2, 1]
