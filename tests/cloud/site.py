@@ -76,6 +76,7 @@ class CloudSite:
     """See the module. It is the clock and the cloud nodes as well."""
 
     user = "ann"
+    home = "cluster c1 of head1"
     staging: StagingBucket | None = None
     catalogue = staticmethod(shipped)
     prices: dict[str, float] = {}  # noqa: RUF012
@@ -161,6 +162,9 @@ class CloudSite:
     @property
     def partition(self) -> str:
         return "burst"
+
+    def cluster(self) -> str:
+        return self.home
 
     def nodes(self) -> tuple[CloudNode, ...]:
         alive = self._alive() if self.on else set()

@@ -131,6 +131,10 @@ class CloudNodes(Protocol):
         """All of these nodes, as of the last observation."""
         ...
 
+    def cluster(self) -> str:
+        """Which cluster this is: its name and its controller's host, or nothing. Raises ClusterAway."""
+        ...
+
     def reason(self, job: JobId) -> str:
         """The cluster's own reason why a job has not started; empty: there is none."""
         ...

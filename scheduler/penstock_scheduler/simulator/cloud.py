@@ -285,6 +285,10 @@ class SimulatedCloud:
 
     # --- the cluster's cloud nodes
 
+    def cluster(self) -> str:
+        """See `CloudNodes`."""
+        return ""
+
     def nodes(self) -> tuple[CloudNode, ...]:
         """See `CloudNodes`. Nodes that runs have, and a few free ones of each kind."""
         taken = {name: run for run in self.manager.runs for name in run.nodes}

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pwd
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -243,6 +244,13 @@ class CommandReader:
     def features(self) -> SlurmFeatures:
         """What slurm.conf enables."""
         return _read(parse_features, self._commands.read("scontrol", "show", "config"), "scontrol show config")
+
+    def controller(self) -> str:
+        """The cluster's name and the host of its first controller, as slurm.conf has them."""
+        text = self._commands.read("scontrol", "show", "config")
+        found = dict(re.findall(r"^(ClusterName|SlurmctldHost\[0\]) += (\S+)", text, re.MULTILINE))
+        host = found.get("SlurmctldHost[0]", "an unknown host").partition("(")[0]
+        return f"cluster {found.get('ClusterName', '')} of {host}"
 
     def switches(self) -> dict[str, str]:
         """Node -> leaf switch."""

@@ -41,11 +41,21 @@ class SlurmCloudNodes:
         self._nodes: dict[str, SlurmNode] = {}
         self._jobs: dict[JobId, SlurmJob] = {}
         self._stopped: dict[JobId, Stop] = {}
+        self._cluster = ""
 
     @property
     def partition(self) -> str:
         """Name of the partition of these nodes."""
         return self._partition
+
+    def cluster(self) -> str:
+        """See `CloudNodes`. Slurm is asked once."""
+        if not self._cluster:
+            try:
+                self._cluster = self._gateway.controller()
+            except SlurmError as error:
+                raise ClusterAway(str(error)) from error
+        return self._cluster
 
     def saw(self, nodes: Iterable[SlurmNode], jobs: Iterable[SlurmJob]) -> None:
         """Take over an observation: the cluster's cloud nodes, and all jobs."""

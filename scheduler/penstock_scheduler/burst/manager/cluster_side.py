@@ -38,6 +38,10 @@ class ClusterSide:
         """Name of the partition of these nodes."""
         return self._nodes.partition
 
+    def cluster(self) -> str:
+        """Which cluster this is. Raises ClusterAway."""
+        return self._nodes.cluster()
+
     def reason(self, job: JobId) -> str:
         """The cluster's own reason why a job has not started; empty: there is none."""
         return self._nodes.reason(job)

@@ -27,6 +27,9 @@ PROTECTED_PLACES = "cloud.protected_places"
 OWNER = "cloud.owner"
 """Name of the stored control with the store's own UUID. Instances have it in their tag `owner`."""
 
+HOME = "cloud.home"
+"""Name of the stored control that says to which cluster the store belongs."""
+
 QUIET_S = 15.0
 """How long a place that has lost an answer is not asked, if there are others: each call may take its whole time limit."""
 
@@ -53,6 +56,7 @@ class Instances:
         stripped: instances of open runs that have lost the site's tag.
         foreign: instances with the site's tag that another store has launched: that of a second site with copied settings, or
             one that is lost. They are left alone.
+        elsewhere: why this store is a copy of another cluster's, which may be alive, or nothing.
     """
 
     def __init__(self, places: Places, settings: BurstSettings, store: RunStore, book: Book) -> None:
@@ -62,6 +66,8 @@ class Instances:
         self.silent: set[str] = set()
         self.stripped: frozenset[str] = frozenset()
         self.foreign: tuple[DescribedInstance, ...] = ()
+        self.elsewhere = ""
+        self._home = ""
         self._owner = _owner(store)
         self._quiet_until_s: dict[str, float] = {}
         self._heard: frozenset[str] = frozenset()
@@ -90,9 +96,25 @@ class Instances:
         """Launch again everywhere. Returns why that was not done."""
         everywhere = self.protected
         reasons = (() if everywhere is None else (everywhere,)) + tuple(self.protected_places.values())
+        if self.elsewhere:
+            reasons += (self.elsewhere,)
+            self._store.set_control(HOME, self._home)
         self._store.set_control(PROTECTED, None)
         self._store.set_control(PROTECTED_PLACES, None)
         return reasons
+
+    def is_home(self, cluster: str) -> bool:
+        """Whether the store belongs to this cluster. One that belongs to none does from now on."""
+        self._home, bound = cluster, self._store.control(HOME)
+        if bound is None and cluster:
+            self._store.set_control(HOME, cluster)
+        self.elsewhere = ""
+        if bound and cluster and bound != cluster:
+            self.elsewhere = (
+                f"the store belongs to {bound}, and this is {cluster}: no instance is launched, ended or charged; if the other "
+                "one is alive, give this one a store and a [cloud] site of its own; if it is gone, run `penstock cloud resume`"
+            )
+        return not self.elsewhere
 
     def usable_places(self) -> list[Provider]:
         """The places of the settings that have answered last time."""

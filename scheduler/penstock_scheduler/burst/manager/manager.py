@@ -159,7 +159,7 @@ class BurstManager:
     def observe(self, jobs: Sequence[Job]) -> CloudState:
         """See `ports.Burst`. A cloud that does not answer offers nothing, and delays no job on site."""
         with self._lock:
-            if self._older_store is None:
+            if self._older_store is None and self._instances.is_home(self._cluster.cluster()):
                 self._older_store = self._store.control(OLDER_STORE) is not None
             self._meet_cluster(jobs)
             if self._worker is None:
@@ -207,7 +207,7 @@ class BurstManager:
     def _meet_cluster(self, jobs: Sequence[Job]) -> None:
         """The part that asks the cluster, and never the cloud. It changes no run: the pass may be in the middle of one."""
         self._jobs_seen = {job.id: job for job in jobs}
-        if self._older_store:
+        if self._older_store is not False:
             self._cluster.look()
         else:
             unreadable = {bad.job for bad in self._book.unreadable.values()}
@@ -230,6 +230,8 @@ class BurstManager:
 
     def _pass(self) -> None:
         """The part that asks the cloud: one step of each run, the sweep, and new offers."""
+        if self._older_store is None:
+            return self._offers.none()
         now_s = self._clock.now_s()
         self._guests.begin()
         self._look(now_s)
@@ -309,12 +311,12 @@ class BurstManager:
             troubles=(
                 *(bad.trouble for bad in self._book.unreadable.values()),
                 *self._instances.unended(self._book.runs.values(), self._ending_s, now_s),
-                *filter(None, [self._offers.stale(now_s), self._share_trouble]),
+                *filter(None, [self._instances.elsewhere, self._offers.stale(now_s), self._share_trouble]),
             ),
         )
 
     def _closed(self, now_s: float) -> tuple[str, ...]:
-        told = [*self._instances.told(), *self._offers.pauses.told(now_s)]
+        told = [self._instances.elsewhere, *self._instances.told(), *self._offers.pauses.told(now_s)]
         threads = [worker.trouble for worker in (self._worker, self._ender, self._crew) if worker is not None]
         told += [
             self._offers.stale(now_s),
