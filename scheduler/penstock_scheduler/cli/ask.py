@@ -7,6 +7,7 @@ The modules of commands import at their top only what their options need, so tha
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -72,9 +73,11 @@ def ask(
     except DaemonAway as away:
         if instead is None:
             raise
-        from penstock_scheduler.store.sql import open_store  # takes seconds to load
-
         try:
+            if "://" not in store and not os.access(store, os.R_OK | os.X_OK):
+                raise PenstockError(f"{store} is no folder that you may read")
+            from penstock_scheduler.store.sql import open_store  # takes seconds to load
+
             opened = open_store(store)
         except PenstockError as unreadable:
             raise DaemonAway(f"{away}\nIts store cannot be read: {unreadable}.\n{STILL_WORKS}") from None
