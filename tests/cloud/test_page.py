@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import uuid
 from collections.abc import Callable
@@ -36,6 +37,21 @@ def example(settings: CloudSettings, folder: Path) -> str:
     return text.replace("[cloud]\n", f'[cloud]\nshare = "{folder}/share"\n')
 
 
+SLURM_CONF = re.search(r"^```\n(NodeName=cloud-.*?)^```", SECTION, re.DOTALL | re.MULTILINE)
+
+
+def pretend_scontrol(folder: Path) -> Path:
+    """Make a `scontrol show config` that shows the page's lines of slurm.conf. Returns its folder."""
+    assert SLURM_CONF is not None
+    pairs = (line.partition("=") for line in SLURM_CONF[1].splitlines())
+    shown = "\n".join(f"{key:<23} = {value}" for key, _, value in pairs)
+    program = folder / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{shown}\nEND\n")
+    program.chmod(0o755)
+    return program.parent
+
+
 def commands() -> list[str]:
     """The commands of the page in its order, each once."""
     return list(dict.fromkeys(re.findall(r"`((?:penstock cloud|install) [^`]+)`", SECTION.replace("\n   ", " "))))
@@ -43,8 +59,13 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("live", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_steps_of_the_page_set_up_a_site(
-    live: bool, cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
+    live: bool,
+    cloud_settings: Callable[..., CloudSettings],
+    ec2: Ec2,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PATH", str(pretend_scontrol(tmp_path)), prepend=os.pathsep)
     config = tmp_path / "penstock.toml"
     text = example(cloud_settings(), tmp_path)
     ec2.on_demand |= {"g5.12xlarge": 5.672, "g6.12xlarge": 4.602}
