@@ -49,8 +49,10 @@ async def cancel(conn_id: str, job_id: str, key: str | None = None) -> None:
     while True:
         try:
             async with connect(conn_id) as client:
-                found = [] if key is None else read(await client.get("/v1/jobs", params={"key": key}))["jobs"]
-                for each in [job_id] if key is None else [job["id"] for job in found]:
+                ids = [job_id]
+                if key is not None:
+                    ids = [job["id"] for job in read(await client.get("/v1/jobs", params={"key": key}))["jobs"]]
+                for each in ids:
                     read(await client.post(f"/v1/jobs/{each}/cancel", params={"for_owner": True}))
             return
         except (httpx.TransportError, PenstockAway, PenstockRefused) as error:

@@ -35,3 +35,8 @@ def is_another(job: Submitted, known_s: float | None) -> bool:
 def former_id(job: str, submit_s: float) -> str:
     """The id under which the store keeps a job whose id another job has now, such as `12@20261124T035410Z`."""
     return f"{job}@{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(submit_s))}"
+
+
+def begins_s(submit_s: float, start_s: float | None) -> float:
+    """Before this time, a job had no run. Slurm sets the time of submission anew when it requeues a job."""
+    return min(submit_s, submit_s if start_s is None else start_s) - 60.0

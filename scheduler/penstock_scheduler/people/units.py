@@ -19,6 +19,11 @@ def clock(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
+def moment(time_s: float) -> str:
+    """A time and its date. `time_s`: s since 1970."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+
+
 def times(ratio: float) -> str:
     """A ratio with sensible digits: "8 times", "1.4 times"."""
     return f"{ratio:.0f} times" if ratio >= 2.95 else f"{ratio:.1f} times"

@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from penstock_profiles.wire import read
 from penstock_scheduler import __version__
 from penstock_scheduler.people.errors import StoreError
+from penstock_scheduler.people.units import moment
 from penstock_scheduler.store import schema
 from penstock_scheduler.store import tables as t
 from penstock_scheduler.store.cloud_runs import OLDER_STORE
@@ -83,11 +84,6 @@ class Restored(BaseModel):
     made_s: float
     """When the backup was made, s since 1970."""
     restored_s: float
-
-
-def moment(time_s: float) -> str:
-    """A time and its date. `time_s`: s since 1970."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
 
 
 def make_backup(where: str | Path, file: Path, tell: Tell = lambda table, done, rows: None) -> About:

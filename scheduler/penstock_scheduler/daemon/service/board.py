@@ -27,7 +27,7 @@ from penstock_scheduler.daemon.service.known import Event, Known
 from penstock_scheduler.daemon.service.output import Outputs
 from penstock_scheduler.jobs.learned_models import ReportedProgress
 from penstock_scheduler.jobs.results import CLOCKED, Results
-from penstock_scheduler.jobs.reused_ids import former_id, is_another
+from penstock_scheduler.jobs.reused_ids import begins_s, former_id, is_another
 from penstock_scheduler.model import Action, ClusterState, Job, JobSpec, Outcome, Phase, Placement, Plan, Refusal, Stop
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import BadJobSpec, ClusterAway, StoreError
@@ -137,8 +137,8 @@ class Board(Known, RoundListener):
 
     def _take_state(self, state: ClusterState, now_s: float) -> None:
         notes = {each.job.id: (each.code, each.text) for each in state.waiting}
-        jobs, touched = self._to_view(state)
-        views = [self._view(job, self._live.get(job.id), now_s, *notes.get(job.id, ("", ""))) for job in jobs]
+        found, touched = self._to_view(state)
+        views = [self._view(job, before, now_s, *notes.get(job.id, ("", ""))) for job, before in found]
         views += self._left_alone(state.refused)
         gone = self._live.keys() - state.present.keys()
         if gone:
@@ -155,7 +155,7 @@ class Board(Known, RoundListener):
                 del self._made[job]
             self._made |= {
                 job.id: (job, view.note or self._reason(job), view.result, view)
-                for job, view in zip(jobs, views, strict=False)
+                for (job, _), view in zip(found, views, strict=False)
             }
             for view in changed:
                 self.counts.job(self._live.get(view.id), view)
@@ -167,13 +167,12 @@ class Board(Known, RoundListener):
             self.counted = now_s, self._gpu_seconds
         self._announce(changed, number)
 
-    def _is_back(self, job: Job) -> bool:
+    def _is_back(self, job: Job, before: JobView | None) -> bool:
         """Whether this job has completed, and the cluster has forgotten that; it is cancelled, so that it does not run again.
 
         A slurmctld that was killed forgets the ends of its last seconds. It shows the job as running for some minutes, and then
         requeues it; or as pending, and runs it again.
         """
-        before = self.store.job(job.id)
         if before is None or not is_back(before, job):
             return False
         if self.submitter is not None:
@@ -191,15 +190,16 @@ class Board(Known, RoundListener):
             if view.state == "ended":
                 self._on_end(view)
 
-    def _to_view(self, state: ClusterState) -> tuple[list[Job], set[str]]:
-        """The jobs whose view may have changed; and all for which something else than the observation says so."""
+    def _to_view(self, state: ClusterState) -> tuple[list[tuple[Job, JobView | None]], set[str]]:
+        """The jobs whose view may have changed, with their last one; and all for which not only the observation says so."""
         with self._lock:
             touched = self._touched | self._stops.keys()
         found = {job.id: job for job in state.changed(self.state if self._viewed is self._record else None)}
         found |= {each.job.id: each.job for each in state.waiting}
         unseen = {job.id for job in state.unseen}  # `_left_alone` has the views of these
         found |= {job: state.present[job] for job in touched - unseen if job in state.present}
-        return [job for job in found.values() if job.id in self._live or not self._is_back(job)], touched
+        known = [(job, self._live.get(job.id) or self.store.job(job.id)) for job in found.values()]
+        return [(job, old) for job, old in known if job.id in self._live or not self._is_back(job, old)], touched
 
     def decided(self, record: RoundRecord) -> None:
         """Take in a round."""
@@ -356,8 +356,6 @@ class Board(Known, RoundListener):
         result = self.results.newest(job.id)
         if before is not None and self._is_as_made(before, job, note or reason, result):
             return before
-        if before is None:
-            before = self.store.job(job.id)
         version = before.version if before else 0
         if before is not None and is_another(job, before.submit_s):
             self._set_aside(before, now_s)
@@ -495,7 +493,7 @@ def is_of_another(view: JobView, fate: Fate) -> bool:
     """Whether the accounts speak of another job, which had the id before, or got it after slurmctld had lost this one."""
     if fate.submit_s is None:
         return False
-    before = fate.end_s is not None and fate.end_s < min(view.submit_s, view.start_s or view.submit_s) - 60.0
+    before = fate.end_s is not None and fate.end_s < begins_s(view.submit_s, view.start_s)
     return before or (view.restarts == 0 and fate.submit_s > view.submit_s + 1.0)
 
 

@@ -16,6 +16,7 @@ from penstock_scheduler.api.messages import JobView
 from penstock_scheduler.api.ports import NOT_COUNTED, Accounts, Fate, GpuSecondsByJob, RoundListener, Submitter
 from penstock_scheduler.daemon.service.allocations import AllocationLog
 from penstock_scheduler.daemon.service.board import charges_of, is_of_another
+from penstock_scheduler.jobs.reused_ids import begins_s
 from penstock_scheduler.model import ClusterState, EndedRun, JobId
 from penstock_scheduler.people.errors import ClusterAway, StoreError
 from penstock_scheduler.store.sql import SqlStore
@@ -75,7 +76,7 @@ class Reconciler(RoundListener):
         found = [(view, fate) for view, fate in found if not is_of_another(view, fate)]
         if not found:
             return
-        since_s = min(_since_s(view) for view, _ in found)
+        since_s = min(begins_s(view.submit_s, view.start_s) for view, _ in found)
         runs: dict[JobId, list[EndedRun]] = {}
         for run in self._accounts([view.id for view, _ in found], since_s):
             runs.setdefault(run.job, []).append(run)
@@ -107,14 +108,9 @@ class Reconciler(RoundListener):
         log.info("end of a job learned from the accounts", extra={"job": view.id, "state": fate.state, "text": changed})
 
 
-def _since_s(view: JobView) -> float:
-    """Before this time, the job had no run. Slurm sets the time of submission anew when it requeues a job."""
-    return min(view.submit_s, view.submit_s if view.start_s is None else view.start_s) - 60.0
-
-
 def _gpu_seconds(view: JobView, runs: Sequence[EndedRun], cloud_nodes: Collection[str]) -> dict[str, float] | None:
     """GPU type -> GPU-seconds of all runs at the site; None: not known, as a run is missing or its nodes are gone."""
-    mine = [run for run in runs if run.started_s is not None and run.started_s >= _since_s(view)]
+    mine = [run for run in runs if run.started_s is not None and run.started_s >= begins_s(view.submit_s, view.start_s)]
     if not mine:
         return None if view.gpu_seconds else {}
     if any(not run.held.gpu_type for run in mine):

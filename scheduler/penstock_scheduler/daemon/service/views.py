@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -40,7 +39,7 @@ from penstock_scheduler.daemon.service.port import Daemon
 from penstock_scheduler.model import Job, Node, NodeChoice, Phase, ReasonCode, Snapshot, host_of
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.errors import BadJobSpec, RoundFailed
-from penstock_scheduler.people.units import duration
+from penstock_scheduler.people.units import duration, moment
 from penstock_scheduler.rounds.explain import explain, words
 from penstock_scheduler.rounds.forecast import ask, with_job
 from penstock_scheduler.rounds.forecast import describe as describe_forecast
@@ -267,13 +266,9 @@ def _end_explained(view: JobView, checkpoints: Sequence[Report]) -> ExplanationV
     return ExplanationView(job=view, code="ended", text=text, lines=lines)
 
 
-def _moment(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
-
-
 def _explanation_view(view: JobView, record: RoundRecord | None) -> ExplanationView:
     if view.note:
-        since = [] if view.note_s is None else [f"Penstock has seen this since {_moment(view.note_s)}."]
+        since = [] if view.note_s is None else [f"Penstock has seen this since {moment(view.note_s)}."]
         lines = [f"Job {view.id} {view.note}.", *since, *describe_result(view)]
         return ExplanationView(job=view, code=view.reason, text=view.note, lines=lines)
     found = explain(record, view.id) if record else None
