@@ -48,7 +48,7 @@ class InMemoryCloud:
 
     def observe(self, jobs: Sequence[Job]) -> CloudState:
         now_s = self._clock.now_s()
-        lines = Used(self.ledger).lines(CAPS, now_s, {job.account for job in jobs})
+        lines = Used(self.ledger).lines(CAPS, now_s, {job.account for job in jobs}, {})
         there = {job.id for job in jobs}
         runs = tuple(run for job, run in self.runs.items() if job in there)
         return CloudState((OFFER,), runs, lines, by_default=True, margin=0.0)

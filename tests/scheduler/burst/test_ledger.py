@@ -2,17 +2,18 @@
 
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, Used
+from penstock_scheduler.burst.deciding.ledger import Caps, CloudBudgets, Entry, Used, by_month, month
 
 NOV = datetime(2026, 11, 3, tzinfo=UTC).timestamp()
 DEC = datetime(2026, 12, 1, 0, 0, 1, tzinfo=UTC).timestamp()
 
 
-def used(entries, now_s, **settings):
-    lines = Used(entries).lines(CloudBudgets(**settings), now_s, {"vision", "text"})
+def used(entries, now_s, left_usd=(), **settings):
+    lines = Used(entries).lines(CloudBudgets(**settings), now_s, {"vision", "text"}, dict(left_usd))
     return {(line.account, line.period): (line.limit_usd, line.used_usd) for line in lines}
 
 
@@ -37,14 +38,44 @@ def test_what_runs_counts_as_committed_and_what_is_over_as_spent():
     }
 
 
-def test_a_run_counts_in_the_month_in_which_it_was_ordered():
-    entries = [Entry("1.1", "committed", 10, "vision", NOV), Entry("1.1", "spent", 7, "vision", DEC)]
+def test_a_commitment_counts_from_the_next_month_on_with_what_is_left_of_it():
+    entries = [Entry("1.1", "committed", 10, "vision", NOV), Entry("2.1", "committed", 8, "text", NOV)]
     site = Caps(usd_per_month=100, usd_total=100)
-    assert used(entries, DEC, site=site) == {("", "month"): (100, 0), ("", "total"): (100, 7)}
+    assert used(entries, NOV, site=site) == {("", "month"): (100, 18), ("", "total"): (100, 18)}
+    found = used(entries, DEC, {"1.1": 3.0}, site=site)
+    assert found == {("", "month"): (100, 3), ("", "total"): (100, 18)}, "the run 2.1 is closed without a bill"
+
+
+def test_dollars_count_in_the_month_in_which_they_were_spent():
+    border = month(NOV)[1]
+    entries = [
+        Entry("1.1", "committed", 10, "vision", NOV),
+        Entry("1.1", "spent", 4, "vision", border + 5),
+        Entry("1.1", "spent", 3, "vision", border - 1),
+    ]
+    site = Caps(usd_per_month=100, usd_total=100)
+    assert used(entries, DEC, site=site) == {("", "month"): (100, 4), ("", "total"): (100, 7)}
+    assert used(entries, NOV, site=site) == {("", "month"): (100, 3), ("", "total"): (100, 7)}
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "parts"),
+    [
+        ((2026, 11, 3), (2026, 11, 4), {(2026, 11): 1.0}),
+        ((2026, 11, 3), (2026, 12, 1), {(2026, 11): 1.0}),
+        ((2026, 11, 30), (2026, 12, 4), {(2026, 11): 0.25, (2026, 12): 0.75}),
+        ((2026, 12, 1), (2027, 3, 1), {(2026, 12): 31 / 90, (2027, 1): 31 / 90, (2027, 2): 28 / 90}),
+        ((2026, 11, 3), (2026, 11, 3), {(2026, 11): 1.0}),
+    ],
+)
+def test_an_amount_is_split_at_each_border_of_a_month(begin, end, parts):
+    found = by_month(datetime(*begin, tzinfo=UTC).timestamp(), datetime(*end, tzinfo=UTC).timestamp(), 1.0)
+    expected = {datetime(*first, 1, tzinfo=UTC).timestamp(): part for first, part in parts.items()}
+    assert found == pytest.approx(expected)
 
 
 def test_without_a_cap_nothing_may_be_spent():
-    (line,) = Used().lines(CloudBudgets(), NOV, {"vision"})
+    (line,) = Used().lines(CloudBudgets(), NOV, {"vision"}, {})
     assert (line.left_usd, line.account) == (0, "")
 
 
@@ -56,6 +87,6 @@ def test_the_site_uses_what_its_accounts_use(runs):
         if over:
             entries.append(Entry(str(number), "spent", usd / 2, account, NOV))
     settings = CloudBudgets(site=Caps(usd_total=1e6), per_account=Caps(usd_total=1e6))
-    lines = {line.account: line.used_usd for line in Used(entries).lines(settings, NOV, {"a", "b"})}
+    lines = {line.account: line.used_usd for line in Used(entries).lines(settings, NOV, {"a", "b"}, {})}
     nobody = sum(usd / 2 if over else usd for account, usd, over in runs if not account)
     assert abs(lines[""] - lines["a"] - lines["b"] - nobody) < 1e-6

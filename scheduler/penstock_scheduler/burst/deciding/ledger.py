@@ -1,15 +1,16 @@
 """What the cloud has cost and may still cost: a ledger of entries, which are never changed, and budgets over them.
 
 An entry is written before an instance is ordered (`committed`: the most that the run may cost) and when the instance is gone
-(`spent`: what the run did cost, in place of the commitment). So a run counts with its committed cost, and a daemon that dies
-between the two entries has counted too much rather than too little. The store keeps the entries.
+(`spent`: what the run did cost in a month, in place of the commitment). So a run counts with its committed cost, and a daemon
+that dies between the two entries has counted too much rather than too little. The store keeps the entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
@@ -23,7 +24,7 @@ class Entry:
 
     Attributes:
         run: job and number of the run, such as `4711.2`.
-        kind: `committed` when the run is ordered, `spent` when it is over; the last entry of a run counts.
+        kind: `committed` when the run is ordered; `spent` when it is over, for each month in which it ran.
         usd: dollars, >= 0.
         account: the account that is charged.
         time_s: time of the entry, s since 1970.
@@ -56,51 +57,70 @@ class CloudBudgets(BaseModel):
 
 
 class Used:
-    """Sums over the entries so far. A run counts in the month (UTC) of its first entry, with its last one.
+    """Sums over the entries so far, in calendar months (UTC). Spent dollars count in the month of their entry.
 
     Args:
         entries: the first entries, oldest first.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._runs: dict[str, tuple[tuple[int, int], Entry]] = {}
-        """Run -> its month and its last entry."""
-        self._sums: dict[tuple[tuple[int, int] | None, str], float] = {}
-        """(month, or None for all; account, or empty for the site) -> US dollars."""
+        self._committed: dict[str, Entry] = {}
+        """Run that is not paid for -> its entry."""
+        self._spent: dict[tuple[float | None, str], float] = {}
+        """(begin of a month, or None for all; account, or empty for the site) -> US dollars."""
         for entry in entries:
             self.add(entry)
 
     def add(self, entry: Entry) -> None:
-        """Add one more entry."""
-        month, before = self._runs.get(entry.run, (_month(entry.time_s), None))
-        if before is not None:
-            self._count(month, before, -before.usd)
-        self._count(month, entry, entry.usd)
-        self._runs[entry.run] = month, entry
+        """Add one more entry. The first spent entry replaces the commitment of its run."""
+        if entry.kind == "committed":
+            self._committed[entry.run] = entry
+            return
+        self._committed.pop(entry.run, None)
+        for key in itertools.product((month(entry.time_s)[0], None), {"", entry.account}):
+            self._spent[key] = self._spent.get(key, 0.0) + entry.usd
 
-    def _count(self, month: tuple[int, int], entry: Entry, usd: float) -> None:
-        for account in {"", entry.account}:
-            for when in (month, None):
-                self._sums[when, account] = self._sums.get((when, account), 0.0) + usd
+    def lines(
+        self, settings: CloudBudgets, now_s: float, accounts: Iterable[str], left_usd: Mapping[str, float]
+    ) -> tuple[BudgetLine, ...]:
+        """The caps that apply to jobs of these accounts, with what is used of each.
 
-    def lines(self, settings: CloudBudgets, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
-        """The caps that apply to jobs of these accounts, with what is used of each."""
-        lines, month = [], _month(now_s)
+        A commitment counts in the month of its entry, and from the next month on with what may still be spent.
+
+        Args:
+            settings: the caps.
+            now_s: now, s since 1970.
+            accounts: the accounts.
+            left_usd: open run of an earlier month -> US dollars that it may cost from the begin of this month on, at most.
+        """
+        begin_s, lines = month(now_s)[0], []
         caps_of = {"": settings.site} | {
             name: settings.accounts.get(name, settings.per_account) for name in sorted({*accounts} - {""})
         }
         for name, caps in caps_of.items():
+            open_ = [entry for entry in self._committed.values() if name in ("", entry.account)]
             if caps.usd_per_month is not None:
-                lines.append(BudgetLine(name, "month", caps.usd_per_month, self._sum(month, name)))
+                usd = sum(e.usd if e.time_s >= begin_s else min(left_usd.get(e.run, 0.0), e.usd) for e in open_)
+                lines.append(BudgetLine(name, "month", caps.usd_per_month, usd + self._sum(begin_s, name)))
             if caps.usd_total is not None:
-                lines.append(BudgetLine(name, "total", caps.usd_total, self._sum(None, name)))
+                usd = sum(entry.usd for entry in open_)
+                lines.append(BudgetLine(name, "total", caps.usd_total, usd + self._sum(None, name)))
         return tuple(lines)
 
-    def _sum(self, when: tuple[int, int] | None, account: str) -> float:
-        # Sums to which entries were added and from which they were taken again may end a little below 0.
-        return max(self._sums.get((when, account), 0.0), 0.0)
+    def _sum(self, when: float | None, account: str) -> float:
+        return self._spent.get((when, account), 0.0)
 
 
-def _month(time_s: float) -> tuple[int, int]:
-    at = datetime.fromtimestamp(time_s, UTC)
-    return at.year, at.month
+def month(time_s: float) -> tuple[float, float]:
+    """(begin, end) of a time's calendar month in UTC, s since 1970."""
+    begin = datetime.fromtimestamp(time_s, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return begin.timestamp(), (begin + timedelta(days=32)).replace(day=1).timestamp()
+
+
+def by_month(begin_s: float, end_s: float, amount: float) -> dict[float, float]:
+    """Begin of a month -> its part of an amount that arises evenly between two times, s since 1970."""
+    first_s, until_s = month(begin_s)
+    if end_s <= until_s:
+        return {first_s: amount}
+    part = amount * (until_s - begin_s) / (end_s - begin_s)
+    return {first_s: part} | by_month(until_s, end_s, amount - part)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
-from penstock_scheduler.burst.deciding.ledger import CloudBudgets, Used
+from penstock_scheduler.burst.deciding.ledger import CloudBudgets, Used, month
 from penstock_scheduler.burst.manager.places import MISSED
 from penstock_scheduler.burst.manager.provider import DescribedInstance
-from penstock_scheduler.burst.manager.runs import BurstRun, Slot, cost_usd, entries
+from penstock_scheduler.burst.manager.runs import BurstRun, Slot, added, entries, split
 from penstock_scheduler.model import BudgetLine, CloudRun, Job, JobId, Offer, Phase
 from penstock_scheduler.people.errors import NoSuchRun
 from penstock_scheduler.store.cloud_runs import CloudRunRow, RunStore
@@ -182,7 +183,9 @@ class Book:
 
     def budgets(self, settings: CloudBudgets, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
         """The caps that apply to these accounts, with what is used of each."""
-        return self._used.lines(settings, now_s, accounts)
+        begin_s = month(now_s)[0]
+        left = {run.id: run.left_usd(begin_s) for run in self.runs.values() if run.ordered_s < begin_s}
+        return self._used.lines(settings, now_s, accounts, left | dict.fromkeys(self.unreadable, math.inf))
 
     def settle(self, seen: DescribedInstance) -> None:
         """Charge an instance that has ended and belongs to no open run, unless it is paid for."""
@@ -190,12 +193,10 @@ class Book:
         if seen.tags.get("run", "") in before.paid:
             return
         slots = [slot for run in before.runs for slot in run.slots]
-        line = _unpaid(seen, next((slot for slot in slots if slot.instance == seen.id), None))
-        if line is None:
-            return
-        self._store.charge([line])
-        if all(line.key != known.key for known in self._lines):
-            self._note([line])
+        lines = _unpaid(seen, next((slot for slot in slots if slot.instance == seen.id), None))
+        self._store.charge(lines)
+        known = {line.key for line in self._lines}
+        self._note([line for line in lines if line.key not in known])
 
     def count_queue_times(self, jobs: Sequence[Job], now_s: float) -> None:
         """Note which jobs have entered or left the queue."""
@@ -223,30 +224,32 @@ def _read(row: CloudRunRow) -> BurstRun | Unreadable:
         return Unreadable(row.run, row.job, row.launched_s, why)
 
 
-def _unpaid(seen: DescribedInstance, billed: Slot | None) -> LedgerLine | None:
-    """The charge for an instance that has ended and belongs to no open run. None if it is paid for.
+def _unpaid(seen: DescribedInstance, billed: Slot | None) -> list[LedgerLine]:
+    """The charge for an instance that has ended and belongs to no open run, by month. Empty if it is paid for.
 
     An instance that its provider had forgotten was charged until its committed dollars were spent. The difference is credited.
     """
     tags = seen.tags
-    usd_per_h = float(tags.get("usd_per_h", "0"))
-    seconds = max((seen.ended_s or seen.launched_s) - seen.launched_s, 0.0)
-    usd, text = cost_usd(seconds, usd_per_h), f"for {seen.id} {seconds:.0f} s of {seen.instance_type}"
+    usd_per_h, end_s = float(tags.get("usd_per_h", "0")), seen.ended_s or seen.launched_s
+    slot = Slot(node="", launched_s=seen.launched_s, ended_s=end_s)
+    usd, text = slot.usd_by_month(usd_per_h, end_s), f"for {seen.id} {slot.seconds:.0f} s of {seen.instance_type}"
     if billed is None:
         text = f"{text}, which belonged to no run"
     elif billed.missed >= MISSED:
-        usd -= cost_usd(billed.seconds, usd_per_h)
+        paid = billed.usd_by_month(usd_per_h, end_s)
+        usd = added([usd, {month_s: -part for month_s, part in paid.items()}])
         text = f"{text}, which the cloud did not list, in place of {billed.seconds:.0f} s"
     else:
-        return None
-    return LedgerLine(
+        return []
+    line = LedgerLine(
         id=0,
         key=f"cloud:orphan-{seen.id}:usd",
-        time_s=seen.ended_s or seen.launched_s,
+        time_s=end_s,
         account=tags.get("account", ""),
         user=tags.get("user", ""),
         job=tags.get("job", ""),
         kind="usd",
-        amount=usd,
+        amount=0.0,
         text=text,
     )
+    return split(line, usd)

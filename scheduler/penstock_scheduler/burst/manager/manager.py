@@ -586,8 +586,9 @@ class BurstManager:
             if job is not None:
                 self._book.comes_back(job, now_s)
         spent, used = run.spent(now_s), run.used(now_s)
-        self._save(run.model_copy(update={"state": "over"}), spent, *([used] if used.amount else ()))
-        log.info("run is over", extra={"run": run.id, "job": run.job, "usd": round(spent.amount, 4), "why": run.why})
+        self._save(run.model_copy(update={"state": "over"}), *spent, *(line for line in used if line.amount))
+        usd = sum(line.amount for line in spent)
+        log.info("run is over", extra={"run": run.id, "job": run.job, "usd": round(usd, 4), "why": run.why})
 
     def _save(self, run: BurstRun, *lines: LedgerLine) -> None:
         self._book.save(run, self._clock.now_s(), *lines)

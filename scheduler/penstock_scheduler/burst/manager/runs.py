@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
-from penstock_scheduler.burst.deciding.ledger import Entry
+from penstock_scheduler.burst.deciding.ledger import Entry, by_month, month
 from penstock_scheduler.burst.deciding.states import State
 from penstock_scheduler.model import CloudRun, Offer
 
@@ -34,6 +35,15 @@ class Slot(BaseModel):
         if self.launched_s is None or self.ended_s is None:
             return 0.0
         return max(self.ended_s - self.launched_s, 0.0)
+
+    def by_month(self, amount: float, now_s: float) -> dict[float, float]:
+        """Begin of a month -> its part of an amount that arises while the instance exists; now, if that is not known."""
+        begin_s = now_s if self.launched_s is None else self.launched_s
+        return by_month(begin_s, begin_s + self.seconds, amount)
+
+    def usd_by_month(self, usd_per_h: float, now_s: float) -> dict[float, float]:
+        """Begin of a month -> what the instance cost in it, US dollars."""
+        return self.by_month(cost_usd(self.seconds, usd_per_h), now_s)
 
 
 class BurstRun(BaseModel):
@@ -119,21 +129,31 @@ class BurstRun(BaseModel):
         """The ledger line to write before anything is ordered."""
         return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
 
-    def spent(self, now_s: float) -> LedgerLine:
-        """The ledger line to write when all instances are gone. Data is charged as declared, since no provider bills it by
-        job."""
+    def left_usd(self, since_s: float) -> float:
+        """US dollars that the run may cost from a time on, at most: the rest of its commitment."""
+        began = [slot.launched_s for slot in self.slots if slot.launched_s is not None]
+        hours = sum(max(since_s - launched_s, 0.0) for launched_s in began) / 3600
+        return max(self.usd - hours * self.usd_per_h, self.data_usd)
+
+    def spent(self, now_s: float) -> list[LedgerLine]:
+        """The ledger lines to write when all instances are gone: one for each month in which they ran, the newest first.
+
+        Data is charged as declared, in the last month, since no provider bills it by job.
+        """
         launched = [slot for slot in self.slots if slot.instance is not None]
         if not launched:
-            return self._line("usd", 0.0, now_s, "no charge: no instance was launched")
-        usd = sum(cost_usd(slot.seconds, self.usd_per_h) for slot in launched) + self.data_usd
+            return [self._line("usd", 0.0, now_s, "no charge: no instance was launched")]
+        usd = added(slot.usd_by_month(self.usd_per_h, now_s) for slot in launched)
+        usd[max(usd)] += self.data_usd
         times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in launched)
         data = f", and {self.data_gb:g} GB of data for ${self.data_usd:.2f}" if self.data_usd else ""
-        return self._line("usd", usd, now_s, f"for {times} of {self.instance_type}, {self.market}{data}")
+        return split(self._line("usd", 0.0, now_s, f"for {times} of {self.instance_type}, {self.market}{data}"), usd)
 
-    def used(self, now_s: float) -> LedgerLine:
-        """The ledger line for the GPUs of the run, for the time of their instances."""
-        seconds = sum(slot.seconds for slot in self.slots) * self.offer.gpus / self.offer.nodes
-        return self._line("cloud-gpu-seconds", seconds, now_s, self.offer.gpu_type)
+    def used(self, now_s: float) -> list[LedgerLine]:
+        """The ledger lines for the GPUs of the run, for the time of their instances, by month as well."""
+        gpus = self.offer.gpus / self.offer.nodes
+        seconds = added(slot.by_month(slot.seconds * gpus, now_s) for slot in self.slots)
+        return split(self._line("cloud-gpu-seconds", 0.0, now_s, self.offer.gpu_type), seconds)
 
     def _line(
         self, kind: Literal["committed", "usd", "cloud-gpu-seconds"], amount: float, time_s: float, text: str
@@ -154,6 +174,30 @@ class BurstRun(BaseModel):
 def cost_usd(seconds: float, usd_per_h: float) -> float:
     """Cost of an instance with this lifetime, US dollars."""
     return max(seconds, LEAST_S) / 3600 * usd_per_h
+
+
+def added(each: Iterable[Mapping[float, float]]) -> dict[float, float]:
+    """Begin of a month -> sum of its parts."""
+    sums: dict[float, float] = {}
+    for parts in each:
+        for month_s, part in parts.items():
+            sums[month_s] = sums.get(month_s, 0.0) + part
+    return sums
+
+
+def split(line: LedgerLine, parts: Mapping[float, float]) -> list[LedgerLine]:
+    """A ledger line as one for each month, the newest first. Those of earlier months have the month in their keys.
+
+    Args:
+        line: with the time at which it is written, and any amount.
+        parts: begin of a month, s since 1970 -> amount.
+    """
+    found: list[LedgerLine] = []
+    for begin_s in sorted(parts, reverse=True):
+        key = f"{line.key}:{datetime.fromtimestamp(begin_s, UTC):%Y-%m}" if found else line.key
+        time_s = min(line.time_s, month(begin_s)[1] - 1)
+        found.append(line.model_copy(update={"key": key, "time_s": time_s, "amount": parts[begin_s]}))
+    return found
 
 
 def entries(lines: Iterable[LedgerLine]) -> list[Entry]:
