@@ -117,6 +117,15 @@ def note_left(environment: Environment) -> None:
             left_file(job.spool, job.job_id, environment.restarts, environment.node).touch()
 
 
+def report_killed(environment: Environment, text: str) -> None:
+    """Report to the spool, from a process beside the run, that a process of the newest run was killed."""
+    job = _Job.of(environment)
+    if job is not None and (epoch := max(job.newest_claimed(), job.assigned_epoch())):
+        with contextlib.suppress(FileExistsError, _SpoolUnusableError):
+            job.claim(epoch)  # it was killed before the run could do that
+        reconnect(epoch, environment=environment).close("failed", 0.0, text)
+
+
 def reconnect(epoch: int, checkpoints: Path | None = None, environment: Environment | None = None) -> Client:
     """Continue a run that `connect` began in another process: for commands that each report one thing and exit.
 

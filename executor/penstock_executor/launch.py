@@ -40,9 +40,10 @@ from typing import Any, NoReturn
 
 from penstock_executor import giving_up
 from penstock_executor.allocation import address_of_first, find_allocation
-from penstock_executor.client import note_left
+from penstock_executor.client import note_left, report_killed
 from penstock_executor.environment import EnvironmentDisagrees, expand_hostlist, read_environment, read_ranks
 from penstock_executor.node_channel import devices_of_job
+from penstock_executor.training.siblings import killed
 from penstock_executor.training.status import BEGIN_ANEW, STOPPED, SUPERSEDED
 
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed", "penstock_executor.training.starting")
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals[0])
         for pid in pids if terminated else ():  # it came before they began
             os.kill(pid, signal.SIGTERM)
-        status, kept = _wait(pids, file), giving_up.told(file)
+        status, kept = _wait(dict(zip(pids, tasks, strict=True)), file, terminated), giving_up.told(file)
         if status != BEGIN_ANEW or not kept:
             return status
         signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
@@ -274,10 +275,11 @@ def _run(script: str, arguments: Sequence[str], *, module: bool) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
-def _wait(pids: Sequence[int], file: int) -> int:
+def _wait(pids: Mapping[int, Mapping[str, str]], file: int, terminated: Sequence[int]) -> int:
     """Wait for all processes. If one has failed, the others are ended after a while. Returns the exit status.
 
-    That of a run which gives up nodes means so only if a process has told this one by `file`.
+    That of a run which gives up nodes means so only if a process has told this one by `file`. If the first that fails was killed,
+    and nobody has asked for the end (`terminated`), it is reported.
     """
     left, ends, failure, failed_s, sent = set(pids), {0}, 0, math.inf, 0
     while left:
@@ -290,6 +292,8 @@ def _wait(pids: Sequence[int], file: int) -> int:
                 ends.add(status)
             elif not failure:
                 failure, failed_s = status, time.monotonic()
+                if code < 0 and not terminated:
+                    _tell_of_killed(int(pids[pid]["RANK"]), -code)
         elif time.monotonic() > failed_s + (sent + 1) * PATIENCE_S:
             for each in left:
                 os.kill(each, (signal.SIGTERM, signal.SIGKILL)[min(sent, 1)])
@@ -297,6 +301,15 @@ def _wait(pids: Sequence[int], file: int) -> int:
         else:
             time.sleep(0.05)
     return failure or max(ends, key=ORDERLY.index)
+
+
+def _tell_of_killed(rank: int, number: int) -> None:
+    """Say that a signal has ended a process, which could not say it itself: in the job's output, and to the daemon."""
+    environment = read_environment()
+    text = killed(rank, environment.node or socket.gethostname(), number)
+    sys.stderr.write(f"penstock: {text}\n")
+    with contextlib.suppress(OSError):
+        report_killed(environment, text)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from penstock_executor.environment import read_ranks
 from penstock_executor.launch import main, tasks_of_node
 from tests.executor.elastic import environment
-from tests.executor.spool import process, send_to_all, wait_for
+from tests.executor.spool import bodies, process, send_to_all, tell, wait_for
 from tests.forking import FORKING
 
 SHOWS = """
@@ -47,13 +47,13 @@ STEP = {
 }
 
 
-def launched(folder: Path, code: str, *, signalled: bool = False) -> BaseProcess:
+def launched(folder: Path, code: str, *, signalled: bool = False, **environ: str) -> BaseProcess:
     """The launcher with three processes of this script, forked from a process that has imported PyTorch.
 
     `signalled`: SIGTERM comes before the first of them begins.
     """
     (folder / "train.py").write_text(code)
-    inherited = environment() | STEP | {"FOLDER": str(folder)}
+    inherited = environment() | STEP | {"FOLDER": str(folder)} | environ
     process = FORKING.Process(target=_launch, args=(str(folder / "train.py"), inherited, signalled))
     process.start()
     return process
@@ -190,6 +190,19 @@ def test_a_process_that_fails_ends_the_others_and_gives_its_status(tmp_path: Pat
     child = launched(tmp_path, code)
     child.join(120)
     assert child.exitcode == 7
+
+
+def test_a_process_that_is_killed_leaves_a_word_by_its_launcher(tmp_path: Path):
+    """Slurm's out-of-memory killer lets no process say why it ends."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    tell(spool, 3)
+    code = "import os, time\nif os.environ['SLURM_PROCID'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(600)"
+    child = launched(tmp_path, code, PENSTOCK_SPOOL=str(spool), SLURMD_NODENAME="t4-00")
+    child.join(120)
+    assert child.exitcode == 137
+    (ended,) = bodies(spool, 3, "ended")
+    assert (ended.outcome, ended.text) == ("failed", "rank 1 on t4-00 was killed by signal 9; often out of memory")
 
 
 SAVES = (

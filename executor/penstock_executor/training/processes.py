@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from penstock_executor.allocation import address_of_first
 from penstock_executor.environment import EnvironmentDisagrees, Ranks
+from penstock_executor.training.siblings import Siblings
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Group:
             )
         self.replica, self.place = divmod(ranks.rank, gpus_per_replica)
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if ranks.world > 1 else None
+        self.siblings = Siblings(ranks.rank, self.gather)
         self.replica_group: dist.ProcessGroup | None = None
         """The processes of this replica; None if it has only one."""
         self.same_place: dist.ProcessGroup | None = None

@@ -18,7 +18,7 @@ from penstock_executor.giving_up import can_give_up
 from penstock_executor.gpu_samples import EVERY_S as SAMPLED_EVERY_S
 from penstock_executor.gpu_samples import GpuSamples
 from penstock_executor.training.processes import Group
-from penstock_profiles.wire import Body, Observation, Request, Started
+from penstock_profiles.wire import Body, Ended, Observation, Request, Started
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +38,21 @@ def failed(group: Group, epoch: int, checkpoints: Path | None, progress: float, 
     """The error, with the process in which it occurred. Another process than the first reports it here.
 
     The first process reports its own errors by its `Reporter`. It may fail only because another one has: the daemon keeps
-    what it hears first.
+    what it hears first. For one that was killed, which says nothing, the others speak.
     """
     text = f"{type(error).__name__}: {error}"
-    if group.world > 1:
-        text = f"rank {group.rank} on {socket.gethostname()}: {text}"
-    if group.rank:
-        try:
-            reconnect(epoch, checkpoints).close("failed", progress, text)
-        except (OSError, EnvironmentDisagrees) as failure:
-            log.warning("epoch=%d cannot report its failure: %s", epoch, failure)
+    if group.world == 1:
+        return text
+    text = f"rank {group.rank} on {socket.gethostname()}: {text}"
+    try:
+        client = reconnect(epoch, checkpoints)
+        if not any(isinstance(each, Ended) for each in client.reported()) and (cause := group.siblings.cause(error)):
+            log.error("%s", cause)
+            text = f"{cause}. Then {text}"
+        if group.rank:
+            client.close("failed", progress, text)
+    except (OSError, EnvironmentDisagrees) as failure:
+        log.warning("epoch=%d cannot report its failure: %s", epoch, failure)
     return text
 
 

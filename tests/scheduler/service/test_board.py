@@ -175,6 +175,13 @@ def test_a_job_that_fails_says_which_process_failed_first_and_where_a_new_one_ca
         ]
 
 
+def test_a_job_that_is_killed_without_a_word_says_so(api):
+    """By Slurm's out-of-memory killer, for example: a single process cannot report it."""
+    api.look(BOBS, finished={"1": Fate("FAILED", 137, 181.0)})
+    with api.client("ada") as ada:
+        assert ada.explain("1").lines[1] == "It was killed by signal 9; often out of memory."
+
+
 def test_a_job_that_cannot_save_is_shown_as_such_until_it_has_saved(api):
     with api.client("ada") as ada:
         ada.report("1", [report(0, body=SaveFailed(text="the disk is full"))])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import shorten
@@ -473,7 +474,8 @@ class Board(Known, RoundListener):
         """What the job itself reported, if it failed: in one line, as its error may have a hundred."""
         known = self._progress.get(job)
         if known is None or not known.failure or fate.state == "COMPLETED":
-            return ""
+            killed = fate.state == "FAILED" and fate.exit_code == 128 + signal.SIGKILL
+            return "was killed by signal 9; often out of memory" if killed else ""
         return f"reported {shorten(known.failure, LONGEST_TEXT, placeholder=' ...')!r}"
 
 
