@@ -46,6 +46,16 @@ TRIES = 7
 ANSWER_S = 60.0
 """How long S3 may take to answer, s."""
 
+UNASKED = (
+    "no instance was ordered for this job; submit it to the site's partitions with --burst, and Penstock sends it here"
+)
+"""Message to a job that was submitted to gateways directly."""
+
+ENDED = (
+    "the job's run in the cloud had ended before Slurm started it here; `penstock explain` says why; submit it again"
+)
+"""Message to a job that Penstock has sent there: penstockd writes its control message first."""
+
 DIRECTIVE = "#PENSTOCK"
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -307,10 +317,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             links = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise Trouble(
-                "no instance was ordered for this job; submit it to the site's partitions with --burst, and Penstock "
-                "sends it here"
-            ) from None
+            control = Path(os.environ.get("PENSTOCK_SPOOL", ""), job_id(os.environ), "control.json")
+            raise Trouble(ENDED if control.exists() else UNASKED) from None
         return cloud_runner.carry(links, Path(arguments[1]), os.environ, Path.cwd())
     except (Trouble, OSError, HTTPException, ValueError, KeyError, tarfile.TarError) as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201

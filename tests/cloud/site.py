@@ -94,6 +94,7 @@ class CloudSite:
         self.on: dict[str, str] = {}  # node -> job that Slurm has sent there
         self.names = {f"{kind}-{number}": kind for kind, count in TYPES.items() for number in range(count)}
         self.refused: list[str] = []
+        self.told: dict[str, str] = {}  # job -> what its user was told when it was refused
         self.boots = True
         self.starts = True
         self.round = 0
@@ -189,6 +190,7 @@ class CloudSite:
 
     def refuse(self, job: str, text: str) -> None:
         self.refused.append(job)
+        self.told[job] = text
         self._queue(job)
 
     # --- Slurm

@@ -191,13 +191,20 @@ def test_a_download_that_ends_early_is_none() -> None:
         thread.join()
 
 
-def test_a_job_without_an_ordered_instance_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [(False, "no instance was ordered for this job; submit it"), (True, "run in the cloud had ended before Slurm")],
+)
+def test_a_job_without_an_ordered_instance_says_so(tmp_path: Path, sent: bool, said: str) -> None:
+    if sent:
+        (tmp_path / "5").mkdir()
+        (tmp_path / "5" / "control.json").write_text("{}")
     done = subprocess.run(
         [sys.executable, "-m", "penstock_cloud.cloud_runner", str(tmp_path), "script"],
-        env=os.environ | {"SLURM_JOB_ID": "5"},
+        env=os.environ | {"SLURM_JOB_ID": "5", "PENSTOCK_SPOOL": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert "no instance was ordered for this job; submit it" in done.stderr
+    assert said in done.stderr

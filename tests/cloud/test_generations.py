@@ -15,6 +15,7 @@ from penstock_cloud.cli import app
 from penstock_cloud.doctor import judge_timeouts
 from penstock_scheduler.burst.deciding.ledger import CloudBudgets
 from penstock_scheduler.burst.manager.provider import Machine
+from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.model import Phase
 from penstock_scheduler.store.sql import SqlStore
@@ -112,6 +113,45 @@ def test_a_job_that_slurm_sends_to_anothers_node_is_sent_back(site: OtherSite) -
     asks(site, "resume", node, j7=node)
     site.tick()
     assert site.refused == ["7"]
+    assert "submit it to the site's partitions with --burst" in site.told["7"], "Penstock never sent it there"
+
+
+def test_a_job_whose_run_ended_before_slurm_started_it_is_told_that(site: OtherSite) -> None:
+    site.starts = False
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: [run.state for run in site.state.runs] == ["booting"])
+    (node,) = BurstRun.model_validate_json(site.store.cloud_runs()[0].record).nodes
+    site.recall("7")
+    site.until(lambda: not site.state.runs)
+    asks(site, "resume", node, j7=node)
+    site.tick()
+    assert site.told == {
+        "7": f"Slurm started it on {node} after its run in the cloud had ended (it was recalled); it is queued again"
+    }
+
+
+def test_a_job_that_slurm_starts_on_the_nodes_of_an_earlier_run_is_told_that(site: OtherSite) -> None:
+    site.starts = False
+    site.submit("7")
+    site.send("7")
+    site.until(lambda: [run.state for run in site.state.runs] == ["booting"])
+    (own,) = BurstRun.model_validate_json(site.store.cloud_runs()[0].record).nodes
+    (other,) = {name for name, kind in site.names.items() if kind == "a10g"} - {own}
+    asks(site, "resume", other, j7=other)
+    site.tick()
+    assert site.told == {"7": f"Slurm started it on {other}, but its instances are {own}; it is queued again"}
+    site.starts = True
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+
+
+def test_runs_of_an_earlier_job_of_the_same_id_are_not_its_own(site: OtherSite) -> None:
+    node = run_a_job(site, "7")
+    end(site, "7")
+    site.submit("7")
+    asks(site, "resume", node, j7=node)
+    site.tick()
+    assert "with --burst" in site.told["7"]
 
 
 def test_the_node_that_was_used_least_recently_is_used_first(site: OtherSite) -> None:

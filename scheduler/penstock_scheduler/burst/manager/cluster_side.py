@@ -6,7 +6,7 @@ It changes no run, since the cloud's thread may be in the middle of one; it note
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock_scheduler.api.ports import CloudNode, CloudNodes
 from penstock_scheduler.burst.manager.runs import BurstRun
@@ -16,14 +16,20 @@ from penstock_scheduler.model import Job, JobId
 log = logging.getLogger(__name__)
 
 UNASKED = "it requests cloud nodes itself; submit it to the site's partitions with --burst, and Penstock sends it to the cloud"
-"""Message to the user of a job that was submitted to cloud nodes directly."""
+"""Message to the user of a job that was submitted to cloud nodes directly: Penstock has ordered no instance for it."""
 
 
 class ClusterSide:
-    """See the module. `meet` is called once a tick."""
+    """See the module. `meet` is called once a tick.
 
-    def __init__(self, nodes: CloudNodes, share: SharedFolder) -> None:
-        self._nodes, self._share = nodes, share
+    Args:
+        nodes: the cluster's part.
+        share: the folder with Slurm's requests.
+        runs_of: returns all runs of a job of this id, oldest first.
+    """
+
+    def __init__(self, nodes: CloudNodes, share: SharedFolder, runs_of: Callable[[JobId], Sequence[BurstRun]]) -> None:
+        self._nodes, self._share, self._runs_of = nodes, share, runs_of
         self.nodes: dict[str, CloudNode] = {}
         """The cloud nodes, as of the newest tick."""
         self._unknown: frozenset[JobId] = frozenset()
@@ -70,7 +76,7 @@ class ClusterSide:
                 wait = {self._nodes.job_of(number): names for number, names in request.jobs.items()}
                 held = {job: _held(jobs.get(job)) for job in wait}
                 wait = {job: names for job, names in wait.items() if not held[job] or held[job] & {*names}}
-                self._send_back(wait, request.nodes, known)
+                self._send_back(wait, request.nodes, known, jobs)
             else:
                 for run in (known[name] for name in request.nodes if name in known):
                     if (
@@ -79,7 +85,7 @@ class ClusterSide:
                         and not _held(jobs.get(run.job)) & {*run.nodes}
                     ):
                         self._suspended.add(run.id)
-        self._refuse_strangers(known)
+        self._refuse_strangers(known, jobs)
         self.look()
 
     def look(self) -> None:
@@ -111,13 +117,17 @@ class ClusterSide:
         return sorted(names, key=lambda name: (self._last_used.get(name, 0), name))
 
     def _send_back(
-        self, jobs: Mapping[JobId, Sequence[str]], nodes: Sequence[str], known: Mapping[str, BurstRun]
+        self,
+        wait: Mapping[JobId, Sequence[str]],
+        nodes: Sequence[str],
+        known: Mapping[str, BurstRun],
+        jobs: Mapping[JobId, Job],
     ) -> None:
-        """Refuse jobs on nodes that were not ordered for them."""
-        left_alone = {name for job, names in jobs.items() if job in self._unknown for name in names}
+        """Refuse jobs that `wait` for nodes that were not ordered for them."""
+        left_alone = {name for job, names in wait.items() if job in self._unknown for name in names}
         strangers = [
             job
-            for job, names in jobs.items()
+            for job, names in wait.items()
             if job not in self._unknown and any(name not in known or known[name].job != job for name in names)
         ]
         unasked = [name for name in nodes if name not in known and name not in left_alone]
@@ -125,14 +135,25 @@ class ClusterSide:
             facts = {"nodes": ",".join(nodes), "jobs": ",".join(strangers)}
             log.warning("jobs on cloud nodes that were not ordered for them", extra=facts)
         for job in strangers:
-            self._nodes.refuse(job, UNASKED)
+            self._nodes.refuse(job, self._why(jobs.get(job), wait[job]))
         self._nodes.power_down(unasked)
 
-    def _refuse_strangers(self, known: Mapping[str, BurstRun]) -> None:
+    def _refuse_strangers(self, known: Mapping[str, BurstRun], jobs: Mapping[JobId, Job]) -> None:
         """Refuse jobs on another job's instances. Slurm does not request a node that is up already."""
         for job, names in self._nodes.jobs_on_instances().items():
             if any(name in known and known[name].job != job for name in names):
-                self._nodes.refuse(job, UNASKED)
+                self._nodes.refuse(job, self._why(jobs.get(job), names))
+
+    def _why(self, job: Job | None, nodes: Sequence[str]) -> str:
+        """Why a job may not have these nodes, for its user."""
+        runs = [] if job is None else [run for run in self._runs_of(job.id) if run.ordered_s >= job.submit_s]
+        if not runs:
+            return UNASKED
+        last, at = runs[-1], ", ".join(nodes)
+        if last.state in ("ordered", "booting", "running"):
+            return f"Slurm started it on {at}, but its instances are {', '.join(last.nodes)}; it is queued again"
+        because = f" ({last.why})" if last.why else ""
+        return f"Slurm started it on {at} after its run in the cloud had ended{because}; it is queued again"
 
 
 def _held(job: Job | None) -> set[str]:

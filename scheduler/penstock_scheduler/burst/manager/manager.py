@@ -100,10 +100,10 @@ class BurstManager:
         self._places, self._settings, self._store, self._clock, self._rng = places, settings, store, clock, rng
         self._share = SharedFolder(settings.share, settings.share_users) if share is None else share
         self._share_trouble = ""
-        self._cluster = ClusterSide(nodes, self._share)
+        self._book = Book(store)
+        self._cluster = ClusterSide(nodes, self._share, lambda job: self._book.of_job(job).runs)
         self._guests: Guests = JoinSlurm() if guests is None else guests
         self._offers = Offers(settings, places)
-        self._book = Book(store)
         self._history = SiteHistory(settings, store)
         self._instances = Instances(places, settings, store, self._book)
         # Runs of an earlier daemon: an instance of its last order may exist without a record.
