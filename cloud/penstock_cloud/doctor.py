@@ -15,7 +15,7 @@ from penstock_cloud.ec2 import Ec2, connect_ssm
 from penstock_cloud.failures import understood
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
-from penstock_cloud.templates import LOOK_UP
+from penstock_cloud.templates import LOOK_UP, VERSION
 from penstock_scheduler.burst.manager.provider import LaunchFailed
 from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.safety import children
@@ -347,7 +347,7 @@ def _permission(settings: CloudSettings, ec2: Any) -> CloudFinding:
     try:
         template = Ec2(ec2, settings, ssm=connect_ssm(settings)).templates.of_site()
         subnet = settings.subnets[0] if settings.subnets else ""
-        launch = {"LaunchTemplateId": template, "Version": "$Default"}
+        launch = {"LaunchTemplateId": template, "Version": VERSION}
         tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:site", "Value": str(settings.site)}]}]
         _ask(
             ec2.run_instances,

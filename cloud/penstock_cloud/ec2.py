@@ -14,7 +14,7 @@ from typing import Any
 from penstock_cloud.catalogue import Catalogue, KeptCatalogue
 from penstock_cloud.failures import refusal, understood
 from penstock_cloud.settings import CloudSettings
-from penstock_cloud.templates import LOOK_UP, TAG, Templates, ec2_tags, mine
+from penstock_cloud.templates import LOOK_UP, TAG, VERSION, Templates, ec2_tags, mine
 from penstock_scheduler.burst.manager.provider import ADOPTED, DescribedInstance, Kind, LaunchFailed, Machine, Order
 from penstock_scheduler.people.errors import ConfigError
 
@@ -62,7 +62,7 @@ class _Launch:
 
     @property
     def template_spec(self) -> dict[str, str]:
-        return {"LaunchTemplateId": self.template, "Version": "$Default"}
+        return {"LaunchTemplateId": self.template, "Version": VERSION}
 
 
 BLOCK_ENDS_S = 1800.0
@@ -222,7 +222,12 @@ class Ec2:
             self._make_group(group)
         templates = self.templates
         template = templates.of_site(efa) if order.guest is None else templates.of_run(order.run, order.guest)
-        ids = self._launch(_Launch(order, group, template, efa))
+        try:
+            ids = self._launch(_Launch(order, group, template, efa))
+        except LaunchFailed as error:
+            if error.code.startswith("InvalidLaunchTemplate"):
+                templates.forget()
+            raise
         if len(ids) < len(order.nodes):
             words = f"EC2 has launched {len(ids)} of {len(order.nodes)} instances"
             raise refusal("InsufficientInstanceCapacity", words)

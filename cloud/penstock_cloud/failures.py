@@ -62,7 +62,6 @@ ALL = (
     "InvalidSubnet",
     "InvalidGroup",
     "InvalidSecurityGroup",
-    "InvalidLaunchTemplate",
 )
 """How codes begin that concern every order of a region: the credentials, the account, and what all instances have in common."""
 
@@ -77,7 +76,7 @@ def _kind(code: str, words: str, status: int) -> Kind:
         return Kind.CAPACITY
     if code in KINDS:
         return KINDS[code]
-    if code.startswith("Insufficient"):
+    if code.startswith(("Insufficient", "InvalidLaunchTemplate")):  # the next order makes a deleted template anew
         return Kind.CAPACITY
     if code.endswith(("LimitExceeded", "CountExceeded")):
         return Kind.QUOTA

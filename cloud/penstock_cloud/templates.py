@@ -15,7 +15,7 @@ import gzip
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -24,6 +24,9 @@ from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
 
 TAG = "penstock:"
 """Prefix of Penstock's tags."""
+
+VERSION = "1"
+"""The version of a template that is launched: the one that Penstock has made. Whoever changes the default changes nothing."""
 
 LOOK_UP = "ssm:"
 """How `[cloud] image` begins if a parameter of Systems Manager has the AMI's id."""
@@ -50,6 +53,7 @@ class Templates:
         self._ask, self._settings, self._ssm = ask, settings, ssm
         self._image = ""
         self._of_site: dict[int, str] = {}
+        self._making: set[int] = set()
         self._efa: dict[str, int] = {}
 
     def image(self) -> str:
@@ -66,14 +70,24 @@ class Templates:
     def of_site(self, efa: int = 0) -> str:
         """Id of the launch template for these settings, with this number of EFA interfaces. It is created if it does not
         exist. Its name has a hash of its contents."""
+        if efa in self._making:
+            raise LaunchFailed(Kind.THROTTLED, "", "another order is making the launch template")
         if efa not in self._of_site:
-            data = self._data(user_data(self._settings).encode())
-            if efa:
-                del data["SecurityGroupIds"]  # EC2 wants them in each interface then
-                data["NetworkInterfaces"] = self.interfaces(efa)
-            digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
-            self._of_site[efa] = self._make(digest, data)
+            self._making.add(efa)
+            try:
+                data = self._data(user_data(self._settings).encode())
+                if efa:
+                    del data["SecurityGroupIds"]  # EC2 wants them in each interface then
+                    data["NetworkInterfaces"] = self.interfaces(efa)
+                digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+                self._of_site[efa] = self._make(digest, data, same=("ImageId", "UserData"))
+            finally:
+                self._making.discard(efa)
         return self._of_site[efa]
+
+    def forget(self) -> None:
+        """Look for the templates of the site again, or make them anew, at the next order: one has been deleted."""
+        self._of_site.clear()
 
     def efa(self, instance_type: str) -> int:
         """Number of EFA interfaces of a type: one for each of its network cards that has one; 0: none, or not wanted."""
@@ -112,7 +126,8 @@ class Templates:
     def _name(self, what: str) -> str:
         return f"penstock-{self._settings.site}-{what}"
 
-    def _make(self, what: str, data: Mapping[str, Any]) -> str:
+    def _make(self, what: str, data: Mapping[str, Any], same: Collection[str] = ()) -> str:
+        """Id of a template. If one of that name exists, its first version must have the `same` data."""
         name = self._name(what)
         tags = [{"ResourceType": "launch-template", "Tags": ec2_tags(mine(self._settings))}]
         try:
@@ -123,8 +138,12 @@ class Templates:
         except LaunchFailed as error:
             if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
                 raise
-        found = self._ask("describe_launch_templates", LaunchTemplateNames=[name])
-        return str(found["LaunchTemplates"][0]["LaunchTemplateId"])
+        found = self._ask("describe_launch_template_versions", LaunchTemplateName=name, Versions=[VERSION])
+        for made in found["LaunchTemplateVersions"]:
+            if all(made["LaunchTemplateData"].get(key) == data[key] for key in same):
+                return str(made["LaunchTemplateId"])
+        words = f"the launch template {name} is not as Penstock made it; delete it, and Penstock makes it anew"
+        raise LaunchFailed(Kind.CAPACITY, "", words)
 
     def _data(self, text: bytes) -> dict[str, Any]:
         settings = self._settings

@@ -30,6 +30,8 @@ from tests.cloud.site import CloudSite
         ("RequestThrottled", Kind.THROTTLED),
         ("PriorRequestNotComplete", Kind.THROTTLED),
         ("ExpiredToken", Kind.THROTTLED),
+        ("InvalidLaunchTemplateId.NotFound", Kind.CAPACITY),
+        ("InvalidLaunchTemplateId.VersionNotFound", Kind.CAPACITY),
         ("AuthFailure", Kind.CONFIG),
         ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", Kind.CONFIG),
         ("UnauthorizedOperation", Kind.CONFIG),
