@@ -321,6 +321,19 @@ def remove_node(slurm: LoopbackCluster, node: str) -> None:
     slurm.command("scontrol", "reconfigure")
 
 
+def wait_saved(slurm: LoopbackCluster) -> None:
+    """Wait until slurmctld has saved all that it knows of its jobs now. Killed before, it forgets their newest starts and ends.
+
+    It saves within five seconds of a change, on a busy disk far later, and a save under way may not have the newest change.
+    """
+    job, *_ = slurm.command("squeue", "-h", "-o", "%A").stdout.split()
+    file = slurm.folder / "state" / "job_state"
+    for _ in range(2):
+        slurm.command("scontrol", "update", f"jobid={job}", "nice=0")  # changes nothing, and lets it save
+        asked_s = time.time()
+        wait_for(lambda: file.stat().st_mtime > asked_s, 120, "slurmctld to save its jobs")  # noqa: B023
+
+
 def pause(seconds: float) -> None:
     """Let the cluster run for a while."""
     time.sleep(seconds)

@@ -16,7 +16,7 @@ import pytest
 from penstock_loopback import wait_for
 from penstock_profiles.wire import ControlMessage, Ended
 from penstock_scheduler.store.spool import Spool
-from tests.end_to_end.site import RATES, Site, pause
+from tests.end_to_end.site import RATES, Site, pause, wait_saved
 
 pytestmark = pytest.mark.slurm
 
@@ -43,14 +43,14 @@ def test_penstockd_killed_at_four_random_moments(make_site, loopback, request):
 
 @pytest.mark.long
 def test_slurmctld_restarted_in_mid_run(site: Site):
-    # slurmctld saves its state every 5 s and loses later changes: a submission, but also an end, which Slurm learns again only
-    # when the node registers minutes later. So all jobs have begun well before the crash, and none has ended.
+    # Slurm would learn of a forgotten end only when the node registers minutes later: no job has ended before the crash.
     jobs = [site.submit(1800, max_gpus=8) for _ in range(3)]
     wait_for(lambda: all(site.starts(job) for job in jobs), 120, "all to start", details=site.tail)
     pause(12)
     wait_for(
         lambda: set(site.states(*jobs).values()) == {"RUNNING"}, 30, "all to run, for one may grow", details=site.tail
     )
+    wait_saved(site.slurm)
     site.slurm.kill_slurmctld()
     wait_for(lambda: "ClusterAway" in site.log.read_text(), 120, "a round to notice", details=site.tail)
     site.slurm.start_slurmctld()

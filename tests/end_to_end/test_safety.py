@@ -13,7 +13,7 @@ import pytest
 from penstock_loopback import LoopbackCluster, wait_for
 from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.store.sql import open_store
-from tests.end_to_end.site import RATES, Site, pause
+from tests.end_to_end.site import RATES, Site, wait_saved
 
 pytestmark = pytest.mark.slurm
 
@@ -37,7 +37,6 @@ class Runs:
             "two GPUs each",
             details=site.tail,
         )
-        pause(6)  # slurmctld saves its state every five seconds
         self.before = self._runs()
 
     def _runs(self) -> dict[str, tuple[str, int, float | None]]:
@@ -76,6 +75,8 @@ def runs(make_loopback: MakeLoopback, make_site: MakeSite) -> Runs:
 def restart(slurm: LoopbackCluster, site: Site, *, kill: bool = True) -> None:
     """End slurmctld, wait until penstockd has noticed, and start it again."""
     before = site.log.read_text().count("ClusterAway")
+    if kill:
+        wait_saved(slurm)
     (slurm.kill_slurmctld if kill else slurm.stop_slurmctld)()
     wait_for(lambda: site.log.read_text().count("ClusterAway") > before, 120, "a tick to notice", details=site.tail)
     slurm.start_slurmctld()
@@ -83,7 +84,6 @@ def restart(slurm: LoopbackCluster, site: Site, *, kill: bool = True) -> None:
 
 def test_slurmctld_killed_and_started_again(runs: Runs) -> None:
     """Twice: its nodes have to register again each time."""
-    pause(8)  # on a busy machine, a killed one forgets more than five seconds
     for _ in range(2):
         restart(runs.site.slurm, runs.site)
         runs.rounds(5)
