@@ -75,7 +75,7 @@ PANELS = {
     "Administration": (
         *("doctor", "audit", "leader", "drain", "policy", "token", "models", "config", "db", "slurm", "cloud"),
     ),
-    "Measurement and simulation": ("profile", "simulate"),
+    "Measurement and simulation": ("observe", "profile", "simulate"),
     "Trying Penstock": TOOLS,
 }
 """Heading in the help -> the commands under it, in this order. All others follow under "Other commands"."""

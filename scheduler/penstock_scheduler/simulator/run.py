@@ -181,6 +181,7 @@ def prepare(
     gpu_speeds: Mapping[str, float] | None = None,
     disturbances: Disturbances | None = None,
     sensitivities: Mapping[str, SensitivityProfile] | None = None,
+    families: Families | None = None,
     seed: int = 0,
 ) -> Scenario:
     """A scenario with Penstock's own catalogues.
@@ -192,12 +193,13 @@ def prepare(
         gpu_speeds: for jobs with recorded durations; see `TruthSettings`.
         disturbances: what goes wrong; None: nothing.
         sensitivities: how CPU and memory affect the speed of jobs; None: unknown.
+        families: the catalogue of models. The default is Penstock's own.
         seed: seed of all random numbers. With a seed other than 0, jobs also arrive a little later (`jittered`).
     """
     sizes: dict[str, int] = {}
     for node in nodes:
         sizes[node.gpu_type] = max(node.gpus, sizes.get(node.gpu_type, 0))
-    families, gpus = load_families(), load_gpus()
+    families, gpus = load_families() if families is None else families, load_gpus()
     settings = TruthSettings(gpu_speeds, node_gpus=sizes, seed=seed)
     truth = Truth(tuple(sizes), profiles, families, settings, gpus)
     disturbed = replace(disturbances or Disturbances(), seed=seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
 from typing import Literal
@@ -147,9 +147,34 @@ def _durations(cluster: _Cluster, gpus: FloatArray, unit: FloatArray) -> FloatAr
     return seconds
 
 
-def _training(common: dict[str, object], gpu_hours: float, max_gpus: int, choices: np.random.Generator) -> WorkloadJob:
+def as_training(job: WorkloadJob, max_gpus: int, choices: np.random.Generator) -> WorkloadJob:
+    """The job as an adaptive training that takes as long on the GPUs that its user asked for, and may have other numbers of them.
+
+    Its GPU-hours choose one of the catalogue's models, as in Pollux, and its batch size is the best one on its GPUs.
+
+    Args:
+        job: a job of known duration.
+        max_gpus: the most GPUs that it may have, at least its own.
+        choices: random numbers.
+    """
+    model = _model((job.gpu_seconds or 0.0) / 3600, choices)
+    known = APPLICATIONS[model]
+    estimator = load_families()[known.family].estimator()
+    best = estimator.best_batch(TUNED_ON, -(-job.gpus // 4), job.gpus)
+    total = known.max_batch if best is None else job.gpus * best.atomic_batch * (best.accumulation_steps + 1)
+    spec = JobSpec(
+        max_gpus=max_gpus, gpu_types=job.spec.gpu_types, batch_size=known.initial_batch, max_batch_size=known.max_batch
+    )
+    return replace(job, spec=spec, model=model, batch_size=min(total, known.max_batch))
+
+
+def _model(gpu_hours: float, choices: np.random.Generator) -> str:
     length = next(name for name, up_to in CLASSES_H if gpu_hours <= up_to)
-    model = str(choices.choice([name for name, known in APPLICATIONS.items() if known.hours == length]))
+    return str(choices.choice([name for name, known in APPLICATIONS.items() if known.hours == length]))
+
+
+def _training(common: dict[str, object], gpu_hours: float, max_gpus: int, choices: np.random.Generator) -> WorkloadJob:
+    model = _model(gpu_hours, choices)
     requests = [request for request in _tuned(model) if request[0] <= max_gpus]
     gpus, batch = requests[int(choices.integers(len(requests)))]
     known = APPLICATIONS[model]

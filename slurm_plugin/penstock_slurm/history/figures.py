@@ -1,0 +1,142 @@
+"""Figures of a history: GPU-hours held and idle, waits, and how jobs ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from penstock_slurm.history.reading import History, PastRun
+
+SIZES = ((1, "1"), (2, "2 to 3"), (4, "4 to 7"), (8, "8 to 15"), (16, "16 and more"))
+"""Least number of GPUs of a class of jobs, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeHours:
+    """The GPUs of a type in the period."""
+
+    gpu_type: str
+    """Empty for jobs whose GPUs' type is not known."""
+    gpus: int
+    held_gpu_h: float
+    """GPU-hours that jobs held, whether they used them or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that have something in common, and their part in the period."""
+
+    name: str
+    jobs: int
+    gpu_h: float
+    """GPU-hours that they held in the period."""
+    wait_s: float | None
+    """Median wait of those that started in the period, if any did."""
+    long_wait_s: float | None
+    """Nine of ten of them waited no longer."""
+    limit_used: float | None
+    """Median share of its time limit for which a job ran, of those that ended in the period and had a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFigures:
+    """A history in figures. GPU-hours are those inside the period."""
+
+    begin_s: float
+    end_s: float
+    jobs: int
+    users: int
+    types: tuple[TypeHours, ...]
+    idle_gpu_h: float
+    """GPU-hours that no job held, of the nodes that there are now."""
+    idle_while_waiting_gpu_h: float
+    """The part of them in which jobs waited that asked for as many GPUs. Limits, CPUs or the nodes' shapes may have kept them."""
+    by_end: tuple[Group, ...]
+    by_size: tuple[Group, ...]
+    by_user: tuple[Group, ...]
+    by_account: tuple[Group, ...]
+    by_partition: tuple[Group, ...]
+    left_out: dict[str, int]
+
+
+def report(history: History) -> HistoryFigures:
+    """The figures of a history."""
+    runs, begin_s, end_s = history.runs, history.begin_s, history.end_s
+
+    def grouped(key: Callable[[PastRun], str]) -> tuple[Group, ...]:
+        names: dict[str, list[PastRun]] = {}
+        for run in runs:
+            names.setdefault(key(run), []).append(run)
+        groups = (_group(name, its, begin_s, end_s) for name, its in names.items())
+        return tuple(sorted(groups, key=lambda group: (-group.gpu_h, group.name)))
+
+    held: dict[str, float] = dict.fromkeys(history.gpus, 0.0)
+    for run in runs:
+        held[run.gpu_type] = held.get(run.gpu_type, 0.0) + _gpu_h(run, begin_s, end_s)
+    idle_gpu_h, waiting_gpu_h = _idle(runs, sum(history.gpus.values()), begin_s, end_s)
+    sizes = {name: place for place, (_, name) in enumerate(SIZES)}
+    return HistoryFigures(
+        begin_s=begin_s,
+        end_s=end_s,
+        jobs=len({run.job_id for run in runs}),
+        users=len({run.user for run in runs}),
+        types=tuple(TypeHours(name, history.gpus.get(name, 0), gpu_h) for name, gpu_h in held.items() if name or gpu_h),
+        idle_gpu_h=idle_gpu_h,
+        idle_while_waiting_gpu_h=waiting_gpu_h,
+        by_end=grouped(lambda run: run.state),
+        by_size=tuple(sorted(grouped(lambda run: _size(run.gpus)), key=lambda group: sizes[group.name])),
+        by_user=grouped(lambda run: run.user),
+        by_account=grouped(lambda run: run.account),
+        by_partition=grouped(lambda run: run.partition),
+        left_out=history.left_out,
+    )
+
+
+def _size(gpus: int) -> str:
+    return next(name for least, name in reversed(SIZES) if gpus >= least)
+
+
+def _gpu_h(run: PastRun, begin_s: float, end_s: float) -> float:
+    if run.start_s is None:
+        return 0.0
+    ended_s = end_s if run.end_s is None else min(run.end_s, end_s)
+    return run.gpus * max(ended_s - max(run.start_s, begin_s), 0.0) / 3600
+
+
+def _group(name: str, runs: Sequence[PastRun], begin_s: float, end_s: float) -> Group:
+    waits = [
+        max(run.start_s - run.ready_s, 0.0)
+        for run in runs
+        if run.start_s is not None and begin_s <= run.start_s < end_s
+    ]
+    used = [
+        (run.end_s - run.start_s) / run.limit_s
+        for run in runs
+        if run.start_s is not None and run.end_s is not None and run.limit_s and begin_s <= run.end_s < end_s
+    ]
+    return Group(
+        name=name,
+        jobs=len({run.job_id for run in runs}),
+        gpu_h=sum(_gpu_h(run, begin_s, end_s) for run in runs),
+        wait_s=median(waits) if waits else None,
+        long_wait_s=float(np.quantile(waits, 0.9)) if waits else None,
+        limit_used=median(used) if used else None,
+    )
+
+
+def _idle(runs: Iterable[PastRun], gpus: int, begin_s: float, end_s: float) -> tuple[float, float]:
+    """GPU-hours that no job held, and those of them in which as many GPUs were waited for."""
+    changes: list[tuple[float, int, int]] = [(begin_s, 0, 0), (end_s, 0, 0)]
+    for run in runs:
+        start_s = end_s if run.start_s is None else run.start_s
+        changes += [(run.ready_s, 0, run.gpus), (start_s, run.gpus, -run.gpus)]
+        if run.end_s is not None and run.start_s is not None:
+            changes.append((max(run.end_s, start_s), -run.gpus, 0))
+    changes.sort()
+    times = np.clip(np.array([time_s for time_s, _, _ in changes]), begin_s, end_s)
+    held, waited = (np.cumsum([change[at] for change in changes])[:-1] for at in (1, 2))
+    hours, free = np.diff(times) / 3600, np.maximum(gpus - held, 0)
+    return float(free @ hours), float(np.minimum(free, np.maximum(waited, 0)) @ hours)

@@ -1,0 +1,190 @@
+"""Reads the history of GPU jobs from Slurm. `penstock observe` calls Slurm nowhere else.
+
+It runs two commands, and both only read: `sacct`, and `scontrol show`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_scheduler.people.errors import PenstockError
+from penstock_slurm.gateway.accounts import parse_tres
+from penstock_slurm.gateway.base import SlurmNode
+from penstock_slurm.gateway.cli import CommandReader
+from penstock_slurm.gateway.commands import SlurmCommandRunner
+from penstock_slurm.gateway.hostlist import HostLists
+
+FIELDS = (
+    *("JobIDRaw", "User", "Account", "Partition", "State", "Submit", "Eligible", "Start", "End", "TimelimitRaw"),
+    *("ReqTRES", "AllocTRES", "NodeList"),
+)
+"""Fields of sacct. None is a text that a user can write a bar into."""
+
+WITHOUT_GPUS = "jobs without GPUs"
+WAITING = ("PENDING", "REQUEUED", "RUNNING")
+"""States of a record that may have no start yet."""
+
+TIMEOUT_S = 600.0
+"""Of one command: a month of a busy site takes slurmdbd minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """One record of a GPU job in Slurm's accounting. A job that Slurm requeued has one for each time it was queued."""
+
+    job_id: str
+    user: str
+    account: str
+    partition: str
+    """The first one of several that the job named."""
+    state: str
+    """Slurm's word without additions, such as COMPLETED, FAILED, TIMEOUT, CANCELLED, RUNNING, PENDING."""
+    ready_s: float
+    """From when on it waited for resources, s since 1970: its submission, or the end of its dependencies or begin time."""
+    start_s: float | None
+    """If it has started."""
+    end_s: float | None
+    """If it has ended."""
+    gpus: int
+    """On all nodes: what it held, or what it asked for if it has not started."""
+    gpu_type: str
+    """The type of all its GPUs, if that is known."""
+    asked_type: str | None
+    """The type that its request named."""
+    limit_s: float | None
+    """Its time limit, if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """GPU jobs that waited or ran in a period, and the cluster as it is now."""
+
+    begin_s: float
+    end_s: float
+    runs: tuple[PastRun, ...]
+    """By the time from which on they waited."""
+    nodes: tuple[SlurmNode, ...]
+    """With GPUs."""
+    left_out: dict[str, int]
+    """Reason -> number of records that do not count."""
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """GPU type -> GPUs of all nodes."""
+        found: Counter[str] = Counter()
+        for node in self.nodes:
+            found.update(node.gpus)
+        return dict(sorted(found.items()))
+
+
+def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Collection[str] = ()) -> History:
+    """The history of a period.
+
+    Args:
+        conf: slurm.conf. The default is that of SLURM_CONF, or Slurm's own.
+        begin_s, end_s: s since 1970.
+        partitions: only jobs of these, and nodes in these. By default all.
+
+    Raises:
+        PenstockError: Slurm does not answer, has no accounting or no such partition, or its accounting counts no GPUs.
+    """
+    commands = SlurmCommandRunner(conf, TIMEOUT_S)
+    reader = CommandReader(commands)
+    if not reader.features().accounting:
+        raise PenstockError(
+            "this Slurm has no accounting (AccountingStorageType), and without it no history: install slurmdbd"
+        )
+    known = {each.name for each in reader.partitions()}
+    if unknown := sorted(set(partitions) - known):
+        raise PenstockError(f"Slurm has no partition {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    nodes = tuple(
+        node
+        for node in reader.nodes()
+        if sum(node.gpus.values()) and (not partitions or set(partitions) & set(node.partitions))
+    )
+    span = ("-S", _moment(begin_s), "-E", _moment(end_s))
+    chosen = ("-r", ",".join(sorted(partitions))) if partitions else ()
+    text = commands.read(
+        *("sacct", "-a", "-D", "-X", "-n", "-P", *span, *chosen, "-o", ",".join(FIELDS)),
+        variables={"SLURM_TIME_FORMAT": "%s"},
+    )
+    types = {node.name: next(iter(node.gpus)) if len(node.gpus) == 1 else "" for node in nodes}
+    runs, left_out = parse_history(text, types)
+    if not runs and nodes and left_out.get(WITHOUT_GPUS):
+        raise PenstockError(
+            f"none of {left_out[WITHOUT_GPUS]} jobs has GPUs in Slurm's accounting. If some had: add gres/gpu to "
+            "AccountingStorageTRES in slurm.conf and restart slurmctld, which counts them from then on"
+        )
+    return History(begin_s, end_s, runs, nodes, left_out)
+
+
+def _moment(time_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
+
+
+def parse_history(text: str, types: Mapping[str, str]) -> tuple[tuple[PastRun, ...], dict[str, int]]:
+    """GPU jobs from `sacct -D -X -n -P` with FIELDS and SLURM_TIME_FORMAT=%s, and how many records do not count, by reason.
+
+    Args:
+        text: what sacct printed.
+        types: node -> the GPU type of all its GPUs, for a site that does not count each type.
+    """
+    left_out: Counter[str] = Counter()
+    lists = HostLists()
+    runs = []
+    for line in filter(None, text.split("\n")):
+        row = line.split("|")
+        try:
+            run = _run(row, types, lists) if len(row) == len(FIELDS) else "records that cannot be read"
+        except ValueError:
+            run = "records that cannot be read"
+        if isinstance(run, str):
+            left_out[run] += 1
+        else:
+            runs.append(run)
+    return tuple(sorted(runs, key=lambda run: run.ready_s)), dict(left_out)
+
+
+def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> PastRun | str:
+    """A record, or why it does not count. Raises ValueError if it cannot be read."""
+    job_id, user, account, partition, state, submit, eligible, start, end, limit, requested, allocated, nodes = row
+    asked, held = parse_tres(requested), parse_tres(allocated)
+    gpus = (held or asked).get("", 0) or sum((held or asked).values())
+    start_s, word = _time_s(start), state.split(" ")[0]  # a cancelled job's is `CANCELLED by 1000`
+    if not gpus:
+        return WITHOUT_GPUS
+    if start_s is None and word not in WAITING:
+        return "jobs that ended before they started"
+    gpu_type = _only_type(held or asked)
+    if held and not any(held.keys() - {""}):
+        of_nodes = {types.get(node, "") for node in lists[nodes]}
+        gpu_type = of_nodes.pop() if len(of_nodes) == 1 else None
+    return PastRun(
+        job_id=job_id,
+        user=user,
+        account=account,
+        partition=partition.split(",")[0],
+        state=word,
+        ready_s=max(float(submit), _time_s(eligible) or 0.0),
+        start_s=start_s,
+        end_s=_time_s(end),
+        gpus=gpus,
+        gpu_type=gpu_type or "",
+        asked_type=_only_type(asked),
+        limit_s=float(limit) * 60 if limit.isdigit() else None,
+    )
+
+
+def _only_type(tres: Mapping[str, int]) -> str | None:
+    """The GPU type, if there is exactly one."""
+    named = [name for name, count in tres.items() if name and count]
+    return named[0] if len(named) == 1 else None
+
+
+def _time_s(text: str) -> float | None:
+    """A time of sacct; None for `Unknown` and `None`. Slurm shows 0 for some."""
+    return float(text) or None if text.isdigit() else None

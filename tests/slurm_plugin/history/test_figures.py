@@ -1,0 +1,179 @@
+"""The figures of a history, from records of sacct as real sites have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_scheduler.simulator.workloads.workload import Workload
+from penstock_slurm.gateway.base import SlurmNode
+from penstock_slurm.history import what_if
+from penstock_slurm.history.figures import report
+from penstock_slurm.history.reading import WITHOUT_GPUS, History, parse_history
+
+HOUR = 3600
+BEGIN_S = 1_700_000_000
+
+
+def node(name: str, *partitions: str, **gpus: int) -> SlurmNode:
+    return SlurmNode(
+        name=name,
+        gpus=gpus,
+        gpus_used={},
+        state=frozenset({"IDLE"}),
+        partitions=partitions,
+        cpus=64,
+        cpus_used=0,
+        core_cpus=1,
+        memory_mb=256_000,
+        memory_used_mb=0,
+        reason="",
+    )
+
+
+def line(
+    job: str,
+    *,
+    ready: float = 0,
+    start: str | float = "Unknown",
+    end: str | float = "Unknown",
+    state: str = "COMPLETED",
+    user: str = "ada",
+    partition: str = "gpu",
+    asked: str = "billing=1,cpu=1,gres/gpu=1,node=1",
+    held: str = "",
+    limit: str = "120",
+    nodes: str = "n1",
+) -> str:
+    """A record with times in hours since BEGIN_S."""
+
+    def time(text: str | float) -> str:
+        return text if isinstance(text, str) else f"{BEGIN_S + text * HOUR:.0f}"
+
+    times = (time(ready), time(ready), time(start), time(end))
+    return "|".join((job, user, "lab", partition, state, *times, limit, asked, held, nodes))
+
+
+def history(*lines: str, end_h: float = 10, nodes: tuple[SlurmNode, ...] = (node("n1", "gpu", a100=4),)) -> History:
+    runs, left_out = parse_history("\n".join(lines), {each.name: next(iter(each.gpus)) for each in nodes})
+    return History(BEGIN_S, BEGIN_S + end_h * HOUR, runs, nodes, left_out)
+
+
+def test_gpus_of_a_job_are_those_that_it_held_not_those_that_it_asked_for():
+    """--exclusive gives all GPUs of the node (jobstats, issue 6); a site may count only typed GPUs; MIG has dots in its types."""
+    lines = (
+        line(
+            "1", start=0, end=1, asked="billing=2,cpu=1,mem=5G,node=1", held="cpu=36,gres/gpu:a100=4,gres/gpu=4,node=1"
+        ),
+        line("2", start=0, end=1, held="billing=8,cpu=8,gres/gpu:h100-80=1,mem=63000M,node=1"),
+        line("3", start=0, end=1, held="cpu=9,gres/cpu=9,gres/gpu:a100_3g.20gb=1,gres/gpu=1,mem=60G,node=1"),
+        line("4", start=0, end=1, held="cpu=8,gres/gpu=3,gres/gpu:a100=1,gres/gpu:a40=2"),
+        line("5", start=0, end=1, held="cpu=2,gres/gpu=2,node=1"),
+        line("6", start=0, end=1, held="cpu=2,node=1", asked="cpu=2,node=1"),
+    )
+    found = history(*lines)
+    assert [(run.gpus, run.gpu_type) for run in found.runs] == [
+        (4, "a100"),
+        (1, "h100-80"),
+        (1, "a100_3g.20gb"),
+        (3, ""),
+        (2, "a100"),  # by its node
+    ]
+    assert found.left_out == {WITHOUT_GPUS: 1}
+
+
+def test_records_that_cannot_be_read_or_never_ran_are_counted():
+    lines = ("1|ada|lab", line("2", state="CANCELLED by 0"), line("3", start=1, end=2, held="gres/gpu=1", nodes="n[1-"))
+    assert history(*lines).left_out == {"records that cannot be read": 2, "jobs that ended before they started": 1}
+
+
+def test_hours_are_those_of_the_period_and_a_running_job_counts_until_its_end():
+    held = "gres/gpu:a100=2,gres/gpu=2"
+    before = line("1", ready=-6, start=-5, end=1, held=held)
+    running = line("2", ready=7, start=8, state="RUNNING", held=held, user="bob")
+    found = report(history(before, running))
+    assert [(each.gpu_type, each.gpus, each.held_gpu_h) for each in found.types] == [("a100", 4, pytest.approx(6.0))]
+    assert found.idle_gpu_h == pytest.approx(34.0)
+    assert [(group.name, group.gpu_h) for group in found.by_user] == [
+        ("bob", pytest.approx(4)),
+        ("ada", pytest.approx(2)),
+    ]
+    (bob, ada) = found.by_user
+    assert (bob.wait_s, ada.wait_s) == (HOUR, None), "the one began in the period, the other before"
+    assert (bob.limit_used, ada.limit_used) == (None, pytest.approx(3.0)), "the one ended in it"
+
+
+def test_idle_while_waiting_is_what_could_have_run():
+    """Four GPUs: two held for 10 h; a job of one GPU waits from 2 to 5, one of four from 6 on, of which two fit."""
+    lines = (
+        line("1", start=0, state="RUNNING", held="gres/gpu=2"),
+        line("2", ready=2, start=5, end=6, held="gres/gpu=1"),
+        line("3", ready=6, state="PENDING", asked="cpu=1,gres/gpu=4"),
+    )
+    assert report(history(*lines)).idle_while_waiting_gpu_h == pytest.approx(3 * 1 + 4 * 2)
+
+
+def test_a_requeued_job_is_one_job_with_all_its_time():
+    lines = (
+        line("7", ready=0, start=1, end=2, state="REQUEUED", held="gres/gpu=1"),
+        line("7", ready=2, start=4, end=5, held="gres/gpu=1"),
+        line("8", ready=-2, start=-1, end=3, held="gres/gpu=1"),
+        line("9", ready=5, start=6, state="RUNNING", held="gres/gpu=1"),
+    )
+    found = history(*lines)
+    assert report(found).jobs == 3
+    jobs, begin_s, _ = what_if.jobs_of(found, 100)
+    assert begin_s == BEGIN_S
+    assert [(job.first.job_id, job.came_before, job.ran_s / HOUR) for job in jobs] == [
+        ("8", True, 3.0),
+        ("7", False, 2.0),
+    ]
+    case = what_if.recorded(jobs)
+    assert (case.completion_h, case.wait_h) == ((5.0, 5.0), (3.0, 3.0))
+
+
+def test_what_if_keeps_partitions_and_elastic_users_gain():
+    """One GPU type is in no catalogue. Nothing waits, therefore only elastic jobs can end earlier."""
+    nodes = (node("n1", "gpu", a100=4), node("n2", "gpu", a100=4), node("x1", "other", quantum9=8))
+    lines = [
+        line(str(number), ready=number / 10, start=number / 10, end=number / 10 + 2, held="gres/gpu:a100=2,gres/gpu=2")
+        for number in range(4)
+    ]
+    lines += [
+        line(
+            str(number),
+            ready=number,
+            start=number,
+            end=number + 1,
+            held="gres/gpu:quantum9=4,gres/gpu=4",
+            partition="other",
+        )
+        for number in range(4, 6)
+    ]
+    found = history(*lines, nodes=nodes)
+    jobs, begin_s, _ = what_if.jobs_of(found, 100)
+    cases = list(what_if.what_if(found, jobs, begin_s))
+    assert [case.name for case in cases][:2] == ["Slurm's backfill", "Penstock, as they are"]
+    plain, same, *_, elastic = (case.completion_h for case in cases)
+    assert plain == pytest.approx(what_if.recorded(jobs).completion_h, rel=0.05)
+    assert same == pytest.approx(plain, rel=0.1)
+    assert elastic[1] < plain[0]
+
+
+def test_rigid_jobs_stay_on_the_types_of_their_partition_and_are_never_stopped():
+    nodes = (node("n1", "gpu", a100=4), node("x1", "other", t4=8))
+    found = history(line("1", start=0, end=1, held="gres/gpu:a100=1,gres/gpu=1"), nodes=nodes)
+    jobs, begin_s, _ = what_if.jobs_of(found, 10)
+    workload: Workload = what_if.workload_of(jobs, begin_s, found)
+    (job,) = workload.jobs
+    assert (job.spec.gpu_types, job.spec.preemptible, job.gpu_type) == (("a100",), False, "a100")
+
+
+def test_a_job_that_no_node_could_run_any_more_is_left_out_alone():
+    lines = (
+        line("1", start=0, end=1, held="gres/gpu:a100=4,gres/gpu=4"),
+        line("2", start=0, end=1, held="gres/gpu:a100=8,gres/gpu=8"),
+        line("3", start=0, end=1, held="gres/gpu:v100=1,gres/gpu=1", asked="gres/gpu:v100=1,gres/gpu=1"),
+        line("4", start=0, end=1, held="gres/gpu=1", partition="gone"),
+    )
+    jobs, _, left_out = what_if.jobs_of(history(*lines), 10)
+    assert ([job.first.job_id for job in jobs], left_out) == (["1"], 3)
