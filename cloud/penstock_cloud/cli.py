@@ -220,17 +220,22 @@ def list_(config: Path = CONFIG) -> None:
 
 @app.command()
 def adopt(
-    other: str = typer.Argument(
-        help="The other identity: the UUID in the instances' tag penstock:site or penstock:owner."
+    other: str | None = typer.Argument(
+        None,
+        help="The other identity: the UUID in the instances' tag penstock:site or penstock:owner. Without it: the copied store.",
     ),
     config: Path = CONFIG,
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
 ) -> None:
-    """Take over the EC2 instances of another or an earlier site or store, so that penstockd ends and charges them.
+    """Take over a copied store, or the EC2 instances of another or an earlier site or store.
 
-    penstockd goes on with an instance whose run is open in its store. It ends every other one within a minute or two, and
-    charges it from its launch. Never adopt the instances of a site that is alive.
+    Without an identity, penstockd's store becomes its cluster's own, as on a restored head node. With one, penstockd goes on
+    with an instance whose run is open in its store. It ends every other one within a minute or two, and charges it from its
+    launch. Never adopt anything of a site that is alive.
     """
+    if other is None:
+        _adopt_store(yes=yes)
+        return
     settings = load_settings(config)
     home = settings.section(CloudSettings)
     try:
@@ -267,6 +272,13 @@ def adopt(
                     "ec2:CreateTags on it, since penstockd's own may not touch what belongs to others"
                 ) from None
             typer.echo(f"{each.id} is adopted")
+
+
+def _adopt_store(*, yes: bool) -> None:
+    if not yes:
+        typer.confirm("Is the cluster gone to which penstockd's store belongs? `penstock doctor` names it", abort=True)
+    was = ask(lambda penstock: penstock.adopt_cloud()).was
+    typer.echo(f"the store is this cluster's own; it belonged to {was}" if was else "the store was its own already")
 
 
 @app.command()

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from penstock_scheduler.burst.deciding.ledger import CloudBudgets
+from penstock_scheduler.burst.manager.instances import PROTECTED
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.model import Phase
 from penstock_scheduler.simulator.cloud import MemoryRunStore
@@ -62,15 +63,35 @@ def test_a_copy_of_the_store_looks_only_and_says_so(site: OtherSite, tmp_path: P
     assert site.state.troubles == ()
 
 
+def test_the_end_of_protected_mode_takes_over_no_copied_store(site: OtherSite, tmp_path: Path) -> None:
+    run_a_job(site, "7")
+    other = restored(site, tmp_path / "other")
+    other.tick()
+    other.store.set_control(PROTECTED, "no permission")
+    assert other.cloud.end_protection() == ("no permission",)
+    other.ticks(3)
+    assert "run `penstock cloud adopt`" in " ".join(other.state.troubles)
+    assert len(site.alive()) == 1
+
+
+def test_a_store_is_adopted_only_once_slurm_has_said_which_cluster_it_is(site: OtherSite, tmp_path: Path) -> None:
+    run_a_job(site, "7")
+    other = restored(site, tmp_path / "other")
+    assert other.cloud.adopt() == ""
+    other.ticks(2)
+    assert "head2" in " ".join(other.state.troubles)
+
+
 def test_a_restored_head_node_goes_on_after_one_command(site: OtherSite, tmp_path: Path) -> None:
     run_a_job(site, "7")
     other = restored(site, tmp_path / "other")
     other.jobs, other.on = dict(site.jobs), dict(site.on)
     other.ticks(3)
     assert [run.state for run in other.state.runs] == ["running"]
-    assert "head2" in " ".join(other.cloud.end_protection())
+    assert other.cloud.adopt() == "cluster c1 of head1"
     other.ticks(3)
     assert other.state.troubles == ()
+    assert other.cloud.adopt() == ""
     end(other, "7")
     assert other.alive() == []
     other.crash()

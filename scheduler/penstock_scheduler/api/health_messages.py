@@ -107,6 +107,12 @@ class LeaderHealth(Body):
     standbys: list[StandbyHealth] = Field(default_factory=list)
 
 
+class StoreAdopted(Body):
+    """The other cluster to which the store belonged until an admin adopted it, or nothing."""
+
+    was: str
+
+
 class LeaderMove(Body):
     """The order to let another penstockd lead."""
 

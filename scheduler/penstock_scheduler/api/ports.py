@@ -232,6 +232,10 @@ class Burst(Protocol):
         """Launch again after protected mode. Returns why it was on; empty: it was not. May be called from any thread."""
         ...
 
+    def adopt(self) -> str:
+        """Make the store this cluster's own. Returns to which other one it belonged, or nothing. From any thread."""
+        ...
+
     def forget(self, run: str) -> JobId:
         """Close a run whose record cannot be read. Its commitment stays in the ledger. Returns its job.
 

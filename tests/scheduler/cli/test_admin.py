@@ -42,6 +42,9 @@ def test_an_admin_pauses_resumes_and_sets_the_policy(api, tmp_path):
 def test_an_admin_resumes_the_cloud_and_closes_a_run_while_penstockd_runs(api):
     assert "it was on because no permission" in penstock(api, "cloud", "resume").output
     assert "protected mode was off" in penstock(api, "cloud", "resume").output
+    assert penstock(api, "cloud", "adopt").exit_code == 1, "it asks first"
+    assert "it belonged to cluster c1 of head1" in penstock(api, "cloud", "adopt", "--yes").output
+    assert "was its own already" in penstock(api, "cloud", "adopt", "--yes").output
     assert "run 7.1 of job 7 is closed" in penstock(api, "cloud", "forget", "7.1").output
     assert "7.1 is no open run" in str(penstock(api, "cloud", "forget", "7.1").exception)
     assert penstock(api, "cloud", "resume", who="oz").exit_code != 0
@@ -51,6 +54,8 @@ def test_an_admin_resumes_the_cloud_and_closes_a_run_while_penstockd_runs(api):
     assert [line[1:] for line in lines[::-1] if line[2]] == [
         ("POST /v1/cloud/resume", True, "no permission"),
         ("POST /v1/cloud/resume", True, ""),
+        ("POST /v1/cloud/adopt", True, "cluster c1 of head1"),
+        ("POST /v1/cloud/adopt", True, ""),
         ("POST /v1/cloud/runs/{run}/forget", True, "job 7"),
     ]
     assert lines[0][:3] == ("oz", "POST /v1/cloud/resume", False)

@@ -240,10 +240,15 @@ class MadeUpCloud:
 
     def __init__(self) -> None:
         self._reasons, self._unreadable = ("no permission",), {"7.1": "7"}
+        self._was = "cluster c1 of head1"
 
     def end_protection(self) -> tuple[str, ...]:
         reasons, self._reasons = self._reasons, ()
         return reasons
+
+    def adopt(self) -> str:
+        was, self._was = self._was, ""
+        return was
 
     def forget(self, run: str) -> str:
         if run not in self._unreadable:

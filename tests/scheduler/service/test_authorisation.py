@@ -111,6 +111,7 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("PUT", "/v1/pause"): (ADMINS, {"paused": False}),
     ("POST", "/v1/leader/move"): (ADMINS, {}),
     ("POST", "/v1/cloud/resume"): (ADMINS, None),
+    ("POST", "/v1/cloud/adopt"): (ADMINS, None),
     ("POST", "/v1/cloud/runs/{run}/forget"): (ADMINS | {ADMIN: 404}, None),
     ("GET", "/v1/models"): (OPERATORS, None),
     ("GET", "/v1/models/kind"): (OPERATORS | {OPERATOR: 422, ADMIN: 422}, None),  # this row asks without a name

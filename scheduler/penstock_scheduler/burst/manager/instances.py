@@ -96,12 +96,18 @@ class Instances:
         """Launch again everywhere. Returns why that was not done."""
         everywhere = self.protected
         reasons = (() if everywhere is None else (everywhere,)) + tuple(self.protected_places.values())
-        if self.elsewhere:
-            reasons += (self.elsewhere,)
-            self._store.set_control(HOME, self._home)
         self._store.set_control(PROTECTED, None)
         self._store.set_control(PROTECTED_PLACES, None)
         return reasons
+
+    def adopt(self) -> str:
+        """Make the store this cluster's own. Returns to which other one it belonged, or nothing."""
+        bound = str(self._store.control(HOME) or "")
+        if not self._home or bound == self._home:
+            return ""
+        log.warning("the store is adopted", extra={"text": f"it belonged to {bound}, and now to {self._home}"})
+        self._store.set_control(HOME, self._home)
+        return bound
 
     def is_home(self, cluster: str) -> bool:
         """Whether the store belongs to this cluster. One that belongs to none does from now on."""
@@ -112,13 +118,13 @@ class Instances:
         if bound and cluster and bound != cluster:
             self.elsewhere = (
                 f"the store belongs to {bound}, and this is {cluster}: no instance is launched, ended or charged; if the other "
-                "one is alive, give this one a store and a [cloud] site of its own; if it is gone, run `penstock cloud resume`"
+                "one is alive, give this one a store and a [cloud] site of its own; if it is gone, run `penstock cloud adopt`"
             )
         return not self.elsewhere
 
     def usable_places(self) -> list[Provider]:
-        """The places of the settings that have answered last time."""
-        return [place for place in self._places.all if place.name in self._heard]
+        """The places of the settings that have answered last time, and are not in protected mode."""
+        return [each for each in self._places.all if each.name in self._heard and self.protected_in(each.name) is None]
 
     def note(self, place: str, error: LaunchFailed) -> None:
         """Note a refusal. A place that did not answer is not asked again in this pass."""

@@ -17,7 +17,7 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
@@ -40,7 +40,6 @@ from penstock_scheduler.burst.manager.unknown_runs import ended_by, of_unknown_r
 from penstock_scheduler.burst.manager.worker import Crew, Worker
 from penstock_scheduler.model import (
     Action,
-    BudgetLine,
     BurstJob,
     CloudAction,
     CloudState,
@@ -199,6 +198,11 @@ class BurstManager:
             self._boot_failures = 0
             return self._instances.end_protection()
 
+    def adopt(self) -> str:
+        """See `ports.Burst`."""
+        with self._lock:
+            return self._instances.adopt()
+
     def forget(self, run: str) -> JobId:
         """See `ports.Burst`."""
         with self._lock:
@@ -248,10 +252,7 @@ class BurstManager:
             return self._offers.none()
         taken = {name for run in self._book.runs.values() for name in run.nodes}
         room = [node for node in self._cluster.nodes.values() if node.name not in taken]
-        usable = [
-            place for place in self._instances.usable_places() if self._instances.protected_in(place.name) is None
-        ]
-        return self._offers.make(room, usable, now_s)
+        return self._offers.make(room, self._instances.usable_places(), now_s)
 
     def _know_all_runs(self, now_s: float) -> bool:
         """Make the records of runs that the store does not know. Returns whether all places have said what they have."""
@@ -290,7 +291,7 @@ class BurstManager:
         return CloudState(
             offers=tuple(offered.offer for offered in self._offers.by_id.values()),
             runs=(*(run.as_seen() for run in self._book.runs.values()), *self._book.seen_unreadable()),
-            budgets=self._budgets(now_s, accounts),
+            budgets=self._book.budgets(settings.budget, now_s, accounts),
             waiting=self._history.waiting,
             max_queue=settings.max_queue,
             by_default=settings.by_default,
@@ -327,9 +328,6 @@ class BurstManager:
         ]
         return tuple(text for text in told if text)
 
-    def _budgets(self, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
-        return self._book.budgets(self._settings.budget, now_s, accounts)
-
     # --- orders
 
     def _order(self, action: BurstJob) -> Outcome:
@@ -360,7 +358,8 @@ class BurstManager:
             return f"{action.offer} is not offered any more"
         if any(run.round == action.round for run in self._book.of_job(action.job).runs):
             return f"the run that round {action.round} ordered is over; the next round decides again"
-        broken = within(self._budgets(now_s, {job.account}), {job.id: (job.account, action.usd)})
+        budgets = self._book.budgets(self._settings.budget, now_s, {job.account})
+        broken = within(budgets, {job.id: (job.account, action.usd)})
         return f"{broken[0]} does not allow ${action.usd:.2f} any more" if broken else ""
 
     def _new_run(self, action: BurstJob, job: Job, now_s: float) -> BurstRun | str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from penstock_scheduler.api.access_messages import AuditPage, NewToken, TokenOrder, TokenView
-from penstock_scheduler.api.health_messages import LeaderMove
+from penstock_scheduler.api.health_messages import LeaderMove, StoreAdopted
 from penstock_scheduler.api.messages import (
     MAX_PAGE,
     ApprovalView,
@@ -78,6 +78,14 @@ async def post_cloud_resume(call: Admin) -> CloudResumed:
     reasons = await asyncio.to_thread(_cloud(call).end_protection)
     await call.audit(allowed=True, text="; ".join(reasons))
     return CloudResumed(reasons=list(reasons))
+
+
+@router.post("/cloud/adopt")
+async def post_cloud_adopt(call: Admin) -> StoreAdopted:
+    """Make the store this cluster's own, so that instances are launched and ended. Never while the other cluster is alive."""
+    was = await asyncio.to_thread(_cloud(call).adopt)
+    await call.audit(allowed=True, text=was)
+    return StoreAdopted(was=was)
 
 
 @router.post("/cloud/runs/{run}/forget")
