@@ -95,6 +95,19 @@ class Catalogue(BaseModel):
         own = known.priced_at if market == "on-demand" else known.spot_at
         return own or datetime.combine(self.priced_at or self.at, time(), UTC)
 
+    def with_prices(self, settings: CloudSettings, now_s: float) -> Catalogue:
+        """The catalogue with the on-demand prices that the settings have, which are as of now, and with their discount."""
+
+        def priced(known: InstanceType) -> InstanceType:
+            if (usd_per_h := settings.prices.get(known.instance_type)) is not None:
+                now = datetime.fromtimestamp(now_s, UTC)
+                return known.model_copy(update={"usd_per_h": usd_per_h, "priced_at": now})
+            if known.usd_per_h is None or not settings.discount:
+                return known
+            return known.model_copy(update={"usd_per_h": known.usd_per_h * (1 - settings.discount)})
+
+        return self.model_copy(update={"types": {name: priced(known) for name, known in self.types.items()}})
+
     def is_fresh(self, instance_type: str, market: str, now_s: float, settings: CloudSettings) -> bool:
         """Whether the price of a known type on a market may be used."""
         days = settings.price_days if market == "on-demand" else settings.spot_price_days

@@ -82,6 +82,7 @@ def types(config: Path = CONFIG) -> None:
         catalogue = load(_file(settings, section), section.region)
         if catalogue is None:
             raise ConfigError(f"no instance types are known in {section.region}; run `penstock cloud refresh`")
+        catalogue = catalogue.with_prices(section, datetime.now(UTC).timestamp())
         typer.echo(f"prices of {catalogue.region}, US dollars an hour, and when they were true")
         for name in section.instance_types:
             if (known := catalogue.types.get(name)) is None:

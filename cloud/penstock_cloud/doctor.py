@@ -317,6 +317,7 @@ def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> It
         text = f"no instance types are known in {settings.region}"
         yield CloudFinding("prices", text, "run `penstock cloud refresh`")
         return
+    catalogue = catalogue.with_prices(settings, datetime.now(UTC).timestamp())
     unpriced = [name for name in settings.instance_types if catalogue.usd_per_h(name, "on-demand", ()) is None]
     if unpriced:
         remedy = "take them out of [cloud] instance_types, or run `penstock cloud refresh`"

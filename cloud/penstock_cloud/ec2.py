@@ -130,7 +130,7 @@ class Ec2:
 
     def offers(self, now_s: float) -> Sequence[Machine]:
         """See `Provider`. A price on spot is the highest of the site's zones, since an order may be served in any of them."""
-        catalogue = self._catalogue()
+        catalogue = self._priced(now_s)
         if catalogue is None:
             return ()
         found, settings, zones = [], self._settings, self.zones().values()
@@ -156,7 +156,7 @@ class Ec2:
 
     def prices(self, now_s: float) -> str:
         """See `Provider`."""
-        catalogue = self._catalogue()
+        catalogue = self._priced(now_s)
         if catalogue is None:
             why = f"no instance types are known in {self.name}"
         elif not (why := catalogue.expired(now_s, self._settings)):
@@ -164,6 +164,10 @@ class Ec2:
         if self._kept is not None and self._kept.trouble:
             why += f" ({self._kept.trouble})"
         return f"{why}; run `penstock cloud doctor`, then `penstock cloud refresh`"
+
+    def _priced(self, now_s: float) -> Catalogue | None:
+        catalogue = self._catalogue()
+        return None if catalogue is None else catalogue.with_prices(self._settings, now_s)
 
     def refresh(self, now_s: float) -> None:
         """See `Provider`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from penstock_cloud.command import CommandSettings
 from penstock_scheduler.burst.manager.provider import Market
@@ -29,6 +29,7 @@ class RegionSettings(BaseModel):
     kms_key: str | None = Field(default=None, description="Key that encrypts volumes; keys belong to a region.")
     reservations: tuple[str, ...] = Field(default=(), description="Capacity reservations and capacity blocks there.")
     volume_usd_per_gb_month: NonNegativeFloat | None = Field(default=None, description="Price of a root volume.")
+    prices: dict[str, PositiveFloat] = Field(default={}, description="On-demand prices there that are set by hand.")
 
 
 class CloudSettings(BurstSettings):
@@ -87,6 +88,14 @@ class CloudSettings(BurstSettings):
     volume_usd_per_gb_month: NonNegativeFloat = Field(
         default=0.08, description="Price of a root volume, US dollars per GB and month of 730 h (gp3 in us-east-1)."
     )
+    prices: dict[str, PositiveFloat] = Field(
+        default={},
+        description="On-demand prices that are set by hand, with the site's discounts: instance type -> US dollars an hour. They "
+        "replace EC2's, and are never too old.",
+    )
+    discount: float = Field(
+        default=0.0, ge=0.0, lt=1.0, description="Share by which the site pays less than EC2's on-demand prices."
+    )
     regions: dict[str, RegionSettings] = Field(
         default={}, description="Further regions; an order goes to the cheapest offer that fits, wherever it is."
     )
@@ -118,6 +127,13 @@ class CloudSettings(BurstSettings):
         return self
 
     @model_validator(mode="after")
+    def _prices_are_of_known_types(self) -> CloudSettings:
+        for each in self.everywhere():
+            if wrong := sorted(set(each.prices) - set(each.instance_types)):
+                raise ValueError(f"prices names {wrong[0]}, which is not in instance_types")
+        return self
+
+    @model_validator(mode="after")
     def _s3_needs_a_profile(self) -> CloudSettings:
         if self.instance_profile is None and any(what.startswith("s3://") for what in self.mounts.values()):
             raise ValueError("mounts of s3:// need instance_profile, with a role that may read and write the bucket")
@@ -136,7 +152,7 @@ class CloudSettings(BurstSettings):
         """The settings as they are in one of the regions. A region that is not set up any more can be listed and tidied."""
         if name == self.region:
             return self
-        other = {"region": name, "reservations": (), "subnets": (), "kms_key": None}
+        other: dict[str, object] = {"region": name, "reservations": (), "subnets": (), "kms_key": None, "prices": {}}
         if (region := self.regions.get(name)) is not None:
             kept = {"instance_types": self.instance_types, "volume_usd_per_gb_month": self.volume_usd_per_gb_month}
             own = region.model_dump()
