@@ -25,6 +25,9 @@ from penstock_profiles.wire import (
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105
 log = logging.getLogger(__name__)
 
+CONTINUE_VARIABLE = "PENSTOCK_CONTINUE"
+"""Environment variable with the argument `continue_from` of `start`, so that no script has to be changed for it."""
+
 LEFT_NODES_VARIABLE = "PENSTOCK_LEFT_NODES"
 """Environment variable with the nodes that the job's runs have given up, with commas between them."""
 AUTHORITY_VARIABLE, MUNGE_SOCKET_VARIABLE = "PENSTOCK_CA", "PENSTOCK_MUNGE_SOCKET"
@@ -82,6 +85,8 @@ class Environment:
     """CUDA_VISIBLE_DEVICES."""
     left_nodes: tuple[str, ...] = ()
     """Nodes that the job's runs have given up. Slurm may still count them."""
+    continues: str | None = None
+    """The ended job whose training this one continues, or the folder of its checkpoints."""
     relaunched: bool = False
     """Whether torchrun has started the script again, after a process of it failed."""
 
@@ -129,6 +134,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         run_dir(environ.get(RUN_DIR_VARIABLE) or RUN_DIR, node or ""),
         environ.get("CUDA_VISIBLE_DEVICES", ""),
         tuple(filter(None, environ.get(LEFT_NODES_VARIABLE, "").split(","))),
+        environ.get(CONTINUE_VARIABLE) or None,
         bool(_number(environ, "TORCHELASTIC_RESTART_COUNT")),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,6 +45,22 @@ def claim(folder: Path, environment: Environment) -> str | None:
         beside = folder / f"{NAME}.{job}.tmp"
         beside.write_text(job)
         beside.rename(path)
+    return None
+
+
+def link(folder: Path, source: Path) -> str | None:
+    """Make `folder` a link to that of an ended job. Returns why that cannot be; None if it is."""
+    if not any(source.glob("epoch-*/step-*")):
+        return f"{source} has no checkpoint to continue from: name an ended job that has saved, or its folder"
+    if folder.exists() and folder.samefile(source):
+        return None
+    if folder.exists():
+        return f"{folder} has checkpoints of its own: it cannot continue from {source}. Move one of them away"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(os.path.relpath(source.resolve(), folder.parent.resolve()))
+    except OSError as error:
+        return f"{folder} cannot become a link to {source}: {error}"
     return None
 
 

@@ -32,6 +32,7 @@ MOST_PAUSE_S = 30.0
 def start(
     checkpoints: str | Path | None = None,
     *,
+    continue_from: str | Path | None = None,
     gpu_type: str | None = None,
     gpus_per_replica: int = 1,
     report_every_s: float = 30.0,
@@ -45,6 +46,8 @@ def start(
     Args:
         checkpoints: folder on a file system that all nodes share. None: in a Slurm job, `checkpoints/JOB_ID` in the
             working directory; elsewhere nothing is saved, and each run begins from scratch.
+        continue_from: the id of an ended job whose training this one continues, or the folder of its checkpoints. This
+            job's folder becomes a link to that one. None: the variable PENSTOCK_CONTINUE, in a job that names no folder.
         gpu_type: the GPU type if Slurm does not report one.
         gpus_per_replica: P, number of processes that hold the model together, each a part of it on a GPU of its own:
             the stages of a pipeline. Processes 0 … P - 1 are the first replica, the next P the second. Submit the job
@@ -58,7 +61,7 @@ def start(
     Raises:
         EnvironmentDisagrees: the variables of Slurm or torchrun contradict each other, or `gpus_per_replica`.
         OSError: the folder cannot be made.
-        RuntimeError: the folder is that of another job that has not ended.
+        RuntimeError: the folder is that of another job that has not ended, or that job has left no checkpoint.
     """
     if gpus_per_replica < 1:
         raise ValueError(f"gpus_per_replica={gpus_per_replica}: a replica of the model takes at least 1 GPU")
@@ -66,14 +69,12 @@ def start(
     show_messages(ranks.rank)
     device = join(ranks)
     group = Group(ranks, gpus_per_replica)
-    if environment.measuring is not None:
-        checkpoints = environment.measuring
-    elif checkpoints is None and environment.job_id is not None:
-        checkpoints = Path("checkpoints") / environment.job_id
-    folder = Path(checkpoints) if checkpoints is not None else None
-    others = owner.claim(folder, environment) if folder is not None and ranks.rank == 0 else None
-    if others := group.from_first(others):
-        raise RuntimeError(others)
+    folder, source = _folders(checkpoints, continue_from, environment)
+    refused = owner.link(folder, source) if folder is not None and source is not None and ranks.rank == 0 else None
+    if folder is not None and refused is None and ranks.rank == 0:
+        refused = owner.claim(folder, environment)
+    if refused := group.from_first(refused):
+        raise RuntimeError(refused)
     client = connect(folder, environment) if ranks.rank == 0 else None
     epoch = group.from_first(client.epoch if client else None)
     saved = Checkpoints(folder, epoch, keep) if folder is not None else None
@@ -89,6 +90,27 @@ def start(
     if client is not None:
         run.reporter = Reporter(client, run.learn, suspends=True)
     return run
+
+
+def _folders(
+    checkpoints: str | Path | None, continue_from: str | Path | None, environment: Environment
+) -> tuple[Path | None, Path | None]:
+    """The folder for checkpoints, and that of the job which this one continues. Raises ValueError."""
+    before = environment.continues if continue_from is None else continue_from
+    if environment.measuring is not None:
+        return environment.measuring, None
+    if checkpoints is None and environment.job_id is not None:
+        folder = Path("checkpoints") / environment.job_id
+    elif before is None or (checkpoints is not None and continue_from is not None):
+        folder = Path(checkpoints) if checkpoints is not None else None
+    else:
+        raise ValueError(
+            f"cannot continue from {str(before)!r}: px.start({str(checkpoints or '')!r}) has a folder of its own for"
+            " checkpoints; pass continue_from=... to it, too, or leave the folder out in a Slurm job"
+        )
+    if folder is None or before is None:
+        return folder, None
+    return folder, Path(before) if "/" in str(before) else folder.parent / before
 
 
 def _channel(environment: Environment, device: torch.device, ranks: Ranks) -> Channel | None:

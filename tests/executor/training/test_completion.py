@@ -93,3 +93,30 @@ def test_a_program_that_fails_after_the_training_may_be_tried_again(trains):
 def test_a_program_that_was_stopped_may_be_started_again(trains):
     assert trains(2, "--stop")[0] == 143
     assert trains(2)[0] == 0
+
+
+def test_a_new_job_goes_on_from_one_that_has_ended_and_a_third_from_the_second(trains, tmp_path: Path):
+    assert trains(3, "--stop")[:2] == (143, "000")
+    second = {"SLURM_JOB_ID": "43", "PENSTOCK_CONTINUE": "42"}
+    for options, ends in ((("--stop",), (143, "000")), ((), (0, "000111"))):  # Slurm requeues it
+        status, made, said = trains(2, *options, processes=2, **second)
+        assert (status, made) == ends, said
+        assert "epoch=0 position=0 continues" in said
+    assert trains(3, SLURM_JOB_ID="44", PENSTOCK_CONTINUE="43")[:2] == (0, "222")
+    assert (tmp_path / "checkpoints/44").resolve() == (tmp_path / "checkpoints/42").resolve()
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("41", "checkpoints/41 has no checkpoint to continue from"),
+        ("checkpoints/42", "checkpoints/43 has checkpoints of its own"),
+    ],
+)
+def test_a_job_that_cannot_go_on_from_another_says_why_and_begins_nothing(trains, before: str, told: str):
+    assert trains(3, "--stop")[:2] == (143, "000")
+    if before != "41":
+        assert trains(3, "--stop", SLURM_JOB_ID="43")[0] == 143
+    status, made, said = trains(3, processes=2, SLURM_JOB_ID="43", PENSTOCK_CONTINUE=before)
+    assert (status, made) == (1, ""), said
+    assert said.count(f"RuntimeError: {told}") == 2

@@ -170,8 +170,8 @@ def test_a_job_that_fails_says_which_process_failed_first_and_where_a_new_one_ca
         assert ada.explain("1").lines[:3] == [
             "Job 1 has ended: FAILED, exit code 1.",
             "It reported 'rank 1 on t4-00: ValueError: a bad sample'.",
-            "Its newest checkpoint has 1 of 100 samples, saved 3 min before its end. A new job can go on from there: see "
-            '"Continue in a new job" in docs/user/executor.md.',
+            "Its newest checkpoint has 1 of 100 samples, saved 3 min before its end. With penstock_executor, a new job goes on "
+            "from there: sbatch --export=ALL,PENSTOCK_CONTINUE=1 SCRIPT.",
         ]
 
 

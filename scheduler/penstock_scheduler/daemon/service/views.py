@@ -259,8 +259,8 @@ def _end_explained(view: JobView, checkpoints: Sequence[Report]) -> ExplanationV
         of_all = f" of {view.total:.0f}" if view.total else ""
         age = "" if view.end_s is None else f", saved {duration(max(view.end_s - report.time_s, 0.0))} before its end"
         lines.append(
-            f"Its newest checkpoint has {report.body.progress:.0f}{of_all} samples{age}. A new job can go on from there: "
-            'see "Continue in a new job" in docs/user/executor.md.'
+            f"Its newest checkpoint has {report.body.progress:.0f}{of_all} samples{age}. With penstock_executor, a "
+            f"new job goes on from there: sbatch --export=ALL,PENSTOCK_CONTINUE={view.id} SCRIPT."
         )
     text = f"it has ended: {view.ended}" + (f": it {view.ended_text}" if view.ended_text else "")
     return ExplanationView(job=view, code="ended", text=text, lines=lines)
