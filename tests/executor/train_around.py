@@ -1,6 +1,7 @@
 """What real scripts have around the step: averages of an epoch, an evaluation after it, accumulation in a loop of their own.
 
-    train_around.py FOLDER [--accumulate K] [--stop-in EPOCH.PLACE] [--finish | --break] [--count] [--sampler]
+    train_around.py FOLDER [--accumulate K] [--stop-in EPOCH.PLACE] [--finish | --break] [--count] [--by-number]
+                    [--sampler]
 
 The place is a step of the epoch, or `evaluation`: the process sends itself SIGTERM there, once in all runs.
 """
@@ -19,7 +20,7 @@ import penstock_executor as px
 SAMPLES = 40
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--accumulate", type=int, default=1)
@@ -29,8 +30,15 @@ def main() -> None:
     parser.add_argument("--finish", action="store_true", help="end in the second of three epochs")
     parser.add_argument("--break", action="store_true", dest="leaves", help="likewise, without run.finish()")
     parser.add_argument("--count", action="store_true", help="count batches from 0")
+    parser.add_argument(
+        "--by-number", action="store_true", help="a learning rate that follows from the number of the batch"
+    )
     parser.add_argument("--sampler", action="store_true")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     torch.manual_seed(0)
     run = px.start(options.folder / "checkpoints")
     if options.handler:
@@ -57,6 +65,9 @@ def main() -> None:
     for epoch in run.epochs(3):
         losses = []
         for i, (x,) in enumerate(loader) if options.count else enumerate(loader, loader.first):
+            if options.by_number:
+                optimizer.param_groups[0]["lr"] = 0.02 * (1 - (epoch + i / 10) / 3)
+                note(epoch=epoch, rate=optimizer.param_groups[0]["lr"])
             if i % options.accumulate == 0:
                 optimizer.zero_grad()
             loss = (model(x) - 3 * x).square().mean() / options.accumulate

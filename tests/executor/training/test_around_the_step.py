@@ -80,6 +80,16 @@ def test_counting_from_0_is_told_before_any_stop_and_only_where_a_script_does_it
     assert "counts batches by enumerate" not in run_to_the_end(tmp_path / "does not", stops=0)
 
 
+def test_a_learning_rate_by_the_number_of_the_batch_is_right_after_stops_if_it_counts_from_the_first(tmp_path: Path):
+    run_to_the_end(tmp_path / "whole", "--by-number", stops=0)
+    run_to_the_end(tmp_path / "stopped", "--by-number", "--stop-in=0.4", "--stop-in=2.7", stops=2)
+    assert noted(tmp_path / "stopped", "rate") == noted(tmp_path / "whole", "rate")
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
+    said = run_to_the_end(tmp_path / "counts", "--by-number", "--count", "--stop-in=0.4", stops=1)
+    assert noted(tmp_path / "counts", "rate") != noted(tmp_path / "whole", "rate")
+    assert "counts batches by enumerate" in said.split("continues")[1], "the next run names the line, too"
+
+
 def test_batches_that_belong_to_no_step_are_told(tmp_path: Path):
     assert "epoch=1 samples=8 of the last pass belong to no step" in run_to_the_end(tmp_path, "--accumulate=4", stops=0)
 
