@@ -1,5 +1,6 @@
 """Tries a training script: first undisturbed, then stopped in several ways and continued. Says in words what differs.
 
+    penstock try train.py --epochs=2
     python -m penstock_executor.try_run train.py --epochs=2
 
 The script runs about ten times on this machine, so give it arguments with which it makes some dozens of steps in two or
@@ -68,6 +69,8 @@ class TriedStop:
     name: str
     disturbance: Disturbance
     processes: int = 1
+    first: int = 1
+    """The processes that are disturbed."""
 
     @property
     def expected(self) -> int:
@@ -142,6 +145,10 @@ def scenarios(whole: TrialRecord, processes: int, seed: int, disturbance: Any) -
         if processes > 1:
             moved = f"a stop after step {step}, continued on {processes} processes"
             found.append(TriedStop(moved, disturbance("stop", step), processes))
+            back = f"SIGTERM to all of {processes} processes after step {step}, continued on 1"
+            found.append(TriedStop(back, disturbance("stop", step), first=processes))
+            gone = f"kill -9 of one of {processes} processes after step {killed}, continued on {processes}"
+            found.append(TriedStop(gone, disturbance("kill", killed), processes, processes))
     if len(epochs) > 1:
         found.append(TriedStop(f"a stop in an epoch's last step, {early[-1]}", disturbance("stop", early[-1])))
     if whole.evaluates:
@@ -173,10 +180,10 @@ def compare(whole: TrialRecord, tried: TrialRecord, scenario: TriedStop, script:
                 f"{at}: the learning rates are {_short(b['rates'])} and not {_short(a['rates'])}",
                 *(counted or ["pass the schedule to run.prepare (scheduler=...) or run.keep, so that it is saved"]),
             ]
-        share = EXACT if scenario.processes == 1 or before else CLOSE
+        share = EXACT if scenario.first == 1 and (scenario.processes == 1 or before) else CLOSE
         if not math.isclose(a["norm"], b["norm"], rel_tol=share):
             return _weights_differ(at, abs(a["norm"] - b["norm"]) / a["norm"], counted, before=before)
-    share = EXACT if scenario.processes == 1 else CLOSE
+    share = EXACT if scenario.processes == scenario.first == 1 else CLOSE
     difference = _difference(whole.weights, tried.weights)
     return _weights_differ("at the end", difference, counted, before=False) if difference > share else []
 
@@ -237,7 +244,7 @@ def _try(folder: Path, scenario: TriedStop | None, options: argparse.Namespace) 
     (folder / "said").touch()
     runs = [(Disturbance(), 1)]
     if scenario is not None:
-        runs = [(scenario.disturbance, 1), (Disturbance(), scenario.processes)]
+        runs = [(scenario.disturbance, scenario.first), (Disturbance(), scenario.processes)]
     first: list[str] = []
     for disturbance, processes in runs:
         first = _lines(folder / "steps.jsonl")
@@ -318,11 +325,11 @@ def _begin(
         os.dup2(said.fileno(), 2)
     import torch
 
-    from penstock_executor.training.trial import Trial
+    from penstock_executor.training.trial import install
 
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(cores // processes, 1)))
-    Trial(folder, disturbance).install()
+    install(folder, disturbance)
     end(status_of(options.script, options.arguments, module=False))
 
 

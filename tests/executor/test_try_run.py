@@ -73,11 +73,11 @@ def test_final_weights_are_compared_too_and_less_strictly_on_other_processes():
 
 def test_stops_are_tried_in_mid_epoch_at_an_epochs_end_and_in_an_evaluation():
     found = scenarios(tried(0), 2, 0, Disturbance)
-    assert [each.disturbance.kind for each in found] == ["stop", "kill", "stop", "stop"]
-    assert [each.processes for each in found] == [1, 1, 2, 1]
+    assert [each.disturbance.kind for each in found] == ["stop", "kill", "stop", "stop", "kill", "stop"]
+    assert [(each.first, each.processes) for each in found] == [(1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 1)]
     steps = [each.disturbance.step for each in found]
-    assert all(11 <= step < 20 for step in steps[:3])
-    assert steps[3] == 10
+    assert all(11 <= step < 20 for step in steps[:5])
+    assert steps[5] == 10
     evaluates = tried(0)
     evaluates.evaluates = [10, 20, 30]
     assert scenarios(evaluates, 1, 0, Disturbance)[-1].disturbance == Disturbance("evaluation", 10)
@@ -108,7 +108,7 @@ def test_a_script_is_tried_with_real_stops(tmp_path: Path, option: str, words: l
     for word in words:
         assert word in said
     if not words:
-        assert said.count("as undisturbed") == 5
+        assert said.count("as undisturbed") == 7
 
 
 @pytest.mark.long

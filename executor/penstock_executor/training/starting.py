@@ -25,6 +25,9 @@ from penstock_profiles.wire import CPU
 
 log = logging.getLogger(__name__)
 
+RUN = TrainingRun
+"""The class of a run. `penstock_executor.try_run` puts one in its place that records and disturbs its steps."""
+
 MOST_PAUSE_S = 30.0
 """Longest pause under a duty cycle between two steps of several processes: only in a step do they exchange requests."""
 
@@ -47,7 +50,8 @@ def start(
         checkpoints: folder on a file system that all nodes share. None: in a Slurm job, `checkpoints/JOB_ID` in the
             working directory; elsewhere nothing is saved, and each run begins from scratch.
         continue_from: the id of an ended job whose training this one continues, or the folder of its checkpoints. This
-            job's folder becomes a link to that one. None: the variable PENSTOCK_CONTINUE, in a job that names no folder.
+            job's folder becomes a link to that one. The default is the variable PENSTOCK_CONTINUE, in a job that names no
+            folder.
         gpu_type: the GPU type if Slurm does not report one.
         gpus_per_replica: P, number of processes that hold the model together, each a part of it on a GPU of its own:
             the stages of a pipeline. Processes 0 … P - 1 are the first replica, the next P the second. Submit the job
@@ -78,7 +82,7 @@ def start(
     client = connect(folder, environment) if ranks.rank == 0 else None
     epoch = group.from_first(client.epoch if client else None)
     saved = Checkpoints(folder, epoch, keep) if folder is not None else None
-    run = TrainingRun(
+    run = RUN(
         group,
         device,
         saved,
@@ -100,14 +104,13 @@ def _folders(
     if environment.measuring is not None:
         return environment.measuring, None
     if checkpoints is None and environment.job_id is not None:
-        folder = Path("checkpoints") / environment.job_id
-    elif before is None or (checkpoints is not None and continue_from is not None):
-        folder = Path(checkpoints) if checkpoints is not None else None
-    else:
+        checkpoints = Path("checkpoints") / environment.job_id
+    elif before is not None and (checkpoints is None or continue_from is None):
         raise ValueError(
             f"cannot continue from {str(before)!r}: px.start({str(checkpoints or '')!r}) has a folder of its own for"
             " checkpoints; pass continue_from=... to it, too, or leave the folder out in a Slurm job"
         )
+    folder = Path(checkpoints) if checkpoints is not None else None
     if folder is None or before is None:
         return folder, None
     return folder, Path(before) if "/" in str(before) else folder.parent / before

@@ -51,6 +51,7 @@ OWN: dict[str, str] = {
     "simulate run": "simulate:simulate_command",
     "simulate whatif": "whatif:whatif",
     "simulate workload": "workload:workload",
+    "try": "try_script:try_script",
     "man": "man:man",
 }
 """Command -> its module in this package, and the function or the group of commands in it."""
@@ -75,13 +76,13 @@ PANELS = {
     "Administration": (
         *("doctor", "audit", "leader", "drain", "policy", "token", "models", "config", "db", "slurm", "cloud"),
     ),
-    "Measurement and simulation": ("observe", "profile", "simulate"),
+    "Measurement and simulation": ("try", "observe", "profile", "simulate"),
     "Trying Penstock": TOOLS,
 }
 """Heading in the help -> the commands under it, in this order. All others follow under "Other commands"."""
 
 HIDDEN = ("man",)
-OPEN_ENDED = (f"{__name__}.profile:profile",)
+OPEN_ENDED = (f"{__name__}.profile:profile", f"{__name__}.try_script:try_script")
 """Places of commands that run a program. All arguments after the program's name are the program's, even without `--`."""
 
 
