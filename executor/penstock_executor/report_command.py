@@ -8,7 +8,7 @@
     ... penstock-report metric --epoch $epoch --progress 1280 0.91   # what the model has reached, for a search
     penstock-report end --epoch $epoch --outcome completed --progress 1e6
 
-Each call writes or reads one message of `penstock_profiles.wire` in the job's spool. docs/user/executor.md describes
+Each call writes or reads one message of `penstock_profiles.wire` in the job's spool. docs/user/executor-inside.md describes
 the files, for programs that write them without this command. Without Penstock or Slurm nothing is reported, `poll`
 finds nothing, and the script runs unchanged.
 

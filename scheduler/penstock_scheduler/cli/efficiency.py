@@ -59,7 +59,7 @@ class Efficiency:
     def advice(self) -> str:
         """The most useful thing to do, in a sentence."""
         if self.throughput is None:
-            return "It has reported no step times, so nothing is known of its speed: see docs/user/executor.md."
+            return "It has reported no step times, so nothing is known of its speed: see docs/user/executor-inside.md."
         if self.utilisation is not None and self.utilisation < BUSY:
             return f"Its GPUs were busy for {self.utilisation:.0%} of the time: give it more CPUs, or speed up its input data."
         if self.as_expected is not None and self.as_expected < AS_EXPECTED:

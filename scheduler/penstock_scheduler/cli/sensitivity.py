@@ -64,7 +64,7 @@ def measure(
 ) -> None:
     """Run a job's program on fewer and fewer CPUs, at most 8 times, and store its speed with each share.
 
-    The program must train with its data loader and report as under Penstock, see docs/user/executor.md. The effect of
+    The program must train with its data loader and report as under Penstock, see docs/user/executor-inside.md. The effect of
     less memory is computed from the size of the data set and the bandwidth of its storage.
     """
     console = Console(highlight=False)
@@ -209,7 +209,7 @@ def _speed(command: list[str], seconds: float, start_seconds: float, cpus: int) 
             why = f"ended ({ended})" if ended is not None else f"did not within {start_seconds:g} s"
             raise PenstockError(
                 f"with {cpus} CPUs the program {why} before its second report of its speed; let it train longer and "
-                f"report as under Penstock, see docs/user/executor.md{tail_of(output)}"
+                f"report as under Penstock, see docs/user/executor-inside.md{tail_of(output)}"
             )
     if (most := max(each.gpus for each in counted)) > 1:
         raise PenstockError(f"the program ran on {most} GPUs; let it use one; --gpus makes the tables for more")

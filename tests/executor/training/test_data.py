@@ -1,4 +1,4 @@
-"""Common data sets, distributed over several processes and resumed. docs/user/executor.md shows these classes."""
+"""Common data sets, distributed over several processes and resumed. docs/user/executor-inside.md shows these classes."""
 
 import collections
 import io
