@@ -22,6 +22,7 @@ from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.manager.provider import LaunchFailed, Provider
 from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.people.units import dollars
 from penstock_scheduler.rounds.settings import DaemonSettings, Settings, load_settings
 
 app = typer.Typer(no_args_is_help=True, help="Clouds: prices, checks, and what runs there.")
@@ -148,8 +149,8 @@ def _live(settings: Settings, *, yes: bool) -> int:
     for place, each in zip(places, costs, strict=True):
         lines = ", ".join(machine.line for machine in each.machines)
         typer.echo(
-            f"{place.name}: 3 instances of each of {lines}: about ${each.expected_usd:.2f}, and at most "
-            f"${each.most_usd:.2f}, after which they have ended themselves"
+            f"{place.name}: 3 instances of each of {lines}: about {dollars(each.expected_usd)}, and at most "
+            f"{dollars(each.most_usd)}, after which they have ended themselves"
         )
     if not yes and not typer.confirm("Launch them now?"):
         typer.echo("nothing was launched")

@@ -39,7 +39,7 @@ def test_nothing_is_launched_before_the_admin_has_seen_the_cost_and_agreed(confi
     told = run(config, "doctor", "--live", answer="n\n")
     assert told.exit_code == 0, told.output
     # Three of the cheapest, g4dn.xlarge at $0.526/h: for a minute, and for a quarter of an hour.
-    assert "3 instances of each of g4dn.xlarge: about $0.03, and at most $0.39" in told.output
+    assert "3 instances of each of g4dn.xlarge: about $0.026, and at most $0.39" in told.output
     assert "nothing was launched" in told.output
     assert not ec2.instances()
 

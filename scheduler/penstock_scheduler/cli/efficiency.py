@@ -15,7 +15,7 @@ from penstock_scheduler.api.messages import ExplanationView, JobView, ShareView
 from penstock_scheduler.cli.ask import ask, hours, print_fields
 from penstock_scheduler.cli.options import check_prices
 from penstock_scheduler.model import Configuration
-from penstock_scheduler.people.units import duration
+from penstock_scheduler.people.units import duration, money
 from penstock_scheduler.rounds.policies.tuning import Amount
 from penstock_scheduler.rounds.shares import describe_sensitivity
 
@@ -141,7 +141,7 @@ def show_job(job: str, prices: Mapping[str, float] | None, *, as_json: bool) -> 
         {
             "GPU-hours": ", ".join(f"{hours(amount)} of {name}" for name, amount in sorted(view.gpu_seconds.items()))
             or "none yet",
-            "cost": ", ".join(f"{amount:.2f} USD for {name}" for name, amount in sorted(usd.items())),
+            "cost": ", ".join(f"{money(cost)} USD for {name}" for name, cost in sorted(usd.items())),
             "throughput": _rate(found.throughput, f"samples/s{where}, measured"),
             "goodput": _rate(found.goodput, f"samples/s of progress{where}, measured"),
             "expected": _rate(found.expected_goodput, f"samples/s of progress{where}")

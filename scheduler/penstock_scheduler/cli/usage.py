@@ -11,6 +11,7 @@ import typer
 from penstock_scheduler.cli.ask import JSON, ask, hours, local_time, print_json, print_table
 from penstock_scheduler.cli.options import FROM, TO, check_prices, numbers, span_s
 from penstock_scheduler.people.errors import ConfigError, PenstockError
+from penstock_scheduler.people.units import money
 
 if TYPE_CHECKING:
     from penstock_scheduler.api.client import Client
@@ -92,7 +93,7 @@ def _show(found: Usage, csv: Path | None, parquet: Path | None, as_json: bool) -
             (line.gpu_type or "-") + (" in the cloud" if line.where == "cloud" else ""),
             str(line.jobs),
             f"{line.gpu_hours:.2f}",
-            "-" if line.usd is None else f"{line.usd:.2f}",
+            "-" if line.usd is None else money(line.usd),
         )
         for line in found.lines
     ]
@@ -151,7 +152,7 @@ def _used(line: LedgerLine) -> str:
         where = " in the cloud" if line.kind == "cloud-gpu-seconds" else ""
         why = ", corrected by Slurm's accounting" if line.key.endswith(CORRECTED) else ""
         return f"{hours(line.amount)} GPU-hours of {line.text}{where}{why}"
-    return f"{line.amount:.2f} USD {'at most' if line.kind == 'committed' else line.text}".rstrip()
+    return f"{money(line.amount)} USD {'at most' if line.kind == 'committed' else line.text}".rstrip()
 
 
 def _budget_row(budget: BudgetView) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from penstock_scheduler.model.job import JobId
 from penstock_scheduler.model.waiting import Wait, WaitingPolicy
+from penstock_scheduler.people.units import dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Offer:
     """Longest time from the order to the first training step, s, after which the boot has failed; None: `boot_s`."""
 
     def __str__(self) -> str:
-        return f"{self.gpus} {self.gpu_type} ({self.id}, ${self.usd_per_h:.2f}/h)"
+        return f"{self.gpus} {self.gpu_type} ({self.id}, {dollars(self.usd_per_h)}/h)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,7 @@ class BudgetLine:
     def __str__(self) -> str:
         owner = f"account {self.account}" if self.account else "the site"
         when = "in total" if self.period == "total" else "today" if self.period == "day" else f"this {self.period}"
-        return (
-            f"the cloud budget of {owner}, ${self.limit_usd:.2f} {when} (${self.used_usd:.2f} of it used or committed)"
-        )
+        return f"the cloud budget of {owner}, {dollars(self.limit_usd)} {when} ({dollars(self.used_usd)} of it used or committed)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 
@@ -32,6 +33,17 @@ def times(ratio: float) -> str:
 def shortened(text: str, most: int = 120) -> str:
     """A text of at most `most` characters, for example of a list that may have thousands of names."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def money(usd: float) -> str:
+    """An amount of money, with all cents and at least two significant digits, six decimals at most."""
+    decimals = min(1 - math.floor(math.log10(abs(usd))), 6) if 0 < abs(usd) < 0.1 else 2
+    return f"{usd:.{decimals}f}"
+
+
+def dollars(usd: float) -> str:
+    """An amount of US dollars, such as $0.0034 or $12.50."""
+    return f"${money(usd)}"
 
 
 def data_size(count: float) -> str:

@@ -59,6 +59,7 @@ from penstock_scheduler.model.records import GateRecord, RoundRecord
 from penstock_scheduler.model.snapshot import MoveBudget
 from penstock_scheduler.people.errors import PenstockError, RoundFailed
 from penstock_scheduler.people.units import clock as time_of_day
+from penstock_scheduler.people.units import dollars
 from penstock_scheduler.rounds.diff import actions, cloud_actions, concerned
 from penstock_scheduler.rounds.idle import idle_since
 from penstock_scheduler.rounds.outcomes import OutcomeLog
@@ -401,7 +402,7 @@ class RoundLoop:
                 isinstance(action, BurstJob)
                 and (line := self._rules.overspent(accounts[action.job], action.usd, self._clock.now_s())) is not None
             ):
-                text = f"{line} does not allow ${action.usd:.2f} any more"
+                text = f"{line} does not allow {dollars(action.usd)} any more"
                 outcomes += (Outcome(action, Progress.FAILED, text),)
             else:
                 outcomes += tuple(cloud.apply((action,)))

@@ -65,5 +65,22 @@ def test_no_budget_has_less_than_nothing_left(used_usd: float, left_usd: float):
     assert BudgetLine("", "month", 10.0, used_usd).left_usd == left_usd
 
 
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0.0, "$0.00"),
+        (1.236, "$1.24"),
+        (12_345.678, "$12345.68"),
+        (0.25, "$0.25"),
+        (0.0034, "$0.0034"),
+        (0.00996, "$0.0100"),
+        (1e-9, "$0.000000"),
+    ],
+)
+def test_people_read_two_significant_digits_of_small_prices(usd: float, text: str):
+    assert f"({text} of it used" in str(BudgetLine("", "day", 5.0, usd))
+    assert f", {text}/h)" in str(Offer("t4g@b", "t4", 1, 1, usd))
+
+
 def test_an_offer_names_its_gpus_and_its_price():
     assert str(Offer("g5.12xlarge@b", "a10g", 1, 4, 5.672)) == "4 a10g (g5.12xlarge@b, $5.67/h)"

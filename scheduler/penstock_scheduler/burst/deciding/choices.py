@@ -27,7 +27,7 @@ from penstock_scheduler.model import (
 )
 from penstock_scheduler.model.waiting import Ask, Wait
 from penstock_scheduler.people.errors import BadJobSpec
-from penstock_scheduler.people.units import duration
+from penstock_scheduler.people.units import dollars, duration
 
 NO_CLOUD = "burst=only, but this site has no cloud: leave burst out, or ask an admin to set [daemon] cloud"
 
@@ -111,8 +111,8 @@ def choices_of(job: Job, snapshot: Snapshot) -> tuple[list[CloudChoice], Reason 
 
 def _closed(job: Job, cheapest: CloudChoice, budgets: Iterable[BudgetLine]) -> Reason:
     line = _refuses(budgets, job.account, cheapest.usd)
-    why = str(line) if line is not None else f"its own burst_budget_usd=${job.spec.burst_budget_usd:.2f}"
-    text = f"would leave for {cheapest.offer}, but {why} does not allow the ${cheapest.usd:.2f} that it may cost"
+    why = str(line) if line is not None else f"its own burst_budget_usd={dollars(job.spec.burst_budget_usd or 0.0)}"
+    text = f"would leave for {cheapest.offer}, but {why} does not allow the {dollars(cheapest.usd)} that it may cost"
     return Reason(ReasonCode.CLOUD_BUDGET, text)
 
 
@@ -339,7 +339,7 @@ class CloudForecast:
         when = "now" if self.at_once or in_s <= 0 else f"in {duration(in_s)}, unless it gets GPUs on site before"
         if self.offer is None:
             return f"It may leave for the cloud {when}, but {self.why}."
-        cost = f"for about ${self.expected_usd:.2f}, at most ${self.most_usd:.2f}"
+        cost = f"for about {dollars(self.expected_usd)}, at most {dollars(self.most_usd)}"
         return f"It may leave for the cloud {when}: the cheapest there is {self.offer}, {cost}."
 
 

@@ -13,6 +13,7 @@ from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.model import Job, Phase
+from penstock_scheduler.people.units import dollars
 
 ORDER_PATIENCE_S = 300.0
 """How long an order is repeated while the provider throttles or does not answer."""
@@ -121,7 +122,7 @@ class Facts:
         expires_s = self._run.expires_s
         if expires_s is None or self._now_s < expires_s:
             return ""
-        return f"the ${self._run.usd:.2f} committed to it were spent before it ran"
+        return f"the {dollars(self._run.usd)} committed to it were spent before it ran"
 
     def _never_asked(self) -> str:
         """The job's own fault or Slurm's: none of the image or the type is known."""
@@ -155,7 +156,7 @@ class Facts:
         if self.lost is not None or expires_s is None:
             return ""
         soon = self._now_s >= expires_s - min(LEAVE_S, self._run.lifetime_s / 2)
-        return f"the ${self._run.usd:.2f} committed to it are spent" if soon else ""
+        return f"the {dollars(self._run.usd)} committed to it are spent" if soon else ""
 
     def _notice(self) -> str:
         if self.lost is not None:

@@ -14,6 +14,7 @@ from penstock_scheduler.burst.manager.provider import ADOPTED, DescribedInstance
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.model import JobId
+from penstock_scheduler.people.units import dollars
 from penstock_scheduler.store.cloud_runs import RunStore
 
 log = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ class Instances:
             if late_s >= UNENDED_S and (ids := self.alive(run)):
                 yield (
                     f"{', '.join(ids)} of job {run.job} has not ended in {late_s / 60:.0f} min, or {run.region} does not say; "
-                    f"it costs ${run.usd_per_h:.2f} an hour: end it in the provider's console"
+                    f"it costs {dollars(run.usd_per_h)} an hour: end it in the provider's console"
                 )
 
     def refresh(self, run: BurstRun, now_s: float) -> None:

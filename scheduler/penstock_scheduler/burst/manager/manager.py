@@ -55,6 +55,7 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.people.units import dollars
 from penstock_scheduler.store.cloud_runs import OLDER_STORE, RunStore
 
 log = logging.getLogger(__name__)
@@ -360,7 +361,7 @@ class BurstManager:
             return f"the run that round {action.round} ordered is over; the next round decides again"
         budgets = self._book.budgets(self._settings.budget, now_s, {job.account})
         broken = within(budgets, {job.id: (job.account, action.usd)})
-        return f"{broken[0]} does not allow ${action.usd:.2f} any more" if broken else ""
+        return f"{broken[0]} does not allow {dollars(action.usd)} any more" if broken else ""
 
     def _new_run(self, action: BurstJob, job: Job, now_s: float) -> BurstRun | str:
         """The run of an order, or why it is refused."""
@@ -395,7 +396,7 @@ class BurstManager:
         longest_s = self._guests.longest_s
         if longest_s is not None and run.lifetime_s > longest_s:
             return (
-                f"${run.usd:.2f} pay for {run.lifetime_s / 3600:.0f} h, but detached runs last at most "
+                f"{dollars(run.usd)} pay for {run.lifetime_s / 3600:.0f} h, but detached runs last at most "
                 f"{longest_s / 3600:.0f} h, since their links are signed for a week; declare a shorter --runtime"
             )
         return run

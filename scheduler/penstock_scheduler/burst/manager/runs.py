@@ -12,6 +12,7 @@ from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.burst.deciding.ledger import Entry, by_month, month
 from penstock_scheduler.burst.deciding.states import State
 from penstock_scheduler.model import CloudRun, Offer
+from penstock_scheduler.people.units import dollars
 
 LEAST_S = 60.0
 """Clouds bill an instance by the second, but at least a minute."""
@@ -146,7 +147,7 @@ class BurstRun(BaseModel):
         usd = added(slot.usd_by_month(self.usd_per_h, now_s) for slot in launched)
         usd[max(usd)] += self.data_usd
         times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in launched)
-        data = f", and {self.data_gb:g} GB of data for ${self.data_usd:.2f}" if self.data_usd else ""
+        data = f", and {self.data_gb:g} GB of data for {dollars(self.data_usd)}" if self.data_usd else ""
         return split(self._line("usd", 0.0, now_s, f"for {times} of {self.instance_type}, {self.market}{data}"), usd)
 
     def used(self, now_s: float) -> list[LedgerLine]:

@@ -46,6 +46,7 @@ from penstock_scheduler.model import (
     ReasonCode,
     Snapshot,
 )
+from penstock_scheduler.people.units import dollars
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.common import smallest_need
@@ -213,7 +214,9 @@ def in_cloud(offer: Offer) -> Configuration:
 
 def sent(choice: CloudChoice) -> CloudAssignment:
     """What a job that leaves for the cloud gets there."""
-    text = f"runs in the cloud on {choice.offer} for about ${choice.expected_usd:.2f}, at most ${choice.usd:.2f}"
+    text = (
+        f"runs in the cloud on {choice.offer} for about {dollars(choice.expected_usd)}, at most {dollars(choice.usd)}"
+    )
     return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text))
 
 
@@ -233,4 +236,4 @@ def _stays(run: CloudRun) -> Reason:
     what = "is on its way back from" if run.ending else "runs in the cloud on"
     if run.state in ("ordered", "booting"):
         what = "waits in the cloud for"
-    return Reason(ReasonCode.BURST, f"{what} {run.offer}, for at most ${run.usd:.2f}")
+    return Reason(ReasonCode.BURST, f"{what} {run.offer}, for at most {dollars(run.usd)}")
