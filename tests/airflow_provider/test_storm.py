@@ -3,7 +3,8 @@
 Afterwards Slurm's records and Airflow must tell the same story, and no job may run that nobody owns. PENSTOCK_STORM_EVENTS (by
 default 100, which take a quarter of an hour) and PENSTOCK_STORM_SEED choose the storm. The second storm only kills, slurmctld as
 well, until all deferred tasks of one run have ended: PENSTOCK_STORM_TASKS, by default 60, by hand 500. PENSTOCK_STORM_TARGETS
-chooses what it kills, such as `slurmctld,triggerer`, and PENSTOCK_STORM_PAUSE_S how often (by default every 40 to 90 s).
+chooses what it kills, such as `slurmctld,triggerer`, and PENSTOCK_STORM_PAUSE_S how often (by default every 40 to 90 s). With
+PENSTOCK_STORM_TOGETHER=yes, no job starts until nearly all of the tasks are deferred.
 """
 
 from __future__ import annotations
@@ -222,6 +223,8 @@ class Crowd(Storm):
     """What is killed, separated by commas; empty: everything."""
     pause_s: float = 40.0
     """Between two kills at least; at most a little more than twice as long."""
+    together: int = 0
+    """Once so many tasks are deferred, Penstock's rounds are resumed."""
 
     @property
     def folder(self) -> Path:
@@ -240,6 +243,20 @@ class Crowd(Storm):
             self.told.append(f"{len(self.told)}: {name}")
             print(f"{time.strftime('%H:%M:%S')} {self.told[-1]}: {self.counts(run)}", flush=True)
             kills[name]()
+            if self.together and self.deferred(run) >= self.together:
+                self.together = 0
+                self.pause_rounds(paused=False)
+        if self.together:
+            self.pause_rounds(paused=False)
+
+    def deferred(self, run: str) -> int:
+        """How many tasks of the run wait in the triggerer."""
+        return sum(each["state"] == "deferred" for each in self.airflow.tasks(self.dag, run, limit=1000))
+
+    def pause_rounds(self, *, paused: bool) -> None:
+        """No job starts while the rounds are paused."""
+        with Client(f"unix:{self.site.state / 'api.sock'}") as admin:
+            admin.pause(paused=paused)
 
     def _is_over(self) -> bool:
         self._repair()
@@ -300,6 +317,9 @@ def test_many_deferred_tasks_end_once_each_although_everything_is_killed(
         pause_s=float(os.environ.get("PENSTOCK_STORM_PAUSE_S", "40")),
     )
     (crowd.folder / "completed").mkdir()
+    if os.environ.get("PENSTOCK_STORM_TOGETHER"):
+        crowd.together = tasks * 19 // 20
+        crowd.pause_rounds(paused=True)
     began_s = time.monotonic()
     run = airflow.trigger(crowd.dag, tasks=tasks, life=5, folder=str(crowd.folder))
     crowd.rage_until_the_end(run)
