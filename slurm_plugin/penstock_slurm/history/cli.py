@@ -113,7 +113,7 @@ def _show(found: HistoryFigures) -> None:
     typer.echo(f"\nNo job held {idle:.1f} GPU-hours ({_share(idle, all_h)}).")
     typer.echo(f"In {wasted:.1f} of them ({_share(wasted, all_h)}), jobs waited that asked for as many GPUs.")
     for title, groups in (
-        ("GPUS OF A JOB", found.by_size),
+        ("GPUS", found.by_size),
         ("ENDED AS", found.by_end),
         ("USER", found.by_user),
         ("ACCOUNT", found.by_account),
