@@ -329,8 +329,8 @@ def wait_saved(slurm: LoopbackCluster) -> None:
     job, *_ = slurm.command("squeue", "-h", "-o", "%A").stdout.split()
     file = slurm.folder / "state" / "job_state"
     for _ in range(2):
-        slurm.command("scontrol", "update", f"jobid={job}", "nice=0")  # changes nothing, and lets it save
         asked_s = time.time()
+        slurm.command("scontrol", "update", f"jobid={job}", "nice=0")  # changes nothing, and lets it save, perhaps at once
         wait_for(lambda: file.stat().st_mtime > asked_s, 120, "slurmctld to save its jobs")  # noqa: B023
 
 
