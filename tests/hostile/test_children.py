@@ -39,6 +39,7 @@ EXCEPTIONS = {
     "scheduler/penstock_scheduler/daemon/service/whatif.py": OWN,
     "scheduler/penstock_scheduler/daemon/service/user_files.py": "talks to a helper of each user, for several requests",
     "scheduler/penstock_scheduler/cli/profile.py": OF_USERS,
+    "scheduler/penstock_scheduler/cli/try_script.py": OF_USERS,
     "slurm_plugin/penstock_slurm/submit/cli.py": OF_USERS,
     "slurm_plugin/penstock_slurm/install/units.py": "runs make for the admin who installs, as long as a compiler takes",
     "slurm_plugin/penstock_slurm/agent/cuda_checkpoints.py": "watches helpers beside other work, with a limit of its own",
