@@ -330,7 +330,9 @@ def wait_saved(slurm: LoopbackCluster) -> None:
     file = slurm.folder / "state" / "job_state"
     for _ in range(2):
         asked_s = time.time()
-        slurm.command("scontrol", "update", f"jobid={job}", "nice=0")  # changes nothing, and lets it save, perhaps at once
+        slurm.command(
+            "scontrol", "update", f"jobid={job}", "nice=0"
+        )  # changes nothing; it may save before this returns
         wait_for(lambda: file.stat().st_mtime > asked_s, 120, "slurmctld to save its jobs")  # noqa: B023
 
 
