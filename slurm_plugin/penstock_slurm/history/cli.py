@@ -71,7 +71,7 @@ def observe(
         from penstock_slurm.history import what_if as replayed  # the simulator takes seconds to load
 
         chosen, began_s, too_large = replayed.jobs_of(history, jobs)
-        came = sum(not job.came_before for job in chosen)
+        came = sum(job.counts for job in chosen)
         if came:
             cases = [replayed.recorded(chosen)]
             told = replayed.what_if(

@@ -40,7 +40,7 @@ ASSUMPTIONS = (
     f"An elastic job may have 1 to {GROWTH} times its GPUs. Which model it trains is not known: its GPU-hours choose one of the "
     "catalogue's, at random, and its batch size was the best one on its GPUs. A type on which no model was measured trains as an "
     "A100.",
-    "Jobs that ran when the period began hold their GPUs until they end, and are in no mean.",
+    "Jobs that came before these, or have not ended, hold their GPUs for as long as they did until now, and are in no mean.",
 )
 """For people, beside the figures."""
 
@@ -56,8 +56,8 @@ class WholeJob:
     """Of its last run."""
     ran_s: float
     end_s: float
-    came_before: bool
-    """Whether it ran when the period began. `ran_s` is then what was left of it."""
+    counts: bool
+    """Whether it is in the means: it came in the period, and has ended. Others only hold their GPUs."""
 
     @property
     def completion_s(self) -> float:
@@ -78,30 +78,27 @@ class Case:
 
 
 def jobs_of(history: History, most: int) -> tuple[list[WholeJob], float, int]:
-    """The newest jobs that have ended, at most so many, with those that ran when they began to come.
+    """The newest jobs that have ended, at most so many, and the others that held GPUs meanwhile.
 
-    Jobs that still run have no known length. They are left out.
+    A job that still runs has no known length. It holds its GPUs until the end of the history.
 
     Returns:
         The jobs, when the first of the newest ones came, and how many are left out because their partition has fewer GPUs now.
     """
-    ended = [
-        run for run in history.runs if run.start_s is not None and run.end_s is not None and run.end_s > run.start_s
-    ]
     by_id: dict[str, list[PastRun]] = {}
-    for run in ended:
-        by_id.setdefault(run.job_id, []).append(run)
-    whole = sorted((_job(runs) for runs in by_id.values()), key=lambda job: job.first.ready_s)
-    ended_by_now = [job for job in whole if job.end_s <= history.end_s]
-    whole = [job for job in ended_by_now if job.gpus <= sum(history.gpus.get(name, 0) for name in _types(history, job))]
-    came = [job for job in whole if job.first.ready_s >= history.begin_s][-most:]
-    begin_s = came[0].first.ready_s if came else history.begin_s
+    for run in history.runs:
+        if run.start_s is not None and (run.end_s is None or run.end_s > run.start_s):
+            by_id.setdefault(run.job_id, []).append(run)
+    whole = sorted((_job(runs, history.end_s) for runs in by_id.values()), key=lambda job: job.first.ready_s)
+    fits = [job for job in whole if job.gpus <= sum(history.gpus.get(name, 0) for name in _types(history, job))]
+    newest = [job for job in fits if job.counts and job.first.ready_s >= history.begin_s][-most:]
+    begin_s = newest[0].first.ready_s if newest else history.begin_s
     there = [
-        replace(job, ran_s=job.end_s - begin_s, came_before=True)
-        for job in whole
-        if job.first.ready_s < begin_s < job.end_s
+        replace(job, ran_s=min(job.ran_s, job.end_s - begin_s), counts=job.counts and job.first.ready_s >= begin_s)
+        for job in fits
+        if job.end_s > begin_s
     ]
-    return there + came, begin_s, len(ended_by_now) - len(whole)
+    return there, begin_s, len(whole) - len(fits)
 
 
 def _types(history: History, job: WholeJob) -> list[str]:
@@ -111,16 +108,17 @@ def _types(history: History, job: WholeJob) -> list[str]:
     return sorted({name for node in history.nodes if job.first.partition in node.partitions for name in node.gpus})
 
 
-def _job(runs: Sequence[PastRun]) -> WholeJob:
-    last = max(runs, key=lambda run: run.end_s or 0.0)
-    ran_s = sum((run.end_s or 0.0) - (run.start_s or 0.0) for run in runs)
+def _job(runs: Sequence[PastRun], now_s: float) -> WholeJob:
+    last = max(runs, key=lambda run: run.start_s or 0.0)
+    end_s = now_s if last.end_s is None else last.end_s
+    ran_s = sum((now_s if run.end_s is None else run.end_s) - (run.start_s or 0.0) for run in runs)
     first = min(runs, key=lambda run: run.ready_s)
-    return WholeJob(first, last.gpus, last.gpu_type, ran_s, last.end_s or 0.0, came_before=False)
+    return WholeJob(first, last.gpus, last.gpu_type, ran_s, end_s, counts=last.end_s is not None and end_s <= now_s)
 
 
 def recorded(jobs: Sequence[WholeJob]) -> Case:
     """How it was."""
-    came = [job for job in jobs if not job.came_before]
+    came = [job for job in jobs if job.counts]
     completions = [job.completion_s / 3600 for job in came]
     wait_h = fmean((job.completion_s - job.ran_s) / 3600 for job in came)
     return Case("as it was", _same(fmean(completions)), _same(wait_h), _same(median(completions)))
@@ -143,7 +141,7 @@ def what_if(
     nodes = nodes_of(history)
     families = _families({node.gpu_type for node in nodes})
     rigid = workload_of(jobs, begin_s, history)
-    counted = {job.first.job_id for job in jobs if not job.came_before}
+    counted = {job.first.job_id for job in jobs if job.counts}
 
     def case(name: str, policy: str, workloads: Sequence[Workload]) -> Case:
         means = []

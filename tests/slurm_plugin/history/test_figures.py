@@ -123,9 +123,10 @@ def test_a_requeued_job_is_one_job_with_all_its_time():
     assert report(found).jobs == 3
     jobs, begin_s, _ = what_if.jobs_of(found, 100)
     assert begin_s == BEGIN_S
-    assert [(job.first.job_id, job.came_before, job.ran_s / HOUR) for job in jobs] == [
-        ("8", True, 3.0),
-        ("7", False, 2.0),
+    assert [(job.first.job_id, job.counts, job.ran_s / HOUR) for job in jobs] == [
+        ("8", False, 3.0),  # what was left of it
+        ("7", True, 2.0),
+        ("9", False, 4.0),  # it still runs
     ]
     case = what_if.recorded(jobs)
     assert (case.completion_h, case.wait_h) == ((5.0, 5.0), (3.0, 3.0))
