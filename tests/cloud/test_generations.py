@@ -116,12 +116,18 @@ def test_a_job_that_slurm_sends_to_anothers_node_is_sent_back(site: OtherSite) -
     assert "submit it to the site's partitions with --burst" in site.told["7"], "Penstock never sent it there"
 
 
-def test_a_job_whose_run_ended_before_slurm_started_it_is_told_that(site: OtherSite) -> None:
+def booting_node(site: OtherSite) -> str:
+    """The node that Penstock has ordered for job 7, which Slurm does not start yet."""
     site.starts = False
     site.submit("7")
     site.send("7")
     site.until(lambda: [run.state for run in site.state.runs] == ["booting"])
     (node,) = BurstRun.model_validate_json(site.store.cloud_runs()[0].record).nodes
+    return node
+
+
+def test_a_job_whose_run_ended_before_slurm_started_it_is_told_that(site: OtherSite) -> None:
+    node = booting_node(site)
     site.recall("7")
     site.until(lambda: not site.state.runs)
     asks(site, "resume", node, j7=node)
@@ -132,11 +138,7 @@ def test_a_job_whose_run_ended_before_slurm_started_it_is_told_that(site: OtherS
 
 
 def test_a_job_that_slurm_starts_on_the_nodes_of_an_earlier_run_is_told_that(site: OtherSite) -> None:
-    site.starts = False
-    site.submit("7")
-    site.send("7")
-    site.until(lambda: [run.state for run in site.state.runs] == ["booting"])
-    (own,) = BurstRun.model_validate_json(site.store.cloud_runs()[0].record).nodes
+    own = booting_node(site)
     (other,) = {name for name, kind in site.names.items() if kind == "a10g"} - {own}
     asks(site, "resume", other, j7=other)
     site.tick()

@@ -324,15 +324,14 @@ def remove_node(slurm: LoopbackCluster, node: str) -> None:
 def wait_saved(slurm: LoopbackCluster) -> None:
     """Wait until slurmctld has saved all that it knows of its jobs now. Killed before, it forgets their newest starts and ends.
 
-    It saves within five seconds of a change, on a busy disk far later, and a save under way may not have the newest change.
+    It saves within five seconds of a change, on a busy disk far later, and a save under way may not have the newest change. An
+    update that changes nothing lets it save, perhaps before the command returns.
     """
     job, *_ = slurm.command("squeue", "-h", "-o", "%A").stdout.split()
     file = slurm.folder / "state" / "job_state"
     for _ in range(2):
         asked_s = time.time()
-        slurm.command(
-            "scontrol", "update", f"jobid={job}", "nice=0"
-        )  # changes nothing; it may save before this returns
+        slurm.command("scontrol", "update", f"jobid={job}", "nice=0")
         wait_for(lambda: file.stat().st_mtime > asked_s, 120, "slurmctld to save its jobs")  # noqa: B023
 
 

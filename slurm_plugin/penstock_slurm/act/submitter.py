@@ -20,7 +20,6 @@ import resource
 import secrets
 import shlex
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from penstock_profiles.wire import SPOOL_VARIABLE, claimed_epochs
@@ -34,7 +33,7 @@ from penstock_scheduler.safety.children import Account
 from penstock_scheduler.store.leadership.lease import ALONE, boot_s
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob
-from penstock_slurm.gateway.base import ENDED
+from penstock_slurm.gateway.base import ENDED, slurm_time
 from penstock_slurm.gateway.commands import OVER, guarded
 from penstock_slurm.jobs.holds import ADMIN, HoldFiles, foreign_hold, held_by_admin
 from penstock_slurm.jobs.output_files import exceeded_memory, resolved
@@ -378,7 +377,7 @@ def _options(order: Submission, key: str, home: str) -> list[str]:
         "mem": f"{order.memory_mb}M" if order.memory_mb else None,
         "output": order.output,
         "dependency": order.dependency,
-        "deadline": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(order.deadline_s)) if order.deadline_s else None,
+        "deadline": slurm_time(order.deadline_s) if order.deadline_s else None,
         "container-image": order.container_image,
         "time": str(math.ceil(order.time_limit_s / 60)) if order.time_limit_s else None,
     }

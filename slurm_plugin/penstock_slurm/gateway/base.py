@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -309,6 +310,11 @@ class SlurmLimit:
     user: str = ""
     each: Literal["", "user", "account"] = ""
     """Whether the limit is one for each user or account of the QOS."""
+
+
+def slurm_time(time_s: float) -> str:
+    """A time, s since 1970, as Slurm's commands take it: in the local time of this host."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
 
 
 def slurm_minutes(seconds: float) -> int:

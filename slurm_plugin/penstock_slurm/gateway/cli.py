@@ -48,6 +48,7 @@ from penstock_slurm.gateway.base import (
     Unread,
     Write,
     slurm_minutes,
+    slurm_time,
 )
 from penstock_slurm.gateway.batch import HIGHEST_PRIORITY, BatchWriter, arguments, task_counts
 from penstock_slurm.gateway.commands import SlurmCommandRunner, expect_id
@@ -281,7 +282,7 @@ class CommandReader:
         """`sacct -D`, for RUNS_AT_ONCE jobs at a time."""
         ids: list[str] = list(job_ids)
         found: tuple[SlurmRun, ...] = ()
-        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_s))
+        since = slurm_time(since_s)
         for at in range(0, len(ids), RUNS_AT_ONCE):
             some = ids[at : at + RUNS_AT_ONCE]
             for job_id in some:

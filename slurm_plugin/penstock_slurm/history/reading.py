@@ -5,17 +5,18 @@ It runs two commands, and both only read: `sacct`, and `scontrol show`.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from penstock_scheduler.people.errors import PenstockError
 from penstock_slurm.gateway.accounts import parse_tres
-from penstock_slurm.gateway.base import SlurmNode
+from penstock_slurm.gateway.base import SlurmNode, slurm_time
 from penstock_slurm.gateway.cli import CommandReader
 from penstock_slurm.gateway.commands import SlurmCommandRunner
+from penstock_slurm.gateway.fields import time_s
 from penstock_slurm.gateway.hostlist import HostLists
 
 FIELDS = (
@@ -59,7 +60,7 @@ class PastRun:
     """Its time limit, if it has one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class History:
     """GPU jobs that waited or ran in a period, and the cluster as it is now."""
 
@@ -72,13 +73,22 @@ class History:
     left_out: dict[str, int]
     """Reason -> number of records that do not count."""
 
-    @property
+    @cached_property
     def gpus(self) -> dict[str, int]:
         """GPU type -> GPUs of all nodes."""
         found: Counter[str] = Counter()
         for node in self.nodes:
             found.update(node.gpus)
         return dict(sorted(found.items()))
+
+    @cached_property
+    def types_of_partition(self) -> dict[str, list[str]]:
+        """Partition -> the GPU types of its nodes."""
+        found: dict[str, set[str]] = {}
+        for node in self.nodes:
+            for partition in node.partitions:
+                found.setdefault(partition, set()).update(node.gpus)
+        return {partition: sorted(types) for partition, types in found.items()}
 
 
 def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Collection[str] = ()) -> History:
@@ -106,7 +116,7 @@ def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Co
         for node in reader.nodes()
         if sum(node.gpus.values()) and (not partitions or set(partitions) & set(node.partitions))
     )
-    span = ("-S", _moment(begin_s), "-E", _moment(end_s))
+    span = ("-S", slurm_time(begin_s), "-E", slurm_time(end_s))
     chosen = ("-r", ",".join(sorted(partitions))) if partitions else ()
     text = commands.read(
         *("sacct", "-a", "-D", "-X", "-n", "-P", *span, *chosen, "-o", ",".join(FIELDS)),
@@ -122,10 +132,6 @@ def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Co
     return History(begin_s, end_s, runs, nodes, left_out)
 
 
-def _moment(time_s: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
-
-
 def parse_history(text: str, types: Mapping[str, str]) -> tuple[tuple[PastRun, ...], dict[str, int]]:
     """GPU jobs from `sacct -D -X -n -P` with FIELDS and SLURM_TIME_FORMAT=%s, and how many records do not count, by reason.
 
@@ -139,8 +145,8 @@ def parse_history(text: str, types: Mapping[str, str]) -> tuple[tuple[PastRun, .
     for line in filter(None, text.split("\n")):
         row = line.split("|")
         try:
-            run = _run(row, types, lists) if len(row) == len(FIELDS) else "records that cannot be read"
-        except ValueError:
+            run = _run(row, types, lists)
+        except ValueError:  # also of another number of fields
             run = "records that cannot be read"
         if isinstance(run, str):
             left_out[run] += 1
@@ -154,7 +160,7 @@ def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> Past
     job_id, user, account, partition, state, submit, eligible, start, end, limit, requested, allocated, nodes = row
     asked, held = parse_tres(requested), parse_tres(allocated)
     gpus = (held or asked).get("", 0) or sum((held or asked).values())
-    start_s, word = _time_s(start), state.split(" ")[0]  # a cancelled job's is `CANCELLED by 1000`
+    start_s, word = time_s(start) or None, state.split(" ")[0]  # a cancelled job's is `CANCELLED by 1000`
     if not gpus:
         return WITHOUT_GPUS
     if start_s is None and word not in WAITING:
@@ -169,9 +175,9 @@ def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> Past
         account=account,
         partition=partition.split(",")[0],
         state=word,
-        ready_s=max(float(submit), _time_s(eligible) or 0.0),
+        ready_s=max(float(submit), time_s(eligible) or 0.0),
         start_s=start_s,
-        end_s=_time_s(end),
+        end_s=time_s(end) or None,
         gpus=gpus,
         gpu_type=gpu_type or "",
         asked_type=_only_type(asked),
@@ -183,8 +189,3 @@ def _only_type(tres: Mapping[str, int]) -> str | None:
     """The GPU type, if there is exactly one."""
     named = [name for name, count in tres.items() if name and count]
     return named[0] if len(named) == 1 else None
-
-
-def _time_s(text: str) -> float | None:
-    """A time of sacct; None for `Unknown` and `None`. Slurm shows 0 for some."""
-    return float(text) or None if text.isdigit() else None

@@ -105,7 +105,7 @@ def _types(history: History, job: WholeJob) -> list[str]:
     """The GPU types that the job may have, as far as they exist: the one that it asked for, or those of its partition."""
     if job.first.asked_type is not None:
         return [job.first.asked_type] if job.first.asked_type in history.gpus else []
-    return sorted({name for node in history.nodes if job.first.partition in node.partitions for name in node.gpus})
+    return history.types_of_partition.get(job.first.partition, [])
 
 
 def _job(runs: Sequence[PastRun], now_s: float) -> WholeJob:
@@ -178,14 +178,12 @@ def nodes_of(history: History) -> tuple[Node, ...]:
 
 def _families(gpu_types: Collection[str]) -> Families:
     """The catalogue of models, also on types on which none of them was measured."""
-    known = load_gpus()
-    missing = [
-        name for name in gpu_types if not any(known.canonical(name) in each.gpus for each in load_families().values())
-    ]
+    known, families = load_gpus(), load_families()
+    missing = [name for name in gpu_types if not any(known.canonical(name) in each.gpus for each in families.values())]
     return Families(
         {
             name: family.model_copy(update={"gpus": family.gpus | dict.fromkeys(missing, family.gpus[UNMEASURED_AS])})
-            for name, family in load_families().items()
+            for name, family in families.items()
         }
     )
 

@@ -159,13 +159,10 @@ def as_training(job: WorkloadJob, max_gpus: int, choices: np.random.Generator) -
     """
     model = _model((job.gpu_seconds or 0.0) / 3600, choices)
     known = APPLICATIONS[model]
-    estimator = load_families()[known.family].estimator()
-    best = estimator.best_batch(TUNED_ON, -(-job.gpus // 4), job.gpus)
-    total = known.max_batch if best is None else job.gpus * best.atomic_batch * (best.accumulation_steps + 1)
     spec = JobSpec(
         max_gpus=max_gpus, gpu_types=job.spec.gpu_types, batch_size=known.initial_batch, max_batch_size=known.max_batch
     )
-    return replace(job, spec=spec, model=model, batch_size=min(total, known.max_batch))
+    return replace(job, spec=spec, model=model, batch_size=_best_total(model, job.gpus) or known.max_batch)
 
 
 def _model(gpu_hours: float, choices: np.random.Generator) -> str:
@@ -185,15 +182,29 @@ def _training(common: dict[str, object], gpu_hours: float, max_gpus: int, choice
 @cache
 def _tuned(model: str) -> list[tuple[int, int]]:
     """Requests (GPUs, total batch size) of a user who has tuned the model on `TUNED_ON`, and always one for one GPU."""
-    estimator: TrainingEstimator = load_families()[APPLICATIONS[model].family].estimator()
+    estimator = _estimator(model)
     found = []
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         goodput = _goodput(estimator, gpus) / (gpus * _goodput(estimator, 1))
-        batch = estimator.best_batch(TUNED_ON, -(-gpus // 4), gpus)
-        if batch is not None and (gpus == 1 or TUNED[0] <= goodput <= TUNED[1]):
-            total = gpus * batch.atomic_batch * (batch.accumulation_steps + 1)
-            found.append((gpus, min(total, estimator.max_batch)))
+        total = _best_total(model, gpus)
+        if total is not None and (gpus == 1 or TUNED[0] <= goodput <= TUNED[1]):
+            found.append((gpus, total))
     return found
+
+
+@cache
+def _estimator(model: str) -> TrainingEstimator:
+    return load_families()[APPLICATIONS[model].family].estimator()
+
+
+@cache
+def _best_total(model: str, gpus: int) -> int | None:
+    """The total batch size with which the model trains fastest on this number of `TUNED_ON`; None if it cannot."""
+    estimator = _estimator(model)
+    batch = estimator.best_batch(TUNED_ON, -(-gpus // 4), gpus)
+    return (
+        None if batch is None else min(gpus * batch.atomic_batch * (batch.accumulation_steps + 1), estimator.max_batch)
+    )
 
 
 def _goodput(estimator: TrainingEstimator, gpus: int) -> float:
