@@ -30,7 +30,7 @@ def test_a_site_without_permission_to_read_prices_sets_them_by_hand(
     site.finish("7")
     site.until(lambda: not site.state.runs)
     (usd,) = [line.amount for line in store.cloud_ledger() if line.kind == "usd"]
-    (used,) = [line.amount for line in store.ledger() if line.kind == "cloud-gpu-seconds"]
+    used = sum(line.amount for line in store.ledger() if line.kind == "cloud-gpu-seconds")  # none of less than 1 s
     assert usd == pytest.approx(max(used, 60.0) / 3600 * 0.8)
     site.sleep(400 * 86400)
     assert {offer.id for offer in site.tick().offers} == {"g5.xlarge", "2x g5.xlarge"}, "such a price is never too old"
