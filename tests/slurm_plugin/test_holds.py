@@ -13,7 +13,7 @@ from penstock_scheduler.people.errors import BadJobSpec
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import CliGateway, Refused, SlurmJob
+from penstock_slurm.gateway import CliGateway, HeldMeanwhile, SlurmJob
 from penstock_slurm.gateway.base import Write
 from penstock_slurm.settings import SlurmSettings
 from tests.slurm_plugin.test_cluster import Told, cluster, pending, told
@@ -214,16 +214,14 @@ def late(told: Told, cluster: SlurmCluster, tmp_path: Path) -> Spool:
 
 
 def test_a_hold_of_penstocks_that_comes_too_late_is_taken_back(told: Told, cluster: SlurmCluster, late: Spool) -> None:
-    released = list[str]()
-    told.release = released.append  # type: ignore[attr-defined]
     told.listed = [running(**LATE)]
     cluster.observe()
-    assert released == ["7"]
+    assert told.written == [Write("7", "release")]
     told.listed = [running(priority=9)]
     cluster.observe()
     told.listed = [running(**LATE)]  # now it is somebody's
     cluster.observe()
-    assert released == ["7"]
+    assert told.written == [Write("7", "release")]
     cluster.apply([Hold("7", 3)])
     told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
     assert look(cluster)[0] == []
@@ -232,12 +230,11 @@ def test_a_hold_of_penstocks_that_comes_too_late_is_taken_back(told: Told, clust
 def test_a_job_that_is_stopped_before_penstocks_hold_is_taken_back_is_started_again(
     told: Told, cluster: SlurmCluster, late: Spool
 ) -> None:
-    def refuse(job_id: str) -> None:
-        raise Refused("try later", command="scontrol release", job_id=job_id)
-
-    told.release = refuse  # type: ignore[attr-defined]
+    write = told.write
+    told.write = lambda writes: tuple(HeldMeanwhile(command="scontrol", job_id=each.job_id) for each in writes)  # type: ignore[method-assign]
     told.listed = [running(**LATE)]
     cluster.observe()
+    told.write = write  # type: ignore[method-assign]
     cluster.apply([Hold("7", 3)])
     assert told.written[-1].kind == "requeue_hold"
     told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
@@ -278,8 +275,6 @@ def test_an_asked_hold_keeps_a_job_until_it_is_released(
 def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
     told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter, tmp_path: Path
 ) -> None:
-    released = list[str]()
-    told.release = released.append  # type: ignore[attr-defined]
     told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9)]
     submitter.hold("7", "ada", admin=False)
     assert look(cluster) == (["7"], [])
@@ -296,7 +291,7 @@ def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
     assert look(cluster)[0] == [], "Slurm's own hold is Penstock's, but ada's is not over"
     submitter.release("7", admin=False)
     assert look(cluster) == (["7"], [])
-    assert released == []
+    assert [write.kind for write in told.written] == ["hold", "requeue_hold"], "Slurm would start it by itself"
 
 
 @pytest.mark.parametrize("fields", [ADMIN, USER | {"restarts": 1}])

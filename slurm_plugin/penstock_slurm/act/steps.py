@@ -35,7 +35,7 @@ from penstock_scheduler.model import (
     on_parts,
 )
 from penstock_slurm.gateway import JobPlacement, SlurmJob, Write
-from penstock_slurm.gateway.base import WAITING
+from penstock_slurm.gateway.base import ADMIN, WAITING
 from penstock_slurm.gateway.batch import HIGHEST_PRIORITY
 from penstock_slurm.jobs.holds import came_too_late, held_meanwhile
 from penstock_slurm.jobs.notes import kept_by_begin, request
@@ -357,7 +357,7 @@ def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
     left = Outcome(action, Progress.UNDER_WAY, f"{how}, leaves its GPUs")
     # A job that shares is stopped like others, also if its user has forbidden Slurm to requeue it.
     allowed = () if slurm.requeue else (Write(slurm.id, "split"),)
-    writes = (*allowed, Write(slurm.id, "requeue_hold"))
+    writes = (*allowed, Write(slurm.id, "requeue_hold", admin_holds=slurm.reason == ADMIN))
     return Step(left, writes, _stopping(scope, control), signal=signal, message=message)
 
 

@@ -33,9 +33,9 @@ from penstock_scheduler.safety.children import Account
 from penstock_scheduler.store.leadership.lease import ALONE, boot_s
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob
-from penstock_slurm.gateway.base import ENDED, slurm_time
+from penstock_slurm.gateway.base import ADMIN, ENDED, slurm_time
 from penstock_slurm.gateway.commands import OVER, guarded
-from penstock_slurm.jobs.holds import ADMIN, HoldFiles, foreign_hold, held_by_admin
+from penstock_slurm.jobs.holds import HoldFiles, foreign_hold, held_by_admin
 from penstock_slurm.jobs.output_files import exceeded_memory, resolved
 from penstock_slurm.observe.sorting import job_spec
 from penstock_slurm.settings import SlurmSettings

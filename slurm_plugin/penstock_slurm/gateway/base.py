@@ -14,6 +14,9 @@ from penstock_slurm.gateway.errors import SlurmError
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 """Slurm's states of a job that holds nothing."""
 
+ADMIN = "JobHeldAdmin"
+"""Slurm's reason for a hold by root, SlurmUser or an operator. Penstock's own holds are user holds."""
+
 ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -383,8 +386,9 @@ class PlainShape:
 class Write:
     """One command about one job, named like the `SlurmWriter` method for a single one.
 
-    Three have no method:
+    Four have no method:
 
+    - `release` lets a held job start as soon as Slurm has resources.
     - `split` gives an array's element that has not started a job record and a number of its own.
     - `put_first` gives a job that is not held the highest priority, until its next release.
     - `place` changes a pending job so that it runs exactly there. Slurm applies the whole update or nothing. The error is
@@ -398,6 +402,8 @@ class Write:
     kind: Literal["hold", "release", "requeue_hold", "split", "place", "put_first"]
     placement: JobPlacement | None = None
     """For `place` only."""
+    admin_holds: bool = False
+    """Whether an admin is known to hold the job. If not, and one does by now, the error is HeldMeanwhile: nothing changes."""
 
     def __post_init__(self) -> None:
         if (self.kind == "place") != (self.placement is not None):
@@ -492,10 +498,6 @@ class SlurmWriter(Protocol):
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job from starting until it is released, by a user hold (JobHeldUser). A running job continues."""
-        ...
-
-    def release(self, job_id: str) -> None:
-        """Let a held job start as soon as Slurm has resources."""
         ...
 
     def requeue_hold(self, job_id: str) -> None:

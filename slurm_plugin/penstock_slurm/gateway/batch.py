@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock_slurm.gateway.base import STAND_IN, WAITING, Write, slurm_time_limit
+from penstock_slurm.gateway.base import ADMIN, STAND_IN, WAITING, Write, slurm_time_limit
 from penstock_slurm.gateway.commands import JOB_ID, RETRIES, RETRY_PAUSE_S, SlurmCommandRunner, no_job
 from penstock_slurm.gateway.errors import (
     ControllerAway,
+    HeldMeanwhile,
     NotWaiting,
     Refused,
     SlurmError,
@@ -40,6 +41,9 @@ FEEDS = 2
 FEW = 20
 """Up to this many writes go through one process."""
 
+LOOKED_AT = frozenset({"hold", "place", "release", "requeue_hold"})
+"""Writes that could lift an admin's hold, or stop a job that runs by now: each job is looked at right before them."""
+
 AT_ONCE = 200
 MOST_PER_S = 500.0
 """Writes. slurmctld must also answer users; docs/developer/slurm-gateway.md says what they notice."""
@@ -54,7 +58,10 @@ class BatchWriter:
     def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
         """The error of each write, in their order. Writes that Slurm could not do at the moment are repeated."""
         assert len({write.job_id for write in writes}) == len(writes), "one command about each job"
-        errors = dict[str, SlurmError | None](self.not_waiting([w.job_id for w in writes if w.kind == "place"]))
+        looked = [write.job_id for write in writes if write.kind in LOOKED_AT]
+        placed = {write.job_id for write in writes if write.kind == "place"}
+        admin_holds = {write.job_id for write in writes if write.admin_holds}
+        errors = dict[str, SlurmError | None](self.changed(looked, wait=placed, admin_holds=admin_holds))
         left = [write for write in writes if write.job_id not in errors]
         left.sort(key=lambda write: self._commands.order(write.job_id))
         for tries_left in range(RETRIES, -1, -1):
@@ -69,22 +76,35 @@ class BatchWriter:
                 self._commands.forget(write.job_id)
         return tuple(errors[write.job_id] for write in writes)
 
-    def not_waiting(self, job_ids: Sequence[str]) -> dict[str, SlurmError]:
-        """An error for each of these jobs that must not be placed because it does not wait: Slurm would shrink a running job.
+    def changed(
+        self, job_ids: Sequence[str], *, wait: Collection[str], admin_holds: Collection[str]
+    ) -> dict[str, SlurmError]:
+        """An error for each of these jobs that must stay as it is, because it has changed since it was read.
 
-        A job runs although it waited when it was read if somebody has released or requeued it meanwhile.
+        Somebody may have released or requeued it, so that it runs: Slurm would take a placement as an order to shrink it. An
+        admin may have held it: Penstock's right would lift that hold.
+
+        Args:
+            wait: those that must still wait.
+            admin_holds: those that an admin was known to hold.
         """
         asked = [job_id for job_id in job_ids if JOB_ID.fullmatch(job_id)]
         if not asked:
             return {}
         one = ("-j", *asked) if len(asked) == 1 else ()
         try:
-            listed = self._commands.read("squeue", "-a", "-h", "-r", "--local", "-o", "%i %T", *one)
+            listed = self._commands.read("squeue", "-a", "-h", "-r", "--local", "-o", "%i %T %r", *one)
         except SlurmError as error:
             return dict.fromkeys(asked, error)
-        states = dict(line.partition(" ")[::2] for line in listed.splitlines())
-        changed = (job_id for job_id in asked if states.get(job_id) not in WAITING)
-        return {job_id: NotWaiting(command="scontrol update", job_id=job_id) for job_id in changed}
+        now = dict(line.partition(" ")[::2] for line in listed.splitlines())
+        errors: dict[str, SlurmError] = {}
+        for job_id in asked:
+            state, _, reason = now.get(job_id, "").partition(" ")
+            if job_id in wait and state not in WAITING:
+                errors[job_id] = NotWaiting(command="scontrol update", job_id=job_id)
+            elif reason == ADMIN and job_id not in admin_holds:
+                errors[job_id] = HeldMeanwhile(command="scontrol", job_id=job_id)
+        return errors
 
     def _feed(self, writes: Sequence[Write]) -> dict[str, SlurmError | None]:
         """Send each write once, with pauses for slurmctld."""

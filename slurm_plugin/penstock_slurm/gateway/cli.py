@@ -401,7 +401,7 @@ class CommandWriter:
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         """The begin time is set with the shape and before the release, so that the job does not start in between."""
-        for error in self._batch.not_waiting([job_id]).values():
+        for error in self._batch.changed([job_id], wait=[job_id], admin_holds=()).values():
             raise error
         self._commands.change(
             job_id,
@@ -433,7 +433,7 @@ class CommandWriter:
 
     def name_no_nodes(self, job_ids: Sequence[str]) -> None:
         """`scontrol update ReqNodeList=`, which takes one job. To a running job it would mean another thing."""
-        started = self._batch.not_waiting(job_ids)
+        started = self._batch.changed(job_ids, wait=job_ids, admin_holds=job_ids)
         for job_id in job_ids:
             if job_id not in started:
                 with contextlib.suppress(JobGone, Refused, Unregistered):

@@ -78,6 +78,15 @@ class NotWaiting(Transient):
         super().__init__("the job does not wait any more, so it stays as it is", command=command, job_id=job_id)
 
 
+class HeldMeanwhile(Transient):
+    """An admin has held the job since it was read. Nothing was done."""
+
+    at_once = False
+
+    def __init__(self, *, command: str, job_id: str) -> None:
+        super().__init__("an admin holds the job by now, so it stays as it is", command=command, job_id=job_id)
+
+
 class UnreadableAnswer(SlurmError):
     """A listing does not have the requested form: this Slurm is unknown to Penstock."""
 

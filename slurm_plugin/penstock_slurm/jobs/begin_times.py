@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from penstock_scheduler.model import JobId
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
-from penstock_slurm.gateway.base import WAITING, Write
+from penstock_slurm.gateway.base import ADMIN, WAITING, Write
 from penstock_slurm.jobs.messages import in_turn
 from penstock_slurm.jobs.notes import kept_by_begin, overdue, plain_shape
 
@@ -23,7 +23,9 @@ MOST_LEFT = 50
 def let_deadlines_count(writer: SlurmWriter, jobs: Iterable[SlurmJob], now_s: float) -> None:
     """Release held jobs whose deadline is over, because Slurm ends them only then."""
     over = in_turn((job for job in jobs if job.held and overdue(job, now_s)), MOST_RELEASES)
-    for job, error in zip(over, writer.write([Write(job.id, "release") for job in over]), strict=True):
+    for job, error in zip(
+        over, writer.write([Write(job.id, "release", admin_holds=job.reason == ADMIN) for job in over]), strict=True
+    ):
         if error is not None:
             log.info("cannot release the job to its deadline", extra={"job": job.id, "text": str(error)})
 
@@ -53,7 +55,13 @@ class BeginTimes:
         after_s, due, left = self._after_s, [], list[SlurmJob]()
         for job in jobs:
             shape = plain_shape(job)
-            if shape is None or job.state not in WAITING or job.id in acted or overdue(job, now_s):
+            if (
+                shape is None
+                or job.state not in WAITING
+                or job.id in acted
+                or overdue(job, now_s)
+                or job.reason == ADMIN
+            ):
                 continue
             begins_s = max(job.eligible_s or 0.0, self._renewed_s.get(job.id, -after_s) + after_s)
             if job.held or (job.required_nodes and kept_by_begin(job, now_s)):

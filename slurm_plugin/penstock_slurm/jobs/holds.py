@@ -27,7 +27,7 @@ from penstock_scheduler.people.errors import BadJobSpec, StoreError
 from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.gateway import SlurmError, SlurmJob, SlurmWriter
-from penstock_slurm.gateway.base import WAITING, Write
+from penstock_slurm.gateway.base import ADMIN, WAITING, Write
 from penstock_slurm.jobs.messages import in_turn
 from penstock_slurm.jobs.notes import never_satisfied, plain_shape
 from penstock_slurm.jobs.states import HOLDING, LEAVING
@@ -39,9 +39,6 @@ FOLDER = "holds"
 JOB.by-admin for each that an admin has held in Slurm while it ran. Slurm forgets whose that hold is when the job is stopped."""
 
 KINDS = ("held", "released", "by-admin")
-
-ADMIN = "JobHeldAdmin"
-"""Slurm's reason for a hold by root, SlurmUser or an operator. Penstock's own holds are user holds."""
 
 USER = "JobHeldUser"
 
@@ -329,9 +326,8 @@ class Holds:
     def _take_back(self, job: SlurmJob, control: ControlMessage) -> bool:
         """Release a running job from a hold of Penstock's that came too late. Later holds of the run are somebody's."""
         if came_too_late(job, control) and job.id not in self._asked.held:
-            try:
-                self._writer.release(job.id)
-            except SlurmError as error:
+            (error,) = self._writer.write([Write(job.id, "release")])
+            if error is not None:
                 log.warning("cannot take a hold back", extra={"job": job.id, "text": str(error)})
                 return False
         self._spool.tell(control.model_copy(update={"holding": None}), job.uid)
@@ -394,7 +390,9 @@ class Holds:
             if in_place:
                 self._writer.hold(job.id)
             elif job.state in HOLDING | BY_SLURM and job.priority == 0:
-                self._writer.release(job.id)
+                (error,) = self._writer.write([Write(job.id, "release", admin_holds=admin)])
+                if error is not None:
+                    raise error
         except SlurmError as error:
             log.warning("cannot release the job", extra={"job": job.id, "text": str(error)})
             return

@@ -6,6 +6,7 @@ import pytest
 
 from penstock_slurm.gateway import (
     ControllerAway,
+    HeldMeanwhile,
     JobGone,
     JobPlacement,
     NotWaiting,
@@ -87,9 +88,26 @@ def test_where_squeue_does_not_answer_nothing_is_placed(slurm, tmp_path):
     slurm(
         f"cat >> {tmp_path}/fed", states="echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
     )
-    done = gateway().write([Write("1", "place", THERE), Write("5", "hold")])
-    assert isinstance(done[0], ControllerAway)
-    assert "update" not in (tmp_path / "fed").read_text()
+    done = gateway().write([Write("1", "place", THERE), Write("5", "hold"), Write("6", "put_first")])
+    assert [isinstance(error, ControllerAway) for error in done] == [True, True, False]
+    assert "JobId=1" not in (tmp_path / "fed").read_text()
+
+
+def test_a_job_that_an_admin_has_held_since_it_was_read_stays_as_it_is(slurm, tmp_path):
+    """Penstock may do what an admin may, so Slurm would let it lift the hold or put its own in the place."""
+    slurm(
+        f"tee -a {tmp_path}/fed | sed -n 's/^penstock/invalid keyword: penstock/p' >&2",
+        states="for job in $(seq 8); do echo $job PENDING JobHeldAdmin; done",
+    )
+    held = [Write("1", "hold"), Write("2", "release"), Write("3", "requeue_hold"), Write("4", "place", THERE)]
+    done = gateway().write([*held, Write("5", "release", admin_holds=True), Write("6", "put_first")])
+    assert [isinstance(error, HeldMeanwhile) for error in done] == [True] * 4 + [False] * 2
+    assert "an admin holds the job by now" in str(done[0])
+    lines = (tmp_path / "fed").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("penstock")] == [
+        "release 5",
+        "update JobId=6 Priority=4294967293",
+    ]
 
 
 def nowhere_line() -> str:

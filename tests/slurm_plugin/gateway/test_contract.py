@@ -20,6 +20,7 @@ from penstock_slurm.gateway import (
     CliGateway,
     CommandsMissing,
     ControllerAway,
+    HeldMeanwhile,
     JobGone,
     JobPlacement,
     NotWaiting,
@@ -138,6 +139,34 @@ def test_a_job_that_has_started_meanwhile_keeps_its_nodes(gateway, loopback):
     gateway.release(job_id)
     gateway.cancel(job_id)
     wait_state(gateway, job_id, "CANCELLED")
+
+
+@slurm
+def test_an_admins_hold_that_came_meanwhile_stays(gateway, loopback):
+    """Of a waiting job, of one that Slurm is about to start, and of a running one. A release by an admin lifts it."""
+    waiting, runs = held(loopback), held(loopback)
+    gateway.release(runs)
+    wait_state(gateway, runs, "RUNNING")
+    there = JobPlacement("all", ("t4-00",), 1, 1, 1)
+    loopback.command("scontrol", "hold", f"{waiting},{runs}")
+    for write in (
+        Write(waiting, "hold"),
+        Write(waiting, "place", there),
+        Write(waiting, "release"),
+        Write(runs, "release"),
+    ):
+        assert [type(error) for error in gateway.write([write])] == [HeldMeanwhile]
+    with pytest.raises(HeldMeanwhile):
+        gateway.leave_to_slurm(waiting, PlainShape("all", 1, 1, None), 1, 60.0)
+    assert [type(error) for error in gateway.write([Write(runs, "requeue_hold")])] == [HeldMeanwhile]
+    assert {job(gateway, each).reason for each in (waiting, runs)} == {"JobHeldAdmin"}
+    assert job(gateway, runs).state == "RUNNING"
+    both = [Write(waiting, "release", admin_holds=True), Write(runs, "requeue_hold", admin_holds=True)]
+    assert gateway.write(both) == (None, None)
+    wait_state(gateway, waiting, "RUNNING")
+    for each in (waiting, runs):
+        gateway.cancel(each)
+        wait_state(gateway, each, "CANCELLED")
 
 
 @slurm
