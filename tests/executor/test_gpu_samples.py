@@ -12,7 +12,7 @@ from .spool import bodies, job_environment, process
 
 REPORTING = """
 import sys, time
-from pathlib import Path
+sys.modules["torch"] = None  # a job of another framework reports, too
 from penstock_executor import connect
 from penstock_executor.training.reporter import Reporter
 from penstock_profiles.wire import Observation

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock_executor.allocation import Allocation
 from penstock_executor.client import Client, present_request, reconnect
@@ -17,8 +17,10 @@ from penstock_executor.environment import EnvironmentDisagrees
 from penstock_executor.giving_up import can_give_up
 from penstock_executor.gpu_samples import EVERY_S as SAMPLED_EVERY_S
 from penstock_executor.gpu_samples import GpuSamples
-from penstock_executor.training.processes import Group
 from penstock_profiles.wire import Body, Ended, Observation, Request, Started
+
+if TYPE_CHECKING:
+    from penstock_executor.training.processes import Group  # which imports PyTorch
 
 log = logging.getLogger(__name__)
 
