@@ -403,7 +403,7 @@ class Write:
     placement: JobPlacement | None = None
     """For `place` only."""
     admin_holds: bool = False
-    """Whether an admin is known to hold the job. If not, and one does by now, the error is HeldMeanwhile: nothing changes."""
+    """Whether an admin is known to hold the job. If not, and one does by now, the error is HeldMeanwhile."""
 
     def __post_init__(self) -> None:
         if (self.kind == "place") != (self.placement is not None):

@@ -79,7 +79,7 @@ class NotWaiting(Transient):
 
 
 class HeldMeanwhile(Transient):
-    """An admin has held the job since it was read. Nothing was done."""
+    """An admin has held the job since it was read. It stays as it is."""
 
     at_once = False
 

@@ -86,6 +86,29 @@ def test_records_that_cannot_be_read_or_never_ran_are_counted():
     assert history(*lines).left_out == {"records that cannot be read": 2, "jobs that ended before they started": 1}
 
 
+def test_a_job_waits_from_the_end_of_its_dependencies_in_the_first_partition_that_it_named():
+    row = line("1", ready=0, start=3, end=4, held="gres/gpu=1", state="CANCELLED by 1000", partition="gpu,long").split(
+        "|"
+    )
+    row[6] = str(BEGIN_S + 2 * HOUR)  # Eligible
+    (run,) = history("|".join(row)).runs
+    assert (run.ready_s, run.state, run.partition) == (BEGIN_S + 2 * HOUR, "CANCELLED", "gpu")
+
+
+def test_nine_of_ten_wait_no_longer_than_the_long_wait():
+    waits = report(
+        history(*(line(str(number), start=number, end=9.5, held="gres/gpu=1") for number in range(10)))
+    ).by_user
+    assert [(group.wait_s, group.long_wait_s) for group in waits] == [(4.5 * HOUR, pytest.approx(8.1 * HOUR))]
+
+
+def test_what_comes_after_the_period_counts_in_the_next_one():
+    """The job holds more GPUs than the nodes have now: one was taken away since."""
+    found = report(history(line("1", start=8, end=12, held="gres/gpu=5")))
+    assert (found.types[0].held_gpu_h, found.idle_gpu_h) == (pytest.approx(10), pytest.approx(32))
+    assert found.by_user[0].limit_used is None
+
+
 def test_hours_are_those_of_the_period_and_a_running_job_counts_until_its_end():
     held = "gres/gpu:a100=2,gres/gpu=2"
     before = line("1", ready=-6, start=-5, end=1, held=held)
