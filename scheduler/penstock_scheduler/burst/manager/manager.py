@@ -14,26 +14,23 @@ another. docs/decisions/0014-the-cloud-has-a-thread.md has the rules.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 from collections.abc import Callable, Sequence
-from uuid import uuid4
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.ports import Clock, CloudNodes
-from penstock_scheduler.burst.deciding.choices import within
-from penstock_scheduler.burst.deciding.estimates import Gravity
 from penstock_scheduler.burst.deciding.states import STATES, TABLE, Fact, State, Transition, step
 from penstock_scheduler.burst.manager.book import Book, Unreadable
 from penstock_scheduler.burst.manager.cluster_side import ClusterSide
-from penstock_scheduler.burst.manager.facts import LEAVE_PATIENCE_S, LEAVE_S, ORDER_PATIENCE_S, Facts, World
+from penstock_scheduler.burst.manager.facts import LEAVE_PATIENCE_S, LEAVE_S, Facts, World
 from penstock_scheduler.burst.manager.history import SiteHistory
 from penstock_scheduler.burst.manager.instances import Instances
 from penstock_scheduler.burst.manager.offers import Offers
+from penstock_scheduler.burst.manager.orders import CloudOrders
 from penstock_scheduler.burst.manager.places import Places
-from penstock_scheduler.burst.manager.provider import Guests, JoinSlurm, Kind, LaunchFailed, pause_s
-from penstock_scheduler.burst.manager.runs import BurstRun, Slot
+from penstock_scheduler.burst.manager.provider import Guests, JoinSlurm, Kind, LaunchFailed
+from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.burst.manager.unknown_runs import ended_by, of_unknown_runs, record_of
@@ -55,7 +52,6 @@ from penstock_scheduler.model import (
     Start,
 )
 from penstock_scheduler.people.errors import ClusterAway
-from penstock_scheduler.people.units import dollars
 from penstock_scheduler.store.cloud_runs import OLDER_STORE, RunStore
 
 log = logging.getLogger(__name__)
@@ -97,7 +93,7 @@ class BurstManager:
         lock: threading.Lock | None = None,
         share: SharedFolder | None = None,
     ) -> None:
-        self._places, self._settings, self._store, self._clock, self._rng = places, settings, store, clock, rng
+        self._places, self._settings, self._store, self._clock = places, settings, store, clock
         self._share = SharedFolder(settings.share, settings.share_users) if share is None else share
         self._share_trouble = ""
         self._book = Book(store)
@@ -106,18 +102,14 @@ class BurstManager:
         self._offers = Offers(settings, places)
         self._history = SiteHistory(settings, store)
         self._instances = Instances(places, settings, store, self._book)
-        # Runs of an earlier daemon: an instance of its last order may exist without a record.
-        self._resumed = set(self._book.runs)
-        self._tries: dict[str, int] = {}
-        self._retry_s: dict[str, float] = {}
+        self._orders = CloudOrders(
+            settings, self._book, self._instances, self._offers, self._cluster, self._guests, rng
+        )
         self._words: dict[JobId, str] = {}
         self._leaving_s: dict[str, float] = {}
         self._ending_s: dict[str, float] = {}
-        self._tried_s: dict[str, float] = {}
         self._advanced: set[str] = set()  # the runs that a thread is in the middle of
         self._fetched: set[str] = set()  # detached runs that have all their files back
-        self._boot_failures = 0
-        self._boot_failed_s = -math.inf
         self._jobs_seen: dict[JobId, Job] = {}
         self._asked: dict[str, Action] = {}  # by run
         self._returned: dict[JobId, float] = {}
@@ -130,7 +122,7 @@ class BurstManager:
             self._share,
             self._recalled,
             self._leaving_s,
-            self._tried_s,
+            self._orders.tried_s,
         )
         self._older_store: bool | None = None
         """Whether instances may belong to runs that the store does not know. Until that is known, nothing is done. Set at the
@@ -196,7 +188,7 @@ class BurstManager:
     def end_protection(self) -> tuple[str, ...]:
         """See `ports.Burst`."""
         with self._lock:
-            self._boot_failures = 0
+            self._orders.booted()
             return self._instances.end_protection()
 
     def adopt(self) -> str:
@@ -338,68 +330,16 @@ class BurstManager:
         job = self._jobs_seen.get(action.job)
         if job is None:
             return Outcome(action, Progress.FAILED, f"{action.offer} is not offered any more")
-        refused = self._refusal(action, job, now_s)
+        refused = self._orders.refusal(action, job, now_s)
         if refused:
             return Outcome(action, Progress.FAILED, refused)
-        run = self._new_run(action, job, now_s)
+        run = self._orders.new_run(action, job, now_s)
         if isinstance(run, str):
             return Outcome(action, Progress.FAILED, run)
         self._save(run, run.committed())
         self._words.pop(run.job, None)
         log.info("ordered", extra={"job": run.job, "run": run.id, "offer": action.offer, "usd": round(run.usd, 2)})
         return Outcome(action, Progress.UNDER_WAY, f"ordered {run.offer}")
-
-    def _refusal(self, action: BurstJob, job: Job, now_s: float) -> str:
-        """Why a job may not be ordered now, whatever the offer; empty: it may."""
-        if (bad := self._book.unreadable_of(action.job)) is not None:
-            return bad.trouble
-        if (protected := self._instances.protected) is not None:
-            return f"nothing is launched in protected mode: {protected}"
-        if action.offer not in self._offers.by_id:
-            return f"{action.offer} is not offered any more"
-        if any(run.round == action.round for run in self._book.of_job(action.job).runs):
-            return f"the run that round {action.round} ordered is over; the next round decides again"
-        budgets = self._book.budgets(self._settings.budget, now_s, {job.account})
-        broken = within(budgets, {job.id: (job.account, action.usd)})
-        return f"{broken[0]} does not allow {dollars(action.usd)} any more" if broken else ""
-
-    def _new_run(self, action: BurstJob, job: Job, now_s: float) -> BurstRun | str:
-        """The run of an order, or why it is refused."""
-        settings, offered = self._settings, self._offers.by_id[action.offer]
-        offer, machine = offered.offer, offered.machine
-        taken = {name for run in self._book.runs.values() for name in run.nodes}
-        room = [node.name for node in self._cluster.nodes.values() if node.name not in taken and machine.suits(node)]
-        if len(room) < offer.nodes:
-            return "another job has taken the cloud nodes in the meantime"
-        data, gravity = float(job.spec.data_size_bytes or 0), Gravity(settings.bytes_per_s, settings.usd_per_gb)
-        run = BurstRun(
-            data_gb=data / 1e9,
-            data_usd=gravity.usd(data),
-            data_s=gravity.transfer_s(data),
-            id=f"{action.job}.{1 + self._book.of_job(action.job).count}-{uuid4().hex}",
-            job=action.job,
-            region=offered.place,
-            user=job.user,
-            account=job.account,
-            offer=offer,
-            instance_type=machine.instance_type,
-            market=machine.market,
-            usd_per_h=offer.usd_per_h / offer.nodes,
-            extras_usd_per_h=machine.extras_usd_per_h,
-            usd=action.usd,
-            round=action.round,
-            ordered_s=now_s,
-            partition=self._cluster.partition,
-            state="ordered",
-            slots=tuple(Slot(node=name) for name in sorted(self._cluster.by_use(room)[: offer.nodes])),
-        )
-        longest_s = self._guests.longest_s
-        if longest_s is not None and run.lifetime_s > longest_s:
-            return (
-                f"{dollars(run.usd)} pay for {run.lifetime_s / 3600:.0f} h, but detached runs last at most "
-                f"{longest_s / 3600:.0f} h, since their links are signed for a week; declare a shorter --runtime"
-            )
-        return run
 
     def _recall(self, action: Recall) -> Outcome:
         run = next((run for run in self._book.runs.values() if run.job == action.job), None)
@@ -450,7 +390,7 @@ class BurstManager:
             self._leaving_s.setdefault(run.id, now_s)
         taken = step(run.state, Facts(self._world, run, job, now_s).why)
         if taken is None and run.state in ("ordered", "ending"):
-            tried = self._launch(run, now_s) if run.state == "ordered" else self._end(run, job, now_s)
+            tried = self._orders.place(run, now_s) if run.state == "ordered" else self._end(run, job, now_s)
             run = self._book.runs[run.id]
             taken = step(run.state, lambda fact: tried.get(fact, ""))
         if taken is not None:
@@ -469,48 +409,16 @@ class BurstManager:
         if row.to == "booting":
             return self._save(run.model_copy(update={"state": "booting", "there_s": self._clock.now_s()}))
         if row.to == "running":
-            self._boot_failures = 0
+            self._orders.booted()
             return self._save(run.model_copy(update={"state": "running", "ran": True}))
         if row.boot:
-            self._boot_failed(run, why, now_s)
+            self._orders.boot_failed(run, why, now_s)
         if row.failed:
             self._words[run.job] = why
         level = logging.WARNING if row.failed else logging.INFO
         log.log(level, "run ends", extra={"run": run.id, "job": run.job, "state": row.to, "why": why})
         stopped = run.stopped or (run.state == "running" and row.fact is not Fact.JOB_GONE)
         return self._save(run.model_copy(update={"state": row.to, "why": why, "stopped": stopped}))
-
-    def _launch(self, run: BurstRun, now_s: float) -> dict[Fact, str]:
-        """Place the order. Returns how that went; empty: it is placed again later."""
-        self._tried_s.setdefault(run.id, run.ordered_s if run.id in self._resumed else now_s)
-        if run.region in self._instances.silent or now_s < self._retry_s.get(run.id, 0.0):
-            return {}
-        try:
-            guest = self._guests.prepare(run.id, run.job, run.user, run.lifetime_s, run.nodes)
-            recover = run.id in self._resumed or run.id in self._tries
-            launched = self._instances.launch(run, guest, now_s, recover=recover)
-        except LaunchFailed as error:
-            return self._refused(run, error, now_s)
-        except KeyError:
-            return {Fact.REFUSED: f"this machine does not know the user {run.user}"}
-        self._save(launched)
-        self._offers.launched(run)
-        return {Fact.LAUNCHED: "all its instances were launched"}
-
-    def _refused(self, run: BurstRun, error: LaunchFailed, now_s: float) -> dict[Fact, str]:
-        self._instances.note(run.region, error)
-        if error.kind in (Kind.THROTTLED, Kind.LOST) and now_s - self._tried_s[run.id] < ORDER_PATIENCE_S:
-            self._tries[run.id] = self._tries.get(run.id, 0) + 1
-            self._retry_s[run.id] = now_s + pause_s(self._tries[run.id], self._rng)
-            log.info("asks the cloud again", extra={"run": run.id, "tries": self._tries[run.id], "text": str(error)})
-            return {}
-        if error.kind is Kind.CONFIG:
-            self._instances.protect_place(
-                run.region, f"{run.region} refuses the request that [cloud] describes: {error}"
-            )
-        else:
-            self._offers.refused(run, error, now_s)
-        return {Fact.REFUSED: f"{error.kind}: {error}"}
 
     def _note_request(self, run: BurstRun, job: Job | None) -> BurstRun:
         """Note whether Slurm has requested or used the run's nodes."""
@@ -529,16 +437,6 @@ class BurstManager:
         per_node = run.offer.gpus // run.offer.nodes
         shares = tuple(Share(name, per_node) for name in run.nodes)
         self._asked[run.id] = Start(run.job, run.round, Placement(run.offer.gpu_type, run.partition, shares))
-
-    def _boot_failed(self, run: BurstRun, why: str, now_s: float) -> None:
-        self._offers.boot_failed(run, why, now_s)
-        if run.ordered_s < self._boot_failed_s:
-            return  # it was ordered before the last failure was known, and may have failed for the same reason
-        self._boot_failures, self._boot_failed_s = self._boot_failures + 1, now_s
-        if self._boot_failures >= self._settings.protected_after:
-            self._instances.protect(
-                f"{self._boot_failures} boots in a row failed, the last one: {why}; read the instance's console output"
-            )
 
     def _ask_to_leave(self, run: BurstRun, facts: Facts) -> None:
         looked = self._instances.seen is not None
@@ -594,7 +492,8 @@ class BurstManager:
         self._book.save(run, self._clock.now_s(), *lines)
         if run.state == "over":
             self._cluster.forget(run)
-            for table in (self._tries, self._retry_s, self._tried_s, self._leaving_s, self._ending_s, self._asked):
+            self._orders.forget(run)
+            for table in (self._leaving_s, self._ending_s, self._asked):
                 table.pop(run.id, None)
             self._fetched.discard(run.id)
             self._recalled.discard(run.id)
