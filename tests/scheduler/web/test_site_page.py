@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from penstock_scheduler.api.ledger_messages import BudgetView
+from penstock_scheduler.daemon.service.web.render import block
 from penstock_scheduler.daemon.service.web.site import DAY_S, budget_row, columns
 from penstock_scheduler.model import Stop, StopCode
 from penstock_scheduler.model.records import GateRecord
@@ -50,6 +51,12 @@ def test_a_refused_plan_says_what_it_would_have_stopped_and_admins_may_approve_i
         assert "its node &lt;b&gt;is drained&lt;/b&gt;" in text
         assert "POST /v1/rounds/2/approval" in text
         assert "/approval" not in get(site, "oz", "/site").text
+
+
+def test_small_amounts_of_dollars_are_not_shown_as_zero():
+    text = block("site.html", "cloud", spans=[], spent_usd=0.0034, committed_usd=12.5)
+    assert "$0.0034 spent" in text
+    assert "up to $12.50." in text
 
 
 def test_the_stream_sends_what_an_operator_changes(site):

@@ -18,7 +18,7 @@ from penstock_scheduler.daemon.service.web import drawings
 from penstock_scheduler.daemon.service.web.cells import World
 from penstock_scheduler.daemon.service.web.queue import progress
 from penstock_scheduler.daemon.service.web.render import Fragments, block
-from penstock_scheduler.people.units import duration
+from penstock_scheduler.people.units import dollars, duration
 from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 TEMPLATE = "job.html"
@@ -157,7 +157,7 @@ def _end(facts: Facts, now_s: float) -> float | None:
 
 def _cost(facts: Facts) -> str:
     held = ", ".join(f"{amount / 3600:.2f} {name}" for name, amount in sorted(facts.view.gpu_seconds.items()))
-    money = "" if facts.usd is None else f" (${facts.usd:,.2f})"
+    money = "" if facts.usd is None else f" ({dollars(facts.usd)})"
     return f"{held or '0'}{money}"
 
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from penstock_scheduler.api.estimate_messages import TimeRange
 from penstock_scheduler.people.drawing.svg import index, rules, style
 from penstock_scheduler.people.safe_text import visible
-from penstock_scheduler.people.units import clock, duration
+from penstock_scheduler.people.units import clock, dollars, duration
 from penstock_scheduler.store.leadership.site_clock import site_time_s
 
 POLICY = (
@@ -99,7 +99,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(moment=moment, between=between, number=number, share=share, duration=duration, colour=index)
+    made.filters.update(moment=moment, between=between, number=number, share=share, colour=index)
+    made.filters.update(duration=duration, dollars=dollars)
     made.globals.update(static=address)
     return made
 
