@@ -1,7 +1,7 @@
 """Clouds behind the burst manager (`penstock_scheduler.burst.manager`): EC2, and what runs on it. Read in this order:
 
 1. `settings`: what may be launched, where, for how much. `catalogue`: instance types and prices.
-2. `ec2`, `templates`, `failures`: one region of EC2 as a provider, and what EC2's errors mean.
+2. `ec2`, `images`, `templates`, `failures`: one region of EC2 as a provider, and what EC2's errors mean.
 3. `command`: any other cloud, behind a command of the admin's.
 4. `programs`, `user_data`: how instances join Slurm.
 5. `detached_runs`, `staging`, `cloud_runner`, `unpacking`: runs on instances that do not join.
@@ -68,6 +68,7 @@ def _open(settings: Settings, clock: Clock, store: SqlStore, nodes: CloudNodes, 
             kept.now,
             kept,
             None if ssm is None else Yielding(ssm, lock, store.leadership),
+            store,
         )
 
     def earlier_region(name: str) -> Provider:

@@ -284,6 +284,13 @@ def _adopt_store(*, yes: bool) -> None:
 
 
 @app.command()
+def accept_image() -> None:
+    """Launch from the AMI that the parameter of `[cloud] image` names now, in place of the pinned one. For admins."""
+    images = ask(lambda penstock: penstock.accept_images()).images
+    typer.echo(f"new instances launch from {', '.join(images)}" if images else "the parameters have not changed")
+
+
+@app.command()
 def forget(run: str) -> None:
     """Close a run whose record cannot be read, once its instances have ended. For admins.
 

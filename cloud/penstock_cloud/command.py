@@ -172,6 +172,14 @@ class Command:
     def refresh(self, now_s: float) -> None:
         """See `Provider`: `offers` asks for prices."""
 
+    def news(self) -> str:
+        """See `Provider`: the command has its own images."""
+        return ""
+
+    def accept(self) -> str:
+        """See `Provider`."""
+        return ""
+
     def check(self) -> str:
         """See `Provider`."""
         try:

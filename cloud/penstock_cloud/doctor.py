@@ -13,9 +13,10 @@ from typing import Any
 from penstock_cloud.catalogue import Catalogue
 from penstock_cloud.ec2 import Ec2, connect_ssm
 from penstock_cloud.failures import understood
+from penstock_cloud.images import LOOK_UP
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
-from penstock_cloud.templates import LOOK_UP, VERSION
+from penstock_cloud.templates import VERSION
 from penstock_scheduler.burst.manager.provider import LaunchFailed
 from penstock_scheduler.burst.manager.share import SharedFolder
 from penstock_scheduler.safety import children
@@ -274,7 +275,7 @@ def _image(settings: CloudSettings, ec2: Any) -> CloudFinding:
     if not settings.image:
         return CloudFinding("image", "none is set", remedy)
     try:
-        image = Ec2(ec2, settings, ssm=connect_ssm(settings)).templates.image()
+        image = Ec2(ec2, settings, ssm=connect_ssm(settings)).image.id()
         found = _ask(ec2.describe_images, ImageIds=[image])["Images"]
     except LaunchFailed as error:
         return _refused("image", error, remedy)

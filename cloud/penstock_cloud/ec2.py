@@ -13,10 +13,12 @@ from typing import Any
 
 from penstock_cloud.catalogue import Catalogue, KeptCatalogue
 from penstock_cloud.failures import refusal, understood
+from penstock_cloud.images import LOOK_UP, PinnedImage
 from penstock_cloud.settings import CloudSettings
-from penstock_cloud.templates import LOOK_UP, TAG, VERSION, Templates, ec2_tags, mine
+from penstock_cloud.templates import TAG, VERSION, Templates, ec2_tags, mine
 from penstock_scheduler.burst.manager.provider import ADOPTED, DescribedInstance, Kind, LaunchFailed, Machine, Order
 from penstock_scheduler.people.errors import ConfigError
+from penstock_scheduler.store.cloud_runs import RunStore
 
 Listed = list[DescribedInstance]
 Tags = list[dict[str, str]]
@@ -105,9 +107,11 @@ class Ec2:
         catalogue: returns the current catalogue of instance types; None: no catalogue describes this region.
         kept: refreshes what `catalogue` returns; None: nobody does.
         ssm: boto3's client of Systems Manager, if the image is looked up there.
+        store: keeps the pinned image, if there is one.
 
     Attributes:
         name: the region that the client speaks to.
+        image: its AMI.
         templates: its launch templates.
     """
 
@@ -118,12 +122,14 @@ class Ec2:
         catalogue: Callable[[], Catalogue | None] = lambda: None,
         kept: KeptCatalogue | None = None,
         ssm: Any = None,
+        store: RunStore | None = None,
     ) -> None:
         self._ec2 = ec2
         self.name = str(ec2.meta.region_name)
         self._settings = settings
         self._catalogue, self._kept = catalogue, kept
-        self.templates = Templates(self._ask, settings, ssm)
+        self.image = PinnedImage(self._ask, settings, ssm, store)
+        self.templates = Templates(self._ask, settings, self.image)
         self._zones: dict[str, str] = {}
 
     # --- offers
@@ -171,8 +177,19 @@ class Ec2:
 
     def refresh(self, now_s: float) -> None:
         """See `Provider`."""
+        self.image.look(now_s)
         if self._kept is not None:
             self._kept.refresh(now_s)
+
+    def news(self) -> str:
+        """See `Provider`."""
+        return self.image.news()
+
+    def accept(self) -> str:
+        """See `Provider`."""
+        image = self.image.accept()
+        self.templates.forget()
+        return image
 
     def check(self) -> str:
         """See `Provider`. `penstock cloud doctor` checks more."""

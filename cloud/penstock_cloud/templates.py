@@ -17,8 +17,9 @@ import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
+from penstock_cloud.images import AskEc2, PinnedImage
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
 
@@ -28,17 +29,6 @@ TAG = "penstock:"
 VERSION = "1"
 """The version of a template that is launched: the one that Penstock has made. Whoever changes the default changes nothing."""
 
-LOOK_UP = "ssm:"
-"""How `[cloud] image` begins if a parameter of Systems Manager has the AMI's id."""
-
-
-class AskEc2(Protocol):
-    """Calls a method of EC2's client, or of `client`. Raises LaunchFailed."""
-
-    def __call__(self, method: str, client: Any = None, /, **asked: Any) -> Any:
-        """See the class."""
-        ...
-
 
 class Templates:
     """See the module. Every method raises LaunchFailed.
@@ -46,26 +36,14 @@ class Templates:
     Args:
         ask: calls EC2.
         settings: the settings as they are in this region.
-        ssm: boto3's client of Systems Manager, if the image is looked up there.
+        image: the AMI.
     """
 
-    def __init__(self, ask: AskEc2, settings: CloudSettings, ssm: Any = None) -> None:
-        self._ask, self._settings, self._ssm = ask, settings, ssm
-        self._image = ""
+    def __init__(self, ask: AskEc2, settings: CloudSettings, image: PinnedImage) -> None:
+        self._ask, self._settings, self._image = ask, settings, image
         self._of_site: dict[int, str] = {}
         self._making: set[int] = set()
         self._efa: dict[str, int] = {}
-
-    def image(self) -> str:
-        """Id of the AMI. One that is looked up stays the same until the daemon starts again."""
-        if not self._image:
-            name = self._settings.image
-            if not name.startswith(LOOK_UP):
-                self._image = name
-            else:
-                asked = name.removeprefix(LOOK_UP)
-                self._image = str(self._ask("get_parameter", self._ssm, Name=asked)["Parameter"]["Value"])
-        return self._image
 
     def of_site(self, efa: int = 0) -> str:
         """Id of the launch template for these settings, with this number of EFA interfaces. It is created if it does not
@@ -147,10 +125,13 @@ class Templates:
 
     def _data(self, text: bytes) -> dict[str, Any]:
         settings = self._settings
-        image = self.image()
+        image = self._image.id()
         images = self._ask("describe_images", ImageIds=[image])["Images"]
         if not images:
-            raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", f"[cloud] image={settings.image!r} does not exist")
+            words = f"{image}, [cloud] image={settings.image!r}, does not exist"
+            if self._image.looked_up:
+                words += "; `penstock cloud accept-image` pins the one that the parameter names now"
+            raise LaunchFailed(Kind.CONFIG, "InvalidAMIID.NotFound", words)
         volume: dict[str, Any] = {
             "Encrypted": True,
             "DeleteOnTermination": True,

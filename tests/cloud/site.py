@@ -16,7 +16,7 @@ from typing import Any
 from penstock_cloud.catalogue import Catalogue, shipped
 from penstock_cloud.detached_runs import DetachedRuns
 from penstock_cloud.ec2 import Ec2 as Region
-from penstock_cloud.ec2 import connect
+from penstock_cloud.ec2 import connect, connect_ssm
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
 from penstock_cloud.templates import TAG
@@ -110,7 +110,8 @@ class CloudSite:
         store: Any = Watched(self, self.store, lambda name: name in ("save_cloud_run", "charge", "set_control"))
         nodes: Any = Watched(self, self, lambda name: name == "power_down")
         lock = threading.Lock() if self.background else None
-        home = Region(client if lock is None else Yielding(client, lock), self.settings, lambda: self.catalogue())
+        ec2 = client if lock is None else Yielding(client, lock)
+        home = Region(ec2, self.settings, lambda: self.catalogue(), ssm=connect_ssm(self.settings), store=store)
         rng = random.Random(1)
         guests = None
         if self.staging is not None:

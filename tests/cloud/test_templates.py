@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock_cloud.images import PinnedImage
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.templates import Templates
 from penstock_scheduler.burst.manager.instances import PROTECTED
@@ -106,7 +107,8 @@ def test_parallel_orders_make_the_template_once(cloud_settings: Callable[..., Cl
             return {"Images": [{}]}
         return {"LaunchTemplate": {"LaunchTemplateId": "lt-1"}}
 
-    templates = Templates(ask, cloud_settings())
+    settings = cloud_settings()
+    templates = Templates(ask, settings, PinnedImage(ask, settings))
     assert templates.of_site() == templates.of_site() == "lt-1"
     assert made == ["describe_images", "create_launch_template"]
     assert [each.kind for each in told] == [Kind.THROTTLED, Kind.THROTTLED]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from penstock_scheduler.api.access_messages import AuditLine, AuditPage, NewToken, TokenOrder
-from penstock_scheduler.api.health_messages import LeaderMove, StoreAdopted
+from penstock_scheduler.api.health_messages import ImagesAccepted, LeaderMove, StoreAdopted
 from penstock_scheduler.api.messages import MAX_PAGE, ApprovalView, CloudResumed, Drain, DrainOrder, Pause, RunForgotten
 from penstock_scheduler.api.whatif_messages import WhatIfOrder, WhatIfTask
 from penstock_scheduler.model.policy_choice import PolicyChoice
@@ -54,6 +54,10 @@ class AdminCalls(abc.ABC):
     def adopt_cloud(self) -> StoreAdopted:
         """Make penstockd's store its cluster's own. The other cluster must be gone. For admins."""
         return self._ask(StoreAdopted, "POST", "/v1/cloud/adopt")
+
+    def accept_images(self) -> ImagesAccepted:
+        """Launch from the images that the settings' parameters name now. For admins."""
+        return self._ask(ImagesAccepted, "POST", "/v1/cloud/images")
 
     def forget_cloud_run(self, run: str) -> RunForgotten:
         """Close a run in the cloud whose record cannot be read. For admins."""

@@ -113,6 +113,12 @@ class StoreAdopted(Body):
     was: str
 
 
+class ImagesAccepted(Body):
+    """The images that instances launch from now on and did not before, each with its place."""
+
+    images: list[str]
+
+
 class LeaderMove(Body):
     """The order to let another penstockd lead."""
 

@@ -236,6 +236,13 @@ class Burst(Protocol):
         """Make the store this cluster's own. Returns to which other one it belonged, or nothing. From any thread."""
         ...
 
+    def accept_images(self) -> tuple[str, ...]:
+        """Launch from the images that the settings mean now. Returns those that are new, with their places.
+
+        May be called from any thread. Raises CloudRefuses.
+        """
+        ...
+
     def forget(self, run: str) -> JobId:
         """Close a run whose record cannot be read. Its commitment stays in the ledger. Returns its job.
 

@@ -40,5 +40,9 @@ class NoSuchRun(PenstockError):
     """There is no such run in the cloud."""
 
 
+class CloudRefuses(PenstockError):
+    """A provider does not do what an admin asks for."""
+
+
 class NotLeading(StoreError):
     """This penstockd does not lead, or cannot show that it still does. Nothing was written, and nothing may be."""

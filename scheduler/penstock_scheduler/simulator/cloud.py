@@ -503,6 +503,14 @@ class Simulated:
     def refresh(self, now_s: float) -> None:
         """See `Provider`."""
 
+    def news(self) -> str:
+        """See `Provider`."""
+        return ""
+
+    def accept(self) -> str:
+        """See `Provider`."""
+        return ""
+
     def check(self) -> str:
         """See `Provider`."""
         return ""

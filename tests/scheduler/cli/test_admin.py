@@ -45,6 +45,8 @@ def test_an_admin_resumes_the_cloud_and_closes_a_run_while_penstockd_runs(api):
     assert penstock(api, "cloud", "adopt").exit_code == 1, "it asks first"
     assert "it belonged to cluster c1 of head1" in penstock(api, "cloud", "adopt", "--yes").output
     assert "was its own already" in penstock(api, "cloud", "adopt", "--yes").output
+    assert "new instances launch from ami-2 in us-east-1" in penstock(api, "cloud", "accept-image").output
+    assert "parameters have not changed" in penstock(api, "cloud", "accept-image").output
     assert "run 7.1 of job 7 is closed" in penstock(api, "cloud", "forget", "7.1").output
     assert "7.1 is no open run" in str(penstock(api, "cloud", "forget", "7.1").exception)
     assert penstock(api, "cloud", "resume", who="oz").exit_code != 0
@@ -56,6 +58,8 @@ def test_an_admin_resumes_the_cloud_and_closes_a_run_while_penstockd_runs(api):
         ("POST /v1/cloud/resume", True, ""),
         ("POST /v1/cloud/adopt", True, "cluster c1 of head1"),
         ("POST /v1/cloud/adopt", True, ""),
+        ("POST /v1/cloud/images", True, "ami-2 in us-east-1"),
+        ("POST /v1/cloud/images", True, ""),
         ("POST /v1/cloud/runs/{run}/forget", True, "job 7"),
     ]
     assert lines[0][:3] == ("oz", "POST /v1/cloud/resume", False)

@@ -240,7 +240,7 @@ class MadeUpCloud:
 
     def __init__(self) -> None:
         self._reasons, self._unreadable = ("no permission",), {"7.1": "7"}
-        self._was = "cluster c1 of head1"
+        self._was, self._images = "cluster c1 of head1", ("ami-2 in us-east-1",)
 
     def end_protection(self) -> tuple[str, ...]:
         reasons, self._reasons = self._reasons, ()
@@ -249,6 +249,10 @@ class MadeUpCloud:
     def adopt(self) -> str:
         was, self._was = self._was, ""
         return was
+
+    def accept_images(self) -> tuple[str, ...]:
+        images, self._images = self._images, ()
+        return images
 
     def forget(self, run: str) -> str:
         if run not in self._unreadable:

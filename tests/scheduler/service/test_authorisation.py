@@ -112,6 +112,7 @@ TABLE: dict[tuple[str, str], tuple[dict, object]] = {
     ("POST", "/v1/leader/move"): (ADMINS, {}),
     ("POST", "/v1/cloud/resume"): (ADMINS, None),
     ("POST", "/v1/cloud/adopt"): (ADMINS, None),
+    ("POST", "/v1/cloud/images"): (ADMINS, None),
     ("POST", "/v1/cloud/runs/{run}/forget"): (ADMINS | {ADMIN: 404}, None),
     ("GET", "/v1/models"): (OPERATORS, None),
     ("GET", "/v1/models/kind"): (OPERATORS | {OPERATOR: 422, ADMIN: 422}, None),  # this row asks without a name

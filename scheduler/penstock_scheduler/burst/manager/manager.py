@@ -51,7 +51,7 @@ from penstock_scheduler.model import (
     Share,
     Start,
 )
-from penstock_scheduler.people.errors import ClusterAway
+from penstock_scheduler.people.errors import CloudRefuses, ClusterAway
 from penstock_scheduler.store.cloud_runs import OLDER_STORE, RunStore
 
 log = logging.getLogger(__name__)
@@ -196,6 +196,15 @@ class BurstManager:
         with self._lock:
             return self._instances.adopt()
 
+    def accept_images(self) -> tuple[str, ...]:
+        """See `ports.Burst`."""
+        with self._lock:
+            try:
+                found = {place.name: place.accept() for place in self._places.all}
+            except LaunchFailed as error:
+                raise CloudRefuses(f"the image cannot be looked up: {error}") from None
+            return tuple(f"{image} in {name}" for name, image in found.items() if image)
+
     def forget(self, run: str) -> JobId:
         """See `ports.Burst`."""
         with self._lock:
@@ -306,6 +315,7 @@ class BurstManager:
                 *(bad.trouble for bad in self._book.unreadable.values()),
                 *self._instances.unended(self._book.runs.values(), self._ending_s, now_s),
                 *filter(None, [self._instances.elsewhere, self._offers.stale(now_s), self._share_trouble]),
+                *filter(None, [place.news() for place in self._places.all]),
             ),
         )
 

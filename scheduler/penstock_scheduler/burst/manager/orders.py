@@ -52,7 +52,7 @@ class CloudOrders:
         self._boot_failed_s = -math.inf
 
     def refusal(self, action: BurstJob, job: Job, now_s: float) -> str:
-        """Why a job may not be ordered now, whatever the offer; empty: it may."""
+        """Why a job may not be ordered now, whatever the offer, or nothing."""
         if (bad := self._book.unreadable_of(action.job)) is not None:
             return bad.trouble
         if (protected := self._instances.protected) is not None:
@@ -104,7 +104,7 @@ class CloudOrders:
         return run
 
     def place(self, run: BurstRun, now_s: float) -> dict[Fact, str]:
-        """Place the order. Returns how that went; empty: it is placed again later."""
+        """Place the order. Returns how that went, or nothing if it is placed again later."""
         self.tried_s.setdefault(run.id, run.ordered_s if run.id in self._resumed else now_s)
         if run.region in self._instances.silent or now_s < self._retry_s.get(run.id, 0.0):
             return {}

@@ -168,6 +168,14 @@ class Provider(Protocol):
         """Fetch prices anew where that is due. Does not raise: what fails is in `prices` once the known ones are too old."""
         ...
 
+    def news(self) -> str:
+        """A change outside that is used only once an admin accepts it, with the command, or nothing. It makes no call."""
+        ...
+
+    def accept(self) -> str:
+        """Use it from now on. Returns its name, or nothing if it was in use already."""
+        ...
+
     def launch_gang(self, order: Order) -> Mapping[str, str]:
         """Launch the instances of an order, all or none. Returns node -> id.
 

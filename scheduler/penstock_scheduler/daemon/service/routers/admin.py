@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from penstock_scheduler.api.access_messages import AuditPage, NewToken, TokenOrder, TokenView
-from penstock_scheduler.api.health_messages import LeaderMove, StoreAdopted
+from penstock_scheduler.api.health_messages import ImagesAccepted, LeaderMove, StoreAdopted
 from penstock_scheduler.api.messages import (
     MAX_PAGE,
     ApprovalView,
@@ -27,7 +27,7 @@ from penstock_scheduler.daemon.service.forwarding import Route
 from penstock_scheduler.daemon.service.routers.history import From, To
 from penstock_scheduler.daemon.service.views import drainable
 from penstock_scheduler.model.policy_choice import PolicyChoice
-from penstock_scheduler.people.errors import NoStandby, NoSuchRun
+from penstock_scheduler.people.errors import CloudRefuses, NoStandby, NoSuchRun
 from penstock_scheduler.rounds.plan_gate import NothingToApprove
 from penstock_scheduler.rounds.policies import make_policy, policy_names
 from penstock_scheduler.store.leadership.site_clock import site_time_s
@@ -86,6 +86,17 @@ async def post_cloud_adopt(call: Admin) -> StoreAdopted:
     was = await asyncio.to_thread(_cloud(call).adopt)
     await call.audit(allowed=True, text=was)
     return StoreAdopted(was=was)
+
+
+@router.post("/cloud/images")
+async def post_cloud_images(call: Admin) -> ImagesAccepted:
+    """Launch from the images that the settings' parameters name now. Those that were pinned before are not used any more."""
+    try:
+        images = await asyncio.to_thread(_cloud(call).accept_images)
+    except CloudRefuses as error:
+        raise Refusal(409, "cloud-refuses", str(error)) from None
+    await call.audit(allowed=True, text=", ".join(images))
+    return ImagesAccepted(images=list(images))
 
 
 @router.post("/cloud/runs/{run}/forget")
