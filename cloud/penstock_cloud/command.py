@@ -189,6 +189,10 @@ class Command:
             return str(error)
         return self.prices(datetime.now(UTC).timestamp())
 
+    def spot_prices(self, instance_type: str, zone: str, begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
+        """See `Provider`."""
+        return ()
+
     def launch_gang(self, order: Order) -> Mapping[str, str]:
         """See `Provider`."""
         launched: dict[str, str] = self._ask(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock_cloud.catalogue import Catalogue, KeptCatalogue
+from penstock_cloud.catalogue import SPOT, Catalogue, KeptCatalogue
 from penstock_cloud.failures import refusal, understood
 from penstock_cloud.images import LOOK_UP, PinnedImage
 from penstock_cloud.settings import CloudSettings
@@ -26,6 +26,9 @@ Tags = list[dict[str, str]]
 GONE = frozenset({"shutting-down", "terminated"})
 """States in which an instance no longer costs anything."""
 
+
+TAKEN = "Server.SpotInstanceTermination"
+"""EC2's reason for the end of an instance that it has taken back from the spot market."""
 
 AT_ONCE = 100
 """Most instances that one call ends. EC2 allows 1,000, and advises fewer."""
@@ -198,6 +201,27 @@ class Ec2:
         except LaunchFailed as error:
             return f"EC2 does not describe the subnets in {self.name}: {error}; run `penstock cloud doctor`"
         return self.prices(datetime.now(UTC).timestamp())
+
+    def spot_prices(self, instance_type: str, zone: str, begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
+        """See `Provider`. EC2's answer begins with the last change before the time."""
+        found: list[tuple[float, float]] = []
+        asked: dict[str, Any] = {
+            "InstanceTypes": [instance_type],
+            "AvailabilityZone": zone,
+            "ProductDescriptions": [SPOT],
+            "StartTime": datetime.fromtimestamp(begin_s, UTC),
+            "EndTime": datetime.fromtimestamp(end_s, UTC),
+        }
+        while True:
+            page = self._ask("describe_spot_price_history", **asked)
+            found += [
+                (each["Timestamp"].timestamp(), float(each["SpotPrice"]))
+                for each in page["SpotPriceHistory"]
+                if (each["InstanceType"], each["AvailabilityZone"]) == (instance_type, zone)
+            ]
+            if not page.get("NextToken"):
+                return sorted(found)
+            asked["NextToken"] = page["NextToken"]
 
     # --- the site's subnets and templates
 
@@ -512,6 +536,7 @@ def _seen(instance: Mapping[str, Any], region: str) -> DescribedInstance:
         tags={tag["Key"].removeprefix(TAG): tag["Value"] for tag in tags if tag["Key"].startswith(TAG)},
         region=region,
         gone=instance["State"]["Name"] in GONE,
+        taken=instance.get("StateReason", {}).get("Code") == TAKEN,
     )
 
 

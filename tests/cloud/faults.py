@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -98,6 +99,8 @@ class Ec2:
         """What each call waits for before it is answered, by its action."""
         self.calls: list[tuple[str, dict[str, str]]] = []
         self.spot: dict[tuple[str, str], float] = {}
+        self.spot_changes: list[tuple[str, str, float, float]] = []
+        """Type, zone, when the price on spot changed (s since 1970), and the price; each of `spot` holds long before."""
         self.on_demand: dict[str, float] = {}
         self.groups: set[str] = set()
         self.reservations: dict[str, Reserved] = {}
@@ -189,7 +192,13 @@ class Ec2:
             self.silent.clear()
             self.slow = None
             self.faults.clear(), self.calls.clear(), self._tokens.clear(), self.groups.clear()
-            self.spot.clear(), self.on_demand.clear(), self.reservations.clear(), self._forgotten.clear()
+            (
+                self.spot_changes.clear(),
+                self.spot.clear(),
+                self.on_demand.clear(),
+                self.reservations.clear(),
+                self._forgotten.clear(),
+            )
             self.double_launches = 0
 
     # --- answering
@@ -273,6 +282,13 @@ class Ec2:
                 f"<spotPrice>{price}</spotPrice><productDescription>Linux/UNIX</productDescription>"
                 "<timestamp>2026-11-01T00:00:00.000Z</timestamp></item>"
                 for (name, zone), price in self.spot.items()
+            )
+            changes = [each for each in self.spot_changes if each[1] == asked.get("AvailabilityZone")]
+            rows += "".join(
+                f"<item><instanceType>{name}</instanceType><availabilityZone>{zone}</availabilityZone>"
+                f"<spotPrice>{price}</spotPrice><productDescription>Linux/UNIX</productDescription>"
+                f"<timestamp>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(at_s))}</timestamp></item>"
+                for name, zone, at_s, price in reversed(changes)
             )
             return xml(action, f"<spotPriceHistorySet>{rows}</spotPriceHistorySet>")
         return None

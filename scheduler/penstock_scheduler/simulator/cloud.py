@@ -515,6 +515,10 @@ class Simulated:
         """See `Provider`."""
         return ""
 
+    def spot_prices(self, instance_type: str, zone: str, begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
+        """See `Provider`."""
+        return ()
+
     def launch_gang(self, order: Order) -> Mapping[str, str]:
         """See `Provider`."""
         if order.token in self._served:

@@ -231,7 +231,8 @@ def _unpaid(seen: DescribedInstance, billed: Slot | None) -> list[LedgerLine]:
     """
     tags = seen.tags
     usd_per_h, end_s = float(tags.get("usd_per_h", "0")), seen.ended_s or seen.launched_s
-    slot = Slot(node="", launched_s=seen.launched_s, ended_s=end_s)
+    price = None if billed is None else billed.usd_per_h
+    slot = Slot(node="", launched_s=seen.launched_s, ended_s=end_s, usd_per_h=price)
     usd, text = slot.usd_by_month(usd_per_h, end_s), f"for {seen.id} {slot.seconds:.0f} s of {seen.instance_type}"
     if billed is None:
         text = f"{text}, which belonged to no run"

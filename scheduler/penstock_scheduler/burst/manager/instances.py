@@ -306,6 +306,24 @@ class Instances:
             self._again_s.pop(slot.instance or "", None)
         return True
 
+    def billed(self, run: BurstRun) -> BurstRun:
+        """The run, whose instances have ended, at the prices that its provider bills. Raises LaunchFailed: it is to be asked
+        again. After another refusal, the offered price stays."""
+        if run.market != "spot":
+            return run
+        place, slots = self._places.of(run.region), []
+        for slot in run.slots:
+            prices: Sequence[tuple[float, float]] = ()
+            if slot.launched_s is not None and slot.ended_s is not None and slot.zone:
+                try:
+                    prices = place.spot_prices(run.instance_type, slot.zone, slot.launched_s, slot.ended_s)
+                except LaunchFailed as error:
+                    if error.kind in (Kind.LOST, Kind.THROTTLED):
+                        raise
+                    log.warning("the prices on spot are not told", extra={"run": run.id, "text": str(error)})
+            slots.append(slot.billed(prices, run.extras_usd_per_h))
+        return run.model_copy(update={"slots": tuple(slots)})
+
     def protect(self, why: str) -> None:
         """Begin protected mode, also for later daemons."""
         if self.protected == why:
@@ -388,6 +406,8 @@ def _with_instances(run: BurstRun, found: Iterable[DescribedInstance]) -> BurstR
         if isinstance(at, list):
             at = at[0] if at else None
         if seen.id not in known and at is not None:
-            slots[at] = slots[at].model_copy(update={"instance": seen.id, "launched_s": seen.launched_s})
+            slots[at] = slots[at].model_copy(
+                update={"instance": seen.id, "launched_s": seen.launched_s, "zone": seen.zone}
+            )
             known.add(seen.id)
     return run.model_copy(update={"slots": tuple(slots)})

@@ -493,6 +493,7 @@ class BurstManager:
             self._returned[run.job] = now_s
             if job is not None:
                 self._book.comes_back(job, now_s)
+        run = self._instances.billed(run)
         spent, used = run.spent(now_s), run.used(now_s)
         self._save(run.model_copy(update={"state": "over"}), *spent, *(line for line in used if line.amount))
         usd = sum(line.amount for line in spent)

@@ -104,8 +104,10 @@ class Places:
         seen, launched_s = found.get(slot.instance), slot.launched_s or now_s
         if seen is not None:
             # Where the provider gives no time of the end, the instance has lived until now at most.
-            gone = {"ended_s": now_s if seen.ended_s is None else seen.ended_s} if seen.gone else {}
-            return slot.model_copy(update={"launched_s": seen.launched_s, "missed": 0, **gone})
+            ended_s = now_s if seen.ended_s is None else seen.ended_s
+            gone = {"ended_s": ended_s, "taken": seen.taken} if seen.gone else {}
+            now = {"launched_s": seen.launched_s, "zone": seen.zone, "missed": 0, **gone}
+            return slot.model_copy(update=now)
         missed = slot.missed + 1
         if (
             missed < MISSED

@@ -143,6 +143,8 @@ class DescribedInstance:
     """The place."""
     gone: bool = False
     """Whether it has ended, and costs nothing any more."""
+    taken: bool = False
+    """Whether the provider has taken it back from the spot market."""
 
 
 Listed = list[DescribedInstance]
@@ -174,6 +176,13 @@ class Provider(Protocol):
 
     def accept(self) -> str:
         """Use it from now on. Returns its name, or nothing if it was in use already."""
+        ...
+
+    def spot_prices(self, instance_type: str, zone: str, begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
+        """The prices on the spot market in a zone between two times: (since when, s since 1970; US dollars an hour).
+
+        The oldest comes first, and held at the first time. A provider that does not tell them has none.
+        """
         ...
 
     def launch_gang(self, order: Order) -> Mapping[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -13,6 +14,8 @@ from penstock_scheduler.burst.deciding.ledger import Entry, by_month, month
 from penstock_scheduler.burst.deciding.states import State
 from penstock_scheduler.model import CloudRun, Offer
 from penstock_scheduler.people.units import dollars
+
+HOUR_S = 3600
 
 LEAST_S = 60.0
 """Clouds bill an instance by the second, but at least a minute."""
@@ -29,6 +32,12 @@ class Slot(BaseModel):
     ended_s: float | None = None
     missed: int = 0
     """Listings in a row without this instance: a new instance may take a while to appear."""
+    zone: str = ""
+    taken: bool = False
+    """Whether the provider has taken it back from the spot market."""
+    usd_per_h: float | None = None
+    """The price on the spot market at which it is billed, with all that it needs, US dollars an hour; not set: the offered
+    one."""
 
     @property
     def seconds(self) -> float:
@@ -43,8 +52,29 @@ class Slot(BaseModel):
         return by_month(begin_s, begin_s + self.seconds, amount)
 
     def usd_by_month(self, usd_per_h: float, now_s: float) -> dict[float, float]:
-        """Begin of a month -> what the instance cost in it, US dollars."""
-        return self.by_month(cost_usd(self.seconds, usd_per_h), now_s)
+        """Begin of a month -> the cost of the instance in it, US dollars.
+
+        Args:
+            usd_per_h: the offered price, US dollars an hour.
+            now_s: now, s since 1970.
+        """
+        price = usd_per_h if self.usd_per_h is None else self.usd_per_h
+        return self.by_month(cost_usd(self.seconds, price), now_s)
+
+    def billed(self, prices: Sequence[tuple[float, float]], extras_usd_per_h: float) -> Slot:
+        """The instance, which has ended, at these prices of the spot market.
+
+        EC2 bills each hour of an instance at the price at the hour's begin, to the second, and no instance that it takes back
+        within its first hour ("Billing for interrupted Spot Instances").
+        """
+        if self.launched_s is None or self.ended_s is None or not prices:
+            return self
+        seconds, usd = max(self.seconds, LEAST_S), 0.0
+        if not (self.taken and seconds < HOUR_S):
+            for begin_s in range(0, math.ceil(seconds), HOUR_S):
+                held = [usd_per_h for since_s, usd_per_h in prices if since_s <= self.launched_s + begin_s]
+                usd += (held[-1] if held else prices[0][1]) * min(HOUR_S, seconds - begin_s) / HOUR_S
+        return self.model_copy(update={"usd_per_h": usd / seconds * HOUR_S + extras_usd_per_h})
 
 
 class BurstRun(BaseModel):
@@ -146,9 +176,17 @@ class BurstRun(BaseModel):
             return [self._line("usd", 0.0, now_s, "no charge: no instance was launched")]
         usd = added(slot.usd_by_month(self.usd_per_h, now_s) for slot in launched)
         usd[max(usd)] += self.data_usd
-        times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s" for slot in launched)
+        times = ", ".join(f"{slot.instance} {slot.seconds:.0f} s{self._price(slot)}" for slot in launched)
         data = f", and {self.data_gb:g} GB of data for {dollars(self.data_usd)}" if self.data_usd else ""
         return split(self._line("usd", 0.0, now_s, f"for {times} of {self.instance_type}, {self.market}{data}"), usd)
+
+    def _price(self, slot: Slot) -> str:
+        """Words for the price of an instance on the spot market."""
+        if self.market != "spot":
+            return ""
+        if slot.usd_per_h is None:
+            return f" at the offered {dollars(self.usd_per_h)} an hour, as the price of that time is not known"
+        return f" at {dollars(slot.usd_per_h)} an hour"
 
     def used(self, now_s: float) -> list[LedgerLine]:
         """The ledger lines for the GPUs of the run, for the time of their instances, by month as well."""

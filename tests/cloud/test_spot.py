@@ -1,0 +1,95 @@
+"""Runs on the spot market cost what EC2 bills: the price of their zone while they lived, not the offered one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
+
+from penstock_cloud.catalogue import Catalogue, shipped
+from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.model import Phase
+from penstock_scheduler.store.sql import SqlStore
+from tests.cloud.faults import Ec2, Fault
+from tests.cloud.site import CloudSite
+
+OFFERED = 0.60
+
+
+def with_spot() -> Catalogue:
+    known = shipped()
+    types = {
+        name: each.model_copy(update={"spot_usd_per_h": {f"us-east-1{zone}": OFFERED for zone in "abcdef"}})
+        for name, each in known.types.items()
+    }
+    return known.model_copy(update={"types": types})
+
+
+@pytest.fixture
+def site(cloud_settings: Callable[..., CloudSettings], store: SqlStore, ec2: Ec2) -> CloudSite:
+    class OnSpot(CloudSite):
+        catalogue = staticmethod(with_spot)
+
+    return OnSpot(cloud_settings(markets=("on-demand", "spot"), spot_price_days=36500.0), store, ec2)
+
+
+def ran(site: CloudSite, ec2: Ec2, end: Callable[[str], Any] | None = None) -> str:
+    """The ledger's words for a run on spot. Its instance ends some seconds after its launch, for the clock of moto."""
+    site.submit("7", checkpointable=True)
+    site.send("7", "g5.xlarge spot")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    (id_,) = ec2.running()
+    if end is None:
+        site.finish("7")
+    else:
+        end(id_)
+    site.until(lambda: not site.state.runs)
+    (line,) = [line for line in site.store.cloud_ledger() if line.kind == "usd"]
+    assert id_ in line.text
+    assert line.amount == pytest.approx(site.store.ledger_totals("usd")["physics"])
+    return line.text
+
+
+def paid(site: CloudSite) -> float:
+    return sum(line.amount for line in site.store.cloud_ledger() if line.kind == "usd")
+
+
+def test_a_run_costs_the_price_of_its_zone_at_its_launch(site: CloudSite, ec2: Ec2) -> None:
+    for zone in "abcdef":
+        ec2.spot["g5.xlarge", f"us-east-1{zone}"] = 0.24 if zone == "a" else 0.36
+        ec2.spot_changes.append(("g5.xlarge", f"us-east-1{zone}", site.now_s() + 9e5, 0.99))
+        ec2.spot_changes.append(("g4dn.xlarge", f"us-east-1{zone}", site.now_s() - 60, 0.01))
+    text = ran(site, ec2)
+    (instance,) = ec2.instances()
+    price = 0.24 if instance["Placement"]["AvailabilityZone"] == "us-east-1a" else 0.36
+    assert paid(site) == pytest.approx(price / 60, abs=1e-6)
+    assert f"at ${price:.2f} an hour" in text
+
+
+def test_a_price_that_ec2_does_not_tell_is_the_offered_one(site: CloudSite, ec2: Ec2) -> None:
+    ec2.faults.append(Fault("DescribeSpotPriceHistory", "error", "UnauthorizedOperation", times=99))
+    text = ran(site, ec2)
+    assert "at the offered $0.60 an hour, as the price of that time is not known" in text
+    assert paid(site) == pytest.approx(OFFERED / 60, abs=1e-6)
+
+
+def test_a_throttled_question_for_the_price_is_asked_again(site: CloudSite, ec2: Ec2) -> None:
+    ec2.spot |= {("g5.xlarge", f"us-east-1{zone}"): 0.24 for zone in "abcdef"}
+    ec2.faults.append(Fault("DescribeSpotPriceHistory", "error", "RequestLimitExceeded", times=2))
+    assert "at $0.24 an hour" in ran(site, ec2)
+
+
+def test_an_instance_that_ec2_takes_within_its_first_hour_is_free(site: CloudSite, ec2: Ec2) -> None:
+    ec2.spot |= {("g5.xlarge", f"us-east-1{zone}"): 0.24 for zone in "abcdef"}
+
+    def take(id_: str) -> None:
+        ec2.direct().terminate_instances(InstanceIds=[id_])
+        instance = ec2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"].get_instance(id_)
+        instance.state_reason = StateReason("taken", "Server.SpotInstanceTermination")
+
+    ran(site, ec2, take)
+    assert paid(site) == 0.0
