@@ -51,7 +51,7 @@ def site(tmp_path: Path, store: SqlStore) -> Later:
 
 def go_to(site: Later, time_s: float) -> None:
     site.ahead_s = time_s - site.at_s
-    site.ticks(2)
+    site.ticks(10)
 
 
 def orders(site: Later, job: str, usd: float) -> bool:
@@ -87,7 +87,7 @@ def invoices(site: Later) -> list[float]:
 
 def test_a_run_over_the_border_counts_in_both_months_with_its_part(site: Later) -> None:
     assert orders(site, "7", 9.0)
-    assert not orders(site, "8", 2.0)
+    assert not orders(site, "8", 9.5), "5 of the 9 dollars may be spent in February, and 5.5 of these"
     go_to(site, FEB_S + 60)
     assert not orders(site, "8", 9.0), "5 of the 9 dollars may still be spent in February"
     assert orders(site, "8", 4.9)
@@ -104,24 +104,44 @@ def test_a_run_over_the_border_counts_in_both_months_with_its_part(site: Later) 
     )
 
 
+def test_orders_share_both_months_while_the_first_one_lasts(site: Later) -> None:
+    """Four hours of January are left, in which a run costs $4 at most. Its instances come within ten minutes."""
+    assert orders(site, "7", 9.0)
+    assert not orders(site, "8", 9.0), "both together may cost $10.33 in February"
+    assert "next month" in site.outcomes[0].text
+    assert orders(site, "8", 8.5)
+    assert not orders(site, "9", 2.5), "$8 of January are committed"
+    assert "this month" in site.outcomes[0].text
+    assert orders(site, "9", 1.7)
+    site.crash()
+    assert not orders(site, "10", 0.4)
+    go_to(site, FEB_S - 2.3 * HOUR_S)  # the run of job 9 is over
+    go_to(site, FEB_S - 60)
+    assert not orders(site, "10", 1.0)
+    for hours in (4.5, 5.0):
+        go_to(site, FEB_S + hours * HOUR_S)
+    end_all(site)
+    assert invoices(site) == pytest.approx([9.7, 9.5], abs=0.2)
+
+
 def test_several_runs_over_the_border_stay_within_both_caps(site: Later) -> None:
     ordered = [orders(site, f"j{number}", 3.0) for number in range(4)]
     assert ordered == [True, True, True, False]
-    go_to(site, FEB_S - HOUR_S)
-    end_all(site)  # 3 x 3 hours of January
-    assert not orders(site, "k", 2.0)
-    assert orders(site, "k", 1.0)
+    go_to(site, FEB_S - 1.2 * HOUR_S)
+    end_all(site)  # 3 x 2.8 hours of January
+    assert orders(site, "k", 9.0)
+    assert not orders(site, "l", 1.0), "$1.20 of January may go to the run of k, whatever it lasts"
     go_to(site, FEB_S + 10)
-    assert [orders(site, f"k{number}", 3.2) for number in range(4)] == [True, True, True, False]
+    assert [orders(site, f"k{number}", 1.0) for number in range(3)] == [True, True, False]
     site.crash()
     site.tick()
-    assert not orders(site, "l", 1.0)
-    go_to(site, FEB_S + 3 * HOUR_S)
+    assert not orders(site, "l", 0.5)
+    go_to(site, FEB_S + 0.9 * HOUR_S)
     end_all(site)
     january, february = invoices(site)
     assert max(january, february) <= CAP_USD
-    lines = {line.period: line.used_usd for line in site.tick().budgets}
-    assert lines == pytest.approx({"month": february}, abs=1e-6)
+    of_site = [line.used_usd for line in site.tick().budgets if not line.account]
+    assert of_site == pytest.approx([february, 0.0], abs=1e-6)
 
 
 def test_a_cap_that_is_lowered_within_the_month_ends_nothing_and_lets_nothing_more_start(
@@ -130,7 +150,7 @@ def test_a_cap_that_is_lowered_within_the_month_ends_nothing_and_lets_nothing_mo
     assert orders(site, "7", 9.0)
     site.settings = settings(tmp_path / "share", usd_per_month=6.0)
     site.crash()
-    assert not orders(site, "8", 1.0)
+    assert not orders(site, "8", 2.5)
     go_to(site, FEB_S + 60)
     assert site.jobs["7"].phase is Phase.RUNNING
     assert not orders(site, "8", 1.5)

@@ -63,6 +63,10 @@ class BudgetLine:
     period: Period
     limit_usd: float
     used_usd: float
+    from_h: float = 0.0
+    """Hours until the period begins, at least. Above 0, it is the next one."""
+    until_h: float | None = None
+    """Hours until it ends; not set: the rest of a run counts in it, however long it lasts."""
 
     @property
     def left_usd(self) -> float:
@@ -73,9 +77,21 @@ class BudgetLine:
         """Whether a job of this account counts against the budget."""
         return self.account in ("", account)
 
+    def needs_usd(self, usd: float, usd_per_h: float, data_usd: float = 0.0) -> float:
+        """The most that a run ordered now may cost in the period, US dollars.
+
+        Args:
+            usd: the most that it may cost in all.
+            usd_per_h: the price of its instances.
+            data_usd: the part of `usd` for data, which is charged in the month in which the run ends.
+        """
+        until_usd = usd if self.until_h is None else usd_per_h * self.until_h + data_usd
+        return max(min(usd, until_usd) - usd_per_h * self.from_h, 0.0)
+
     def __str__(self) -> str:
         owner = f"account {self.account}" if self.account else "the site"
         when = "in total" if self.period == "total" else "today" if self.period == "day" else f"this {self.period}"
+        when = f"next {self.period}" if self.from_h > 0 else when
         return f"the cloud budget of {owner}, {dollars(self.limit_usd)} {when} ({dollars(self.used_usd)} of it used or committed)"
 
 

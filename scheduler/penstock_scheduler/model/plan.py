@@ -97,6 +97,8 @@ class CloudAssignment:
     reason: Reason
     stays: bool = False
     """Whether it was in the cloud before the round. It then keeps what it has, and nothing is ordered."""
+    data_usd: float = 0.0
+    """The part of `usd` for the transfer of data."""
 
 
 class SolveStatus(StrEnum):

@@ -13,6 +13,7 @@ from penstock_scheduler.model import (
     Adaptivity,
     BudgetLine,
     Burst,
+    CloudAssignment,
     CloudRun,
     CloudState,
     Configuration,
@@ -48,6 +49,8 @@ class CloudChoice:
     usd: float
     """Dollars that are committed for it: the most that it may cost."""
     expected_usd: float
+    data_usd: float = 0.0
+    """The part of `usd` for the transfer of data."""
 
     @property
     def pays_s(self) -> float:
@@ -98,7 +101,7 @@ def choices_of(job: Job, snapshot: Snapshot) -> tuple[list[CloudChoice], Reason 
     cloud = snapshot.cloud
     assert cloud is not None, "only a site with a cloud has choices"
     options = _options(job, snapshot, cloud)
-    affordable = [option for option in options if _refuses(cloud.budgets, job.account, option.usd) is None]
+    affordable = [option for option in options if _refuses(cloud.budgets, job.account, option) is None]
     if job.spec.burst_budget_usd is not None:
         affordable = [option for option in affordable if option.usd <= job.spec.burst_budget_usd]
     short = [option for option in affordable if cloud.longest_s is None or option.pays_s <= cloud.longest_s]
@@ -110,7 +113,7 @@ def choices_of(job: Job, snapshot: Snapshot) -> tuple[list[CloudChoice], Reason 
 
 
 def _closed(job: Job, cheapest: CloudChoice, budgets: Iterable[BudgetLine]) -> Reason:
-    line = _refuses(budgets, job.account, cheapest.usd)
+    line = _refuses(budgets, job.account, cheapest)
     why = str(line) if line is not None else f"its own burst_budget_usd={dollars(job.spec.burst_budget_usd or 0.0)}"
     text = f"would leave for {cheapest.offer}, but {why} does not allow the {dollars(cheapest.usd)} that it may cost"
     return Reason(ReasonCode.CLOUD_BUDGET, text)
@@ -123,15 +126,20 @@ def _too_long(cheapest: CloudChoice, longest_s: float) -> Reason:
     )
 
 
-def _refuses(budgets: Iterable[BudgetLine], account: str, usd: float) -> BudgetLine | None:
-    return next((line for line in budgets if line.covers(account) and usd > line.left_usd), None)
+def _refuses(budgets: Iterable[BudgetLine], account: str, option: CloudChoice) -> BudgetLine | None:
+    return next((line for line in budgets if needs_usd(line, account, option) > line.left_usd), None)
 
 
-def within(budgets: Iterable[BudgetLine], taken: Mapping[JobId, tuple[str, float]]) -> list[BudgetLine]:
-    """Budgets that these commitments (job -> account, dollars) would break."""
-    return [
-        line for line in budgets if sum(usd for account, usd in taken.values() if line.covers(account)) > line.left_usd
-    ]
+def needs_usd(line: BudgetLine, account: str, to: CloudChoice | CloudAssignment) -> float:
+    """The most that a job of an account may cost of a budget, if it leaves now, US dollars."""
+    return line.needs_usd(to.usd, to.offer.usd_per_h, to.data_usd) if line.covers(account) else 0.0
+
+
+def within(
+    budgets: Iterable[BudgetLine], taken: Mapping[JobId, tuple[str, CloudChoice | CloudAssignment]]
+) -> list[BudgetLine]:
+    """Budgets that these commitments (job -> account, destination) would break."""
+    return [line for line in budgets if sum(needs_usd(line, *each) for each in taken.values()) > line.left_usd]
 
 
 def leaves_s(job: Job, snapshot: Snapshot) -> float:
@@ -221,7 +229,7 @@ def _options(job: Job, snapshot: Snapshot, cloud: CloudState) -> list[CloudChoic
             # The whole estimate and its margin are the job's own: a slow boot and the time to leave come on top.
             boot_s = max(offer.boot_s * (1 + cloud.margin), offer.latest_boot_s or 0.0)
             usd = (boot_s + (transfer_s + runs_s) * (1 + cloud.margin) + cloud.leave_s) * per_s + extra
-        found.append(CloudChoice(offer, goodput, usd, expected))
+        found.append(CloudChoice(offer, goodput, usd, expected, extra))
     return sorted(found, key=lambda choice: (choice.expected_usd, choice.offer.id))
 
 
@@ -271,7 +279,9 @@ def recalls(
 
 def _must_come_back(job: Job, run: CloudRun, cloud: CloudState, there_s: float) -> str:
     """Why a job may not stay in the cloud, whether or not the site has idle GPUs; empty: it may."""
-    over = next((line for line in cloud.budgets if line.covers(run.account) and line.left_usd <= 0), None)
+    over = next(
+        (line for line in cloud.budgets if line.covers(run.account) and line.left_usd <= 0 >= line.from_h), None
+    )
     if over is not None and cloud.at_cap == "recall":
         return f"comes back: {over} is used up"
     first = cloud.waiting.kind is Wait.STAR and run.job not in cloud.returned and job.spec.burst is not Burst.ONLY

@@ -56,6 +56,11 @@ class CloudBudgets(BaseModel):
     accounts: dict[str, Caps] = Field(default={}, description="Accounts with caps of their own.")
 
 
+LATEST_S = 600.0
+"""Seconds after its order at which a run's instances may still begin: orders are repeated for five minutes, and wait for
+others."""
+
+
 class Used:
     """Sums over the entries so far, in calendar months (UTC). Spent dollars count in the month of their entry.
 
@@ -81,27 +86,33 @@ class Used:
             self._spent[key] = self._spent.get(key, 0.0) + entry.usd
 
     def lines(
-        self, settings: CloudBudgets, now_s: float, accounts: Iterable[str], left_usd: Mapping[str, float]
+        self, settings: CloudBudgets, now_s: float, accounts: Iterable[str], open_usd: Mapping[str, tuple[float, float]]
     ) -> tuple[BudgetLine, ...]:
-        """The caps that apply to jobs of these accounts, with what is used of each.
+        """The caps that apply to jobs of these accounts, with the dollars that are used of each.
 
-        A commitment counts in the month of its entry, and from the next month on with what may still be spent.
+        A commitment is split at the end of the month: a cap by month has a line for this month and one for the next.
 
         Args:
             settings: the caps.
             now_s: now, s since 1970.
             accounts: the accounts.
-            left_usd: open run of an earlier month -> US dollars that it may cost from the begin of this month on, at most.
+            open_usd: open run -> US dollars that it may cost in this month and afterwards, at most. Another run without a
+                bill counts in the month of its entry.
         """
-        begin_s, lines = month(now_s)[0], []
+        (begin_s, end_s), lines = month(now_s), []
+        until_h, from_h = (end_s - now_s) / 3600, max(end_s - now_s - LATEST_S, 1.0) / 3600
         caps_of = {"": settings.site} | {
             name: settings.accounts.get(name, settings.per_account) for name in sorted({*accounts} - {""})
         }
         for name, caps in caps_of.items():
             open_ = [entry for entry in self._committed.values() if name in ("", entry.account)]
-            if caps.usd_per_month is not None:
-                usd = sum(e.usd if e.time_s >= begin_s else min(left_usd.get(e.run, 0.0), e.usd) for e in open_)
-                lines.append(BudgetLine(name, "month", caps.usd_per_month, usd + self._sum(begin_s, name)))
+            if (cap := caps.usd_per_month) is not None:
+                parts = [open_usd.get(e.run, (e.usd if e.time_s >= begin_s else 0.0, 0.0)) for e in open_]
+                now_usd, then_usd = (
+                    sum(min(part[n], e.usd) for part, e in zip(parts, open_, strict=True)) for n in (0, 1)
+                )
+                lines.append(BudgetLine(name, "month", cap, now_usd + self._sum(begin_s, name), until_h=until_h))
+                lines.append(BudgetLine(name, "month", cap, then_usd, from_h=from_h))
             if caps.usd_total is not None:
                 usd = sum(entry.usd for entry in open_)
                 lines.append(BudgetLine(name, "total", caps.usd_total, usd + self._sum(None, name)))

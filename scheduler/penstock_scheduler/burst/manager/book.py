@@ -183,9 +183,8 @@ class Book:
 
     def budgets(self, settings: CloudBudgets, now_s: float, accounts: Iterable[str]) -> tuple[BudgetLine, ...]:
         """The caps that apply to these accounts, with what is used of each."""
-        begin_s = month(now_s)[0]
-        left = {run.id: run.left_usd(begin_s) for run in self.runs.values() if run.ordered_s < begin_s}
-        return self._used.lines(settings, now_s, accounts, left | dict.fromkeys(self.unreadable, math.inf))
+        known = {run.id: run.by_month_usd(*month(now_s)) for run in self.runs.values()}
+        return self._used.lines(settings, now_s, accounts, known | dict.fromkeys(self.unreadable, (math.inf, math.inf)))
 
     def settle(self, seen: DescribedInstance) -> None:
         """Charge an instance that has ended and belongs to no open run, unless it is paid for."""

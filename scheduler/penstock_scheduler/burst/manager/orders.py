@@ -7,7 +7,7 @@ import math
 import random
 from uuid import uuid4
 
-from penstock_scheduler.burst.deciding.choices import within
+from penstock_scheduler.burst.deciding.choices import CloudChoice, within
 from penstock_scheduler.burst.deciding.estimates import Gravity
 from penstock_scheduler.burst.deciding.states import Fact
 from penstock_scheduler.burst.manager.book import Book
@@ -45,6 +45,7 @@ class CloudOrders:
         self._cluster, self._guests, self._rng = cluster, guests, rng
         # Runs of an earlier daemon: an instance of its last order may exist without a record.
         self._resumed = set(book.runs)
+        self._gravity = Gravity(settings.bytes_per_s, settings.usd_per_gb)
         self.tried_s: dict[str, float] = {}
         self._tries: dict[str, int] = {}
         self._retry_s: dict[str, float] = {}
@@ -62,22 +63,24 @@ class CloudOrders:
         if any(run.round == action.round for run in self._book.of_job(action.job).runs):
             return f"the run that round {action.round} ordered is over; the next round decides again"
         budgets = self._book.budgets(self._settings.budget, now_s, {job.account})
-        broken = within(budgets, {job.id: (job.account, action.usd)})
+        data_usd = self._gravity.usd(float(job.spec.data_size_bytes or 0))
+        to = CloudChoice(self._offers.by_id[action.offer].offer, 0.0, action.usd, action.usd, data_usd)
+        broken = within(budgets, {job.id: (job.account, to)})
         return f"{broken[0]} does not allow {dollars(action.usd)} any more" if broken else ""
 
     def new_run(self, action: BurstJob, job: Job, now_s: float) -> BurstRun | str:
         """The run of an order, or why it is refused."""
-        settings, offered = self._settings, self._offers.by_id[action.offer]
+        offered = self._offers.by_id[action.offer]
         offer, machine = offered.offer, offered.machine
         taken = {name for run in self._book.runs.values() for name in run.nodes}
         room = [node.name for node in self._cluster.nodes.values() if node.name not in taken and machine.suits(node)]
         if len(room) < offer.nodes:
             return "another job has taken the cloud nodes in the meantime"
-        data, gravity = float(job.spec.data_size_bytes or 0), Gravity(settings.bytes_per_s, settings.usd_per_gb)
+        data = float(job.spec.data_size_bytes or 0)
         run = BurstRun(
             data_gb=data / 1e9,
-            data_usd=gravity.usd(data),
-            data_s=gravity.transfer_s(data),
+            data_usd=self._gravity.usd(data),
+            data_s=self._gravity.transfer_s(data),
             id=f"{action.job}.{1 + self._book.of_job(action.job).count}-{uuid4().hex}",
             job=action.job,
             region=offered.place,

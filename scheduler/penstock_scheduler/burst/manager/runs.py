@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from penstock_scheduler.api.ledger_messages import LedgerLine
-from penstock_scheduler.burst.deciding.ledger import Entry, by_month, month
+from penstock_scheduler.burst.deciding.ledger import LATEST_S, Entry, by_month, month
 from penstock_scheduler.burst.deciding.states import State
 from penstock_scheduler.model import CloudRun, Offer
 from penstock_scheduler.people.units import dollars
@@ -160,10 +160,23 @@ class BurstRun(BaseModel):
         """The ledger line to write before anything is ordered."""
         return self._line("committed", self.usd, self.ordered_s, f"for {self.offer}")
 
-    def left_usd(self, since_s: float) -> float:
-        """US dollars that the run may cost from a time on, at most: the rest of its commitment."""
+    def by_month_usd(self, begin_s: float, end_s: float) -> tuple[float, float]:
+        """US dollars that the run may cost between two times, at most, and after the second: the rest of its commitment.
+
+        Args:
+            begin_s: begin of a month, s since 1970.
+            end_s: its end.
+        """
         began = [slot.launched_s for slot in self.slots if slot.launched_s is not None]
-        hours = sum(max(since_s - launched_s, 0.0) for launched_s in began) / 3600
+        early = began or [self.ordered_s] * len(self.slots)
+        late = began or [self.ordered_s + LATEST_S] * len(self.slots)
+        within_usd = sum(max(end_s - max(each_s, begin_s), 0.0) for each_s in early) / 3600 * self.usd_per_h
+        left_usd = self._left_usd(began, begin_s)
+        return min(within_usd + self.data_usd, left_usd), self._left_usd(late, end_s)
+
+    def _left_usd(self, began: Iterable[float], since_s: float) -> float:
+        """US dollars that the run may cost from a time on, at most, if its instances began at these times."""
+        hours = sum(max(since_s - began_s, 0.0) for began_s in began) / 3600
         return max(self.usd - hours * self.usd_per_h, self.data_usd)
 
     def spent(self, now_s: float) -> list[LedgerLine]:

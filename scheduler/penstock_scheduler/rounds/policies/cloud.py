@@ -28,6 +28,7 @@ from penstock_scheduler.burst.deciding.choices import (
     leaves_at_once,
     leaves_s,
     may_leave,
+    needs_usd,
     recalls,
     within,
 )
@@ -129,8 +130,8 @@ class _Leaving:
         """Send a job to the cheapest of these choices that the offers and budgets still allow, if there is one."""
         for option in options:
             gone = sum(other.offer.id == option.offer.id for other in self.bursts.values())
-            taken = {other: (self._account[other], burst.usd) for other, burst in self.bursts.items()}
-            taken[job.id] = (job.account, option.usd)
+            to: dict[JobId, CloudChoice | CloudAssignment] = {**self.bursts, job.id: option}
+            taken = {leaver: (self._account[leaver], each) for leaver, each in to.items()}
             if gone < option.offer.count and not within(self._cloud.budgets, taken):
                 self.bursts[job.id] = sent(option)
                 return
@@ -144,16 +145,14 @@ class _Leaving:
     def rest(self) -> CloudState:
         """The cloud for the jobs that are left: with fewer offers and dollars."""
         gone = Counter(burst.offer.id for burst in self.bursts.values())
-        used = [(self._account[job], burst.usd) for job, burst in self.bursts.items()]
+        used = [(self._account[job], burst) for job, burst in self.bursts.items()]
         return dataclasses.replace(
             self._cloud,
             offers=tuple(
                 dataclasses.replace(offer, count=max(offer.count - gone[offer.id], 0)) for offer in self._cloud.offers
             ),
             budgets=tuple(
-                dataclasses.replace(
-                    line, used_usd=line.used_usd + sum(usd for account, usd in used if line.covers(account))
-                )
+                dataclasses.replace(line, used_usd=line.used_usd + sum(needs_usd(line, *each) for each in used))
                 for line in self._cloud.budgets
             ),
         )
@@ -217,7 +216,7 @@ def sent(choice: CloudChoice) -> CloudAssignment:
     text = (
         f"runs in the cloud on {choice.offer} for about {dollars(choice.expected_usd)}, at most {dollars(choice.usd)}"
     )
-    return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text))
+    return CloudAssignment(choice.offer, choice.usd, Reason(ReasonCode.BURST, text), data_usd=choice.data_usd)
 
 
 def _provider_reasons(job: Job, snapshot: Snapshot) -> str:

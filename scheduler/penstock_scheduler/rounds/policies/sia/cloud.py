@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_scheduler.burst.deciding.choices import CloudChoice, choices, within
-from penstock_scheduler.model import CloudState, JobId
+from penstock_scheduler.burst.deciding.choices import CloudChoice, choices, needs_usd, within
+from penstock_scheduler.model import BudgetLine, CloudState, JobId
 from penstock_scheduler.rounds.policies.cloud import in_cloud
 from penstock_scheduler.rounds.policies.sia.costs import LEAST_FACTOR, remaining, size_weights
 from penstock_scheduler.rounds.policies.sia.matrix import SiaMatrix
@@ -54,8 +54,8 @@ def solve_with_cloud(
     while True:
         dearer_JO = np.zeros(cost_JO.shape)
         for line, per_usd in price.items():
-            covered_J = np.array([line.covers(job.account) for job in matrix.jobs])
-            dearer_JO += per_usd * columns.usd_JO * covered_J[:, None]
+            if per_usd > 0:
+                dearer_JO += per_usd * columns.needs(line)
         solution = solved(
             Problem(
                 np.hstack([problem.cost_JC, cost_JO + dearer_JO]),
@@ -73,7 +73,7 @@ def solve_with_cloud(
             for row, c in enumerate(solution.choice_J.tolist())
             if c >= len(matrix.options)
         }
-        broken = within(cloud.budgets, {job: (matrix.by_id[job].account, to.usd) for job, to in away.items()})
+        broken = within(cloud.budgets, {job: (matrix.by_id[job].account, to) for job, to in away.items()})
         if not broken or recorded_J is not None:
             return solution, away
         for line in broken:
@@ -81,14 +81,14 @@ def solve_with_cloud(
 
 
 class _Columns:
-    """The cloud's columns: cost and dollars of each job on each offer (J x O); `inf` where the job cannot have it."""
+    """The cloud's columns: cost of each job on each offer (J x O); `inf` where the job cannot have it."""
 
     def __init__(self, matrix: SiaMatrix, cloud: CloudState, settings: SiaSettings) -> None:
         of_job, _ = choices(matrix.snapshot)
         offers = [offer for offer in cloud.offers if offer.count > 0]
         column = {offer.id: o for o, offer in enumerate(offers)}
         shape = (len(matrix.jobs), len(offers))
-        self.cost_JO, self.usd_JO = np.full(shape, np.inf), np.zeros(shape)
+        self._jobs, self.cost_JO = matrix.jobs, np.full(shape, np.inf)
         self.choice_of: dict[tuple[int, int], CloudChoice] = {}
         p = settings.fairness_p
         size_J = size_weights(remaining(matrix), settings.size_power)
@@ -99,5 +99,11 @@ class _Columns:
                 gain = max(choice.goodput * scale, LEAST_FACTOR) if scale > 0 else 1.0
                 cost = np.copysign(gain**p, -p) * job.weight + cloud.cost_per_usd * choice.expected_usd
                 self.cost_JO[row, o] = size_J[row] * cost  # a dollar weighs as much against goodput for every size
-                self.usd_JO[row, o] = choice.usd
                 self.choice_of[row, o] = choice
+
+    def needs(self, line: BudgetLine) -> NDArray[np.float64]:
+        """The dollars that each job on each offer may cost of a budget (J x O)."""
+        needs_JO = np.zeros(self.cost_JO.shape)
+        for (row, o), choice in self.choice_of.items():
+            needs_JO[row, o] = needs_usd(line, self._jobs[row].account, choice)
+        return needs_JO
