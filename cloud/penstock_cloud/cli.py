@@ -11,7 +11,7 @@ from uuid import UUID
 
 import typer
 
-from penstock_cloud import staging
+from penstock_cloud import cost_report, staging
 from penstock_cloud.catalogue import Fetcher, KeptCatalogue, file_of, load, save
 from penstock_cloud.command import Command, CommandClient
 from penstock_cloud.doctor import CloudFinding, examine, slurms_timeouts
@@ -19,6 +19,7 @@ from penstock_cloud.doctor import policy as least_policy
 from penstock_cloud.ec2 import Ec2, connect, connect_ssm
 from penstock_cloud.live import check_live, cost
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.burst.deciding.ledger import month
 from penstock_scheduler.burst.manager.provider import LaunchFailed, Provider
 from penstock_scheduler.cli.ask import ask
 from penstock_scheduler.people.errors import ConfigError
@@ -281,6 +282,43 @@ def _adopt_store(*, yes: bool) -> None:
         typer.confirm("Is the cluster gone to which penstockd's store belongs? `penstock doctor` names it", abort=True)
     was = ask(lambda penstock: penstock.adopt_cloud()).was
     typer.echo(f"the store is this cluster's own; it belonged to {was}" if was else "the store was its own already")
+
+
+@app.command()
+def reconcile(
+    report: str = typer.Argument(help="The Cost and Usage Report: s3://BUCKET/PREFIX/NAME."),
+    when: datetime | None = typer.Option(
+        None, "--month", formats=["%Y-%m"], help="The month, such as 2026-11; the present one if it is not given."
+    ),
+    config: Path = CONFIG,
+) -> None:
+    """Compare the ledger with AWS's own cost report, instance by instance. Exit status 1 if they differ."""
+    from penstock_scheduler.store.sql import open_store
+
+    settings, now_s = load_settings(config), datetime.now(UTC).timestamp()
+    section, daemon = settings.section(CloudSettings), settings.section(DaemonSettings)
+    bucket, _, prefix = report.removeprefix("s3://").partition("/")
+    if not report.startswith("s3://") or not prefix:
+        raise ConfigError(f"{report}: name the report as s3://BUCKET/PREFIX/NAME")
+    month_s = month(now_s if when is None else when.replace(tzinfo=UTC).timestamp())[0]
+    bill = cost_report.read_bill(
+        cost_report.rows_of(staging.connect(section), bucket, prefix, month_s), str(section.site)
+    )
+    store = open_store(daemon.store or daemon.state_dir)
+    try:
+        charged = cost_report.charges(store, month_s, section, now_s)
+    finally:
+        store.close()
+    found = cost_report.differences(bill, charged)
+    for each in found:
+        typer.echo(each)
+    until = datetime.fromtimestamp(bill.until_s, UTC)
+    late = cost_report.waiting(bill, charged)
+    of = f"{len(bill.instances)} instances for {dollars(sum(bill.instances.values()))} until {until:%Y-%m-%d %H:%M} UTC"
+    typer.echo(f"{of}; {late} more are not in the report yet, or run on")
+    if found:
+        raise typer.Exit(1)
+    typer.echo("no dollar unaccounted")
 
 
 @app.command()
