@@ -51,7 +51,7 @@ def lay_out(sources: Path, folder: Path, name: str) -> Path:
             f"{source} is missing: git clone {script.repository.url}, then checkout {script.repository.commit}"
         )
     place = folder / "a" / "b" / "c" / source.parent.name
-    shutil.copytree(source.parent, place)
+    shutil.copytree(source.parent, place, ignore=shutil.ignore_patterns(".git"))
     for kind in ("here", "elastic"):
         if (diff := DIFFS / f"{name}.{kind}.diff").exists():
             subprocess.run(["patch", "-p1", "--quiet", "-i", diff], cwd=place, check=True)
@@ -171,7 +171,8 @@ def moved(script: Script, place: Path, folder: Path) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", type=Path, required=True, metavar="FOLDER", help="contains the clones")
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=list(SCRIPTS), default=list(SCRIPTS))
+    moved_ones = [name for name, script in SCRIPTS.items() if script.loss]
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=moved_ones, default=moved_ones)
     options = parser.parse_args()
     failed = []
     for name in options.names:

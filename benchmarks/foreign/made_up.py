@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import struct
 from pathlib import Path
@@ -46,6 +47,11 @@ def digits_beside(folder: Path) -> None:
     digits(folder.parent / "data", 128 * 60, 512)
 
 
+def few_digits_beside(folder: Path) -> None:
+    """The same, for a larger model."""
+    digits(folder.parent / "data", 32 * 12, 64)
+
+
 def digits_for_lightning(folder: Path) -> None:
     """Lightning's example wants 60,000 and looks for them in two places."""
     digits(folder / "data", 60_000, 1_000)
@@ -64,6 +70,16 @@ def words(folder: Path) -> None:
         place = folder / "words"
         place.mkdir(exist_ok=True)
         (place / f"{part}.txt").write_text(_text(random.Random(part), count))
+
+
+def tokens(folder: Path) -> None:
+    """Files of numbers of words, as nanoGPT reads them."""
+    place = folder / "data" / "words"
+    place.mkdir(parents=True)
+    for part, count in (("train", 16_000), ("val", 2_000)):
+        said = _text(random.Random(part), count).split()
+        np.array([WORDS.index(word) for word in said], dtype=np.uint16).tofile(place / f"{part}.bin")
+    (place / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(WORDS)}))
 
 
 def sentences(folder: Path) -> None:

@@ -30,6 +30,15 @@ LIGHTNING = Repository(
 )
 TRANSFORMERS = Repository("https://github.com/huggingface/transformers", "v4.57.0", "transformers")
 TORCHTITAN = Repository("https://github.com/pytorch/torchtitan", "v0.3.0", "torchtitan")
+NANOGPT = Repository("https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "nanoGPT")
+MAE = Repository("https://github.com/facebookresearch/mae", "efb2a8062c206524e35e47d04501ed4f544c0ae8", "mae")
+DIT = Repository("https://github.com/facebookresearch/DiT", "ed81ce2229091fd4ecc9a223645f95cf379d582b", "DiT")
+DINO = Repository("https://github.com/facebookresearch/dino", "7c446df5b9f45747937fb0d72314eb9f7b66930a", "dino")
+TIMM = Repository(
+    "https://github.com/huggingface/pytorch-image-models",
+    "aa4b5850c1543fa488abf260f18390eda46cf85d",
+    "pytorch-image-models",
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +50,14 @@ class Script:
     """Of the script in the repository. All files of its folder are copied."""
     options: str
     """Of the script, in its own folder."""
-    loss: str
-    """Pattern of its losses in the output; the last one counts."""
+    loss: str = ""
+    """Pattern of its losses in the output; the last one counts. Empty: it is not moved on a loopback Slurm."""
     imports: tuple[str, ...] = ()
     """What the launcher imports first."""
     prepare: Callable[[Path], None] = lambda _: None
     """Makes the data up, in the script's folder."""
+    tried: str | None = None
+    """Options with which `penstock try` runs it, if it can."""
     pause_s: float = 0.4
     """Pause after each step of an optimiser until the job has been moved five times."""
 
@@ -65,6 +76,7 @@ SCRIPTS = {
         r"Epoch: \[15\].*Loss \S+ \((\S+)\)",
         ("torchvision",),
         made_up.images,
+        "--no-accel -a squeezenet1_1 -b 8 --lr 0.01 -j 0 --epochs 3 -p 1 images",
         1.0,
     ),
     "vae": Script(
@@ -74,6 +86,7 @@ SCRIPTS = {
         r"Test set loss: (\S+)",
         ("torchvision",),
         made_up.digits_beside,
+        "--no-accel --epochs 2 --batch-size 512",
     ),
     "dcgan": Script(
         EXAMPLES,
@@ -81,6 +94,7 @@ SCRIPTS = {
         "--dataset fake --imageSize 64 --ngf 8 --ndf 8 --batchSize 16 --niter 3 --manualSeed 1 --workers 1",
         r"Loss_D: (\S+)",
         ("torchvision",),
+        tried="--dataset fake --imageSize 64 --ngf 8 --ndf 8 --batchSize 64 --niter 2 --manualSeed 1 --workers 0",
     ),
     "word_language_model": Script(
         EXAMPLES,
@@ -89,6 +103,7 @@ SCRIPTS = {
         r"test loss\s+(\S+)",
         (),
         made_up.words,
+        "--model Transformer --use-optimizer --lr 0.002 --data words --emsize 32 --nhid 32 --epochs 2 --bptt 20",
     ),
     "mingpt": Script(
         EXAMPLES,
@@ -97,6 +112,9 @@ SCRIPTS = {
         " trainer_config.max_epochs=4 trainer_config.batch_size=64 trainer_config.data_loader_workers=0"
         " trainer_config.use_amp=False optimizer_config.learning_rate=0.01",
         r"Train Loss (\S+)",
+        tried="data_config.path=data/input.txt data_config.truncate=0.001 gpt_config.n_layer=2 gpt_config.n_head=2"
+        " gpt_config.n_embd=32 trainer_config.max_epochs=2 trainer_config.batch_size=64 trainer_config.use_amp=False"
+        " trainer_config.data_loader_workers=0 optimizer_config.learning_rate=0.01",
     ),
     "fsdp2": Script(EXAMPLES, "distributed/FSDP2/example.py", "", r"^loss (\S+)"),
     "run_glue": Script(
@@ -133,6 +151,7 @@ SCRIPTS = {
         r"Average loss: (\S+),",
         ("torchvision",),
         made_up.digits_for_fabric,
+        "--batch-size 64 --epochs 2 --lr 0.5",
     ),
     "torchtitan": Script(
         TORCHTITAN,
@@ -143,5 +162,53 @@ SCRIPTS = {
         r"loss:\s+(\S+)",
         ("datasets", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
         made_up.documents,
+    ),
+    "nanogpt": Script(
+        NANOGPT,
+        "train.py",
+        "",
+        prepare=made_up.tokens,
+        tried="--device=cpu --dtype=float32 --compile=False --dataset=words --n_layer=2 --n_head=2 --n_embd=32 --block_size=16"
+        " --batch_size=4 --gradient_accumulation_steps=4 --max_iters=30 --eval_interval=10 --eval_iters=2 --warmup_iters=5"
+        " --lr_decay_iters=30 --learning_rate=1e-2",
+    ),
+    "mae": Script(
+        MAE,
+        "main_pretrain.py",
+        "",
+        prepare=made_up.images,
+        tried="--model mae_vit_base_patch16 --input_size 32 --batch_size 8 --accum_iter 2 --epochs 3 --warmup_epochs 1 --blr 0.01"
+        " --data_path images --device cpu --num_workers 0 --no_pin_mem",
+    ),
+    "dit": Script(
+        DIT,
+        "train.py",
+        "",
+        prepare=made_up.images,
+        tried="--data-path images/train --model DiT-S/8 --image-size 64 --num-classes 2 --epochs 3 --global-batch-size 8"
+        " --num-workers 0 --log-every 4",
+    ),
+    "dino": Script(
+        DINO,
+        "main_dino.py",
+        "",
+        prepare=made_up.images,
+        tried="--arch vit_tiny --patch_size 8 --out_dim 32 --local_crops_number 2 --use_fp16 false --epochs 3 --warmup_epochs 1"
+        " --batch_size_per_gpu 8 --num_workers 0 --data_path images/train --output_dir out --saveckp_freq 0",
+    ),
+    "timm": Script(
+        TIMM,
+        "train.py",
+        "",
+        prepare=made_up.images,
+        tried="images --val-split val --model test_resnet --input-size 3 32 32 --num-classes 2 -b 8 --epochs 3 -j 1 --no-aug"
+        " --no-prefetcher --opt adamw --lr 1e-3 --warmup-epochs 1 --model-ema --output out --device cpu",
+    ),
+    "digits": Script(
+        EXAMPLES,
+        "mnist/main.py",
+        "",
+        prepare=made_up.few_digits_beside,
+        tried="--no-accel --epochs 3 --batch-size 32",
     ),
 }

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 EXACT, CLOSE = 1e-6, 1e-2
 """The most by which weights may differ after a stop, as a share of their norm: on as many processes, and on others. Sums in
-another order differ little; dropout and BatchNorm differ more."""
+another order differ little; dropout and BatchNorm differ more. On others, they may also differ by `DEPENDS` times the difference
+between whole trainings on one process and on several: that is the noise which the script draws."""
+
+DEPENDS = 2.0
 
 LONG_S = 5.0
 """From this time on, code after the inner loop is named if it answers no requests."""
@@ -64,7 +67,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True)
 class TriedStop:
-    """A disturbance, and on how many processes the script continues."""
+    """A disturbance, and on how many processes the script continues; of the kind `none`, a whole training on `first`."""
 
     name: str
     disturbance: Disturbance
@@ -74,7 +77,9 @@ class TriedStop:
 
     @property
     def expected(self) -> int:
-        """Exit status of the run that is disturbed."""
+        """Exit status of the first run."""
+        if self.disturbance.kind == "none":
+            return 0
         return 128 + signal.SIGKILL if self.disturbance.kind == "kill" else STOPPED
 
 
@@ -91,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the script")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
     preload(PRELOADED)  # once for all runs, which are forked
     import torch
 
@@ -98,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(1)  # the threads of PyTorch would be lost in what is forked
 
-    def run(scenario: TriedStop | None) -> TrialRecord:
+    def run(scenario: TriedStop) -> TrialRecord:
         folder = Path(
             tempfile.mkdtemp(prefix="penstock-try-")
         )  # TemporaryDirectory would end with the first forked process
@@ -107,17 +113,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    whole = run(None)
+    whole = run(TriedStop("undisturbed", Disturbance()))
     if whole.statuses != [0] or not whole.steps:
         _say(f"undisturbed: {_failure(whole, options.script) or 'the script makes no step with px.start'}")
         return 1
     epochs = len({each["epoch"] for each in whole.steps.values()})
     _say(f"undisturbed: {len(whole.steps)} steps in {epochs} epochs")
-    differs = False
+    differs, wholes, close = False, {1: whole}, CLOSE
     for scenario in scenarios(whole, options.processes, options.seed, Disturbance):
-        found = compare(whole, run(scenario), scenario, options.script)
+        if scenario.first not in wholes and scenario.disturbance.kind != "none":
+            continue  # the script fails on so many processes
+        tried = run(scenario)
+        found = compare(wholes.get(scenario.first, whole), tried, scenario, options.script, close)
+        result = "as undisturbed"
+        if scenario.disturbance.kind == "none" and tried.statuses == [0]:
+            wholes[scenario.first] = tried
+            depends = _difference(whole.weights, tried.weights)
+            close, result = max(CLOSE, DEPENDS * depends), f"the weights differ by {depends:.1g} of their norm"
         differs |= bool(found)
-        _say(f"{scenario.name}: {'as undisturbed' if not found else 'DIFFERS'}")
+        _say(f"{scenario.name}: {'DIFFERS' if found else result}")
         for line in found:
             _say(f"    {line}")
     longest_s = max(whole.after_s, default=0.0)
@@ -143,6 +157,7 @@ def scenarios(whole: TrialRecord, processes: int, seed: int, disturbance: Any) -
         killed = choose.choice(middle[:-1])
         found.append(TriedStop(f"kill -9 in mid-epoch, after step {killed}", disturbance("kill", killed)))
         if processes > 1:
+            found.append(TriedStop(f"undisturbed on {processes} processes", disturbance(), first=processes))
             moved = f"a stop after step {step}, continued on {processes} processes"
             found.append(TriedStop(moved, disturbance("stop", step), processes))
             back = f"SIGTERM to all of {processes} processes after step {step}, continued on 1"
@@ -156,42 +171,69 @@ def scenarios(whole: TrialRecord, processes: int, seed: int, disturbance: Any) -
     return found
 
 
-def compare(whole: TrialRecord, tried: TrialRecord, scenario: TriedStop, script: str) -> list[str]:
-    """What differs from the undisturbed training, in words, with what to change; [] if the two are equal."""
+def compare(
+    whole: TrialRecord, tried: TrialRecord, scenario: TriedStop, script: str, close: float = CLOSE
+) -> list[str]:
+    """What differs from the undisturbed training, in words, with what to change; [] if the two are equal.
+
+    `close`: the most by which weights may differ on another number of processes, as a share of their norm.
+    """
+    moved, same = scenario.disturbance.kind == "none", scenario.first == scenario.processes
+    if tried.statuses[0] != scenario.expected and moved:
+        return [f"it fails: {_failure(tried, script)}"]
     if tried.statuses[0] != scenario.expected:
         replaced = _line(tried.said, "handles SIGTERM since")
         return [f"the stop ended in status {tried.statuses[0]} and not {scenario.expected}", *replaced]
-    if tried.statuses[1:] != [0]:
+    if not moved and tried.statuses[1:] != [0]:
         return [f"the next run fails: {_failure(tried, script)}"]
     counted = _line(tried.said, "counts batches by enumerate")
     for number in sorted(whole.steps.keys() | tried.steps.keys()):
         if number not in whole.steps or number not in tried.steps:
             return [f"the training makes {len(tried.steps)} steps and not {len(whole.steps)}", *counted]
         a, b = whole.steps[number], tried.steps[number]
-        before = number <= scenario.disturbance.step and (tried.again is None or number < tried.again)
         at = f"in step {number}, epoch {a['epoch']}"
-        if (a["epoch"], a["in_epoch"], a["samples"]) != (b["epoch"], b["in_epoch"], b["samples"]):
-            return [
-                f"{at}: {b['samples']} samples as step {b['in_epoch']} of epoch {b['epoch']}, and not {a['samples']}",
-                "let run.loader or run.prepare give the batches, or leave out those that are done by run.epoch_steps",
-            ]
-        if len(a["rates"]) != len(b["rates"]) or not all(map(_near, a["rates"], b["rates"])):
-            return [
-                f"{at}: the learning rates are {_short(b['rates'])} and not {_short(a['rates'])}",
-                *(counted or ["pass the schedule to run.prepare (scheduler=...) or run.keep, so that it is saved"]),
-            ]
-        share = EXACT if scenario.first == 1 and (scenario.processes == 1 or before) else CLOSE
-        if not math.isclose(a["norm"], b["norm"], rel_tol=share):
-            return _weights_differ(at, abs(a["norm"] - b["norm"]) / a["norm"], counted, before=before)
-    share = EXACT if scenario.processes == scenario.first == 1 else CLOSE
+        if found := _step_differs(a, b, at, counted, moved=moved):
+            return found
+        before = number <= scenario.disturbance.step and (tried.again is None or number < tried.again)
+        share = EXACT if same or before else close
+        by = max(abs(a["norm"] - b["norm"]), abs(a["sign"] - b["sign"])) / (a["norm"] or 1.0)
+        if not moved and not by <= share:
+            return _weights_differ(at, by, counted, before=before)
     difference = _difference(whole.weights, tried.weights)
-    return _weights_differ("at the end", difference, counted, before=False) if difference > share else []
+    if moved or difference <= (EXACT if same else close):
+        return []
+    return _weights_differ("at the end", difference, counted, before=False)
+
+
+def _step_differs(a: dict[str, Any], b: dict[str, Any], at: str, counted: list[str], *, moved: bool) -> list[str]:
+    """Whether step `b` of a tried run has other samples or learning rates than `a`, or other weights on each process."""
+    if (a["epoch"], a["in_epoch"], a["samples"]) != (b["epoch"], b["in_epoch"], b["samples"]):
+        return [
+            f"{at}: {b['samples']} samples as step {b['in_epoch']} of epoch {b['epoch']}, and not {a['samples']}",
+            "let run.loader or run.prepare give the batches, or leave out those that are done by run.epoch_steps",
+        ]
+    if len(a["rates"]) != len(b["rates"]) or not all(map(_near, a["rates"], b["rates"])):
+        saved = counted or ["pass the schedule to run.prepare (scheduler=...) or run.keep, so that it is saved"]
+        fixed = ["the batch is the same on any number of processes: leave their number out of the learning rate"]
+        return [
+            f"{at}: the learning rates are {_short(b['rates'])} and not {_short(a['rates'])}",
+            *(fixed if moved else saved),
+        ]
+    if b["apart"] > EXACT:
+        return [
+            f"{at}: the processes' weights differ by {b['apart']:.1g} of their norm",
+            "average the gradients: wrap the model in DistributedDataParallel, and call that in the step",
+        ]
+    return []
 
 
 def _weights_differ(at: str, by: float, counted: list[str], *, before: bool) -> list[str]:
     found = [f"{at}: the weights differ by {by:.1g} of their norm"]
     if before:
-        return [*found, "they did so before the stop: two runs of the script are not the same; seed its generators"]
+        return [
+            *found,
+            "they did so before the stop, so two runs of the script differ: seed the generators of PyTorch, NumPy and Python",
+        ]
     unsaved = "what the step uses is not all saved: pass it to run.keep, or to run.prepare as state={...}"
     return [*found, unsaved, *counted]
 
@@ -236,20 +278,20 @@ def _failure(tried: TrialRecord, script: str) -> str:
     return f"{where}{error} (status {tried.statuses[-1]})"
 
 
-def _try(folder: Path, scenario: TriedStop | None, options: argparse.Namespace) -> TrialRecord:
+def _try(folder: Path, scenario: TriedStop, options: argparse.Namespace) -> TrialRecord:
     """Run the script, disturb it, and continue it."""
     from penstock_executor.training.trial import Disturbance
 
     tried = TrialRecord()
     (folder / "said").touch()
-    runs = [(Disturbance(), 1)]
-    if scenario is not None:
-        runs = [(scenario.disturbance, scenario.first), (Disturbance(), scenario.processes)]
+    runs = [(scenario.disturbance, scenario.first)]
+    if scenario.disturbance.kind != "none":
+        runs.append((Disturbance(), scenario.processes))
     first: list[str] = []
     for disturbance, processes in runs:
         first = _lines(folder / "steps.jsonl")
         tried.statuses.append(_run(folder, disturbance, processes, options))
-        if tried.statuses[-1] != (scenario.expected if scenario is not None and len(tried.statuses) == 1 else 0):
+        if tried.statuses[-1] != (scenario.expected if len(tried.statuses) == 1 else 0):
             break
     tried.said = (folder / "said").read_text(errors="replace")
     for number, record in enumerate(map(json.loads, _lines(folder / "steps.jsonl"))):
@@ -287,20 +329,27 @@ def _run(folder: Path, disturbance: Disturbance, processes: int, options: argpar
             _begin(folder, disturbance, rank, processes, port, options)
         pids.add(pid)
     status, until_s = 0, time.monotonic() + options.timeout
-    while pids:
-        pid, raw = os.waitpid(next(iter(pids)), os.WNOHANG) if len(pids) == 1 else _any_of(pids)
-        if pid:
-            pids.discard(pid)
-            code = os.waitstatus_to_exitcode(raw)
-            code = code if code >= 0 else 128 - code
-            if code and not status:
-                status, until_s = code, min(until_s, time.monotonic() + FAILED_S)
-        elif time.monotonic() > until_s:
-            for each in pids:
-                os.kill(each, signal.SIGKILL)
-        else:
-            time.sleep(0.02)
+    try:
+        while pids:
+            pid, raw = os.waitpid(next(iter(pids)), os.WNOHANG) if len(pids) == 1 else _any_of(pids)
+            if pid:
+                pids.discard(pid)
+                code = os.waitstatus_to_exitcode(raw)
+                code = code if code >= 0 else 128 - code
+                if code and not status:
+                    status, until_s = code, min(until_s, time.monotonic() + FAILED_S)
+            elif time.monotonic() > until_s:
+                _kill(pids)
+            else:
+                time.sleep(0.02)
+    finally:
+        _kill(pids)  # none, unless this process is ended
     return status
+
+
+def _kill(pids: set[int]) -> None:
+    for each in pids:
+        os.kill(each, signal.SIGKILL)
 
 
 def _any_of(pids: set[int]) -> tuple[int, int]:
@@ -315,6 +364,7 @@ def _begin(
     folder: Path, disturbance: Disturbance, rank: int, processes: int, port: int, options: argparse.Namespace
 ) -> NoReturn:
     """In a new process: be the script."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for name in [each for each in os.environ if each.startswith(("SLURM", "PENSTOCK"))]:
         del os.environ[name]
     place = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}

@@ -1,6 +1,7 @@
 """`python -m penstock_executor.try_run` finds what a script does wrongly around its stops, and passes one that is right."""
 
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from penstock_executor.training.trial import Disturbance  # noqa: E402
 from penstock_executor.try_run import TrialRecord, TriedStop, compare, scenarios  # noqa: E402
 
 from .elastic import PYTHON, environment, python_path  # noqa: E402
-from .spool import ROOT  # noqa: E402
+from .spool import ROOT, wait_for  # noqa: E402
 
 MIDDLE = TriedStop("a stop in mid-epoch", Disturbance("stop", 14))
 
@@ -21,7 +22,7 @@ def tried(*statuses: int, said: str = "", **changed: object) -> TrialRecord:
     """Three epochs of ten steps. `changed`: of the steps from 15 on."""
     steps = {
         step: {"step": step, "epoch": (step - 1) // 10, "in_epoch": (step - 1) % 10 + 1, "samples": 4, "rates": [0.1]}
-        | {"norm": 2.0}
+        | {"norm": 2.0, "sign": 1.0, "apart": 0.0}
         | (changed if step > 14 else {})
         for step in range(1, 31)
     }
@@ -37,6 +38,7 @@ TRACE = 'File "/x/train.py", line 44, in <module>\nZeroDivisionError: division b
     ("found", "words"),
     [
         (tried(143, 0), []),
+        (tried(143, 0, sign=1.2), ["in step 15, epoch 1: the weights differ by 0.1", "pass it to run.keep"]),
         (tried(143, 0, norm=2.1), ["in step 15, epoch 1: the weights differ by 0.05", "pass it to run.keep"]),
         (
             tried(143, 0, rates=[0.6], said=COUNTED),
@@ -60,7 +62,7 @@ def test_what_differs_is_said_with_its_place_and_a_remedy(found: TrialRecord, wo
 def test_weights_that_differ_before_the_stop_are_those_of_a_script_that_is_not_repeatable():
     found = tried(143, 0)
     found.steps[3] = found.steps[3] | {"norm": 3.0}
-    assert "two runs of the script are not the same" in compare(WHOLE, found, MIDDLE, "train.py")[1]
+    assert "two runs of the script differ: seed" in compare(WHOLE, found, MIDDLE, "train.py")[1]
 
 
 def test_final_weights_are_compared_too_and_less_strictly_on_other_processes():
@@ -71,21 +73,52 @@ def test_final_weights_are_compared_too_and_less_strictly_on_other_processes():
     assert math.isclose(try_run._difference(whole.weights, found.weights), 0.001, rel_tol=1e-3)
 
 
+ON_TWO = TriedStop("undisturbed on 2 processes", Disturbance(), first=2)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (tried(0, norm=2.4), []),
+        (tried(1, said=TRACE), ["it fails: train.py, line 44: ZeroDivisionError"]),
+        (
+            tried(0, rates=[0.2]),
+            ["the learning rates are 0.2 and not 0.1", "leave their number out of the learning rate"],
+        ),
+        (tried(0, samples=8), ["in step 15, epoch 1: 8 samples", "run.epoch_steps"]),
+        (tried(0, apart=0.03), ["the processes' weights differ by 0.03", "DistributedDataParallel"]),
+    ],
+)
+def test_a_whole_training_on_two_processes_has_the_same_steps_and_one_model(found: TrialRecord, words: list[str]):
+    """Its weights may differ: the processes draw noise of their own."""
+    lines = compare(WHOLE, found, ON_TWO, "train.py")
+    for line, word in zip(lines, words, strict=True):
+        assert word in line
+
+
+def test_after_a_move_weights_may_differ_as_much_as_whole_trainings_do():
+    found = tried(143, 0, norm=2.1)
+    moved = TriedStop("moved", Disturbance("stop", 14), 2)
+    assert "the weights differ by 0.05" in compare(WHOLE, found, moved, "train.py")[0]
+    assert compare(WHOLE, found, moved, "train.py", close=0.1) == []
+    same = TriedStop("killed", Disturbance("kill", 14), 2, 2)
+    assert "the weights differ by 0.05" in compare(WHOLE, tried(137, 0, norm=2.1), same, "train.py", close=0.1)[0]
+
+
 def test_stops_are_tried_in_mid_epoch_at_an_epochs_end_and_in_an_evaluation():
     found = scenarios(tried(0), 2, 0, Disturbance)
-    assert [each.disturbance.kind for each in found] == ["stop", "kill", "stop", "stop", "kill", "stop"]
-    assert [(each.first, each.processes) for each in found] == [(1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 1)]
+    assert [each.disturbance.kind for each in found] == ["stop", "kill", "none", "stop", "stop", "kill", "stop"]
+    places = [(each.first, each.processes) for each in found]
+    assert places == [(1, 1), (1, 1), (2, 1), (1, 2), (2, 1), (2, 2), (1, 1)]
     steps = [each.disturbance.step for each in found]
-    assert all(11 <= step < 20 for step in steps[:5])
-    assert steps[5] == 10
+    assert all(11 <= step < 20 for step in (*steps[:2], *steps[3:6]))
+    assert steps[6] == 10
     evaluates = tried(0)
     evaluates.evaluates = [10, 20, 30]
     assert scenarios(evaluates, 1, 0, Disturbance)[-1].disturbance == Disturbance("evaluation", 10)
 
 
 def run(script: Path, *arguments: str) -> tuple[int, str]:
-    import subprocess
-
     environ = environment() | {"PYTHONPATH": python_path()}
     command = [PYTHON, "-m", "penstock_executor.try_run", str(script), *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=580, check=False)
@@ -109,6 +142,19 @@ def test_a_script_is_tried_with_real_stops(tmp_path: Path, option: str, words: l
         assert word in said
     if not words:
         assert said.count("as undisturbed") == 7
+        assert "undisturbed on 2 processes: the weights differ by" in said
+
+
+def test_when_it_is_ended_nothing_of_it_stays(tmp_path: Path):
+    (tmp_path / "train.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+    environ = environment() | {"PYTHONPATH": python_path(), "TMPDIR": str(tmp_path)}
+    command = [PYTHON, "-m", "penstock_executor.try_run", "train.py"]
+    with subprocess.Popen(command, env=environ, cwd=tmp_path) as child:
+        pid = wait_for(lambda: (tmp_path / "pid").exists() and int((tmp_path / "pid").read_text() or 0), "a run")
+        child.terminate()
+        assert child.wait(30) == 143
+    assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
+    assert not list(tmp_path.glob("penstock-try-*"))
 
 
 @pytest.mark.long

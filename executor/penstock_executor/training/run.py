@@ -63,6 +63,13 @@ class TrainingRun(Run):
         self._done_step: tuple[int, float, PendingNorms | None] | None = None
         """A step after which the processes have not voted yet: the arguments of `_after_step`."""
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Many scripts save their arguments, and hold the run among them. A text is saved in its place."""
+        return str, ("the run of penstock_executor",)
+
+    def __deepcopy__(self, _memo: object) -> TrainingRun:
+        return self
+
     def prepare(
         self,
         model: torch.nn.Module,

@@ -203,6 +203,15 @@ class TrainingState:
             )
         if (self._sharded or self._split) != (found.shards is not None):
             raise RuntimeError("fully_shard sharded either the checkpoint's model or this one, but not both")
+        kinds = {name: [kind.__name__ for kind in type(each).__mro__] for name, each in self._named.items()}
+        loaders = [name for name in kinds if "StatefulDataLoader" in kinds[name]]
+        world = found.meta.get("gpus", [None, None, self._group.world])[2]
+        if loaders and world != self._group.world and found.meta.get("epoch_steps"):
+            raise RuntimeError(
+                f"{', '.join(loaders)} is torchdata's StatefulDataLoader, which cannot go on in mid-epoch on another number of"
+                f" processes ({world} before, {self._group.world} now): samples would be lost or repeated. Let run.loader give"
+                " the batches, or keep the job to one number of GPUs"
+            )
 
     def _shards(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict

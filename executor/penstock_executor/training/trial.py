@@ -71,13 +71,21 @@ class TriedRun(TrainingRun):
         models = [each for each in objects if isinstance(each, torch.nn.Module)]
         groups = [group for each in objects for group in getattr(each, "param_groups", ())]
         weights = [parameter for model in models for parameter in model.parameters()]
+        parts = [local(each.detach()).double().flatten() for each in weights]
+        squares = self._group.gather(sum(float(each.square().sum()) for each in parts))
+        norm, apart = squares[0] ** 0.5, max(squares) - min(squares)
+        if self._state.divided:
+            norm, apart = (sum(squares) / (1 if self.gpus_per_replica == 1 else self.replicas)) ** 0.5, 0.0
         self._note(
             step=self.steps,
             epoch=self.epoch,
             in_epoch=self.epoch_steps,
             samples=samples,
             rates=[float(group["lr"]) for group in groups],
-            norm=sum(float(local(each.detach()).double().square().sum()) for each in weights) ** 0.5,
+            norm=norm,
+            # It shows the smallest change in any direction. Of a divided model, it depends on the division.
+            sign=0.0 if self._state.divided else sum(float(each[::2].sum() - each[1::2].sum()) for each in parts),
+            apart=apart / (2 * norm * norm or 1.0),
         )
         self._stepped_s = time.monotonic()
         if self.steps == self.disturbance.step and self.disturbance.kind in ("stop", "kill"):

@@ -1,9 +1,15 @@
 """What scripts have around the step goes on after a stop as if nothing had happened, with real processes on CPUs."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from penstock_executor.training.run import TrainingRun
 
 from ..elastic import gang
 from ..spool import ROOT
@@ -110,3 +116,9 @@ def test_messages_are_seen_without_logging_being_set_up(tmp_path: Path):
 
 def test_a_handler_of_sigterm_that_takes_the_place_of_ours_is_told(tmp_path: Path):
     assert "this run saves nothing when Slurm stops it" in run_to_the_end(tmp_path, "--handler", stops=0)
+
+
+def test_a_run_among_saved_arguments_is_saved_as_a_text_and_copied_as_itself():
+    run = TrainingRun.__new__(TrainingRun)
+    assert pickle.loads(pickle.dumps([run])) == ["the run of penstock_executor"]
+    assert copy.deepcopy([run])[0] is run
