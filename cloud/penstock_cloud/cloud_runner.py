@@ -52,9 +52,15 @@ UNASKED = (
 """Message to a job that was submitted to gateways directly."""
 
 ENDED = (
-    "the job's run in the cloud had ended before Slurm started it here; `penstock explain` says why; submit it again"
+    "the job's run in the cloud had ended before Slurm started it here; `penstock explain` says why; it is queued again"
 )
 """Message to a job that Penstock has sent there: penstockd writes its control message first."""
+
+LEFT = "penstockd did not queue the job again; submit it again"
+"""Message to that job if penstockd is away."""
+
+QUEUED_S = 600.0
+"""How long penstockd may take for that, s. It may be starting again."""
 
 DIRECTIVE = "#PENSTOCK"
 
@@ -235,6 +241,12 @@ class CloudRunner:
         """Slurm asks the job to end: pass the request on, and fetch the output files."""
         self._asked_to_stop = True
 
+    def wait_for_stop(self, most_s: float) -> None:
+        """Wait until Slurm asks the job to end, this long at most."""
+        until_s = time.monotonic() + most_s
+        while not self._asked_to_stop and time.monotonic() < until_s:
+            time.sleep(min(LOOK_S, most_s))
+
     def carry(self, links: Mapping[str, str], script: Path, mine: Mapping[str, str], directory: Path) -> int:
         """Upload the job, wait for it, and download its files. Returns the exit status. Raises Trouble, OSError,
         HTTPException."""
@@ -318,7 +330,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             links = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             control = Path(os.environ.get("PENSTOCK_SPOOL", ""), job_id(os.environ), "control.json")
-            raise Trouble(ENDED if control.exists() else UNASKED) from None
+            if not control.exists():
+                raise Trouble(UNASKED) from None
+            print(f"penstock: {ENDED}", file=sys.stderr, flush=True)  # noqa: T201
+            cloud_runner.wait_for_stop(QUEUED_S)
+            raise Trouble(LEFT) from None
         return cloud_runner.carry(links, Path(arguments[1]), os.environ, Path.cwd())
     except (Trouble, OSError, HTTPException, ValueError, KeyError, tarfile.TarError) as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_cloud import cloud_runner
 from penstock_cloud.cloud_runner import Directives, Trouble, directives, environment, get, job_id, pack, unpack
 
 
@@ -191,14 +193,29 @@ def test_a_download_that_ends_early_is_none() -> None:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("sent", "said"),
-    [(False, "no instance was ordered for this job; submit it"), (True, "run in the cloud had ended before Slurm")],
-)
-def test_a_job_without_an_ordered_instance_says_so(tmp_path: Path, sent: bool, said: str) -> None:
-    if sent:
-        (tmp_path / "5").mkdir()
-        (tmp_path / "5" / "control.json").write_text("{}")
+def test_a_job_whose_run_has_ended_waits_until_it_is_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "control.json").write_text("{}")
+    env = {"SLURM_JOB_ID": "5", "PENSTOCK_SPOOL": str(tmp_path)}
+    command = [sys.executable, "-m", "penstock_cloud.cloud_runner", str(tmp_path), "script"]
+    with subprocess.Popen(command, env=os.environ | env, stderr=subprocess.PIPE, text=True) as waits:
+        assert waits.stderr is not None
+        assert "run in the cloud had ended before Slurm" in waits.stderr.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            waits.wait(3)
+        waits.send_signal(signal.SIGTERM)
+        waits.wait(20)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cloud_runner, "QUEUED_S", 0.1)
+    monkeypatch.setattr(cloud_runner, "STOPS", ())
+    assert cloud_runner.main(command[3:]) == 1
+    assert "submit it again" in capsys.readouterr().err
+
+
+def test_a_job_without_an_ordered_instance_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "penstock_cloud.cloud_runner", str(tmp_path), "script"],
         env=os.environ | {"SLURM_JOB_ID": "5", "PENSTOCK_SPOOL": str(tmp_path)},
@@ -207,4 +224,4 @@ def test_a_job_without_an_ordered_instance_says_so(tmp_path: Path, sent: bool, s
         check=False,
     )
     assert done.returncode == 1
-    assert said in done.stderr
+    assert "no instance was ordered for this job; submit it" in done.stderr

@@ -17,7 +17,8 @@ from penstock_scheduler.burst.deciding.ledger import CloudBudgets
 from penstock_scheduler.burst.manager.provider import Machine
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.settings import BurstSettings
-from penstock_scheduler.model import Phase
+from penstock_scheduler.model import Phase, Placement
+from penstock_scheduler.model import Share as NodeShare
 from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.conftest import SITE
 from tests.cloud.faulty import Faulty
@@ -135,6 +136,21 @@ def test_a_job_whose_run_ended_before_slurm_started_it_is_told_that(site: OtherS
     assert site.told == {
         "7": f"Slurm started it on {node} after its run in the cloud had ended (it was recalled); it is queued again"
     }
+
+
+def test_a_job_that_slurm_starts_late_on_a_node_that_is_always_up_is_queued_again(site: OtherSite) -> None:
+    """A gateway asks for no instance, so Slurm does not ask penstockd to resume it."""
+    node = booting_node(site)
+    site.recall("7")
+    site.until(lambda: not site.state.runs)
+    site.submit("8")
+    for job in ("7", "8"):  # the second one names the cloud partition itself, and its cloud runner ends it
+        site._start(job, Placement("a10g", "burst", (NodeShare(node, 1),)))
+    site.ticks(2)
+    assert site.told == {
+        "7": f"Slurm started it on {node} after its run in the cloud had ended (it was recalled); it is queued again"
+    }
+    assert (site.jobs["7"].phase, site.jobs["8"].phase) == (Phase.QUEUED, Phase.RUNNING)
 
 
 def test_a_job_that_slurm_starts_on_the_nodes_of_an_earlier_run_is_told_that(site: OtherSite) -> None:

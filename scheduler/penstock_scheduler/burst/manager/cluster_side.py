@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from penstock_scheduler.api.ports import CloudNode, CloudNodes
 from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.burst.manager.share import SharedFolder
-from penstock_scheduler.model import Job, JobId
+from penstock_scheduler.model import Job, JobId, Phase
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class ClusterSide:
                         self._suspended.add(run.id)
         self._refuse_strangers(known, jobs)
         self.look()
+        self._refuse_late({run.job for run in runs} | self._unknown, jobs)
 
     def look(self) -> None:
         """Look at the nodes, and change nothing."""
@@ -143,6 +144,19 @@ class ClusterSide:
         for job, names in self._nodes.jobs_on_instances().items():
             if any(name in known and known[name].job != job for name in names):
                 self._nodes.refuse(job, self._why(jobs.get(job), names))
+
+    def _refuse_late(self, away: Collection[JobId], jobs: Mapping[JobId, Job]) -> None:
+        """Refuse jobs that run on cloud nodes after their run has ended. No request tells of a gateway, which is always up.
+
+        Args:
+            away: jobs whose run is open, or not known.
+            jobs: the jobs.
+        """
+        for job in jobs.values():
+            at = _held(job)
+            late = job.phase is Phase.RUNNING and at and at <= self.nodes.keys() and job.id not in away
+            if late and (why := self._why(job, sorted(at))) != UNASKED:
+                self._nodes.refuse(job.id, why)
 
     def _why(self, job: Job | None, nodes: Sequence[str]) -> str:
         """Why a job may not have these nodes, for its user."""
