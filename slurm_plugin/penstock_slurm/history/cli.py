@@ -19,12 +19,15 @@ from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.people.units import duration
 
 if TYPE_CHECKING:
-    from penstock_slurm.history.figures import Group, HistoryFigures
+    from penstock_slurm.history.figures import Group, HistoryFigures, UseFigures
     from penstock_slurm.history.what_if import Case
 
 DAYS = 14
 MOST_LINES = 10
-"""Users, accounts and partitions that are shown; JSON has all."""
+"""Users, accounts, partitions and idle jobs that are shown; JSON has all."""
+
+SEEN_WELL = 0.98
+"""Share of the GPU-hours held that Prometheus has usually seen: it misses the first seconds of a job."""
 
 
 def observe(
@@ -40,6 +43,16 @@ def observe(
         False, "--what-if", help="Simulate the jobs again, under Slurm's backfill and under Penstock."
     ),
     jobs: int = typer.Option(300, min=1, help="With --what-if: the most jobs; the newest ones count."),
+    prometheus: str | None = typer.Option(
+        None, metavar="URL", help="Ask this Prometheus how busy the jobs' GPUs were, such as http://prometheus:9090."
+    ),
+    gpu_metric: str | None = typer.Option(
+        None,
+        metavar="METRIC:LABEL",
+        help="With --prometheus: the metric of GPU utilisation in percent, and the label that has the job's number. "
+        "By default, those of dcgm-exporter, of jobstats' exporter and of slurm-job-exporter are looked for.",
+    ),
+    step: int = typer.Option(300, min=1, help="With --prometheus: seconds between two looks at a GPU."),
     conf: Path | None = typer.Option(None, help="slurm.conf, if it is not Slurm's default."),
     as_json: bool = JSON,
 ) -> None:
@@ -47,11 +60,14 @@ def observe(
 
     It needs no penstockd and no root: any user to whom sacct shows all jobs. It runs sacct and scontrol show, and nothing else.
 
-    Examples: penstock observe; penstock observe --from 2026-11-01 --partition gpu --what-if
+    Examples: penstock observe; penstock observe --from 2026-11-01 --partition gpu --what-if;
+    penstock observe --prometheus http://prometheus:9090
     """
     from penstock_slurm.history.figures import report  # NumPy takes long to load
+    from penstock_slurm.history.gpu_use import Prometheus
     from penstock_slurm.history.reading import read_history
 
+    source = None if prometheus is None else Prometheus(prometheus, gpu_metric, step)
     begin_s, end_s = span_s(from_, to)
     end_s = time.time() if end_s is None else min(end_s, time.time())
     begin_s = end_s - DAYS * 86_400 if begin_s is None else begin_s
@@ -63,7 +79,11 @@ def observe(
         typer.echo(
             "penstock: all of these jobs are yours: Slurm may hide those of others from you (PrivateData)", err=True
         )
-    found = report(history)
+    use = None
+    if source is not None:
+        typer.echo("penstock: asking Prometheus ...", err=True)
+        use = source.use({run.job_id for run in history.runs}, begin_s, end_s)
+    found = report(history, use, step)
     cases: list[Case] = []
     if not as_json:
         _show(found)
@@ -112,6 +132,8 @@ def _show(found: HistoryFigures) -> None:
     idle, wasted = found.idle_gpu_h, found.idle_while_waiting_gpu_h
     typer.echo(f"\nNo job held {idle:.1f} GPU-hours ({_share(idle, all_h)}).")
     typer.echo(f"In {wasted:.1f} of them ({_share(wasted, all_h)}), jobs waited that asked for as many GPUs.")
+    if found.use is not None:
+        _show_use(found.use, sum(each.held_gpu_h for each in found.types))
     for title, groups in (
         ("GPUS", found.by_size),
         ("ENDED AS", found.by_end),
@@ -119,10 +141,34 @@ def _show(found: HistoryFigures) -> None:
         ("ACCOUNT", found.by_account),
         ("PARTITION", found.by_partition),
     ):
-        _show_groups(title, groups)
+        _show_groups(title, groups, with_use=found.use is not None)
 
 
-def _show_groups(title: str, groups: Sequence[Group]) -> None:
+def _show_use(use: UseFigures, held_gpu_h: float) -> None:
+    typer.echo(
+        f"\nThe GPUs were busy for {use.busy_gpu_h:.1f} of the {use.seen_gpu_h:.1f} GPU-hours that Prometheus has seen "
+        f"({_share(use.busy_gpu_h, use.seen_gpu_h)}), and at 0 % for {use.idle_gpu_h:.1f}."
+    )
+    if use.seen_gpu_h < SEEN_WELL * held_gpu_h:
+        typer.echo(f"It has no samples of {held_gpu_h - use.seen_gpu_h:.1f} GPU-hours that jobs held.")
+    if use.implausible_jobs:
+        typer.echo(
+            f"It has samples of more GPU-hours than {_count(use.implausible_jobs, 'job')} held, and these do not count: name "
+            "your cluster in --gpu-metric if it has metrics of several; jobs that share a GPU have the samples of both."
+        )
+    if not use.idle_jobs:
+        return
+    typer.echo("\nJobs whose GPUs were at 0 % for at least half of their time:\n")
+    rows = [
+        (job.job_id, job.user, job.state, str(job.gpus), f"{job.gpu_h:.1f}", f"{job.idle_gpu_h:.1f}", f"{job.busy:.0%}")
+        for job in use.idle_jobs[:MOST_LINES]
+    ]
+    print_table(("JOB", "USER", "STATE", "GPUS", "GPU-HOURS", "AT 0 %", "BUSY"), rows, "")
+    if len(use.idle_jobs) > MOST_LINES:
+        typer.echo(f"... and {len(use.idle_jobs) - MOST_LINES} more; --json has all.")
+
+
+def _show_groups(title: str, groups: Sequence[Group], *, with_use: bool) -> None:
     total = sum(group.gpu_h for group in groups)
     rows = [
         (
@@ -133,13 +179,14 @@ def _show_groups(title: str, groups: Sequence[Group]) -> None:
             "-" if group.wait_s is None else duration(group.wait_s),
             "-" if group.long_wait_s is None else duration(group.long_wait_s),
             "-" if group.limit_used is None else f"{group.limit_used:.0%}",
+            *(["-" if group.busy is None else f"{group.busy:.0%}"] if with_use else []),
         )
         for group in groups[:MOST_LINES]
     ]
     if rows:
         typer.echo("")
-        columns = ("JOBS", "GPU-HOURS", "SHARE", "MEDIAN WAIT", "9 OF 10 WAIT", "TIME LIMIT USED")
-        print_table((title, *columns), rows, "")
+        columns = ("JOBS", "GPU-HOURS", "SHARE", "MEDIAN WAIT", "9 OF 10 WAIT", "LIMIT USED")
+        print_table((title, *columns, *(["BUSY"] if with_use else [])), rows, "")
     if len(groups) > MOST_LINES:
         typer.echo(f"... and {len(groups) - MOST_LINES} more; --json has all.")
 

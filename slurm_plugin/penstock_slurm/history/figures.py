@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from penstock_slurm.history.gpu_use import STEP_S, JobUse
 from penstock_slurm.history.reading import History, PastRun
 
 SIZES = ((1, "1"), (2, "2 to 3"), (4, "4 to 7"), (8, "8 to 15"), (16, "16 and more"))
 """Least number of GPUs of a class of jobs, and its name."""
+
+MOST_SEEN = 1.25
+"""Samples of so many times the GPU-hours that a job held are still taken for its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,40 @@ class Group:
     """Nine of ten of them waited no longer."""
     limit_used: float | None
     """Median share of its time limit for which a job ran, of those that ended in the period and had a limit."""
+    busy: float | None
+    """Share of the GPU-hours in which the GPUs were busy, of the jobs whose use is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleJob:
+    """A job that held GPUs at 0 % for at least half of its time in the period."""
+
+    job_id: str
+    user: str
+    state: str
+    gpus: int
+    gpu_h: float
+    """GPU-hours that it held in the period."""
+    idle_gpu_h: float
+    """The part of them at 0 %."""
+    busy: float
+    """Share of them in which the GPUs were busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class UseFigures:
+    """How busy the GPUs of jobs were that Prometheus has seen."""
+
+    seen_gpu_h: float
+    """GPU-hours that these jobs held in the period."""
+    busy_gpu_h: float
+    idle_gpu_h: float
+    """At 0 %."""
+    implausible_jobs: int
+    """Jobs that count as not seen: there are samples of more GPU-hours than they held. Jobs share GPUs, or another cluster has a
+    job of the same number."""
+    idle_jobs: tuple[IdleJob, ...]
+    """The most GPU-hours at 0 % first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +99,25 @@ class HistoryFigures:
     by_account: tuple[Group, ...]
     by_partition: tuple[Group, ...]
     left_out: dict[str, int]
+    use: UseFigures | None
+    """How busy the GPUs were, if Prometheus was asked."""
 
 
-def report(history: History) -> HistoryFigures:
-    """The figures of a history."""
+def report(history: History, use: Mapping[str, JobUse] | None = None, step_s: float = STEP_S) -> HistoryFigures:
+    """The figures of a history.
+
+    Args:
+        use: job -> what Prometheus has seen of it, if it was asked.
+        step_s: seconds between two looks there.
+    """
     runs, begin_s, end_s = history.runs, history.begin_s, history.end_s
+    shares, used = _use(history, use, step_s) if use is not None else ({}, None)
 
     def grouped(key: Callable[[PastRun], str]) -> tuple[Group, ...]:
         names: dict[str, list[PastRun]] = {}
         for run in runs:
             names.setdefault(key(run), []).append(run)
-        groups = (_group(name, its, begin_s, end_s) for name, its in names.items())
+        groups = (_group(name, its, begin_s, end_s, shares) for name, its in names.items())
         return tuple(sorted(groups, key=lambda group: (-group.gpu_h, group.name)))
 
     held: dict[str, float] = dict.fromkeys(history.gpus, 0.0)
@@ -92,6 +139,34 @@ def report(history: History) -> HistoryFigures:
         by_account=grouped(lambda run: run.account),
         by_partition=grouped(lambda run: run.partition),
         left_out=history.left_out,
+        use=used,
+    )
+
+
+def _use(history: History, use: Mapping[str, JobUse], step_s: float) -> tuple[dict[str, float], UseFigures]:
+    """Job -> the share of its time in which its GPUs were busy, and the figures of all jobs."""
+    held, newest = defaultdict[str, float](float), dict[str, PastRun]()
+    for run in history.runs:
+        held[run.job_id] += _gpu_h(run, history.begin_s, history.end_s)
+        newest[run.job_id] = run
+    shares, jobs, implausible = dict[str, float](), list[IdleJob](), 0
+    for job_id, run in newest.items():
+        seen, gpu_h = use.get(job_id), held[job_id]
+        if seen is None or not seen.seen_gpu_h or not gpu_h:
+            continue
+        if seen.seen_gpu_h > MOST_SEEN * gpu_h + 2 * run.gpus * step_s / 3600:
+            implausible += 1
+            continue
+        shares[job_id] = busy = seen.busy_gpu_h / seen.seen_gpu_h
+        idle_gpu_h = gpu_h * seen.idle_gpu_h / seen.seen_gpu_h
+        jobs.append(IdleJob(job_id, run.user, run.state, run.gpus, gpu_h, idle_gpu_h, busy))
+    idle = sorted((job for job in jobs if job.idle_gpu_h >= job.gpu_h / 2), key=lambda job: -job.idle_gpu_h)
+    return shares, UseFigures(
+        seen_gpu_h=sum(job.gpu_h for job in jobs),
+        busy_gpu_h=sum(job.gpu_h * job.busy for job in jobs),
+        idle_gpu_h=sum(job.idle_gpu_h for job in jobs),
+        implausible_jobs=implausible,
+        idle_jobs=tuple(idle),
     )
 
 
@@ -106,7 +181,9 @@ def _gpu_h(run: PastRun, begin_s: float, end_s: float) -> float:
     return run.gpus * max(ended_s - max(run.start_s, begin_s), 0.0) / 3600
 
 
-def _group(name: str, runs: Sequence[PastRun], begin_s: float, end_s: float) -> Group:
+def _group(name: str, runs: Sequence[PastRun], begin_s: float, end_s: float, shares: Mapping[str, float]) -> Group:
+    known = [(_gpu_h(run, begin_s, end_s), shares[run.job_id]) for run in runs if run.job_id in shares]
+    known_gpu_h = sum(gpu_h for gpu_h, _ in known)
     waits = [
         max(run.start_s - run.ready_s, 0.0)
         for run in runs
@@ -124,6 +201,7 @@ def _group(name: str, runs: Sequence[PastRun], begin_s: float, end_s: float) -> 
         wait_s=median(waits) if waits else None,
         long_wait_s=float(np.quantile(waits, 0.9)) if waits else None,
         limit_used=median(used) if used else None,
+        busy=sum(gpu_h * share for gpu_h, share in known) / known_gpu_h if known_gpu_h else None,
     )
 
 

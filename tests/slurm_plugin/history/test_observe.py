@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from penstock_loopback import wait_for
 from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.cli import main
+from tests.slurm_plugin.history.conftest import ServeSamples
 
 pytestmark = pytest.mark.slurm
 
@@ -64,6 +68,68 @@ def test_the_hours_are_saccts_and_slurm_is_only_read(
     assert told["left_out"] == {"jobs without GPUs": 1}
     assert [case["name"] for case in told["what_if"]][:2] == ["as it was", "Slurm's backfill"]
     assert len(told["what_if"]) == 6
+
+
+def test_the_jobs_that_idled_are_named_and_no_others(
+    make_loopback: MakeLoopback,
+    prometheus: ServeSamples,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An exporter in the place of NVIDIA's, which asks Slurm which jobs run. Their names say how busy they are."""
+    slurm = make_loopback("t4:1x4", accounting=True)
+
+    class Exporter(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            lines = ["# TYPE nvidia_gpu_duty_cycle gauge"]
+            for row in slurm.command("squeue", "-h", "-t", "RUNNING", "-o", "%i %j %u").stdout.splitlines():
+                job, percent, _ = row.split()
+                lines.append(f'nvidia_gpu_duty_cycle{{ordinal="{job}",uuid="GPU-{job}",jobid="{job}"}} {percent}')
+            text = "\n".join(lines).encode() + b"\n"
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Exporter) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = prometheus(exporter=f"127.0.0.1:{server.server_port}")
+        since = datetime.now().isoformat(timespec="seconds")
+
+        def submit(percent: int) -> str:
+            options = ("--parsable", "-o/dev/null", "--gres=gpu:1", f"--job-name={percent}", "--wrap", "sleep 12")
+            return slurm.command("sbatch", *options).stdout.strip()
+
+        busy, idle, runs = submit(90), submit(0), submit(40)
+
+        def all_over() -> bool:
+            listing = slurm.command("sacct", "-aXDnP", "-o", "JobIDRaw,State").stdout.split()
+            return {f"{job}|COMPLETED" for job in (busy, idle, runs)} <= {*listing}
+
+        wait_for(all_over, 180, "the jobs' ends in the accounts")
+        server.shutdown()
+    monkeypatch.setenv("SLURM_CONF", str(slurm.slurm_conf))
+    words = ("observe", "--json", "--from", since, "--prometheus", url, "--step", "1")
+    monkeypatch.setattr("sys.argv", ["penstock", *words])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    told = json.loads(capsys.readouterr().out)
+    assert [(job["job_id"], job["busy"]) for job in told["use"]["idle_jobs"]] == [(idle, 0.0)]
+    held = sum(each["held_gpu_h"] for each in told["types"])
+    assert told["use"]["seen_gpu_h"] == pytest.approx(held)
+    assert told["use"]["busy_gpu_h"] == pytest.approx(held * 1.3 / 3, rel=0.1)
+    monkeypatch.setattr("sys.argv", ["penstock", *(word for word in words if word != "--json")])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    shown = capsys.readouterr().out
+    assert "Jobs whose GPUs were at 0 % for at least half of their time:" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert [row[0] for row in rows if row[1:3] == ["root", "COMPLETED"]] == [idle]
+    assert "LIMIT USED  BUSY" in shown
 
 
 def test_without_accounting_it_says_so(
