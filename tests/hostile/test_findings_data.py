@@ -38,7 +38,11 @@ UNREADABLE = (DEEP, DEEP + "]" * 1010 + "}", '{"penstock":' + "[" * 100_000, '{"
 def test_a_comment_that_no_reader_of_json_can_read_is_no_job_spec(text: str) -> None:
     with pytest.raises(BadJobSpec):
         parse_spec(text)
-    assert _notes(text) is None
+    try:
+        found = json.loads(text)  # Python 3.13 reads the closed one
+    except (ValueError, RecursionError):
+        found = None
+    assert (_notes(text) is None) == (found is None)
     assert _key(text) is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.spool import Spool
 from penstock_slurm.act.submitter import SlurmSubmitter
 from penstock_slurm.cluster import SlurmCluster
-from penstock_slurm.gateway import CliGateway, ControllerAway, PlainShape, SlurmJob
+from penstock_slurm.gateway import CliGateway, ControllerAway, PlainShape, SlurmError, SlurmJob
 from penstock_slurm.gateway.base import Write
 from penstock_slurm.jobs.begin_times import BeginTimes
 from penstock_slurm.jobs.holds import HoldFiles
@@ -33,7 +34,7 @@ PLAIN = json.dumps({"penstock": {}, "penstock_plain": {"partition": "gpu", "node
 
 
 class Slurm(Told):
-    """Each call but `write` is a process."""
+    """Each call is a process, and so is a `write` of one release."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +51,10 @@ class Slurm(Told):
     def hold(self, job_id: str) -> None:
         self.calls.append(("hold", job_id))
 
-    def release(self, job_id: str) -> None:
-        self.calls.append(("release", job_id))
+    def write(self, writes: Sequence[Write]) -> tuple[SlurmError | None, ...]:
+        if [each.kind for each in writes] == ["release"]:
+            self.calls.append(("release", writes[0].job_id))
+        return super().write(writes)
 
     def leave_to_slurm(self, job_id: str, shape: PlainShape, cpus: int, after_s: float) -> None:
         self.calls.append(("leave", job_id))
@@ -134,8 +137,15 @@ def test_a_release_that_is_carried_out_keeps_a_hold_that_came_meanwhile(
     spool.tell(ControlMessage(job_id="7", epoch=1, round=1, holds=None), 0)
     slurm.listed = [pending("gpu", state="SPECIAL_EXIT", reason="", **ANN)]
     submitter.release("7", admin=False)
-    monkeypatch.setattr(slurm, "release", lambda job: submitter.hold(job, "root", admin=True))
-    cluster.observe()
+
+    def write(writes: Sequence[Write]) -> tuple[None, ...]:
+        assert [(each.kind, each.admin_holds) for each in writes] == [("release", False)]
+        submitter.hold("7", "root", admin=True)
+        return (None,)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm, "write", write)
+        cluster.observe()
     assert "root (an admin)" in look(cluster)[1][0]
     ann_cannot_release(submitter)
 

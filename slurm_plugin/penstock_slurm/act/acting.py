@@ -138,9 +138,13 @@ class Acting:
     def _keeps_its_gpus(self, action: Start | Resize | Migrate, record: SlurmJob, job: Job) -> bool:
         """Whether no other job may have the GPUs of an action's placement. In the cloud, no others can.
 
-        They belong to a job that moves, and to one that has waited longer than any ordinary job.
+        They belong to a job that moves, and to one that has waited longer than any ordinary job. Placeholder jobs take shared
+        GPUs for their job, and a reservation would keep them away, too.
         """
         if record.gpus_per_node is None or action.placement.partition == self.settings.cloud_partition:
+            return False
+        nodes = action.placement.nodes
+        if self._agents is not None and len(nodes) == 1 and self._agents.shares_on(nodes[0]):
             return False
         if record.state not in WAITING or (math.isfinite(self.due_s) and job.submit_s <= self.due_s):
             return True

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from penstock_slurm.history.gpu_use import STEP_S, JobUse
+from penstock_slurm.history.gpu_use import STEP_S, GpuUse
 from penstock_slurm.history.reading import History, PastRun
 
 SIZES = ((1, "1"), (2, "2 to 3"), (4, "4 to 7"), (8, "8 to 15"), (16, "16 and more"))
@@ -103,7 +103,7 @@ class HistoryFigures:
     """How busy the GPUs were, if Prometheus was asked."""
 
 
-def report(history: History, use: Mapping[str, JobUse] | None = None, step_s: float = STEP_S) -> HistoryFigures:
+def report(history: History, use: Mapping[str, GpuUse] | None = None, step_s: float = STEP_S) -> HistoryFigures:
     """The figures of a history.
 
     Args:
@@ -143,7 +143,7 @@ def report(history: History, use: Mapping[str, JobUse] | None = None, step_s: fl
     )
 
 
-def _use(history: History, use: Mapping[str, JobUse], step_s: float) -> tuple[dict[str, float], UseFigures]:
+def _use(history: History, use: Mapping[str, GpuUse], step_s: float) -> tuple[dict[str, float], UseFigures]:
     """Job -> the share of its time in which its GPUs were busy, and the figures of all jobs."""
     held, newest = defaultdict[str, float](float), dict[str, PastRun]()
     for run in history.runs:

@@ -35,8 +35,8 @@ _METRIC = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?:([a-zA-Z_][a-zA-Z
 
 
 @dataclass(frozen=True, slots=True)
-class JobUse:
-    """What was seen of a job's GPUs."""
+class GpuUse:
+    """How busy the GPUs of a job were, as far as Prometheus has seen them."""
 
     seen_gpu_h: float
     """GPU-hours in which Prometheus has samples."""
@@ -45,9 +45,9 @@ class JobUse:
     idle_gpu_h: float
     """The part of them in which a GPU was at 0 %."""
 
-    def plus(self, other: JobUse) -> JobUse:
+    def plus(self, other: GpuUse) -> GpuUse:
         """Both together."""
-        return JobUse(
+        return GpuUse(
             self.seen_gpu_h + other.seen_gpu_h, self.busy_gpu_h + other.busy_gpu_h, self.idle_gpu_h + other.idle_gpu_h
         )
 
@@ -84,8 +84,8 @@ class Prometheus:
         self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S, transport=transport)
         self._name = self._http.base_url.host
 
-    def use(self, jobs: Collection[str], begin_s: float, end_s: float) -> dict[str, JobUse]:
-        """Job -> what was seen of its GPUs in a period. Jobs that Prometheus has not seen are missing.
+    def use(self, jobs: Collection[str], begin_s: float, end_s: float) -> dict[str, GpuUse]:
+        """Job -> how busy its GPUs were in a period. Jobs that Prometheus has not seen are missing.
 
         Args:
             jobs: the numbers of the jobs that count, as SLURM_JOB_ID has them.
@@ -95,7 +95,7 @@ class Prometheus:
             PenstockError: Prometheus does not answer, refuses, or has none of the metrics with a job's number.
         """
         selector, label = self._chosen(begin_s, end_s)
-        found: dict[str, JobUse] = {}
+        found: dict[str, GpuUse] = {}
         while begin_s < end_s:
             until_s = min(begin_s + CHUNK_S, end_s)
             for job, seen in self._between(selector, label, begin_s, until_s).items():
@@ -119,15 +119,15 @@ class Prometheus:
             f"{', '.join(self._metrics)}. Name the metric of your exporter with --gpu-metric METRIC:LABEL"
         )
 
-    def _between(self, selector: str, label: str, begin_s: float, until_s: float) -> dict[str, JobUse]:
-        """Job -> what was seen in begin_s < time <= until_s."""
+    def _between(self, selector: str, label: str, begin_s: float, until_s: float) -> dict[str, GpuUse]:
+        """Job -> how busy its GPUs were in begin_s < time <= until_s."""
         look_h = self.step_s / 3600
         span = f"[{until_s - begin_s:.0f}s:{self.step_s:.0f}s]"
         seen = self._sums(f"sum by ({label}) (count_over_time({selector}{span}))", label, until_s)
         idle = self._sums(f"sum by ({label}) (count_over_time(({selector} == 0){span}))", label, until_s)
         percent = self._sums(f"sum by ({label}) (sum_over_time({selector}{span}))", label, until_s)
         return {
-            job: JobUse(looks * look_h, percent[job] / 100 * look_h, idle.get(job, 0.0) * look_h)
+            job: GpuUse(looks * look_h, percent[job] / 100 * look_h, idle.get(job, 0.0) * look_h)
             for job, looks in seen.items()
             if math.isfinite(percent.get(job, math.nan))
         }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from penstock_loopback.machine import free_ports
 from penstock_scheduler.daemon import penstockd
@@ -134,20 +138,12 @@ def test_the_end_of_a_certificate_is_told_and_an_expired_one_is_a_fault(
     status, out, _ = check(tmp_path / "p.toml", text, capsys)
     assert status == 0
     assert f"certificate: {made} expires on {datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}" in out
-    again = [
-        "openssl",
-        "x509",
-        "-in",
-        str(made),
-        "-signkey",
-        str(key),
-        "-days",
-        "-1",
-        "-out",
-        str(tmp_path / "old.pem"),
-    ]
-    subprocess.run(again, check=True, capture_output=True)
-    (tmp_path / "old.pem").replace(made)
+    before, signer = x509.load_pem_x509_certificate(made.read_bytes()), load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(signer, RSAPrivateKey | EllipticCurvePrivateKey)
+    ended = datetime.now(UTC) - timedelta(days=1)
+    begun, number = ended - timedelta(days=1), before.serial_number
+    builder = x509.CertificateBuilder(before.issuer, before.subject, before.public_key(), number, begun, ended)
+    made.write_bytes(builder.sign(signer, SHA256()).public_bytes(Encoding.PEM))
     status, _, err = check(tmp_path / "p.toml", text, capsys)
     assert status == 1
     assert f"[api] tls_certificate: {made}: certificate has expired" in err

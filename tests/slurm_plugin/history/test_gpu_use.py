@@ -10,7 +10,7 @@ import pytest
 from penstock_loopback.machine import free_ports
 from penstock_scheduler.people.errors import ConfigError, PenstockError
 from penstock_slurm.history.figures import report
-from penstock_slurm.history.gpu_use import JobUse, Prometheus
+from penstock_slurm.history.gpu_use import GpuUse, Prometheus
 from tests.slurm_plugin.history.conftest import ServeSamples
 from tests.slurm_plugin.history.test_figures import BEGIN_S, HOUR, history, line
 
@@ -126,7 +126,7 @@ def test_questions_go_to_the_path_with_the_password_and_samples_that_are_no_numb
         result = [{"metric": {"hpc_job": job}, "value": [60, value]} for job, value in (("7", "NaN"), ("8", "12"))]
         return httpx.Response(200, json={"status": "success", "data": {"resultType": "vector", "result": result}})
 
-    assert answering(respond).use({"7", "8"}, 0, 60) == {"8": JobUse(1.0, pytest.approx(0.01), 1.0)}
+    assert answering(respond).use({"7", "8"}, 0, 60) == {"8": GpuUse(1.0, pytest.approx(0.01), 1.0)}
     assert {request.url.path.partition("/api/")[0] for request in asked} == {"/path"}
     assert all(request.headers["Authorization"].startswith("Basic ") for request in asked)
 
@@ -153,7 +153,7 @@ def test_figures_of_use_are_of_the_hours_that_jobs_held() -> None:
         line("2", ready=2, start=3, end=5, held="gres/gpu=1", user="bob", state="TIMEOUT"),
         line("3", start=0, end=1, held="gres/gpu=1", user="eve"),
     )
-    found = report(jobs, {"1": JobUse(4.0, 3.0, 0.4), "2": JobUse(4.0, 0.4, 2.0), "4": JobUse(9.0, 9.0, 0.0)})
+    found = report(jobs, {"1": GpuUse(4.0, 3.0, 0.4), "2": GpuUse(4.0, 0.4, 2.0), "4": GpuUse(9.0, 9.0, 0.0)})
     use = found.use
     assert use is not None
     assert (use.seen_gpu_h, use.busy_gpu_h, use.idle_gpu_h) == (

@@ -197,3 +197,18 @@ def test_what_suspended_jobs_are(rig: Rig) -> None:
     rig.until(lambda: rig.state(second) == "RUNNING", "it starts again: a suspended job is not held")
     rig.slurm.command("scancel", first, second)
     rig.until(lambda: not rig.placeholders(), "the GPU reservation goes")
+
+
+def test_the_reservation_for_moves_does_not_keep_placeholder_jobs_away(rig: Rig) -> None:
+    """While all GPUs of the node are given up, a plain job waits for them that came later than the job that is to share."""
+    leaving = rig.submit(gpus=4, script="trap '' TERM; while sleep 1; do :; done")
+    rig.wants({leaving: 4})
+    rig.answers = False
+    rig.until(lambda: rig.state(leaving) == "RUNNING", "the first job runs with GPUs of its own")
+    rig.answers = True
+    sharing = rig.submit()
+    time.sleep(1.1)  # Slurm counts whole seconds
+    stranger = rig.plain(4)
+    rig.wants({sharing: 1}, SharedGpus(NODE, 1, packs(sharing)))
+    rig.until(lambda: sharing in rig.bound, "the job shares")
+    assert rig.state(stranger) == "PENDING"
