@@ -5,7 +5,7 @@
 3. `command`: any other cloud, behind a command of the admin's.
 4. `programs`, `user_data`: how instances join Slurm.
 5. `detached_runs`, `staging`, `cloud_runner`, `unpacking`: runs on instances that do not join.
-6. `doctor`, `cli`: `penstock cloud`.
+6. `doctor`, `live`, `cost_report`, `cli`: `penstock cloud`.
 """
 
 from __future__ import annotations
