@@ -196,13 +196,19 @@ def compare(
             return found
         before = number <= scenario.disturbance.step and (tried.again is None or number < tried.again)
         share = EXACT if same or before else close
-        by = max(abs(a["norm"] - b["norm"]), abs(a["sign"] - b["sign"])) / (a["norm"] or 1.0)
+        by = _apart(a, b, exact=share == EXACT)
         if not moved and not by <= share:
             return _weights_differ(at, by, counted, before=before)
     difference = _difference(whole.weights, tried.weights)
     if moved or difference <= (EXACT if same else close):
         return []
     return _weights_differ("at the end", difference, counted, before=False)
+
+
+def _apart(a: dict[str, Any], b: dict[str, Any], *, exact: bool) -> float:
+    """How far the weights of two steps are apart, as a share of their norm. `sign` shows any change, but not how large it is."""
+    marks = ("norm", "sign") if exact else ("norm",)
+    return float(max(abs(a[mark] - b[mark]) for mark in marks) / (a["norm"] or 1.0))
 
 
 def _step_differs(a: dict[str, Any], b: dict[str, Any], at: str, counted: list[str], *, moved: bool) -> list[str]:

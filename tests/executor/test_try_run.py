@@ -101,6 +101,7 @@ def test_after_a_move_weights_may_differ_as_much_as_whole_trainings_do():
     moved = TriedStop("moved", Disturbance("stop", 14), 2)
     assert "the weights differ by 0.05" in compare(WHOLE, found, moved, "train.py")[0]
     assert compare(WHOLE, found, moved, "train.py", close=0.1) == []
+    assert compare(WHOLE, tried(143, 0, sign=1.2), moved, "train.py") == [], "a mark of small changes"
     same = TriedStop("killed", Disturbance("kill", 14), 2, 2)
     assert "the weights differ by 0.05" in compare(WHOLE, tried(137, 0, norm=2.1), same, "train.py", close=0.1)[0]
 

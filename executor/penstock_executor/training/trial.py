@@ -83,7 +83,7 @@ class TriedRun(TrainingRun):
             samples=samples,
             rates=[float(group["lr"]) for group in groups],
             norm=norm,
-            # It shows the smallest change in any direction. Of a divided model, it depends on the division.
+            # It shows small changes that the norm hides. Of a divided model, it depends on the division.
             sign=0.0 if self._state.divided else sum(float(each[::2].sum() - each[1::2].sum()) for each in parts),
             apart=apart / (2 * norm * norm or 1.0),
         )
