@@ -31,8 +31,6 @@ LIGHTNING = Repository(
 TRANSFORMERS = Repository("https://github.com/huggingface/transformers", "v4.57.0", "transformers")
 TORCHTITAN = Repository("https://github.com/pytorch/torchtitan", "v0.3.0", "torchtitan")
 NANOGPT = Repository("https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "nanoGPT")
-MAE = Repository("https://github.com/facebookresearch/mae", "efb2a8062c206524e35e47d04501ed4f544c0ae8", "mae")
-DIT = Repository("https://github.com/facebookresearch/DiT", "ed81ce2229091fd4ecc9a223645f95cf379d582b", "DiT")
 DINO = Repository("https://github.com/facebookresearch/dino", "7c446df5b9f45747937fb0d72314eb9f7b66930a", "dino")
 TIMM = Repository(
     "https://github.com/huggingface/pytorch-image-models",
@@ -171,22 +169,6 @@ SCRIPTS = {
         tried="--device=cpu --dtype=float32 --compile=False --dataset=words --n_layer=2 --n_head=2 --n_embd=32 --block_size=16"
         " --batch_size=4 --gradient_accumulation_steps=4 --max_iters=30 --eval_interval=10 --eval_iters=2 --warmup_iters=5"
         " --lr_decay_iters=30 --learning_rate=1e-2",
-    ),
-    "mae": Script(
-        MAE,
-        "main_pretrain.py",
-        "",
-        prepare=made_up.images,
-        tried="--model mae_vit_base_patch16 --input_size 32 --batch_size 8 --accum_iter 2 --epochs 3 --warmup_epochs 1 --blr 0.01"
-        " --data_path images --device cpu --num_workers 0 --no_pin_mem",
-    ),
-    "dit": Script(
-        DIT,
-        "train.py",
-        "",
-        prepare=made_up.images,
-        tried="--data-path images/train --model DiT-S/8 --image-size 64 --num-classes 2 --epochs 3 --global-batch-size 8"
-        " --num-workers 0 --log-every 4",
     ),
     "dino": Script(
         DINO,
