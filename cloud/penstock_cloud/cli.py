@@ -323,7 +323,7 @@ def reconcile(
 
 @app.command()
 def accept_image() -> None:
-    """Launch from the AMI that the parameter of `[cloud] image` names now, in place of the pinned one. For admins."""
+    """Launch from the AMI that the parameter of the setting `image` names now, in place of the pinned one. For admins."""
     images = ask(lambda penstock: penstock.accept_images()).images
     typer.echo(f"new instances launch from {', '.join(images)}" if images else "the parameters have not changed")
 
