@@ -139,16 +139,16 @@ class Acting:
         """Whether no other job may have the GPUs of an action's placement. In the cloud, no others can.
 
         They belong to a job that moves, and to one that has waited longer than any ordinary job. Placeholder jobs take shared
-        GPUs for their job, and a reservation would keep them away, too.
+        GPUs for a job that waits, and a reservation would keep them away, too.
         """
         if record.gpus_per_node is None or action.placement.partition == self.settings.cloud_partition:
             return False
+        if record.state not in WAITING:
+            return True
         nodes = action.placement.nodes
         if self._agents is not None and len(nodes) == 1 and self._agents.shares_on(nodes[0]):
             return False
-        if record.state not in WAITING or (math.isfinite(self.due_s) and job.submit_s <= self.due_s):
-            return True
-        return self.moves(job)
+        return (math.isfinite(self.due_s) and job.submit_s <= self.due_s) or self.moves(job)
 
     def moves(self, job: Job) -> bool:
         """Whether Penstock has stopped a job to move it, and it does not run yet."""
