@@ -19,16 +19,13 @@ from typing import Any
 
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.deciding.ledger import month
-from penstock_scheduler.burst.manager.book import Book
+from penstock_scheduler.burst.manager.book import ORPHAN, Book
 from penstock_scheduler.burst.manager.runs import LEAST_S, cost_usd
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.people.units import dollars
 from penstock_scheduler.store.cloud_runs import RunStore
 
 SITE, RUN = "resourceTags/user:penstock:site", "resourceTags/user:penstock:run"
-
-ORPHAN = "orphan-"
-"""How the ledger names what an instance of no run has cost."""
 
 CENT = 0.01
 """Smaller differences do not count: the report rounds each hour."""
@@ -110,8 +107,7 @@ def rows_of(s3: Any, bucket: str, prefix: str, month_s: float) -> Iterator[dict[
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    begin = datetime.fromtimestamp(month_s, UTC)
-    end = begin.replace(year=begin.year + begin.month // 12, month=begin.month % 12 + 1)
+    begin, end = (datetime.fromtimestamp(each_s, UTC) for each_s in month(month_s))
     name = prefix.rstrip("/").rsplit("/", 1)[-1]
     manifest = f"{prefix.rstrip('/')}/{begin:%Y%m%d}-{end:%Y%m%d}/{name}-Manifest.json"
     try:

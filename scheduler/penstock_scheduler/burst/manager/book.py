@@ -63,6 +63,9 @@ def returned(job: Job, now_s: float) -> QueueTime:
 
 log = logging.getLogger(__name__)
 
+ORPHAN = "orphan-"
+"""How the ledger names the cost of an instance of no run."""
+
 QUEUE_TIMES = "cloud.queue_times"
 """Name of the stored control with the jobs' times outside the queue. It is written when a job enters or leaves the queue."""
 
@@ -243,7 +246,7 @@ def _unpaid(seen: DescribedInstance, billed: Slot | None) -> list[LedgerLine]:
         return []
     line = LedgerLine(
         id=0,
-        key=f"cloud:orphan-{seen.id}:usd",
+        key=f"cloud:{ORPHAN}{seen.id}:usd",
         time_s=end_s,
         account=tags.get("account", ""),
         user=tags.get("user", ""),
