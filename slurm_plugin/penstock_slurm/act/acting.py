@@ -138,15 +138,14 @@ class Acting:
     def _keeps_its_gpus(self, action: Start | Resize | Migrate, record: SlurmJob, job: Job) -> bool:
         """Whether no other job may have the GPUs of an action's placement. In the cloud, no others can.
 
-        They belong to a job that moves, and to one that has waited longer than any ordinary job. Placeholder jobs take shared
-        GPUs for a job that waits, and a reservation would keep them away, too.
+        They belong to a job that moves, and to one that has waited longer than any ordinary job. Shared GPUs are kept until the
+        placeholder jobs that take them have been submitted: the reservation would keep these away, too.
         """
         if record.gpus_per_node is None or action.placement.partition == self.settings.cloud_partition:
             return False
         if record.state not in WAITING:
             return True
-        nodes = action.placement.nodes
-        if self._agents is not None and len(nodes) == 1 and self._agents.shares_on(nodes[0]):
+        if self._agents is not None and self._agents.takes_gpus_for(job.id):
             return False
         return (math.isfinite(self.due_s) and job.submit_s <= self.due_s) or self.moves(job)
 

@@ -132,6 +132,8 @@ class SlurmAgents:
         """Placeholder jobs on nodes that are not managed, as logged."""
         self._stands: dict[str, bool] = {}
         self._reserved: dict[str, int] = {}
+        self._taken_for: set[JobId] = set()
+        """Pending jobs for which placeholder jobs have been submitted, if any are needed."""
         self._uses: dict[JobId, dict[str, JobUse]] = {}
         """Job -> node -> how the job uses its GPUs there."""
         self.misplaced: frozenset[JobId] = frozenset()
@@ -300,6 +302,10 @@ class SlurmAgents:
         """Whether jobs that start on a node get GPUs of the GPU reservation."""
         return self._alive(node) or bool(self.reservations.on(node))
 
+    def takes_gpus_for(self, job: JobId) -> bool:
+        """Whether the placeholder jobs that a pending job needs have been submitted."""
+        return job in self._taken_for
+
     def keeps_back(self, job: JobId, node: str) -> str:
         """Why a job that shares cannot start there yet; empty: it can."""
         if not self._alive(node):
@@ -352,7 +358,7 @@ class SlurmAgents:
 
     def share(self, groups: Sequence[SharedGpus]) -> None:
         """See `ports.Agents`."""
-        self._groups = tuple(groups)
+        self._groups, self._taken_for = tuple(groups), set()
         if self._nobody_shares and not groups and not self._expected:
             self._singles, self._reserved, self._stands, self.misplaced = {}, {}, {}, frozenset()
             return
@@ -412,6 +418,7 @@ class SlurmAgents:
         if "UNKNOWN" not in node.state or "DOWN" in node.state:
             jobs = [*shared, *(job for job, each in here.items() if each.cleared and job not in shared)]
             self.reservations.carry_out(name, self._partitions[name], state, jobs)
+            self._taken_for |= shared & self._coming.keys()
             self._make_way(node, state, jobs)
         allotted, misplaced = allot(scene, state)
         misplaced |= cannot_wait(scene)

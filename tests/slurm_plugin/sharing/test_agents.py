@@ -212,3 +212,21 @@ def test_the_reservation_for_moves_does_not_keep_placeholder_jobs_away(rig: Rig)
     rig.wants({sharing: 1}, SharedGpus(NODE, 1, packs(sharing)))
     rig.until(lambda: sharing in rig.bound, "the job shares")
     assert rig.state(stranger) == "PENDING"
+
+
+def test_a_job_that_moves_to_shared_gpus_loses_them_to_no_plain_job(rig: Rig) -> None:
+    """The reservation for moves keeps them until the placeholder job waits that takes them."""
+    moving = rig.submit(gpus=4)
+    rig.wants({moving: 4})
+    rig.answers = False
+    rig.until(lambda: rig.state(moving) == "RUNNING", "the job runs with GPUs of its own")
+    rig.answers = True
+    strangers = [rig.plain(4) for _ in range(3)]
+    rig.wants({moving: 1}, SharedGpus(NODE, 1, packs(moving)))
+
+    def shares() -> bool:
+        time.sleep(1)  # a tick of penstockd; Slurm starts jobs meanwhile
+        return rig.jobs()[moving].gpus_per_node is None and rig.state(moving) == "RUNNING"
+
+    rig.until(shares, "the job shares")
+    assert {rig.state(each) for each in strangers} == {"PENDING"}
