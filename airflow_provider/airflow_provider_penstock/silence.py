@@ -40,4 +40,5 @@ class Silence:
     def sentence(self, error: Exception) -> str:
         """The state in words."""
         since = datetime.fromtimestamp(time.time() if self._since_s is None else self._since_s, UTC)
-        return f"Penstock does not answer since {since:%Y-%m-%d %H:%M:%S} UTC ({error})"
+        cause = str(error) or type(error).__name__  # a time-out in the triggerer has no text
+        return f"Penstock does not answer since {since:%Y-%m-%d %H:%M:%S} UTC ({cause})"

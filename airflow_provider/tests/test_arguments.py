@@ -45,6 +45,21 @@ def test_a_wrong_argument_is_told_when_the_dag_is_read_with_the_remedy(arguments
         PenstockSubmitOperator(task_id="train", **arguments)
 
 
+def test_all_mistakes_are_told_at_once():
+    with pytest.raises(
+        ValueError, match=r"write '3'.*write '4'.*write lease.*poll_interval_s.*log_interval_s.*JSON.*time"
+    ):
+        PenstockSubmitOperator(
+            task_id="train",
+            command=[3, 4],
+            lease=3600,
+            poll_interval_s="1",
+            log_interval_s=-1,
+            spec="max_gpus=3",
+            deadline="tomorrow",
+        )
+
+
 @pytest.mark.parametrize(
     "arguments", [{"spec": "max_gpus=3"}, {"deadline": "tomorrow"}, {"options": "[1]"}, {"deadline": "2100-01-01"}]
 )

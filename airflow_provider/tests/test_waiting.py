@@ -7,6 +7,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, TaskDeferred
 from fake import TOKEN
@@ -17,6 +18,7 @@ from airflow_provider_penstock.hooks import penstock
 from airflow_provider_penstock.news import News, whole_lines
 from airflow_provider_penstock.operators.penstock import PenstockSubmitOperator, PenstockWaitOperator
 from airflow_provider_penstock.sensors.penstock import PenstockJobSensor
+from airflow_provider_penstock.silence import Silence
 from airflow_provider_penstock.triggers.penstock import PenstockJobTrigger
 from airflow_provider_penstock.triggers.poller import OutputLog, connect
 
@@ -456,3 +458,7 @@ def test_a_stopped_task_and_one_whose_time_is_over_say_that_the_job_could_not_be
     assert "job 1 of the stopped task: it could not be cancelled now" in said(capsys, caplog)
     with pytest.raises(PenstockTimeout, match="it could not be cancelled now"):
         operator.resume_execution("__fail__", {"error": "Trigger timeout"}, context(ti))
+
+
+def test_an_error_without_a_text_is_told_by_its_name():
+    assert Silence(None, "").sentence(httpx.ReadTimeout("")).endswith("UTC (ReadTimeout)")

@@ -6,10 +6,13 @@ Templates and results of other tasks have no value yet. Penstock checks them whe
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import PurePath
 from typing import Any
+
+from airflow_provider_penstock.exceptions import PenstockRefused
 
 SHORTEST_LEASE = timedelta(minutes=10)
 """A task that waits for a job renews the lease once a minute, and its triggerer may have to restart in between."""
@@ -21,6 +24,20 @@ _PLAIN = (int, float, bytes, PurePath, type(None))
 def is_template(given: object) -> bool:
     """Whether a text gets its value when the task runs."""
     return isinstance(given, str) and ("{{" in given or "{%" in given)
+
+
+def check_all(*checks: Callable[[], object]) -> None:
+    """Run all checks. Raises one error with the text of each that fails."""
+    mistakes: list[Exception] = []
+    for check in checks:
+        try:
+            check()
+        except (ValueError, PenstockRefused) as error:
+            mistakes.append(error)
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    if mistakes:
+        raise ValueError("; ".join(map(str, mistakes)))
 
 
 def check_program(script: Any, command: Any, *, is_needed: bool) -> None:
@@ -56,10 +73,13 @@ def _words(text: str) -> list[str]:
 def _check_words(command: Sequence[Any]) -> None:
     if not command:
         raise ValueError("command has no words; begin it with the name of a program")
-    for number, word in enumerate(command):
-        if isinstance(word, _PLAIN):
-            remedy = "leave it out" if word is None else f"write {str(word)!r}"
-            raise ValueError(f"command[{number}]={word!r} is no text; {remedy}")
+    check_all(*(partial(_check_word, number, word) for number, word in enumerate(command)))
+
+
+def _check_word(number: int, word: Any) -> None:
+    if isinstance(word, _PLAIN):
+        remedy = "leave it out" if word is None else f"write {str(word)!r}"
+        raise ValueError(f"command[{number}]={word!r} is no text; {remedy}")
 
 
 def check_lease(lease: Any) -> None:
@@ -83,6 +103,10 @@ def exit_codes(given: int | Collection[int] | None) -> list[int]:
 
 def check_intervals(poll_interval_s: Any, log_interval_s: Any) -> None:
     """Raise ValueError unless both are seconds; the second may be 0."""
-    for name, value, least in (("poll_interval_s", poll_interval_s, 0.01), ("log_interval_s", log_interval_s, 0)):
-        if not isinstance(value, int | float) or value < least:
-            raise ValueError(f"{name}={value!r} is no number of seconds of at least {least}")
+    each = (("poll_interval_s", poll_interval_s, 0.01), ("log_interval_s", log_interval_s, 0))
+    check_all(*(partial(_check_interval, *given) for given in each))
+
+
+def _check_interval(name: str, value: Any, least: float) -> None:
+    if not isinstance(value, int | float) or value < least:
+        raise ValueError(f"{name}={value!r} is no number of seconds of at least {least}")

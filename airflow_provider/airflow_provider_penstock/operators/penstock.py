@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -24,6 +25,7 @@ from airflow_provider_penstock.links.penstock import JOB_LINKS, push_links
 from airflow_provider_penstock.news import News, ending
 from airflow_provider_penstock.operators.arguments import (
     FILES,
+    check_all,
     check_intervals,
     check_lease,
     check_program,
@@ -357,14 +359,15 @@ class PenstockSubmitOperator(JobSpecOperator, _JobOperator):
             raise ValueError(
                 "result_file is read on a worker after the job: leave end_from_trigger and wait_for_completion=False out"
             )
-        check_program(script, command, is_needed=self.needs_program)
-        check_lease(lease)
-        check_intervals(poll_interval_s, log_interval_s)
-        for field, value in (("spec", spec), ("options", options), ("environment", environment)):
-            if not is_template(value):
-                _fields(field, value)
-        if isinstance(deadline, str | datetime) and not is_template(deadline):
-            _seconds(deadline)
+        texts = (("spec", spec), ("options", options), ("environment", environment))
+        check_all(
+            partial(check_program, script, command, is_needed=self.needs_program),
+            partial(check_lease, lease),
+            partial(check_intervals, poll_interval_s, log_interval_s),
+            partial(exit_codes, skip_on_exit_code),
+            *(partial(_fields, name, value) for name, value in texts if not is_template(value)),
+            partial(_seconds, None if is_template(deadline) or not isinstance(deadline, str | datetime) else deadline),
+        )
         super().__init__(**kwargs)
         if end_from_trigger and self.outlets:
             raise ValueError(
