@@ -189,6 +189,45 @@ def test_traces_are_of_jobs_that_save():
     assert facts["1"].saves
 
 
+# --- whether a new run has begun
+
+
+def starts_until(source: LearnedModels, there: Job) -> float:
+    return source.facts([there], ["t4"])["1"].starts_until_s
+
+
+def test_a_run_starts_until_its_first_report():
+    """Slurm began the first run at 900 s and the second one at 2000 s. The first one's start took 50 s, and 3 * 50 = 150."""
+    source = models()
+    assert starts_until(source, holds("1")) == 0.0, "whether it ever reports is not known"
+    source.learn([began("1", 950.0), saved("1", 2.0)])
+    assert starts_until(source, holds("1")) == 0.0, "it has begun"
+    again = dataclasses.replace(holds("1"), started_s=2000.0, restarts=1)
+    assert starts_until(source, job("1", restarts=1)) == 0.0, "it does not run"
+    assert starts_until(source, again) == 2150.0
+    assert starts_until(source, again) == 2150.0, "also in the next round"
+    source.learn([began("1", 2030.0, epoch=2)])
+    assert starts_until(source, again) == 0.0
+
+
+@pytest.mark.parametrize(("took_s", "patience_s"), [(1.0, 120.0), (39.0, 120.0), (100.0, 300.0), (1e9, 600.0)])
+def test_a_start_is_waited_for_within_bounds_whatever_a_job_reports(took_s: float, patience_s: float):
+    source = models()
+    source.learn([began("1", 900.0 + took_s)])
+    starts_until(source, holds("1"))
+    later = 900.0 + 2 * took_s
+    assert starts_until(source, dataclasses.replace(holds("1"), started_s=later)) == later + patience_s
+
+
+def test_a_daemon_that_starts_waits_for_the_run_of_a_job_that_has_reported():
+    history = NoHistory()
+    history.seen = [began("1", 950.0)]
+    assert starts_until(models(history), dataclasses.replace(holds("1"), started_s=2000.0)) == 2120.0
+    assert starts_until(models(history), holds("1")) == 0.0
+    history.seen = []
+    assert starts_until(models(history), dataclasses.replace(holds("1"), started_s=2000.0)) == 0.0
+
+
 # --- what a restart costs
 
 

@@ -175,6 +175,8 @@ class LearnedModels:
                 known[job.id] = replace(known[job.id], largest_run_gpus=self._most_gpus[job.id])
             if failure := self._saving.failure(job.id):
                 known[job.id] = replace(known[job.id], save_failure=failure)
+            if starts_until_s := self._saving.starts_until_s(job):
+                known[job.id] = replace(known[job.id], starts_until_s=starts_until_s)
             if job.spec.goodput_table is not None and not self._specs.check_claims:
                 continue
             of_job = self._facts_of if job.spec.goodput_table is None else self._facts_of_table

@@ -4,12 +4,16 @@ A job that has completed a checkpoint has shown that it can save, until it repor
 its work when it is stopped, so
 `rounds/policies/staying.py` keeps it where it runs.
 
+A run of a job whose earlier runs have reported counts as starting until its own first report, or until a start should be over:
+a drain, and a move for a gain, wait that long.
+
 A restart costs the time to save plus the time from Slurm's start of a run to the run's first report. Both are known from a
 job's first run. Of several measurements the median counts, because a single one may have waited for a slow disk.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +25,12 @@ from penstock_scheduler.model import Job, JobId, Phase
 
 NEWEST = 8
 """Newest measurements of a job or a node that count."""
+
+STARTING_S = (120.0, 600.0)
+"""Least and most time for which a run without a report counts as starting, s. Between them it is `LONGER` times the longest start
+that is known of the job. Importing took 69 s on a busy node, and a slow file system can take minutes."""
+
+LONGER = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +64,11 @@ class _Shown:
     """Why the last checkpoint could not be written, if it could not."""
     begun: Report | None = None
     """The newest report of a beginning that has not been compared with Slurm's start yet."""
+    heard_s: float = -math.inf
+    """When its newest report was written, by the clock of its node."""
 
     def add(self, report: Report) -> None:
+        self.heard_s = max(self.heard_s, report.time_s)
         if isinstance(report.body, Checkpointed):
             self.saves_s.append(report.body.seconds)
             self.failure = ""
@@ -102,6 +115,14 @@ class Saving:
     def failure(self, job: JobId) -> str:
         """Why the last checkpoint of the job could not be written, if it could not."""
         return self._jobs.get(job, _NOTHING).failure
+
+    def starts_until_s(self, job: Job) -> float:
+        """See `JobFacts.starts_until_s`."""
+        shown = self._jobs.get(job.id, _NOTHING)
+        if job.phase is not Phase.RUNNING or job.started_s is None or not -math.inf < shown.heard_s < job.started_s:
+            return 0.0
+        least_s, most_s = STARTING_S
+        return job.started_s + min(max(LONGER * max(shown.starts_s, default=0.0), least_s), most_s)
 
     def costs(self, jobs: Sequence[Job]) -> RestartCosts:
         """The restart costs that have been measured. Pauses of whole moves count before these; see `SpecModels`."""

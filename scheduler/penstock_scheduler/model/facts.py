@@ -49,6 +49,9 @@ class JobFacts:
     """Whether it has shown, or its job spec says, that it can save its state. Stopping another job loses all its work."""
     save_failure: str = ""
     """Why its last checkpoint could not be written, if it could not."""
+    starts_until_s: float = 0.0
+    """Until when its present run counts as starting, s since 1970: earlier runs reported, and this one has not yet. 0: it has
+    begun, or nothing tells."""
     cost_measured: bool = False
     """Whether `restart_cost_s` was measured on the job itself."""
     promise: Promise | None = None
@@ -69,6 +72,7 @@ class JobFacts:
             self.sensitivity,
             self.saves,
             self.save_failure,
+            self.starts_until_s,
             self.cost_measured,
             self.promise,
             self.doubts,

@@ -72,6 +72,7 @@ FACTS = JobFacts(
     sensitivity=SensitivityProfile("resnet18", (MEASURED,)),
     saves=False,
     cost_measured=True,
+    starts_until_s=1100.0,
 )
 
 
@@ -86,6 +87,7 @@ def test_new_gpu_seconds_change_nothing_else_that_is_known():
         ({"remaining_work": 900.0, "attained_gpu_s": {"t4": 90.0}}, True),
         ({"remaining_work": None}, True),
         ({"restart_cost_s": 31.0}, False),
+        ({"starts_until_s": 0.0}, False),
         ({"largest_run_gpus": 8}, False),
         ({"unmeasured_types": ()}, False),
         ({"model": LinearEstimator()}, False),

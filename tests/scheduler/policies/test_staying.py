@@ -20,10 +20,11 @@ from penstock_scheduler.model import (
     Share,
     SharedGpus,
 )
+from penstock_scheduler.people.units import clock
 from penstock_scheduler.rounds.policies import REGISTRY, make_policy
 from penstock_scheduler.rounds.policies.staying import Staying
 from penstock_scheduler.rounds.sharing.rules import broken
-from tests.scheduler.builders import job, on, snapshot, staged
+from tests.scheduler.builders import job, on, snapshot, staged, table, with_facts
 from tests.scheduler.policies.sharing_cases import running, shared
 
 POLICIES = sorted(REGISTRY)
@@ -123,6 +124,55 @@ def test_a_drain_stops_no_job_that_would_find_no_place(policy, cause):
         assert name not in plan.stops
         if policy in ("sia", "gavel", "pollux"):  # the others move no job from a node that drains
             assert "(a fan), but there is no other place for the job now" in plan.assignments[name].reason.text
+
+
+@pytest.mark.parametrize("cause", [LeaveCause.DRAIN, LeaveCause.PENSTOCK_DRAIN])
+@pytest.mark.parametrize("policy", ["sia", "gavel", "pollux"])
+def test_a_drain_waits_until_a_new_run_has_begun_and_no_longer_than_a_start_may_take(policy, cause):
+    """Tried: a drain 11 s after a grow, while the run imported, cost two restarts, 69 s. The round is at 1000 s."""
+    state = snapshot("t4:2x4", [running("1", "t4-00", 2, min_gpus=2)])
+    state = with_nodes(state, t4_00={"may_start": False, "leave": LeaveRequest(cause, "a fan")})
+    plan = make_policy(policy)[0].decide(with_facts(state, starts_until_s={"1": 1100.0}))
+    assert plan.assignments["1"].placement == on("t4", t4_00=2)
+    assert plan.stops == {}
+    text = plan.assignments["1"].reason.text
+    assert "node t4-00 asks its jobs to leave" in text
+    assert f"its new run has not reported its first step; this waits for that, at most until {clock(1100.0)}" in text
+    for begun in ({}, {"1": 1000.0}):
+        plan = make_policy(policy)[0].decide(with_facts(state, starts_until_s=begun))
+        assert plan.assignments["1"].placement.nodes == ("t4-01",)
+
+
+def test_a_job_whose_new_run_has_not_begun_is_not_moved_for_a_gain():
+    rates = table(t4={1: 1.0}, a100={1: 4.0})
+    state = snapshot("t4:1x1,a100:1x1", [running("1", "t4-00", 1, min_gpus=1, max_gpus=1)], {"1": rates})
+    plan = make_policy("sia")[0].decide(with_facts(state, starts_until_s={"1": 1100.0}))
+    assert plan.assignments["1"].placement == on("t4", t4_00=1)
+    assert make_policy("sia")[0].decide(state).assignments["1"].placement.gpu_type == "a100"
+
+
+@pytest.mark.parametrize("other", ["runs", "waits"])
+def test_a_job_whose_new_run_has_not_begun_makes_room_for_jobs_that_wait_alone(other):
+    """Job 2 is worth much more on the A100 that job 1 holds; it runs on a T4, or waits where nothing else is free."""
+    rates = {"1": table(t4={1: 1.0}, a100={1: 1.1}), "2": table(t4={1: 1.0}, a100={1: 50.0})}
+    first = job("1", phase=Phase.RUNNING, allocation=on("a100", a100_00=1), max_gpus=1, min_gpus=1)
+    second = running("2", "t4-00", 1, min_gpus=1, max_gpus=1) if other == "runs" else job("2", min_gpus=1, max_gpus=1)
+    state = snapshot("t4:2x1,a100:1x1" if other == "runs" else "t4:1x1,a100:1x1", [first, second], rates)
+    if other == "waits":
+        state = dataclasses.replace(state, jobs=(first, dataclasses.replace(second, weight=100.0)))
+        state = with_nodes(state, t4_00={"gpus_others": 1})
+    free = make_policy("sia")[0].decide(state)
+    starts = make_policy("sia")[0].decide(with_facts(state, starts_until_s={"1": 1100.0}))
+    assert "1" in free.stops, "else this shows nothing"
+    assert ("1" in starts.stops) is (other == "waits")
+
+
+def test_a_reservation_with_its_deadline_waits_for_no_first_step():
+    state = snapshot("t4:2x4", [running("1", "t4-00", 2, min_gpus=2)])
+    asked = LeaveRequest(LeaveCause.RESERVATION, "exam", by_s=1200.0)
+    state = with_nodes(state, t4_00={"may_start": False, "leave": asked})
+    plan = make_policy("sia")[0].decide(with_facts(state, starts_until_s={"1": 1100.0}))
+    assert plan.assignments["1"].placement.nodes == ("t4-01",)
 
 
 def test_a_drained_job_whose_budget_is_used_up_is_stopped():

@@ -12,12 +12,14 @@ see `stops`.
    again without those jobs.
 2. A drain moves jobs to other GPUs. A job that would get none stays on the drained node, where nothing else may start, until a
    round finds a place for it. The policy decides again with that job where it is.
-3. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
-4. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions, its reservation or
+3. A job whose new run has not reported its first step yet is not moved by a drain, for its own gain, or for that of another
+   running job: a second restart would follow the first. A start that takes too long is not waited for.
+4. A partition that may start nothing is taken off its nodes, so that no policy places a job through it.
+5. A running job stays if nothing may start on one of its nodes or in its partition, or if its partitions, its reservation or
    its node choice no longer have that node, unless one of its nodes asks it to leave.
    A group of jobs that share GPUs stays as a whole.
-5. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
-6. A job that waits and that no open partition takes gets a reason that says so.
+6. What these jobs hold counts: their GPUs, CPUs and memory as held by others, and their GPUs against the limits.
+7. A job that waits and that no open partition takes gets a reason that says so.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from penstock_scheduler.model import (
     Snapshot,
     StopCode,
 )
+from penstock_scheduler.people.units import clock
 from penstock_scheduler.rounds.free_gpus import Allowance, is_open
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.calm import held_back
@@ -56,7 +59,12 @@ CANNOT_SAVE = "it has not shown that it can save, so that a stop would lose all 
 
 NO_REASON = "nothing is gained by stopping it"
 
+CAN_WAIT = (StopCode.DRAIN, StopCode.PENSTOCK_DRAIN, StopCode.GAIN)
+"""Reasons for stops without a deadline. Those in favour of a running job can wait, too."""
+
 NO_SPEED = "its model gives no progress there, so that nothing tells what a stop would cost"
+
+STARTS = "its new run has not reported its first step; this waits for that, at most until {until}"
 
 MISSING = "the cluster does not tell about node {name} now, and what runs there stays"
 
@@ -89,6 +97,7 @@ class Staying(Wrapper):
             }
             more |= {job.id: NO_SPEED for job in stops if job.id not in stay | more and _is_a_guess(job, plan)}
             more |= {job: why for job, why in _nowhere_to_go(plan).items() if job not in stay}
+            more |= {job: why for job, why in _starts(snapshot, plan).items() if job not in stay}
             more = more or held_back(snapshot, plan, stops)
             if more.keys() <= stay.keys():
                 return plan
@@ -141,6 +150,17 @@ def _nowhere_to_go(plan: Plan) -> dict[JobId, str]:
         if stop.code in (StopCode.DRAIN, StopCode.PENSTOCK_DRAIN)
         and (reason := plan.waiting.get(job)) is not None
         and reason.code not in BY_REASON
+    }
+
+
+def _starts(snapshot: Snapshot, plan: Plan) -> dict[JobId, str]:
+    """The running jobs whose new run has not begun and that the plan moves, although that can wait -> why they stay."""
+    running = {job.id for job in snapshot.jobs if job.running_on is not None}
+    return {
+        job: f"{stop.text}, but {STARTS.format(until=clock(until_s))}"
+        for job, stop in plan.stops.items()
+        if (until_s := snapshot.facts[job].starts_until_s) > snapshot.time_s
+        and (stop.code in CAN_WAIT or stop.makes_room_for in running)
     }
 
 
