@@ -113,7 +113,7 @@ class Agents:
     def sharing(self) -> SharingState:
         return SharingState(self.groups)
 
-    def share(self, groups: Sequence[SharedGpus]) -> None:
+    def share(self, groups: Sequence[SharedGpus], actions: Sequence[Action]) -> None:
         self.diary.append("share")
         self.asked.append(tuple(groups))
 

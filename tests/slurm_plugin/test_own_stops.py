@@ -53,7 +53,7 @@ class Recalling:
 class AllMisplaced(SlurmAgents):
     """Agents for which job 7 is on GPUs of another group."""
 
-    def share(self, groups: Sequence[object]) -> None:
+    def share(self, groups: Sequence[object], actions: Sequence[object] = ()) -> None:
         self.misplaced = frozenset({"7"})
 
 

@@ -174,10 +174,10 @@ class Agents(Protocol):
         """
         ...
 
-    def share(self, groups: Sequence[SharedGpus]) -> None:
+    def share(self, groups: Sequence[SharedGpus], actions: Sequence[Action]) -> None:
         """Let the jobs of these groups share GPUs from now on. Jobs in no group have their GPUs to themselves.
 
-        Each tick calls this with the whole plan before it applies the plan's actions, so a job that starts finds its GPUs
+        Each tick calls this with the whole plan before it applies the plan's actions. A job that they start finds its GPUs
         reserved. Returns soon. Raises ClusterAway.
         """
         ...

@@ -377,10 +377,11 @@ class RoundLoop:
     def _act(self, plan: Plan, state: ClusterState, cloud: CloudState | None) -> tuple[Outcome, ...]:
         runs = cloud.runs if cloud is not None else ()
         asked = self._cloud.asks() if self._cloud is not None else ()
-        if self._agents is not None:
-            self._agents.share(plan.shared)
         known = [job for job in concerned(plan, state.jobs) if not self._has_come_since(job)]
-        outcomes = self._cluster.apply((*asked, *actions(plan, known, {run.job for run in runs})))
+        wanted = actions(plan, known, {run.job for run in runs})
+        if self._agents is not None:
+            self._agents.share(plan.shared, wanted)
+        outcomes = self._cluster.apply((*asked, *wanted))
         why = {run.job: f"it comes back from the cloud: {run.stopped}" for run in runs if run.stopped}
         back = {action.job for action in asked if isinstance(action, Hold)}
         outcomes = tuple(

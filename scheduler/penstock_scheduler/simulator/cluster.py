@@ -230,7 +230,7 @@ class SimulatedCluster:
         """See `ports.Agents`."""
         return self._with_sharing().state(self._active, self._clock.now_s())
 
-    def share(self, groups: Sequence[SharedGpus]) -> None:
+    def share(self, groups: Sequence[SharedGpus], actions: Sequence[Action]) -> None:
         """See `ports.Agents`. A job joins as soon as it has started on the node."""
         now_s = self._clock.now_s()
         self._live_until(now_s)

@@ -141,7 +141,7 @@ class Acting:
         They belong to a job that moves, and to one that has waited longer than any ordinary job. Shared GPUs are kept until the
         placeholder jobs that take them have been submitted: the reservation would keep these away, too.
         """
-        if record.gpus_per_node is None or action.placement.partition == self.settings.cloud_partition:
+        if action.placement.partition == self.settings.cloud_partition:
             return False
         if record.state not in WAITING:
             return True
@@ -236,7 +236,7 @@ class Acting:
             misplaced = STUCK
         elif self.sharing is not None and job.id in self.sharing.misplaced:  # since this round, perhaps
             misplaced = MISPLACED
-        shares = waits and self._shares(action, slurm_job, job)
+        shares = waits and self._shares(action)
         moves = not waits and not stays(action, job, misplaced=misplaced is not None)
         run = remembered.limited.get(job.id)
         grace_s, counts_total = self.settings.time_limit_grace_s, self.settings.time_limit == "total"
@@ -294,13 +294,9 @@ class Acting:
             if name in self.making_room and job.phase is Phase.STARTING:
                 self.managed.remembered.room_until_s.setdefault(job.id, now_s + above.within_s)
 
-    def _shares(self, action: Action, slurm_job: SlurmJob, job: Job) -> bool:
-        """Whether a pending job is to start on GPUs of the GPU reservation. If so, they are reserved for it."""
-        if self._agents is None or isinstance(action, Hold) or len(action.placement.nodes) != 1:
-            return False
-        sent_with_gpus = job.phase is Phase.STARTING and slurm_job.gpus_per_node is not None
-        node, gpus = action.placement.nodes[0], action.placement.gpus
-        return not sent_with_gpus and self._agents.takes(job.id, node, gpus)
+    def _shares(self, action: Action) -> bool:
+        """Whether a pending job is to start on GPUs of the GPU reservation."""
+        return self._agents is not None and self._agents.takes(action)
 
     @property
     def _agents(self) -> SlurmAgents | None:

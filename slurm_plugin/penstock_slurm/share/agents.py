@@ -20,7 +20,7 @@ from pathlib import Path
 
 from penstock_scheduler.api.agent_messages import AWAY_S, CarriedJob, Contained, NodeStatus, XidSeen
 from penstock_scheduler.api.ports import Clock, Leadership, SilentAgent
-from penstock_scheduler.model import Job, JobId, JobUse, Phase, SharedGpus, SharingState
+from penstock_scheduler.model import Action, Hold, Job, JobId, JobUse, Phase, SharedGpus, SharingState
 from penstock_scheduler.people.errors import ClusterAway, StoreError
 from penstock_scheduler.store.leadership.lease import ALONE
 from penstock_slurm.gateway import STAND_IN, ControllerAway, SlurmJob, SlurmNode, TimedOut
@@ -108,7 +108,7 @@ class SlurmAgents:
         self.watch = SilentAgents(clock, patience_s)
         """Watches the agents, and acts for those that are silent."""
         self._expected: dict[JobId, tuple[str, int]] = {}
-        """Job that is being started -> node, GPUs; since the last `share`."""
+        """Job that is being started -> node, GPUs."""
         self._singles: dict[JobId, SharedGpus] = {}
         """Expected and running cleared jobs that are in no group of the plan, as groups of one."""
         self._exchanged_s: dict[str, float] = {}
@@ -286,13 +286,16 @@ class SlurmAgents:
 
     # --- questions of the cluster
 
-    def takes(self, job: JobId, node: str, gpus: int) -> bool:
-        """Whether a job that starts on this node only is started cleared. If so, GPUs are reserved for it."""
-        group = self._group_of(job)
-        if not self._alive(node) and (group is None or not self._crowded(group)):
+    def takes(self, action: Action) -> bool:
+        """Whether an action starts a pending job cleared: on one node only, where the job can share."""
+        found = self._coming.get(action.job)
+        if found is None or isinstance(action, Hold) or len(action.placement.nodes) != 1:
             return False
-        self._expected[job] = node, gpus
-        return True
+        job, record = found
+        if job.phase is Phase.STARTING and record.gpus_per_node is not None:  # it was sent with GPUs of its own
+            return False
+        group = self._group_of(job.id)
+        return self._alive(action.placement.nodes[0]) or (group is not None and self._crowded(group))
 
     def reserved(self, node: str) -> int:
         """GPUs of a node that are reserved for cleared jobs, or will be."""
@@ -356,9 +359,10 @@ class SlurmAgents:
         groups = tuple(group for group in self._groups if self._alive(group.node))
         return SharingState(groups, {job: _summed(uses) for job, uses in self._uses.items()}, seen, (), memory)
 
-    def share(self, groups: Sequence[SharedGpus]) -> None:
+    def share(self, groups: Sequence[SharedGpus], actions: Sequence[Action] = ()) -> None:
         """See `ports.Agents`."""
         self._groups, self._taken_for = tuple(groups), set()
+        self._expect(actions)
         if self._nobody_shares and not groups and not self._expected:
             self._singles, self._reserved, self._stands, self.misplaced = {}, {}, {}, frozenset()
             return
@@ -367,7 +371,7 @@ class SlurmAgents:
             for job, each in self._residents.items()
             if each.cleared and not each.leaves
         }
-        alone = {job: where for job, where in (here | self._expected).items() if job in here or job in self._coming}
+        alone = {job: where for job, where in (self._expected | here).items() if job in here or job in self._coming}
         for group in groups:
             for job in group.jobs:
                 alone.pop(job, None)
@@ -390,6 +394,12 @@ class SlurmAgents:
             raise ClusterAway(str(error)) from error
         self._expected = {}
         self.misplaced = frozenset(misplaced)
+
+    def _expect(self, actions: Sequence[Action]) -> None:
+        """Note the jobs that these actions start cleared."""
+        for action in actions:
+            if not isinstance(action, Hold) and self.takes(action):
+                self._expected[action.job] = action.placement.nodes[0], action.placement.gpus
 
     def _on_node(self, node: SlurmNode, groups: Sequence[SharedGpus], here: Mapping[JobId, Resident]) -> set[JobId]:
         """Take the GPU reservation and the order of one node one step further. Returns its misplaced jobs."""

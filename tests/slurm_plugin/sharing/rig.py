@@ -120,8 +120,9 @@ class Rig:
     def tick(self) -> ClusterState:
         self.agent()
         state = self.cluster.observe()
-        self.agents.share(self.plan.shared)
-        self.cluster.apply(actions(self.plan, state.jobs))
+        wanted = actions(self.plan, state.jobs)
+        self.agents.share(self.plan.shared, wanted)
+        self.cluster.apply(wanted)
         self.cluster.reports()
         self.leaving = {job.id for job in state.jobs if job.id not in self.plan.assignments} | {
             job.id for job in state.jobs if job.phase is Phase.STOPPING

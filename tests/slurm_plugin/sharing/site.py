@@ -19,13 +19,18 @@ from penstock_scheduler.api.agent_messages import (
     order_file,
     status_file,
 )
-from penstock_scheduler.model import Job, JobSpec, JobUse, Pack, PackSeen, Phase, SharedGpus
+from penstock_scheduler.model import Job, JobSpec, JobUse, Pack, PackSeen, Phase, Placement, Share, SharedGpus, Start
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_slurm.gateway import SlurmJob, SlurmNode
 from penstock_slurm.share.agents import SlurmAgents
 from penstock_slurm.share.gpu_reservation import NAME, GpuReservations
 from tests.scheduler.builders import job, on
 from tests.slurm_plugin.test_cluster import pending
+
+
+def start(job_id: str, gpus: int = 1) -> Start:
+    """A start of a job on node n0."""
+    return Start(job_id, 1, Placement("t4", "gpu", (Share("n0", gpus),)))
 
 
 class Commands:

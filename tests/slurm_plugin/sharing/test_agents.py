@@ -214,19 +214,20 @@ def test_the_reservation_for_moves_does_not_keep_placeholder_jobs_away(rig: Rig)
     assert rig.state(stranger) == "PENDING"
 
 
-def test_a_job_that_moves_to_shared_gpus_loses_them_to_no_plain_job(rig: Rig) -> None:
-    """The reservation for moves keeps them until the placeholder job waits that takes them."""
+def test_a_job_that_moves_to_and_from_shared_gpus_loses_them_to_no_plain_job(rig: Rig) -> None:
+    """The reservation for moves keeps them until the placeholder jobs wait that take them."""
     moving = rig.submit(gpus=4)
     rig.wants({moving: 4})
     rig.answers = False
     rig.until(lambda: rig.state(moving) == "RUNNING", "the job runs with GPUs of its own")
-    rig.answers = True
     strangers = [rig.plain(4) for _ in range(3)]
-    rig.wants({moving: 1}, SharedGpus(NODE, 1, packs(moving)))
-
-    def shares() -> bool:
-        time.sleep(1)  # a tick of penstockd; Slurm starts jobs meanwhile
-        return rig.jobs()[moving].gpus_per_node is None and rig.state(moving) == "RUNNING"
-
-    rig.until(shares, "the job shares")
-    assert {rig.state(each) for each in strangers} == {"PENDING"}
+    for move, (gpus, shares) in enumerate(((1, True), (4, True), (2, False), (3, True)), 1):
+        rig.answers = shares
+        rig.wants({moving: gpus})
+        while (job := rig.jobs()[moving]).restarts < move or job.state != "RUNNING":
+            time.sleep(1)  # a tick of penstockd; Slurm starts jobs meanwhile
+            if move == 2 and job.restarts == 1 and job.state != "RUNNING":
+                rig.begin()
+            rig.tick()
+            assert {rig.state(each) for each in strangers} == {"PENDING"}
+        assert (job.gpus_per_node, len(rig.placeholders("RUNNING"))) == ((None, gpus) if shares else (gpus, 0))

@@ -31,7 +31,7 @@ from tests.scheduler.builders import job, on
 from tests.slurm_plugin.boards import TWO_PAIRS
 from tests.slurm_plugin.test_cluster import Told, pending
 
-from .site import Commands, Site, bound, carried, group, placeholder, runs
+from .site import Commands, Site, bound, carried, group, placeholder, runs, start
 
 
 @pytest.mark.parametrize(("links", "first", "second"), [(TWO_PAIRS, (0, 2), (1, 3)), ((), (0, 1), (2, 3))])
@@ -139,8 +139,7 @@ def test_a_job_that_slurm_is_about_to_start_without_gpus_keeps_reservation_and_o
     site.told()
     waits = job("7"), pending("gpu", id="7", number=7)
     site.observe(waits)
-    assert site.agents.takes("7", "n0", 1)
-    site.agents.share(())
+    site.agents.share((), [start("7")])
     assert [each.job for each in site.order().jobs] == ["7"]
     if lost == "memory":
         site.begin()
@@ -231,8 +230,7 @@ def test_a_job_starts_when_its_agent_is_ready_for_this_run(site: Site) -> None:
     for told, ready in ((carried("7", 0), False), (carried("7"), False), (carried("7", state="waiting"), True)):
         site.told(told)
         site.observe((job("7"), pending("gpu", id="7", number=7)), others=(placeholder("20"),), used=1)
-        site.agents.takes("7", "n0", 1)
-        site.agents.share(())
+        site.agents.share((), [start("7")])
         assert (site.agents.keeps_back("7", "n0") == "") == ready
 
 
@@ -297,11 +295,11 @@ def test_agents_are_refused_where_jobs_cannot_start_without_gpus(tmp_path, monke
 def test_no_jobs_share_on_a_node_where_jobs_cannot_start_without_gpus(site: Site) -> None:
     site.agents.stand_in = True
     site.told()
-    site.observe()
-    assert not site.agents.takes("8", "n0", 1)
+    site.observe((job("8"), pending("gpu", id="8", number=8)))
+    assert not site.agents.takes(start("8"))
     assert site.agents.keeps_back("8", "n0") == "waits for n0 to have GRES penstock"
     site.agents.stand_in = False
-    assert site.agents.takes("8", "n0", 1)
+    assert site.agents.takes(start("8"))
 
 
 def test_a_new_guaranteed_job_waits_for_the_time_slice_of_a_running_departing_job(site: Site) -> None:
