@@ -103,7 +103,8 @@ def uninterrupted(script: Script, place: Path) -> float:
 def moved(script: Script, place: Path, folder: Path) -> dict[str, object]:
     """What a run that penstockd moves five times has printed and reported."""
     with LoopbackCluster(folder / "slurm", "t4:1x4") as slurm:
-        site = Site(slurm, folder, round_s=1.0, restart_cost_s=0.1)
+        # The pause after each step makes all numbers of GPUs equally fast, so that the table is wrong.
+        site = Site(slurm, folder, round_s=1.0, restart_cost_s=0.1, check_claims=False)
         site.slurm_settings["plain_patience_s"] = 1.0
 
         def plain() -> str:

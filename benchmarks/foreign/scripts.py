@@ -66,6 +66,9 @@ class Script:
 
 
 TRAINER = "--do_train --use_cpu --output_dir out --logging_steps 10 --save_strategy no --seed 1 --report_to none"
+TINY_GPT = (
+    "--device=cpu --dtype=float32 --compile=False --dataset=words --n_layer=2 --n_head=2 --n_embd=32 --block_size=16"
+)
 SCRIPTS = {
     "imagenet": Script(
         EXAMPLES,
@@ -164,11 +167,13 @@ SCRIPTS = {
     "nanogpt": Script(
         NANOGPT,
         "train.py",
-        "",
+        f"{TINY_GPT} --batch_size=4 --gradient_accumulation_steps=4 --max_iters=300 --eval_interval=100 --eval_iters=20"
+        " --warmup_iters=10 --lr_decay_iters=300 --learning_rate=1e-2",
+        r"step 300: train loss (\S+),",
         prepare=made_up.tokens,
-        tried="--device=cpu --dtype=float32 --compile=False --dataset=words --n_layer=2 --n_head=2 --n_embd=32 --block_size=16"
-        " --batch_size=4 --gradient_accumulation_steps=4 --max_iters=30 --eval_interval=10 --eval_iters=2 --warmup_iters=5"
-        " --lr_decay_iters=30 --learning_rate=1e-2",
+        pause_s=1.0,
+        tried=f"{TINY_GPT} --batch_size=4 --gradient_accumulation_steps=4 --max_iters=30 --eval_interval=10 --eval_iters=2"
+        " --warmup_iters=5 --lr_decay_iters=30 --learning_rate=1e-2",
     ),
     "dino": Script(
         DINO,
@@ -189,8 +194,11 @@ SCRIPTS = {
     "digits": Script(
         EXAMPLES,
         "mnist/main.py",
-        "",
-        prepare=made_up.few_digits_beside,
-        tried="--no-accel --epochs 3 --batch-size 32",
+        "--no-accel --epochs 20 --batch-size 32",
+        r"Average loss: (\S+),",
+        ("torchvision",),
+        made_up.few_digits_beside,
+        "--no-accel --epochs 3 --batch-size 32",
+        1.0,
     ),
 }

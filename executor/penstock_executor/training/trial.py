@@ -46,7 +46,7 @@ def install(folder: Path, disturbance: Disturbance) -> None:
 
 
 class TriedRun(TrainingRun):
-    """A run of one process that is tried."""
+    """A run of one process that is tried. It overrides steps of the run; hooks for it would be code in every training."""
 
     folder: Path
     """For the records and the final weights."""
