@@ -262,6 +262,7 @@ class SlurmCluster:
             now_s=scene.now_s,
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
+            moves=self._acting.moves,
             rank=scene.preemption.rank,
         )
 
@@ -297,6 +298,7 @@ class SlurmCluster:
             now_s=self._scene.now_s,
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
+            moves=self._acting.moves,
         )
 
     def _see_cloud(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock_scheduler.model import Phase
+from penstock_scheduler.model import Job, Phase
 from penstock_scheduler.rounds.plan_gate import PlanGate, SafetySettings
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.simulator import SimulatedClock, nodes_from_spec
@@ -28,6 +28,12 @@ MOST_S, TICK_S, DAY_S = 400.0, 20.0, 86_400.0
 NODES = nodes_from_spec("t4:4x8")
 RUN = [job(str(n), user=f"u{n}", phase=Phase.RUNNING, allocation=on("t4", **{f"t4_{n:02}": 8})) for n in range(4)]
 
+
+def stays(_: Job) -> bool:
+    """No job moves."""
+    return False
+
+
 Plain = Callable[[float], list[SlurmJob]]
 """The plain jobs at a time."""
 
@@ -43,7 +49,9 @@ def lived(jobs: Plain, until_s: float, attempts: Attempts | None = None) -> list
     attempts, found, now_s = attempts or Attempts(MOST_S), [], 0.0
     while now_s < until_s:
         managed = [*RUN, job("w", user="w", submit_s=10.0)]
-        nodes = with_room(NODES, jobs(now_s), managed, ["all"], now_s=now_s, patience_s=300.0, attempts=attempts)
+        nodes = with_room(
+            NODES, jobs(now_s), managed, ["all"], now_s=now_s, patience_s=300.0, attempts=attempts, moves=stays
+        )
         found += [(now_s, name) for name in sorted({each.set_aside_for for each in nodes} - {""})]
         now_s += TICK_S
     return found
@@ -137,7 +145,9 @@ def test_the_plans_pass_again_and_gpus_are_given() -> None:
     for now_s in (5000.0, 5060.0, 5300.0, 5360.0, 5420.0, 5480.0):
         there = runs if now_s < 5300.0 else runs[:6]
         seen = snapshot("t4:4x8", [*there, job("w", user="w", submit_s=200.0)], time_s=now_s)
-        nodes = with_room(seen.nodes, [plain()], seen.jobs, ["all"], now_s=now_s, patience_s=300.0, attempts=attempts)
+        nodes = with_room(
+            seen.nodes, [plain()], seen.jobs, ["all"], now_s=now_s, patience_s=300.0, attempts=attempts, moves=stays
+        )
         seen = dataclasses.replace(seen, nodes=nodes)
         plan = policy.decide(seen)
         refused = gate.judge(seen, plan)

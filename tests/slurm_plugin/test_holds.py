@@ -241,6 +241,26 @@ def test_a_job_that_is_stopped_before_penstocks_hold_is_taken_back_is_started_ag
     assert look(cluster)[0] == ["7"]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_job_that_is_stopped_in_the_tick_in_which_its_hold_was_lifted_is_started_again(
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter, late: Spool, own: bool
+) -> None:
+    """Its record is older than the release. The hold was Penstock's own and came too late, or its user has released it."""
+    if not own:
+        told.listed = [running(priority=9)]
+        submitter.hold("7", "ada", admin=False)
+        cluster.observe()
+        submitter.release("7", admin=False)
+        told.written.clear()
+    told.listed = [running(**LATE)]
+    cluster.observe()
+    assert [each.kind for each in told.written] == ["release"]
+    cluster.apply([Hold("7", 3)])
+    assert told.written[-1].kind == "requeue_hold"
+    told.listed = [pending("gpu", restarts=1, reason=REQUEUED)]
+    assert look(cluster)[0] == ["7"]
+
+
 def test_a_hold_that_came_in_time_is_noted_no_longer_once_the_job_runs(
     told: Told, cluster: SlurmCluster, late: Spool
 ) -> None:

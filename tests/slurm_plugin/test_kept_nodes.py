@@ -209,6 +209,28 @@ def test_a_job_that_slurm_moved_has_no_claim(told: Told, cluster: SlurmCluster, 
     assert told.kept == []
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_round_between_two_runs_of_a_job_leaves_the_room_that_it_made(
+    told: Told, cluster: SlurmCluster, spool: Spool, moves: bool
+) -> None:
+    """Otherwise the job got all GPUs again, and was stopped again in the next round. A job that only waits came first."""
+    moved_s = 1.0 if moves else None
+    spool.tell(ControlMessage(job_id="7", epoch=3, round=1, submitted_s=1.0, moved_s=moved_s, holds=1), 0)
+    ordinary = dataclasses.replace(
+        pending("gpu", priority=5),
+        id="8",
+        number=8,
+        comment="",
+        eligible_s=-1000.0,
+        reason="Resources",
+        gpus_per_node=3,
+    )
+    told.listed = [pending("gpu", submit_s=-2000.0, restarts=1, reason="job requeued in held state"), ordinary]
+    state = cluster.observe()
+    assert [job.id for job in state.jobs] == ["7"]
+    assert {node.name: node.set_aside_for for node in state.nodes} == {"n0": "8" if moves else "", "n1": ""}
+
+
 @pytest.mark.parametrize(
     "reason",
     [

@@ -155,7 +155,7 @@ def test_the_queue_says_when_room_is_made_for_each_plain_job() -> None:
         *jobs: SlurmJob, managed: Sequence[Job] = (), attempts: Attempts | None = None
     ) -> list[tuple[object, ...]]:
         attempts, nodes = attempts or Attempts(60.0), (node("a"), node("b"))
-        how = {"now_s": NOW_S, "patience_s": 300.0, "attempts": attempts}
+        how = {"now_s": NOW_S, "patience_s": 300.0, "attempts": attempts, "moves": lambda each: each.id == "moves"}
         nodes = with_room(nodes, jobs, managed, ["all"], **how)  # type: ignore[arg-type]
         found = waiting_jobs(jobs, nodes, managed, ["all"], **how)  # type: ignore[arg-type]
         return [(each.id, each.needs, each.room_s, each.text) for each in found]
@@ -177,6 +177,9 @@ def test_the_queue_says_when_room_is_made_for_each_plain_job() -> None:
     assert seen(old, managed=[earlier]) == [
         ("7", "2 GPUs", None, "Penstock makes room for it when no adaptive job has waited longer")
     ]
+    moves = dataclasses.replace(job("moves"), submit_s=NOW_S - 450, restarts=1)
+    ((_, _, room_s, text),) = seen(old, managed=[moves])
+    assert (room_s, text) == (NOW_S, "Penstock keeps GPUs of a free for it; jobs there save and leave")
     ((_, _, room_s, text),) = seen(pending(id="7", number=7, eligible_s=NOW_S - 400, gpus_per_node=64))
     assert (room_s, text) == (
         None,

@@ -136,6 +136,12 @@ def test_no_job_makes_room_for_the_job_that_slurm_stopped_for_it(outranks: Outra
     empty = dataclasses.replace(NODE, gpus_others=0)
     (node,) = with_room(
         *((empty,), [waits], [managed(Phase.RUNNING, 4, outranks)], ["scavenge"]),
-        **{"now_s": NOW_S, "patience_s": 60.0, "attempts": Attempts(100.0), "rank": SITE.rank},
+        **{
+            "now_s": NOW_S,
+            "patience_s": 60.0,
+            "attempts": Attempts(100.0),
+            "rank": SITE.rank,
+            "moves": lambda _: False,
+        },
     )
     assert node.gpus_others == aside

@@ -261,6 +261,7 @@ class Acting:
             taken=self._taken(action, moves=moves),
             shares=shares,
             first=first,
+            hold_lifted=job.id in self.managed.holds.lifted,
             stand_in=self._agents is not None and self._agents.stand_in,
             kept_back=kept_back,
             leaves_a_gap=moves and self.sharing is not None and self.sharing.leaves_a_gap(job.id),

@@ -75,6 +75,8 @@ class Scope:
     """Why it has to restart although its placement may stay; None: it need not."""
     shares: bool = False
     """Whether it is to start without GPUs of Slurm's, on GPUs of the GPU reservation."""
+    hold_lifted: bool = False
+    """Whether its record shows a hold that was lifted since."""
     stand_in: bool = False
     """Whether a job that shares requests a GRES in place of GPUs."""
     kept_back: str = ""
@@ -375,7 +377,7 @@ def _stopping(scope: Scope, control: ControlMessage) -> ControlMessage:
     """
     slurm = scope.slurm
     # Somebody may have held the running job.
-    foreign = held_meanwhile(slurm) and not came_too_late(slurm, control)
+    foreign = held_meanwhile(slurm) and not (scope.hold_lifted or came_too_late(slurm, control))
     kept: dict[str, float | None] = {"holds": None if foreign else slurm.restarts + 1}
     if scope.left_s is not None:
         kept |= {"time_limit_s": scope.left_s, "time_limit_restarts": slurm.restarts + 1}

@@ -269,6 +269,8 @@ class Holds:
         self._to_keep_back: list[SlurmJob] = []
         self._releases = Counter[int]()
         """User -> how often Slurm was asked for a release in this observation."""
+        self.lifted: set[JobId] = set()
+        """Running jobs whose hold was lifted in this observation. Their records still show it."""
         self._suspended: dict[JobId, int] = {}
         """Job that was last seen suspended, and held by no admin -> its restarts then."""
 
@@ -276,6 +278,7 @@ class Holds:
         """Read what was asked for."""
         self._asked, self._to_hold, self._to_keep_back = self._files.read(), [], []
         self._releases.clear()
+        self.lifted.clear()
 
     def keep_back(self, job: SlurmJob) -> None:
         """Hold a pending job that Slurm may start, as Penstock's own hold."""
@@ -330,6 +333,7 @@ class Holds:
             if error is not None:
                 log.warning("cannot take a hold back", extra={"job": job.id, "text": str(error)})
                 return False
+            self.lifted.add(job.id)
         self._spool.tell(control.model_copy(update={"holding": None}), job.uid)
         return True
 
@@ -393,6 +397,7 @@ class Holds:
                 (error,) = self._writer.write([Write(job.id, "release", admin_holds=admin)])
                 if error is not None:
                     raise error
+                self.lifted.add(job.id)
         except SlurmError as error:
             log.warning("cannot release the job", extra={"job": job.id, "text": str(error)})
             return

@@ -121,21 +121,21 @@ def with_room(
     now_s: float,
     patience_s: float,
     attempts: Attempts,
+    moves: Callable[[Job], bool],
     rank: Callable[[SlurmJob], str] = lambda _: "",
 ) -> tuple[Node, ...]:
     """The nodes without the GPUs that are set aside for a plain job.
 
     It is the one that has waited longest, if that is longer than `patience_s` and than every queued managed job. Jobs of users
-    for whom `attempts` has a pause do not count. No job makes room for one that it outranks, by the plain job's `rank`: Slurm
-    would stop that one again.
+    for whom `attempts` has a pause do not count. A job that `moves` is no queued one: it may have made room for the plain job.
+    No job makes room for one that it outranks, by the plain job's `rank`: Slurm would stop that one again.
     """
     plain = list(plain)
     attempts.saw(plain, now_s)
     job = longest_waiting((each for each in plain if attempts.may(each.uid, now_s)), partitions, now_s, patience_s)
     if job is None:
         return nodes
-    first_s = min((each.submit_s for each in managed if each.phase is Phase.QUEUED), default=now_s)
-    if (job.eligible_s or now_s) > first_s:
+    if (job.eligible_s or now_s) > min(_first_s(managed, moves), now_s):
         return nodes
     held = _held(managed)
     pinned = _held(each for each in managed if _outranks(each, rank(job)) or not _gives_way(each))
@@ -148,6 +148,12 @@ def with_room(
         else node
         for node in nodes
     )
+
+
+def _first_s(managed: Iterable[Job], moves: Callable[[Job], bool]) -> float:
+    """When the queued managed job came that has waited longest; infinite: there is none. One that moves does not wait."""
+    queued = (each for each in managed if each.phase is Phase.QUEUED and not (each.restarts and moves(each)))
+    return min((each.submit_s for each in queued), default=math.inf)
 
 
 def behind(
@@ -242,6 +248,7 @@ def waiting_jobs(
     now_s: float,
     patience_s: float,
     attempts: Attempts,
+    moves: Callable[[Job], bool],
 ) -> tuple[PlainJob, ...]:
     """The plain jobs that wait for GPUs, longest first and at most `MOST_SHOWN`, and when room is made for each.
 
@@ -253,6 +260,7 @@ def waiting_jobs(
         now_s: the time.
         patience_s: for how long a plain job waits before room is made for it.
         attempts: the pauses of users.
+        moves: see `with_room`.
     """
     ours = set(partitions)
     waiting = sorted((job for job in plain if _waits_for_gpus(job, ours)), key=_order)[:MOST_SHOWN]
@@ -262,7 +270,7 @@ def waiting_jobs(
     for node in nodes:
         if node.set_aside_for:
             aside.setdefault(node.set_aside_for, []).append(node.name)
-    first_s = min((each.submit_s for each in managed if each.phase is Phase.QUEUED), default=math.inf)
+    first_s = _first_s(managed, moves)
 
     def room(job: SlurmJob) -> tuple[float | None, str]:
         """When room is made for the job, if that is known, and a sentence."""
