@@ -286,7 +286,7 @@ def _adopt_store(*, yes: bool) -> None:
 
 @app.command()
 def reconcile(
-    report: str = typer.Argument(help="The Cost and Usage Report: s3://BUCKET/PREFIX/NAME."),
+    report: str = typer.Argument(help="The Cost and Usage Report, or its export as CUR 2.0: s3://BUCKET/PREFIX/NAME."),
     when: datetime | None = typer.Option(
         None, "--month", formats=["%Y-%m"], help="The month, such as 2026-11; the present one if it is not given."
     ),
@@ -310,6 +310,8 @@ def reconcile(
     finally:
         store.close()
     found = cost_report.differences(bill, charged)
+    if found and not bill.tagged:
+        raise ConfigError(cost_report.UNTAGGED)
     for each in found:
         typer.echo(each)
     until = datetime.fromtimestamp(bill.until_s, UTC)

@@ -1,7 +1,9 @@
 """Compares the ledger with AWS's Cost and Usage Report (CUR) in an S3 bucket: each difference by run and instance.
 
-Read from AWS, "Cost and Usage Reports: data dictionary": the manifest of a month names the files, which are CSV under gzip. The
-columns of tags exist once the tags are activated as cost allocation tags.
+Read from AWS, "Cost and Usage Reports: data dictionary", and for CUR 2.0 "Understanding export delivery" and "Table dictionary".
+The manifest of a month names the files, which are CSV under gzip. CUR 2.0 has the same columns under other names, and the tags as
+one column of JSON, `resource_tags`, unless its query makes columns of them. Tags are there once they are activated as cost
+allocation tags.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.people.units import dollars
 from penstock_scheduler.store.cloud_runs import RunStore
 
-SITE, RUN = "resourceTags/user:penstock:site", "resourceTags/user:penstock:run"
+SITE, RUN = "resource_tags_user_penstock_site", "resource_tags_user_penstock_run"
 
 CENT = 0.01
 """Smaller differences do not count: the report rounds each hour."""
@@ -46,12 +48,14 @@ class Bill:
         runs: instance -> its run, by its tag.
         other_usd: the site's other resources, which are volumes.
         until_s: end of the last hour in the report, s since 1970.
+        tagged: whether a line of the report has the tag of any site.
     """
 
     instances: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     runs: dict[str, str] = field(default_factory=dict)
     other_usd: float = 0.0
     until_s: float = 0.0
+    tagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +76,31 @@ class Charge:
     ended_s: float | None = None
 
 
+UNTAGGED = (
+    "the report has no tags penstock:site and penstock:run; activate them as cost allocation tags in the AWS Billing console, "
+    "and include resource ids in the report"
+)
+
+
 def read_bill(rows: Iterable[Mapping[str, str]], site: str) -> Bill:
-    """The bill from the rows of a report. Raises ConfigError: the tags are not in the report."""
-    bill = Bill()
-    for row in rows:
-        if SITE not in row or RUN not in row:
-            raise ConfigError(
-                "the report has no columns of the tags penstock:site and penstock:run; activate them as cost allocation tags "
-                "in the AWS Billing console, and include resource ids in the report"
-            )
-        ended = datetime.strptime(row["lineItem/UsageEndDate"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    """The bill from the rows of a report. Raises ConfigError: it has no columns of tags."""
+    bill, names = Bill(), {}
+    for given in rows:
+        names = names if names.keys() == given.keys() else {name: _column(name) for name in given}
+        row = {names[name]: value for name, value in given.items()}
+        if "resource_tags" in row:
+            row |= {SITE: "", RUN: ""} | {
+                f"resource_tags_{_column(tag)}": value
+                for tag, value in json.loads(row["resource_tags"] or "{}").items()
+            }
+        if not {SITE, RUN} <= row.keys():
+            raise ConfigError(UNTAGGED)
+        ended = datetime.fromisoformat(row["line_item_usage_end_date"]).replace(tzinfo=UTC)
         bill.until_s = max(bill.until_s, ended.timestamp())
+        bill.tagged = bill.tagged or bool(row[SITE])
         if row[SITE] != site:
             continue
-        usd, resource = float(row["lineItem/UnblendedCost"] or 0.0), row["lineItem/ResourceId"]
+        usd, resource = float(row["line_item_unblended_cost"] or 0.0), row["line_item_resource_id"]
         if resource.startswith("i-"):
             bill.instances[resource] += usd
             bill.runs[resource] = row[RUN]
@@ -94,8 +109,13 @@ def read_bill(rows: Iterable[Mapping[str, str]], site: str) -> Bill:
     return bill
 
 
+def _column(name: str) -> str:
+    """A column's or tag's name as CUR 2.0 writes it: `lineItem/UsageEndDate` is `line_item_usage_end_date`."""
+    return re.sub(r"\W", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)).lower()
+
+
 def rows_of(s3: Any, bucket: str, prefix: str, month_s: float) -> Iterator[dict[str, str]]:
-    """The rows of a month's report.
+    """The rows of a month's report, or of its export as CUR 2.0.
 
     Args:
         s3: boto3's client of S3.
@@ -108,15 +128,29 @@ def rows_of(s3: Any, bucket: str, prefix: str, month_s: float) -> Iterator[dict[
     from botocore.exceptions import BotoCoreError, ClientError
 
     begin, end = (datetime.fromtimestamp(each_s, UTC) for each_s in month(month_s))
-    name = prefix.rstrip("/").rsplit("/", 1)[-1]
-    manifest = f"{prefix.rstrip('/')}/{begin:%Y%m%d}-{end:%Y%m%d}/{name}-Manifest.json"
-    try:
-        for key in json.loads(s3.get_object(Bucket=bucket, Key=manifest)["Body"].read())["reportKeys"]:
-            content = io.BytesIO(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-            with gzip.open(content, "rt", encoding="utf-8", newline="") as text:
-                yield from csv.DictReader(text)
-    except (BotoCoreError, ClientError, OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"s3://{bucket}/{manifest} and its files cannot be read: {error!r}") from None
+    folder = prefix.rstrip("/")
+    name = folder.rsplit("/", 1)[-1]
+    tried = []
+    for part in (f"{begin:%Y%m%d}-{end:%Y%m%d}", f"metadata/BILLING_PERIOD={begin:%Y-%m}"):
+        manifest = f"{folder}/{part}/{name}-Manifest.json"
+        try:
+            found = json.loads(s3.get_object(Bucket=bucket, Key=manifest)["Body"].read())
+        except s3.exceptions.NoSuchKey:
+            tried.append(f"s3://{bucket}/{manifest}")
+            continue
+        try:
+            for key in found["reportKeys"] if "reportKeys" in found else found["dataFiles"]:
+                content = io.BytesIO(
+                    s3.get_object(Bucket=bucket, Key=key.removeprefix(f"s3://{bucket}/"))["Body"].read()
+                )
+                with gzip.open(content, "rt", encoding="utf-8", newline="") as text:
+                    yield from csv.DictReader(text)
+        except (BotoCoreError, ClientError, OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"s3://{bucket}/{manifest} and its files cannot be read as CSV with gzip: {error!r}"
+            ) from None
+        return
+    raise ConfigError(f"there is neither {' nor '.join(tried)}")
 
 
 def charges(store: RunStore, month_s: float, settings: CloudSettings, now_s: float) -> dict[str, Charge]:

@@ -1,4 +1,4 @@
-"""`penstock cloud reconcile` against a Cost and Usage Report in moto's S3: no dollar unaccounted, or each difference."""
+"""`penstock cloud reconcile` with a Cost and Usage Report, also 2.0, in moto's S3: no dollar unaccounted, or each difference."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock_cloud.cost_report import read_bill
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.burst.manager.book import Book
 from penstock_scheduler.burst.manager.provider import DescribedInstance
@@ -66,6 +67,38 @@ COLUMNS = [
 ]
 
 
+COLUMNS_2 = [
+    "bill_bill_type",
+    "bill_billing_entity",
+    "bill_billing_period_end_date",
+    "bill_billing_period_start_date",
+    "bill_payer_account_id",
+    "bill_payer_account_name",
+    "cost_category",
+    "discount",
+    "identity_line_item_id",
+    "identity_time_interval",
+    "line_item_availability_zone",
+    "line_item_blended_cost",
+    "line_item_currency_code",
+    "line_item_line_item_type",
+    "line_item_operation",
+    "line_item_product_code",
+    "line_item_resource_id",
+    "line_item_unblended_cost",
+    "line_item_usage_account_id",
+    "line_item_usage_amount",
+    "line_item_usage_end_date",
+    "line_item_usage_start_date",
+    "line_item_usage_type",
+    "pricing_unit",
+    "product",
+    "product_instance_type",
+    "resource_tags",
+]
+"""Of CUR 2.0, in the order of its table dictionary."""
+
+
 class Report:
     """The files of the report of November 2026, as AWS writes them."""
 
@@ -112,9 +145,44 @@ class Report:
         self._s3.put_object(Bucket="bills", Key=f"{folder}/cur-Manifest.json", Body=body.encode())
 
 
-@pytest.fixture
-def report(ec2: Ec2) -> Report:
-    return Report(ec2.s3())
+class Export(Report):
+    """The same of Data Exports, table CUR 2.0. Its tags are one column of JSON, with `_` for each special character."""
+
+    def put(self) -> None:
+        files = []
+        for number in range(2):
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, COLUMNS_2, restval="")
+            writer.writeheader()
+            writer.writerows(self.line(row) for row in self.rows[number::2])
+            key = f"daily/cur/data/BILLING_PERIOD=2026-11/cur-0000{number + 1}.csv.gz"
+            self._s3.put_object(Bucket="bills", Key=key, Body=gzip.compress(text.getvalue().encode()))
+            files.append(f"s3://bills/{key}")
+        body = json.dumps({"exportName": "cur", "dataFiles": files})
+        key = "daily/cur/metadata/BILLING_PERIOD=2026-11/cur-Manifest.json"
+        self._s3.put_object(Bucket="bills", Key=key, Body=body.encode())
+
+    def line(self, row: dict[str, str]) -> dict[str, str]:
+        tags = {
+            f"user_penstock_{name}": row[f"resourceTags/user:penstock:{name}"]
+            for name in ("run", "site")
+            if row[f"resourceTags/user:penstock:{name}"] and f"resourceTags/user:penstock:{name}" in self.columns
+        }
+        return {
+            "line_item_usage_start_date": row["lineItem/UsageStartDate"].replace("Z", ".000Z"),
+            "line_item_usage_end_date": row["lineItem/UsageEndDate"].replace("Z", ".000Z"),
+            "line_item_product_code": row["lineItem/ProductCode"],
+            "line_item_resource_id": row["lineItem/ResourceId"],
+            "line_item_unblended_cost": row["lineItem/UnblendedCost"],
+            "cost_category": "{}",
+            "resource_tags": json.dumps(tags | {"user_owner": "ann"}) if tags else "",
+        }
+
+
+@pytest.fixture(params=[Report, Export])
+def report(ec2: Ec2, request: pytest.FixtureRequest) -> Report:
+    made: Report = request.param(ec2.s3())
+    return made
 
 
 def ran(store: SqlStore, job: str, *ids: str, begin_s: int = NOV_S, hours: float = 3.0, over: bool = True) -> None:
@@ -229,12 +297,40 @@ def test_each_difference_is_told_by_run_and_instance(store: SqlStore, report: Re
     ]
 
 
-def test_a_report_without_the_tags_or_without_files_is_refused(report: Report, reconcile: Reconcile) -> None:
+def test_a_report_without_the_tags_or_without_files_is_refused(
+    store: SqlStore, report: Report, reconcile: Reconcile
+) -> None:
+    ran(store, "7", "i-1")
     missing = reconcile().exception
     assert isinstance(missing, ConfigError)
-    assert "20261101-20261201/cur-Manifest.json" in str(missing)
+    assert "s3://bills/daily/cur/20261101-20261201/cur-Manifest.json" in str(missing)
+    assert "s3://bills/daily/cur/metadata/BILLING_PERIOD=2026-11/cur-Manifest.json" in str(missing)
     report.columns = [each for each in COLUMNS if "penstock" not in each]
     report.put()
     untagged = reconcile().exception
     assert isinstance(untagged, ConfigError)
     assert "cost allocation tags" in str(untagged)
+
+
+def test_tags_that_the_export_selects_as_columns_of_their_own_count_too() -> None:
+    """`resource_tags.user_penstock_site AS resource_tags_user_penstock_site`, as AWS's guide to the change to CUR 2.0 has it."""
+    row = {
+        "line_item_usage_end_date": "2026-11-30T22:00:00.000Z",
+        "line_item_unblended_cost": "1.5",
+        "line_item_resource_id": "i-1",
+        "resource_tags_user_penstock_site": SITE,
+        "resource_tags_user_penstock_run": "7.1-a",
+    }
+    bill = read_bill([row], SITE)
+    assert (dict(bill.instances), bill.runs, bill.until_s) == ({"i-1": 1.5}, {"i-1": "7.1-a"}, DEC_S - 2 * HOUR_S)
+
+
+def test_files_of_another_kind_are_refused(report: Report, reconcile: Reconcile) -> None:
+    report.put()
+    listed = report._s3.list_objects_v2(Bucket="bills")["Contents"]
+    for each in listed:
+        if each["Key"].endswith(".gz"):
+            report._s3.put_object(Bucket="bills", Key=each["Key"], Body=b"PAR1")
+    refused = reconcile().exception
+    assert isinstance(refused, ConfigError)
+    assert "CSV with gzip" in str(refused)
