@@ -113,9 +113,8 @@ def test_an_order_goes_by_the_budget_as_it_is_then_not_as_the_round_saw_it():
     policy, choice = make_policy("fifo")
 
     class Budgeted(SiteRules):
-        def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
-            line = BudgetLine("", "total", limit_usd, sum(entry.usd for entry in cloud.ledger))
-            return line if usd > line.left_usd else None
+        def dollars(self, account: str, now_s: float) -> list[BudgetLine]:
+            return [BudgetLine("", "total", limit_usd, sum(entry.usd for entry in cloud.ledger))]
 
     loop = RoundLoop(
         ClusterParts(cluster),

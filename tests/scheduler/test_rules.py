@@ -13,7 +13,6 @@ from penstock_scheduler.accounts.rules import Budget, BudgetSettings, Scheduling
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.api.messages import Drain
 from penstock_scheduler.model import (
-    BudgetLine,
     CloudRun,
     CloudState,
     GpuBudget,
@@ -224,17 +223,19 @@ def test_a_run_counts_at_what_is_committed_to_it_until_it_is_paid_for(store):
         jobs = job("1", account="maths"), job("2", account="arts")
         cloud = rules(store, settings).on(dataclasses.replace(seen(*jobs), cloud=CloudState())).cloud
         assert cloud is not None
-        return {line.account: line.left_usd for line in cloud.budgets}
+        return {line.account: line.left_usd for line in cloud.budgets if not line.from_h}
+
+    def now(account: str) -> dict[str, float]:
+        return {line.account: line.left_usd for line in site.dollars(account, NOW_S) if not line.from_h}
 
     site = rules(store, BudgetSettings(site=Budget(hard_usd=50.0), per_account=Budget(hard_usd=40.0)))
     site.on(dataclasses.replace(seen(job("1", account="maths")), cloud=CloudState()))
-    assert site.overspent("maths", 40.0, NOW_S) is None
+    assert now("maths") == {"": 50.0, "maths": 40.0}
     store.save_cloud_run(CloudRunRow("9.1", "9", "ordered", NOW_S, None, "{}"), [entry("committed", 30.0)])
     # No round has seen that since, and what is ordered goes by it all the same.
-    assert site.overspent("maths", 10.0, NOW_S) is None
-    assert site.overspent("maths", 10.1, NOW_S) == BudgetLine("maths", "month", 40.0, 30.0)
-    assert site.overspent("arts", 20.1, NOW_S) == BudgetLine("", "month", 50.0, 30.0)
-    assert rules(store, BudgetSettings()).overspent("maths", 1e9, NOW_S) is None
+    assert now("maths") == {"": 20.0, "maths": 10.0}
+    assert now("arts") == {"": 20.0, "arts": 40.0}
+    assert rules(store, BudgetSettings()).dollars("maths", NOW_S) == ()
     assert left() == {"": 20.0, "maths": 10.0, "arts": 40.0}
     store.save_cloud_run(CloudRunRow("9.1", "9", "over", NOW_S, NOW_S, "{}"), [entry("usd", 5.0)])
     assert left() == {"": 45.0, "maths": 35.0, "arts": 40.0}

@@ -6,17 +6,20 @@ The rules change the snapshot before it is decided. They are saved with it, so a
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError, model_validator
 
 from penstock_scheduler.accounts.limits import LimitSettings, by_partition, site_limits
 from penstock_scheduler.api.ledger_messages import BudgetView
 from penstock_scheduler.api.messages import Drain
 from penstock_scheduler.api.ports import SiteRules
+from penstock_scheduler.burst.deciding.ledger import at_border
+from penstock_scheduler.burst.manager.runs import BurstRun
 from penstock_scheduler.model import BudgetLine, GpuBudget, LeaveCause, LeaveRequest, Node, Period, Snapshot
 
 if TYPE_CHECKING:
@@ -158,24 +161,19 @@ class SchedulingRules(SiteRules):
             cloud=cloud,
         )
 
-    def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
-        """The budget that would be exceeded if `usd` more were committed for this account now; None: no budget would.
-
-        Raises:
-            StoreError: the ledger cannot be read.
-        """
+    def dollars(self, account: str, now_s: float) -> tuple[BudgetLine, ...]:
+        """See `SiteRules.dollars`. Raises StoreError."""
         capped = {
             name: budget
             for name, budget in _budgets_of(self._settings, {account}).items()
             if budget.hard_usd is not None and name in ("", account)
         }
-        committed = self._store.committed_usd() if capped else {}
-        for name, budget in capped.items():
-            _, spent = self._spent(budget.period, now_s)
-            line = _dollars(name, budget, _of(name, spent), committed)
-            if line is not None and usd > line.left_usd:
-                return line
-        return None
+        commitments = self._store.open_commitments() if capped else []
+        return tuple(
+            line
+            for name, budget in capped.items()
+            for line in _dollars(name, budget, _of(name, self._spent(budget.period, now_s)[1]), commitments, now_s)
+        )
 
     def _budgets(self, snapshot: Snapshot) -> tuple[tuple[GpuBudget, ...], tuple[BudgetLine, ...]]:
         settings, now_s = self._settings, snapshot.time_s
@@ -184,9 +182,8 @@ class SchedulingRules(SiteRules):
             return (), ()
         spent = {period: self._spent(period, now_s) for period in {budget.period for budget in budgets.values()}}
         running = _attained(snapshot)
-        committed = (
-            self._store.committed_usd() if any(budget.hard_usd is not None for budget in budgets.values()) else {}
-        )
+        capped = any(budget.hard_usd is not None for budget in budgets.values())
+        commitments = self._store.open_commitments() if capped else []
         views, lines, dollars = [], [], []
         since = {key: kept for key, kept in self._since.items() if key.rpartition("/")[0] not in budgets}
         for account, budget in budgets.items():
@@ -210,8 +207,7 @@ class SchedulingRules(SiteRules):
                 lines.append(
                     GpuBudget(account, budget.period, soft_h, hard_h, used_h, ends_s, settings.soft_weight, bool(stops))
                 )
-            if (line := _dollars(account, budget, usd, committed)) is not None:
-                dollars.append(line)
+            dollars += _dollars(account, budget, usd, commitments, now_s)
         if since != self._since:
             self._store.set_control("budgets", since)
         self._since, self._views = since, tuple(views)
@@ -277,12 +273,32 @@ def _budgets_of(settings: BudgetSettings, accounts: set[str]) -> dict[str, Budge
     return found
 
 
-def _dollars(account: str, budget: Budget, usd: float, committed: Mapping[str, float]) -> BudgetLine | None:
-    """The dollars left of a budget of which `usd` are spent; None: the budget has no hard limit in dollars."""
+def _dollars(
+    account: str, budget: Budget, usd: float, commitments: Iterable[tuple[str, float, str]], now_s: float
+) -> list[BudgetLine]:
+    """What is left of a budget in dollars, of which `usd` are spent. Empty: it has no hard limit in dollars.
+
+    Commitments are split at the end of a month and of a year, as bills and the ledger are. Other periods count all of each.
+    """
     if budget.hard_usd is None:
-        return None
-    used_usd = usd + _of(account, committed)  # at most what the present runs will cost in this period
-    return BudgetLine(account, budget.period, budget.hard_usd, used_usd)
+        return []
+    begin_s, end_s = period_bounds(budget.period, now_s)
+    open_ = [(most_usd, record) for name, most_usd, record in commitments if account in ("", name)]
+    if end_s is None or budget.period in ("day", "week"):
+        return [BudgetLine(account, budget.period, budget.hard_usd, usd + sum(most_usd for most_usd, _ in open_))]
+    now_usd, then_usd = usd, 0.0
+    for most_usd, record in open_:
+        parts = _parts(record, begin_s, end_s)
+        now_usd, then_usd = now_usd + min(parts[0], most_usd), then_usd + min(parts[1], most_usd)
+    return at_border(account, budget.period, budget.hard_usd, (now_usd, then_usd), end_s - now_s)
+
+
+def _parts(record: str, begin_s: float, end_s: float) -> tuple[float, float]:
+    """US dollars that a run may cost by the end of a period and afterwards. A record that cannot be read counts fully in both."""
+    try:
+        return BurstRun.model_validate_json(record, extra="ignore").by_month_usd(begin_s, end_s)
+    except ValidationError:
+        return math.inf, math.inf
 
 
 def _attained(snapshot: Snapshot) -> dict[str, float]:

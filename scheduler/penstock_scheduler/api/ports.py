@@ -349,11 +349,12 @@ class SiteRules:
         """Apply limits, budgets and drains to a snapshot before it is decided."""
         return snapshot
 
-    def overspent(self, account: str, usd: float, now_s: float) -> BudgetLine | None:
-        """The budget that an order to the cloud would exceed by now, or None if the order may go out.
+    def dollars(self, account: str, now_s: float) -> Sequence[BudgetLine]:
+        """The budgets of dollars that apply to an account, with what is used of each by now.
 
-        The loop asks right before each order, since the round may have seen an older state.
+        The loop asks right before each order to the cloud, since the round may have seen an older state.
         """
+        return ()
 
 
 class Annotator(Protocol):

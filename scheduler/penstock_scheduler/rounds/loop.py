@@ -33,6 +33,7 @@ from penstock_scheduler.api.ports import (
     Store,
     Trigger,
 )
+from penstock_scheduler.burst.deciding.choices import within
 from penstock_scheduler.jobs.claims import believed
 from penstock_scheduler.jobs.reused_ids import is_another
 from penstock_scheduler.model import (
@@ -391,19 +392,23 @@ class RoundLoop:
             for each in outcomes
         )
         if self._cloud is not None:
-            outcomes += self._order(self._cloud, cloud_actions(plan, known, runs), state.jobs)
+            outcomes += self._order(self._cloud, cloud_actions(plan, known, runs), plan, state.jobs)
         return outcomes
 
-    def _order(self, cloud: Burst, wanted: Sequence[CloudAction], jobs: Sequence[Job]) -> tuple[Outcome, ...]:
+    def _order(
+        self, cloud: Burst, wanted: Sequence[CloudAction], plan: Plan, jobs: Sequence[Job]
+    ) -> tuple[Outcome, ...]:
         """Place orders one by one, because each is in the ledger before the next one is checked against the budgets."""
         accounts = {job.id: job.account for job in jobs}
         outcomes: tuple[Outcome, ...] = ()
         for action in wanted:
-            if (
-                isinstance(action, BurstJob)
-                and (line := self._rules.overspent(accounts[action.job], action.usd, self._clock.now_s())) is not None
-            ):
-                text = f"{line} does not allow {dollars(action.usd)} any more"
+            exceeded = []
+            if isinstance(action, BurstJob):
+                account = accounts[action.job]
+                lines = self._rules.dollars(account, self._clock.now_s())
+                exceeded = within(lines, {action.job: (account, plan.bursts[action.job])})
+            if exceeded:
+                text = f"{exceeded[0]} does not allow {dollars(action.usd)} any more"
                 outcomes += (Outcome(action, Progress.FAILED, text),)
             else:
                 outcomes += tuple(cloud.apply((action,)))

@@ -100,15 +100,21 @@ class LedgerStore(Database):
 
     def committed_usd(self) -> dict[str, float]:
         """Account -> dollars committed to runs in the cloud that go on, and are not paid for yet."""
+        sums: dict[str, float] = {}
+        for account, usd, _ in self.open_commitments():
+            sums[account] = sums.get(account, 0.0) + usd
+        return sums
+
+    def open_commitments(self) -> list[tuple[str, float, str]]:
+        """(account, committed dollars, record) of each run in the cloud that goes on, and is not paid for yet."""
         ledger, runs = t.ledger.c, t.instances.c
         chosen = (
-            sa.select(ledger.account, sa.func.sum(ledger.amount))
+            sa.select(ledger.account, ledger.amount, runs.record)
             .join(t.instances, ledger.key == sa.literal("cloud:") + runs.instance + ":committed")
             .where(ledger.kind == "committed", runs.ended_s.is_(None))
-            .group_by(ledger.account)
         )
         with self.read() as db:
-            return {account: float(amount) for account, amount in db.execute(chosen)}
+            return [(account, float(amount), record) for account, amount, record in db.execute(chosen)]
 
     def cloud_ledger(self) -> list[LedgerLine]:
         """Ledger lines of what runs in the cloud may cost and have cost, oldest first."""

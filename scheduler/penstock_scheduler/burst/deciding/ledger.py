@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
-from penstock_scheduler.model import BudgetLine
+from penstock_scheduler.model import BudgetLine, Period
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,6 @@ class Used:
                 bill counts in the month of its entry.
         """
         (begin_s, end_s), lines = month(now_s), []
-        until_h, from_h = (end_s - now_s) / 3600, max(end_s - now_s - LATEST_S, 1.0) / 3600
         caps_of = {"": settings.site} | {
             name: settings.accounts.get(name, settings.per_account) for name in sorted({*accounts} - {""})
         }
@@ -111,8 +110,8 @@ class Used:
                 now_usd, then_usd = (
                     sum(min(part[n], e.usd) for part, e in zip(parts, open_, strict=True)) for n in (0, 1)
                 )
-                lines.append(BudgetLine(name, "month", cap, now_usd + self._sum(begin_s, name), until_h=until_h))
-                lines.append(BudgetLine(name, "month", cap, then_usd, from_h=from_h))
+                used_usd = now_usd + self._sum(begin_s, name), then_usd
+                lines += at_border(name, "month", cap, used_usd, end_s - now_s)
             if caps.usd_total is not None:
                 usd = sum(entry.usd for entry in open_)
                 lines.append(BudgetLine(name, "total", caps.usd_total, usd + self._sum(None, name)))
@@ -120,6 +119,25 @@ class Used:
 
     def _sum(self, when: float | None, account: str) -> float:
         return self._spent.get((when, account), 0.0)
+
+
+def at_border(
+    account: str, period: Period, cap: float, used_usd: tuple[float, float], left_s: float
+) -> list[BudgetLine]:
+    """The lines of a cap for its present period and the next one, each with its part of what is used.
+
+    Args:
+        account: the account; empty: the site.
+        period: the period.
+        cap: the most of each period, US dollars.
+        used_usd: what is used of the present one and of the next one, US dollars.
+        left_s: seconds until the present one ends.
+    """
+    now_usd, then_usd = used_usd
+    return [
+        BudgetLine(account, period, cap, now_usd, until_h=left_s / 3600),
+        BudgetLine(account, period, cap, then_usd, from_h=max(left_s - LATEST_S, 1.0) / 3600),
+    ]
 
 
 def month(time_s: float) -> tuple[float, float]:
