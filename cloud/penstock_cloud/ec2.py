@@ -537,6 +537,7 @@ def _seen(instance: Mapping[str, Any], region: str) -> DescribedInstance:
         region=region,
         gone=instance["State"]["Name"] in GONE,
         taken=instance.get("StateReason", {}).get("Code") == TAKEN,
+        spot=instance.get("InstanceLifecycle") == "spot",
     )
 
 

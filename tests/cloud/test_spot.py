@@ -12,6 +12,7 @@ from moto.ec2.models.instances import StateReason
 
 from penstock_cloud.catalogue import Catalogue, shipped
 from penstock_cloud.settings import CloudSettings
+from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.model import Phase
 from penstock_scheduler.store.sql import SqlStore
 from tests.cloud.faults import Ec2, Fault
@@ -93,3 +94,48 @@ def test_an_instance_that_ec2_takes_within_its_first_hour_is_free(site: CloudSit
 
     ran(site, ec2, take)
     assert paid(site) == 0.0
+
+
+def orphan(site: CloudSite, ec2: Ec2, **extras: str) -> LedgerLine:
+    """The ledger's line for an instance on spot that belongs to no run."""
+    site.tick()
+    tags = {
+        "site": str(site.settings.site),
+        "owner": str(site.store.control("cloud.owner")),
+        "run": "9.1-a",
+        "job": "9",
+        "account": "physics",
+        "usd_per_h": "0.62",
+    }
+    (instance,) = ec2.direct().run_instances(
+        ImageId=site.settings.image,
+        InstanceType="g5.xlarge",
+        MinCount=1,
+        MaxCount=1,
+        InstanceMarketOptions={"MarketType": "spot"},
+        TagSpecifications=[
+            {
+                "ResourceType": "instance",
+                "Tags": [{"Key": f"penstock:{key}", "Value": value} for key, value in (tags | extras).items()],
+            }
+        ],
+    )["Instances"]
+    site.until(lambda: bool(site.store.cloud_ledger()))
+    (line,) = site.store.cloud_ledger()
+    assert f"{instance['InstanceId']} " in line.text
+    assert "belonged to no run" in line.text
+    site.ticks(3)
+    assert site.store.cloud_ledger() == [line], "charged once"
+    return line
+
+
+def test_an_instance_of_no_run_costs_what_ec2_bills_with_its_volume_and_address(site: CloudSite, ec2: Ec2) -> None:
+    ec2.spot |= {("g5.xlarge", f"us-east-1{zone}"): 0.24 for zone in "abcdef"}
+    ec2.faults.append(Fault("DescribeSpotPriceHistory", "error", "RequestLimitExceeded", times=2))
+    assert orphan(site, ec2, extras_usd_per_h="0.06").amount == pytest.approx(0.30 / 60, abs=1e-6)
+
+
+def test_an_instance_of_no_run_costs_its_tags_price_if_ec2_tells_none(site: CloudSite, ec2: Ec2) -> None:
+    """As do instances that an older Penstock launched, which have no tag for the extras."""
+    ec2.faults.append(Fault("DescribeSpotPriceHistory", "error", "UnauthorizedOperation", times=99))
+    assert orphan(site, ec2).amount == pytest.approx(0.62 / 60, abs=1e-6)

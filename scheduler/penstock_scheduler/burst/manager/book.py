@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -189,13 +189,18 @@ class Book:
         known = {run.id: run.by_month_usd(*month(now_s)) for run in self.runs.values()}
         return self._used.lines(settings, now_s, accounts, known | dict.fromkeys(self.unreadable, (math.inf, math.inf)))
 
-    def settle(self, seen: DescribedInstance) -> None:
-        """Charge an instance that has ended and belongs to no open run, unless it is paid for."""
+    def settle(self, seen: DescribedInstance, billed: Callable[[Slot], Slot] = lambda slot: slot) -> None:
+        """Charge an instance that has ended and belongs to no open run, unless it is paid for.
+
+        Args:
+            seen: the instance.
+            billed: gives it the price that its provider bills.
+        """
         before = self.of_job(seen.tags.get("job", ""))
         if seen.tags.get("run", "") in before.paid:
             return
         slots = [slot for run in before.runs for slot in run.slots]
-        lines = _unpaid(seen, next((slot for slot in slots if slot.instance == seen.id), None))
+        lines = _unpaid(seen, next((slot for slot in slots if slot.instance == seen.id), None), billed)
         self._store.charge(lines)
         known = {line.key for line in self._lines}
         self._note([line for line in lines if line.key not in known])
@@ -226,22 +231,22 @@ def _read(row: CloudRunRow) -> BurstRun | Unreadable:
         return Unreadable(row.run, row.job, row.launched_s, why)
 
 
-def _unpaid(seen: DescribedInstance, billed: Slot | None) -> list[LedgerLine]:
+def _unpaid(seen: DescribedInstance, paid: Slot | None, billed: Callable[[Slot], Slot]) -> list[LedgerLine]:
     """The charge for an instance that has ended and belongs to no open run, by month. Empty if it is paid for.
 
     An instance that its provider had forgotten was charged until its committed dollars were spent. The difference is credited.
     """
     tags = seen.tags
     usd_per_h, end_s = float(tags.get("usd_per_h", "0")), seen.ended_s or seen.launched_s
-    price = None if billed is None else billed.usd_per_h
-    slot = Slot(node="", launched_s=seen.launched_s, ended_s=end_s, usd_per_h=price)
+    slot = Slot(node="", instance=seen.id, launched_s=seen.launched_s, ended_s=end_s, zone=seen.zone, taken=seen.taken)
+    slot = billed(slot) if paid is None else slot.model_copy(update={"usd_per_h": paid.usd_per_h})
     usd, text = slot.usd_by_month(usd_per_h, end_s), f"for {seen.id} {slot.seconds:.0f} s of {seen.instance_type}"
-    if billed is None:
+    if paid is None:
         text = f"{text}, which belonged to no run"
-    elif billed.missed >= MISSED:
-        paid = billed.usd_by_month(usd_per_h, end_s)
-        usd = added([usd, {month_s: -part for month_s, part in paid.items()}])
-        text = f"{text}, which the cloud did not list, in place of {billed.seconds:.0f} s"
+    elif paid.missed >= MISSED:
+        parts = paid.usd_by_month(usd_per_h, end_s)
+        usd = added([usd, {month_s: -part for month_s, part in parts.items()}])
+        text = f"{text}, which the cloud did not list, in place of {paid.seconds:.0f} s"
     else:
         return []
     line = LedgerLine(

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from penstock_scheduler.burst.manager.book import Book
 from penstock_scheduler.burst.manager.places import Listing, Places
 from penstock_scheduler.burst.manager.provider import ADOPTED, DescribedInstance, Kind, LaunchFailed, Order, Provider
-from penstock_scheduler.burst.manager.runs import BurstRun
+from penstock_scheduler.burst.manager.runs import BurstRun, Slot
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.model import JobId
 from penstock_scheduler.people.units import dollars
@@ -237,8 +237,7 @@ class Instances:
                 continue
             if seen.gone:
                 if seen.id not in self._settled and seen.ended_s is not None:
-                    self._book.settle(seen)
-                    self._settled.add(seen.id)
+                    self._settle(seen)
                 continue
             if seen.id in self._claimed():
                 continue  # its order was answered while others were ended
@@ -306,23 +305,38 @@ class Instances:
             self._again_s.pop(slot.instance or "", None)
         return True
 
+    def _settle(self, seen: DescribedInstance) -> None:
+        """Charge an instance that has ended and belongs to no open run."""
+
+        def billed(slot: Slot) -> Slot:
+            extras_usd_per_h = float(seen.tags.get("extras_usd_per_h", "0"))
+            return self._billed(seen.region, seen.instance_type, slot, extras_usd_per_h) if seen.spot else slot
+
+        try:
+            self._book.settle(seen, billed)
+            self._settled.add(seen.id)
+        except LaunchFailed as error:
+            self.note(seen.region, error)  # the next listing has it again
+
     def billed(self, run: BurstRun) -> BurstRun:
         """The run, whose instances have ended, at the prices that its provider bills. Raises LaunchFailed: it is to be asked
         again. After another refusal, the offered price stays."""
         if run.market != "spot":
             return run
-        place, slots = self._places.of(run.region), []
-        for slot in run.slots:
-            prices: Sequence[tuple[float, float]] = ()
-            if slot.launched_s is not None and slot.ended_s is not None and slot.zone:
-                try:
-                    prices = place.spot_prices(run.instance_type, slot.zone, slot.launched_s, slot.ended_s)
-                except LaunchFailed as error:
-                    if error.kind in (Kind.LOST, Kind.THROTTLED):
-                        raise
-                    log.warning("the prices on spot are not told", extra={"run": run.id, "text": str(error)})
-            slots.append(slot.billed(prices, run.extras_usd_per_h))
+        slots = [self._billed(run.region, run.instance_type, slot, run.extras_usd_per_h) for slot in run.slots]
         return run.model_copy(update={"slots": tuple(slots)})
+
+    def _billed(self, region: str, instance_type: str, slot: Slot, extras_usd_per_h: float) -> Slot:
+        """See `billed`."""
+        prices: Sequence[tuple[float, float]] = ()
+        if slot.launched_s is not None and slot.ended_s is not None and slot.zone:
+            try:
+                prices = self._places.of(region).spot_prices(instance_type, slot.zone, slot.launched_s, slot.ended_s)
+            except LaunchFailed as error:
+                if error.kind in (Kind.LOST, Kind.THROTTLED):
+                    raise
+                log.warning("the prices on spot are not told", extra={"instance": slot.instance, "text": str(error)})
+        return slot.billed(prices, extras_usd_per_h)
 
     def protect(self, why: str) -> None:
         """Begin protected mode, also for later daemons."""

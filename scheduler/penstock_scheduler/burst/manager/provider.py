@@ -145,6 +145,8 @@ class DescribedInstance:
     """Whether it has ended, and costs nothing any more."""
     taken: bool = False
     """Whether the provider has taken it back from the spot market."""
+    spot: bool = False
+    """Whether it is billed at the prices of the spot market."""
 
 
 Listed = list[DescribedInstance]

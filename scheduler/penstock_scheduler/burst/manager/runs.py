@@ -145,6 +145,7 @@ class BurstRun(BaseModel):
             "user": self.user,
             "account": self.account,
             "usd_per_h": repr(self.usd_per_h),
+            "extras_usd_per_h": repr(self.extras_usd_per_h),
             "lifetime_s": f"{self.lifetime_s:.0f}",
         }
 
@@ -164,7 +165,7 @@ class BurstRun(BaseModel):
         """US dollars that the run may cost between two times, at most, and after the second: the rest of its commitment.
 
         Args:
-            begin_s: begin of a month, s since 1970.
+            begin_s: begin of a month or year, s since 1970.
             end_s: its end.
         """
         began = [slot.launched_s for slot in self.slots if slot.launched_s is not None]

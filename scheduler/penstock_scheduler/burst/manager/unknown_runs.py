@@ -36,7 +36,7 @@ def of_unknown_runs(
 def record_of(
     run: str, instances: Sequence[DescribedInstance], nodes: Mapping[str, CloudNode], partition: str
 ) -> BurstRun | Unreadable:
-    """The record of a run, from its instances. The market is not known, and counts as on demand; only texts name it."""
+    """The record of a run, from its instances."""
     first = instances[0]
     tags = first.tags
     launched_s = min(each.launched_s for each in instances)
@@ -53,8 +53,9 @@ def record_of(
             account=tags["account"],
             offer=Offer(first.instance_type, gpu_type, count, gpus, count * usd_per_h),
             instance_type=first.instance_type,
-            market="on-demand",
+            market="spot" if first.spot else "on-demand",
             usd_per_h=usd_per_h,
+            extras_usd_per_h=float(tags.get("extras_usd_per_h", "0")),
             usd=count * usd_per_h * lifetime_s / 3600,
             round=0,
             ordered_s=launched_s,
