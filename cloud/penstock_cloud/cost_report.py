@@ -84,7 +84,7 @@ UNTAGGED = (
 
 def read_bill(rows: Iterable[Mapping[str, str]], site: str) -> Bill:
     """The bill from the rows of a report. Raises ConfigError: it has no columns of tags."""
-    bill, names = Bill(), {}
+    bill, names = Bill(), dict[str, str]()
     for given in rows:
         names = names if names.keys() == given.keys() else {name: _column(name) for name in given}
         row = {names[name]: value for name, value in given.items()}

@@ -402,16 +402,14 @@ class RoundLoop:
         accounts = {job.id: job.account for job in jobs}
         outcomes: tuple[Outcome, ...] = ()
         for action in wanted:
-            exceeded = []
             if isinstance(action, BurstJob):
                 account = accounts[action.job]
                 lines = self._rules.dollars(account, self._clock.now_s())
-                exceeded = within(lines, {action.job: (account, plan.bursts[action.job])})
-            if exceeded:
-                text = f"{exceeded[0]} does not allow {dollars(action.usd)} any more"
-                outcomes += (Outcome(action, Progress.FAILED, text),)
-            else:
-                outcomes += tuple(cloud.apply((action,)))
+                if exceeded := within(lines, {action.job: (account, plan.bursts[action.job])}):
+                    text = f"{exceeded[0]} does not allow {dollars(action.usd)} any more"
+                    outcomes += (Outcome(action, Progress.FAILED, text),)
+                    continue
+            outcomes += tuple(cloud.apply((action,)))
         return outcomes
 
     def _decide(self, state: ClusterState, cloud: CloudState | None, now_s: float, observe_seconds: float) -> None:
