@@ -19,6 +19,7 @@ from penstock_loopback.fixtures import MakeLoopback
 from penstock_loopback.machine import free_ports
 from penstock_scheduler.store.cloud_runs import CloudRunRow
 from penstock_scheduler.store.sql import open_store
+from penstock_slurm.gateway import SlurmJob
 from tests.cloud.conftest import SITE
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
@@ -40,9 +41,12 @@ def toml(settings: CloudSettings) -> str:
     return text + "[cloud.budget.site]\nusd_total = 100.0\n"
 
 
-def with_cloud_nodes(make_loopback: MakeLoopback, tmp_path: Path) -> LoopbackCluster:
-    """A Slurm with one T4 on site and two cloud nodes with an A10G each."""
-    host, first, config = socket.gethostname().split(".")[0], free_ports(2), tmp_path / "penstock.toml"
+def with_cloud_nodes(
+    make_loopback: MakeLoopback, tmp_path: Path, nodes: int = 2, suspend_timeout_s: int = 3
+) -> LoopbackCluster:
+    """A Slurm with one T4 on site and cloud nodes with an A10G each."""
+    host, first, config = socket.gethostname().split(".")[0], free_ports(nodes), tmp_path / "penstock.toml"
+    last = nodes - 1
     programs = {}
     for kind in ("resume", "suspend"):
         programs[kind] = tmp_path / f"penstock-{kind}"
@@ -55,13 +59,13 @@ def with_cloud_nodes(make_loopback: MakeLoopback, tmp_path: Path) -> LoopbackClu
     return make_loopback(
         "t4:1x1",
         settings={
-            "NodeName": f"cloud-[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{first + 1}] CPUs=4 Boards=1 "
+            "NodeName": f"cloud-[0-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{first + last}] CPUs=4 Boards=1 "
             "SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:a10g:1 State=CLOUD",
-            "PartitionName": "burst Nodes=cloud-[0-1] MaxTime=INFINITE State=UP",
+            "PartitionName": f"burst Nodes=cloud-[0-{last}] MaxTime=INFINITE State=UP",
             "ResumeProgram": str(programs["resume"]),
             "SuspendProgram": str(programs["suspend"]),
             "ResumeTimeout": "120",
-            "SuspendTimeout": "3",
+            "SuspendTimeout": str(suspend_timeout_s),
             "SuspendTime": "600",
             "SuspendExcParts": "t4",
             "SlurmctldParameters": "idle_on_node_suspend,cloud_reg_addrs",
@@ -70,7 +74,7 @@ def with_cloud_nodes(make_loopback: MakeLoopback, tmp_path: Path) -> LoopbackClu
         },
         files={
             "gres.conf": "AutoDetect=off\nNodeName=t4-[00-00] Name=gpu Type=t4 File=/dev/null\n"
-            "NodeName=cloud-[0-1] Name=gpu Type=a10g File=/dev/null\n"
+            f"NodeName=cloud-[0-{last}] Name=gpu Type=a10g File=/dev/null\n"
         },
     )
 
@@ -110,10 +114,13 @@ def test_jobs_leave_boot_run_and_end_also_when_the_daemon_is_killed_meanwhile(
     def state(job: str) -> str:
         return next((each.state for each in site.gateway.jobs(finished=True) if each.id == job), "")
 
-    job = site.submit(8.0, "-p", "t4", rates=RATES, burst="only", runtime_s=60.0)
+    def running(job: str) -> SlurmJob | None:
+        return next((each for each in site.gateway.jobs() if (each.id, each.state) == (job, "RUNNING")), None)
+
+    job = site.submit(40.0, "-p", "t4", rates=RATES, burst="only", runtime_s=60.0)
     wait_for(lambda: len(ec2.running()) == 1, 120, "an instance is launched", details=told)
-    wait_for(lambda: state(job) == "RUNNING", 120, "the job runs in the cloud", details=told)
-    (mine,) = [each for each in site.gateway.jobs() if each.id == job]
+    mine = wait_for(lambda: running(job), 120, "the job runs in the cloud", details=told)
+    assert mine is not None
     assert mine.nodes == ("cloud-0",)
     wait_for(lambda: state(job) == "COMPLETED", 120, "the job ends", details=told)
     wait_for(lambda: not ec2.running(), 120, "the instance is given back", details=told)
