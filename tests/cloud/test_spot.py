@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
 from penstock_cloud.catalogue import Catalogue, shipped
+from penstock_cloud.ec2 import Ec2 as Region
 from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.api.ledger_messages import LedgerLine
 from penstock_scheduler.model import Phase
@@ -139,3 +142,39 @@ def test_an_instance_of_no_run_costs_its_tags_price_if_ec2_tells_none(site: Clou
     """As do instances that an older Penstock launched, which have no tag for the extras."""
     ec2.faults.append(Fault("DescribeSpotPriceHistory", "error", "UnauthorizedOperation", times=99))
     assert orphan(site, ec2).amount == pytest.approx(0.62 / 60, abs=1e-6)
+
+
+def test_the_prices_of_all_pages_come_oldest_first(cloud_settings: Callable[..., CloudSettings]) -> None:
+    """EC2 lists the newest first, up to a thousand in a page, and begins with the last change before the time."""
+    times = [datetime(2026, 11, 30, hour, tzinfo=UTC) for hour in (8, 10, 11)]
+    asked: list[dict[str, Any]] = []
+
+    class Client:
+        meta = SimpleNamespace(region_name="us-east-1")
+
+        def describe_spot_price_history(self, **question: Any) -> dict[str, Any]:
+            asked.append(dict(question))
+            page = times[:0:-1] if "NextToken" not in question else times[:1]
+            rows = [
+                {
+                    "InstanceType": "g5.xlarge",
+                    "AvailabilityZone": "us-east-1a",
+                    "Timestamp": at,
+                    "SpotPrice": f"0.{at.hour}",
+                }
+                for at in page
+            ]
+            return {"SpotPriceHistory": rows, "NextToken": "" if "NextToken" in question else "more"}
+
+    region = Region(Client(), cloud_settings(), shipped)
+    begin, end = times[0].replace(hour=9), times[-1].replace(hour=12)
+    found = region.spot_prices("g5.xlarge", "us-east-1a", begin.timestamp(), end.timestamp())
+    assert found == [(at.timestamp(), float(f"0.{at.hour}")) for at in times]
+    wanted = {
+        "InstanceTypes": ["g5.xlarge"],
+        "AvailabilityZone": "us-east-1a",
+        "ProductDescriptions": ["Linux/UNIX"],
+        "StartTime": begin,
+        "EndTime": end,
+    }
+    assert asked == [wanted, wanted | {"NextToken": "more"}]
