@@ -109,7 +109,7 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
                 Start(job.id, 2 * trial + 1, Placement("t4", "all", (Share(cluster.nodes[at // GPUS].name, 1),)))
                 for at, job in enumerate(state.jobs)
             ]
-            slurm._free = dict.fromkeys(slurm._free, GPUS)
+            slurm._acting.free = dict.fromkeys(slurm._acting.free, GPUS)
             begun = time.perf_counter()
             outcomes = slurm.apply(starts)
             seconds.setdefault("starts", []).append(time.perf_counter() - begun)
