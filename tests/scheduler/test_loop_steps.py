@@ -109,6 +109,7 @@ class Agents:
         self.groups = groups
         self.diary: list[str] = []
         self.asked: list[tuple[SharedGpus, ...]] = []
+        self.told: list[tuple[Action, ...]] = []
 
     def sharing(self) -> SharingState:
         return SharingState(self.groups)
@@ -116,6 +117,7 @@ class Agents:
     def share(self, groups: Sequence[SharedGpus], actions: Sequence[Action]) -> None:
         self.diary.append("share")
         self.asked.append(tuple(groups))
+        self.told.append(tuple(actions))
 
 
 def report(sequence: int) -> Report:
@@ -294,6 +296,7 @@ def test_agents_hear_of_the_whole_plan_before_a_job_starts_and_in_each_tick():
     agents.diary = site.diary
     site.ticks(2)
     assert agents.asked == [(group,), (group,)]
+    assert agents.told[0] == (Start("1", 1, HERE),)
     assert site.diary == ["observe", "decide", "on_round", "share", "apply", "observe", "share", "apply"]
     assert site.snapshot.sharing == SharingState()
 

@@ -379,10 +379,10 @@ class RoundLoop:
         runs = cloud.runs if cloud is not None else ()
         asked = self._cloud.asks() if self._cloud is not None else ()
         known = [job for job in concerned(plan, state.jobs) if not self._has_come_since(job)]
-        wanted = actions(plan, known, {run.job for run in runs})
+        wanted = (*asked, *actions(plan, known, {run.job for run in runs}))
         if self._agents is not None:
             self._agents.share(plan.shared, wanted)
-        outcomes = self._cluster.apply((*asked, *wanted))
+        outcomes = self._cluster.apply(wanted)
         why = {run.job: f"it comes back from the cloud: {run.stopped}" for run in runs if run.stopped}
         back = {action.job for action in asked if isinstance(action, Hold)}
         outcomes = tuple(
