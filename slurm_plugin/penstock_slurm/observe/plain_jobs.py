@@ -150,10 +150,14 @@ def with_room(
     )
 
 
+def _queued(job: Job, moves: Callable[[Job], bool]) -> bool:
+    """Whether a managed job waits for GPUs, and is not on its way to some."""
+    return job.phase is Phase.QUEUED and not (job.restarts and moves(job))
+
+
 def _first_s(managed: Iterable[Job], moves: Callable[[Job], bool]) -> float:
-    """When the queued managed job came that has waited longest; infinite: there is none. One that moves does not wait."""
-    queued = (each for each in managed if each.phase is Phase.QUEUED and not (each.restarts and moves(each)))
-    return min((each.submit_s for each in queued), default=math.inf)
+    """When the queued managed job came that has waited longest; infinite: there is none."""
+    return min((each.submit_s for each in managed if _queued(each, moves)), default=math.inf)
 
 
 def behind(
@@ -188,7 +192,7 @@ def behind(
     first = _first(sorted(waiting, key=_order), shared, jobs)
     found = {}
     for each in jobs if first else ():
-        if each.phase is not Phase.QUEUED or (each.restarts and moves(each)):
+        if not _queued(each, moves):
             continue
         kept = [
             name
