@@ -32,6 +32,8 @@ from penstock_profiles.wire import Ended, Observation, Started
 
 SPEEDS = {"t4": {"1": 1.0, "2": 3.0, "4": 9.0}}
 MOVES = 5
+PATIENCE_S = 600
+"""Longest wait for a move, s. Starting four processes of PyTorch takes minutes beside other tests."""
 DIFFERENCE = 0.1
 """How much the last loss may differ, as a share."""
 SMALL = 0.05
@@ -138,7 +140,7 @@ def moved(script: Script, place: Path, folder: Path) -> dict[str, object]:
                 good = [n for n, body in said if n > after and isinstance(body, Observation) and body.gpus == gpus]
                 return max(good, default=0)
 
-            return int(wait_for(newest, 300, f"training on {gpus} GPUs", details=site.tail))
+            return int(wait_for(newest, PATIENCE_S, f"training on {gpus} GPUs", details=site.tail))
 
         try:
             run = trains(1, 0)

@@ -69,6 +69,10 @@ TRAINER = "--do_train --use_cpu --output_dir out --logging_steps 10 --save_strat
 TINY_GPT = (
     "--device=cpu --dtype=float32 --compile=False --dataset=words --n_layer=2 --n_head=2 --n_embd=32 --block_size=16"
 )
+TINY_RESNET = (
+    "images --val-split val --model test_resnet --input-size 3 32 32 --num-classes 2 -j 1 --no-aug --no-prefetcher --opt adamw"
+    " --lr 1e-3 --warmup-epochs 1 --model-ema --output out --device cpu"
+)
 SCRIPTS = {
     "imagenet": Script(
         EXAMPLES,
@@ -186,10 +190,12 @@ SCRIPTS = {
     "timm": Script(
         TIMM,
         "train.py",
-        "",
-        prepare=made_up.images,
-        tried="images --val-split val --model test_resnet --input-size 3 32 32 --num-classes 2 -b 8 --epochs 3 -j 1 --no-aug"
-        " --no-prefetcher --opt adamw --lr 1e-3 --warmup-epochs 1 --model-ema --output out --device cpu",
+        f"{TINY_RESNET} -b 16 --epochs 50",
+        r"Test: .*Loss:\s+\S+ \(\s*(\S+)\)",
+        ("torchvision",),
+        made_up.images,
+        f"{TINY_RESNET} -b 8 --epochs 3",
+        1.0,
     ),
     "digits": Script(
         EXAMPLES,
