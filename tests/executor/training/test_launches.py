@@ -9,6 +9,33 @@ from ..elastic import PYTHON, environment, python_path, torchrun
 from ..spool import ROOT
 
 SCRIPT = ROOT / "tests" / "executor" / "train_launched.py"
+KERNEL = """\
+import asyncio, sys
+
+async def kernel(cells):
+    for number, cell in enumerate(cells):
+        try:
+            exec(compile(cell, f"<cell {number}>", "exec"), globals())
+        except SystemExit as error:
+            print(f"cell {number} ended with {error.code}")
+
+asyncio.run(kernel(sys.argv[2:]))
+"""
+"""Runs cells as Jupyter does: without a file and in a loop of asyncio, and SystemExit ends a cell and not the kernel."""
+CELLS = [
+    "import os, torch, penstock_executor as px",
+    "run = px.start(sys.argv[1])\n"
+    "model = torch.nn.Linear(1, 1)\n"
+    "data = torch.utils.data.TensorDataset(torch.ones(16, 1))\n"
+    "model, _, loader = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch_size=4)",
+    "for epoch in run.epochs(2):\n"
+    "    for i, (x,) in enumerate(loader, loader.first):\n"
+    "        run.step(model(x).square().mean())\n"
+    "        print('trained', epoch, i)\n"
+    "        if run.steps == 2:\n"
+    "            os.kill(os.getpid(), 15)",
+    "print('the kernel is there')",
+]
 
 
 def launch(folder: Path, way: str) -> subprocess.CompletedProcess[str]:
@@ -51,3 +78,19 @@ def test_under_torchrun_a_stop_that_has_saved_ends_in_status_1_and_the_next_run_
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "step=15 epoch=1 position=20 continues" in done.stderr
+
+
+def test_in_a_notebook_a_stop_that_has_saved_ends_the_cell_and_the_kernel_stays(tmp_path: Path):
+    environ = environment() | {"PYTHONPATH": python_path()}
+    said = []
+    for _ in range(2):
+        command = [PYTHON, "-c", KERNEL, str(tmp_path / "checkpoints"), *CELLS]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines())
+    steps = [f"trained {epoch} {batch}" for epoch in range(2) for batch in range(4)]
+    stopped, rest = said
+    made = [line for line in stopped if line.startswith("trained")]
+    assert made == steps[: len(made)]
+    assert stopped[len(made) :] == ["cell 2 ended with 143", "the kernel is there"]
+    assert rest == [*steps[len(made) :], "the kernel is there"]
