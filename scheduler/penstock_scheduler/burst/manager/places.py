@@ -101,20 +101,22 @@ class Places:
     def _with_time(self, run: BurstRun, slot: Slot, found: Mapping[str, DescribedInstance], now_s: float) -> Slot:
         if slot.instance is None or slot.ended_s is not None:
             return slot
-        seen, launched_s = found.get(slot.instance), slot.launched_s or now_s
+        seen = found.get(slot.instance)
+        launched_s = seen.launched_s if seen is not None else slot.launched_s or now_s
+        lived_s = max(now_s - run.began_s(launched_s), 0.0)
         if seen is not None:
             # Where the provider gives no time of the end, the instance has lived until now at most.
-            ended_s = now_s if seen.ended_s is None else seen.ended_s
+            ended_s = launched_s + lived_s if seen.ended_s is None else seen.ended_s
             gone = {"ended_s": ended_s, "taken": seen.taken} if seen.gone else {}
-            now = {"launched_s": seen.launched_s, "zone": seen.zone, "missed": 0, **gone}
+            now = {"launched_s": launched_s, "zone": seen.zone, "missed": 0, **gone}
             return slot.model_copy(update=now)
         missed = slot.missed + 1
         if (
             missed < MISSED
-            or now_s - launched_s < APPEARS_S
+            or lived_s < APPEARS_S
             or (missed - MISSED) % MISSED
             or not self.of(run.region).forgotten(slot.instance)
         ):
             return slot.model_copy(update={"missed": missed})
         # A provider forgets an instance some time after its end. It ends itself when the committed dollars are spent.
-        return slot.model_copy(update={"missed": missed, "ended_s": min(now_s, launched_s + run.lifetime_s)})
+        return slot.model_copy(update={"missed": missed, "ended_s": launched_s + min(lived_s, run.lifetime_s)})

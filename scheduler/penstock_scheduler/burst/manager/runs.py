@@ -131,11 +131,21 @@ class BurstRun(BaseModel):
         """The run's nodes in the cluster."""
         return tuple(slot.node for slot in self.slots)
 
+    def began_s(self, launched_s: float) -> float:
+        """When an instance was launched, by this machine's clock. The provider's may differ from it by any amount, but the
+        instance was launched after its order, and before the provider said that it exists.
+
+        Args:
+            launched_s: the same by the provider's clock.
+        """
+        after_s = max(launched_s, self.ordered_s)
+        return after_s if self.there_s is None else min(after_s, self.there_s)
+
     @property
     def expires_s(self) -> float | None:
-        """When the committed dollars are spent; None: nothing is launched yet."""
+        """When the committed dollars are spent, by this machine's clock; None: nothing is launched yet."""
         launched = [slot.launched_s for slot in self.slots if slot.launched_s is not None]
-        return min(launched) + self.lifetime_s if launched else None
+        return self.began_s(min(launched)) + self.lifetime_s if launched else None
 
     def tags(self) -> dict[str, str]:
         """Tags of all its instances, set at their launch."""
