@@ -28,7 +28,7 @@ from pydantic import (
     ValidationError,
 )
 
-from penstock_cloud.failures import understood
+from penstock_cloud.failures import boto_errors, understood
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.files import save_whole
 from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
@@ -200,10 +200,9 @@ def fetch(
         known: what was known before; None: nothing.
 
     Raises:
-        ClientError, BotoCoreError: EC2 does not describe its instance types.
+        ClientError, BotoCoreError, ResponseParserError: EC2 does not describe its instance types.
     """
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
 
     # The thread that ends instances waits meanwhile.
     quick = Config(connect_timeout=3, read_timeout=20, retries={"total_max_attempts": 2})
@@ -219,14 +218,14 @@ def fetch(
     try:
         on_demand = _on_demand(session.client("pricing", region_name=PRICING_REGION, config=quick), region, types)
         demand = {name: {"usd_per_h": on_demand.get(name), "priced_at": now} for name in types}
-    except (BotoCoreError, ClientError) as error:
+    except boto_errors() as error:
         refused.append(f"on-demand prices of {region} were refused: {understood(error)}")
         kept = {name: known.as_of(name, "on-demand") for name in before} if known is not None else {}
         demand = {name: {"usd_per_h": old.usd_per_h, "priced_at": kept[name]} for name, old in before.items()}
     try:
         prices = _spot(ec2, types, now)
         spot = {name: {"spot_usd_per_h": prices.get(name, {}), "spot_at": now} for name in types}
-    except (BotoCoreError, ClientError) as error:
+    except boto_errors() as error:
         refused.append(f"spot prices of {region} were refused: {understood(error)}")
         kept = {name: known.as_of(name, "spot") for name in before} if known is not None else {}
         spot = {name: {"spot_usd_per_h": old.spot_usd_per_h, "spot_at": kept[name]} for name, old in before.items()}
@@ -244,7 +243,6 @@ class Fetcher:
     def get_catalogue(self, known: Catalogue | None, now_s: float) -> Fetched:
         """See `fetch`. Raises LaunchFailed."""
         import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
 
         settings = self._settings
         try:
@@ -258,7 +256,7 @@ class Fetcher:
                 now=datetime.fromtimestamp(now_s, UTC),
                 known=known,
             )
-        except (BotoCoreError, ClientError) as error:
+        except boto_errors() as error:
             raise understood(error) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock_cloud.catalogue import Catalogue
 from penstock_cloud.ec2 import Ec2, connect_ssm
-from penstock_cloud.failures import understood
+from penstock_cloud.failures import boto_errors, understood
 from penstock_cloud.images import LOOK_UP
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
@@ -231,11 +231,9 @@ def slurms_timeouts(boot_timeout_s: float) -> Iterator[CloudFinding]:
 
 
 def _ask(ask: Callable[..., Any], **asked: Any) -> Any:
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         return ask(**asked)
-    except (BotoCoreError, ClientError) as error:
+    except boto_errors() as error:
         raise understood(error) from error
 
 

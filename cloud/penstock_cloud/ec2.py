@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock_cloud.catalogue import SPOT, Catalogue, KeptCatalogue
-from penstock_cloud.failures import refusal, understood
+from penstock_cloud.failures import boto_errors, refusal, understood
 from penstock_cloud.images import LOOK_UP, PinnedImage
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.templates import TAG, VERSION, Templates, ec2_tags, mine
@@ -516,11 +516,9 @@ class Ec2:
         return ec2_tags(mine(self._settings) | dict(order.tags) | node) + extra
 
     def _ask(self, method: str, client: Any = None, /, **asked: Any) -> Any:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             return getattr(self._ec2 if client is None else client, method)(**asked)
-        except (BotoCoreError, ClientError) as error:
+        except boto_errors() as error:
             raise understood(error) from error
 
 

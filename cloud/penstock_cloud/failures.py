@@ -85,8 +85,16 @@ def _kind(code: str, words: str, status: int) -> Kind:
     return Kind.THROTTLED if status >= 500 else Kind.UNKNOWN
 
 
+def boto_errors() -> tuple[type[Exception], ...]:
+    """All that boto3 raises: a refusal, no answer, and an answer that it cannot read, such as the page of a proxy."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    return BotoCoreError, ClientError, ResponseParserError
+
+
 def understood(error: Any) -> LaunchFailed:
-    """The error for a ClientError or BotoCoreError of boto3."""
+    """The error for one of `boto_errors`."""
     response = getattr(error, "response", None)
     if response is not None:
         told = response.get("Error", {})
@@ -94,6 +102,7 @@ def understood(error: Any) -> LaunchFailed:
         return refusal(told.get("Code", ""), told.get("Message", str(error)), status)
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.exceptions import HTTPClientError
+    from botocore.parsers import ResponseParserError
 
-    kind = Kind.LOST if isinstance(error, (HTTPClientError, NoConnection)) else Kind.CONFIG
+    kind = Kind.LOST if isinstance(error, (HTTPClientError, NoConnection, ResponseParserError)) else Kind.CONFIG
     return LaunchFailed(kind, "", str(error))

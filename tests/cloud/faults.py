@@ -32,7 +32,7 @@ class Fault:
 
     `kind`: "error" refuses with `code`; "lost-before" closes the connection instead of asking moto; "lost-after" asks moto
     and closes it then; "fleet" answers CreateFleet with `code` among its errors; "partial" launches one
-    instance fewer than was asked for; "hide" leaves all instances out of an answer.
+    instance fewer than was asked for; "page" answers with a proxy's page; "hide" leaves all instances out of an answer.
     """
 
     action: str
@@ -232,6 +232,8 @@ class Ec2:
                 return refusal(fault.code, fault.words)
             if fault is not None and fault.kind == "lost-before":
                 return None
+            if fault is not None and fault.kind == "page":
+                return Answer(403, b"<!doctype html><title>Access denied</title>", {"Content-Type": "text/html"})
             if fault is not None and fault.kind == "fleet":
                 return empty_fleet(fault.code, fault.words)
             if fault is not None and fault.kind == "partial":

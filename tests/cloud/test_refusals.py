@@ -104,3 +104,21 @@ def test_nodes_that_fail_to_boot_together_count_once(site: CloudSite, ec2: Ec2) 
     site.sleep(site.settings.boot_timeout_s)
     site.until(lambda: not site.state.runs)
     assert "2 boots in a row failed" in str(site.store.control(PROTECTED))
+
+
+@pytest.mark.parametrize(
+    "action", ["CreateFleet", "DescribeInstances", "TerminateInstances", "DeletePlacementGroup", "CreateLaunchTemplate"]
+)
+def test_a_page_of_a_proxy_in_ec2s_place_counts_as_no_answer(site: CloudSite, ec2: Ec2, action: str) -> None:
+    """boto3 cannot read it, and raises another error than for a refusal or for no answer."""
+    site.submit("7")
+    site.tick()
+    ec2.faults.append(Fault(action, "page", times=2 if action != "DescribeInstances" else 1))
+    site.send("7")
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    site.finish("7")
+    site.until(lambda: not site.state.runs)
+    assert not site.state.protected
+    assert not ec2.running()
+    assert len(ec2.instances()) == 1
+    assert not ec2.faults, "the page was answered"
