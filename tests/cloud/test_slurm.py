@@ -189,9 +189,10 @@ class Machines:
             for gone in set(self._slurmds) - set(alive):
                 self._off(gone)
             for id_, node in alive.items():
-                # As in data/node.sh: slurmctld ignores a node that registers before it has asked for it.
+                # As in data/node.sh: slurmctld ignores a node that registers before it wakes it.
                 shown = self._slurm.command("scontrol", "show", "node", node).stdout
-                if id_ not in self._slurmds and any(each in shown for each in ("POWERING_UP", "ALLOCATED", "MIXED")):
+                held = any(each in shown for each in ("POWERING_UP", "ALLOCATED", "MIXED"))
+                if id_ not in self._slurmds and held and "POWERED_DOWN" not in shown:
                     environment = dict(os.environ) | self._slurm.environment()
                     self._slurmds[id_] = subprocess.Popen(["slurmd", "-D", "-N", node, "-b"], env=environment)
 

@@ -22,6 +22,39 @@ from tests.cloud.hypervisor import Hypervisor
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="cloud nodes need curl; install it")
+def test_a_node_joins_slurm_once_slurm_wakes_it(
+    cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job holds a node for a moment while the node still counts as powered down. slurmctld ignores it then, for good."""
+    programs, asked = tmp_path / "bin", tmp_path / "asked"
+    programs.mkdir()
+    (programs / "scontrol").write_text(
+        f'#!/bin/bash\necho x >>{asked}\necho "   State=$(cat {tmp_path}/state) Weight=1"\n'
+    )
+    (programs / "slurmd").write_text(f"#!/bin/bash\ntouch {tmp_path}/joined\nexec sleep 60\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    (tmp_path / "state").write_text("MIXED+CLOUD+POWERED_DOWN")
+    settings = cloud_settings()
+    tags = {"run": "7.1", "node": "n", "lifetime_s": "3600"}
+    with Hypervisor(ec2, tmp_path / "hypervisor") as hypervisor:
+        Region(connect(settings), settings).launch_gang(
+            Order("n", "token", "g5.xlarge", "on-demand", ("n",), tags, 1.0)
+        )
+        joined = tmp_path / "joined"
+        wait_for(
+            lambda: joined.exists() or (asked.exists() and asked.stat().st_size >= 6),
+            120,
+            "it asks thrice",
+            details=hypervisor.console,
+        )
+        assert not joined.exists()
+        (tmp_path / "state").write_text("MIXED+CLOUD+NOT_RESPONDING+POWERING_UP")
+        wait_for(joined.exists, 120, "it joins", details=hypervisor.console)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="cloud nodes need curl; install it")
 def test_instances_end_themselves_and_pass_on_a_notice(
     cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path
 ) -> None:

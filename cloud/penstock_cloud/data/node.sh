@@ -20,10 +20,10 @@ done
 
 mount_all
 
-# 2. Join Slurm, once Slurm has asked for the node: slurmctld ignores one that registers before that.
+# 2. Join Slurm, once Slurm wakes the node: slurmctld ignores one that registers before that, also while a job holds it already.
 slurmd=
 join() {
-  until scontrol show node "$node" 2>/dev/null | grep -q "POWERING_UP\|ALLOCATED\|MIXED"; do sleep 1; done
+  until scontrol show node "$node" 2>/dev/null | grep -v POWERED_DOWN | grep -q "POWERING_UP\|ALLOCATED\|MIXED"; do sleep 1; done
   # On some sites, slurmctld starts this script with signals blocked; slurmd must be able to end.
   exec slurmd -D -N "$node" -b
 }
