@@ -324,6 +324,9 @@ budget = { site = { usd_total = 20.0 } }
     assert unbound["ended"] == bound["ended"] == 60
     assert 0 < bound["cloud_usd"] <= 20, "the budget of the settings file is hard in a simulation, too"
     assert unbound["cloud_usd"] == pytest.approx(2.5 * unbound["cloud_gpu_h"], rel=0.01)
+    argv[1] += ",nodes=1,suspend_s=3600"
+    few = json.loads(penstock_simulate(tmp_path, *argv, "--policy", "fifo", cluster="t4:1x4", jobs=TRACE).stdout)
+    assert 0 < few["policies"]["fifo"]["mean"]["cloud_usd"] < 0.8 * unbound["cloud_usd"], "one node of each kind"
 
 
 @pytest.mark.parametrize(
@@ -333,6 +336,7 @@ budget = { site = { usd_total = 20.0 } }
         (["--cloud", "wait=no-wait"], "needs the price"),
         (["--cloud", "usd_per_gpu_h=-1"], "not a number above 0"),
         (["--cloud", "usd_per_gpu_h=1,boot_s=never"], "boot_s=never is not a number above 0"),
+        (["--cloud", "usd_per_gpu_h=1,nodes=0.5"], "nodes=0.5 is not a number of at least 1"),
         (["--cloud", "usd_per_gpu_h=1,wait=forever"], "wait"),
         (["--cloud", "usd_per_gpu_h=2", "--cluster", "t4:1x4,a100:1x8"], "gpu_type=t4"),
         (["--frontier"], "add --cloud"),

@@ -17,7 +17,7 @@ from penstock_scheduler.rounds.settings import DaemonSettings, load_settings
 from penstock_scheduler.simulator.cloud import TICK_S, CloudSpec, cloud_settings
 from penstock_scheduler.simulator.workloads import Workload
 
-OWN = ("usd_per_gpu_h", "gpu_type")
+OWN = ("usd_per_gpu_h", "gpu_type", "nodes", "suspend_s")
 """Keys of --cloud that are not of section [cloud]."""
 
 CONSTANTS = ("boot_s", "t_max_h", "patience")
@@ -49,6 +49,8 @@ def cloud_of(text: str, config: Path | None, workload: Workload, nodes: Sequence
     if gpu_type is None:
         raise ConfigError(f"--cloud: which GPUs are there? Add gpu_type=TYPE, such as gpu_type={types[0]}")
     usd_per_gpu_h = _positive("usd_per_gpu_h", price)
+    most = int(_positive("nodes", given.pop("nodes"), least=1.0)) if "nodes" in given else None
+    suspend_s = _positive("suspend_s", given.pop("suspend_s")) if "suspend_s" in given else 0.0
     constants = {name: _positive(name, given.pop(name)) for name in CONSTANTS if name in given}
     try:
         settings = cloud_settings(_of_file(config) | given, workload, **constants)
@@ -57,16 +59,18 @@ def cloud_of(text: str, config: Path | None, workload: Workload, nodes: Sequence
     largest = max(node.gpus for node in nodes)
     asked = {gpus for job in workload.jobs for gpus in (job.gpus, job.spec.min_gpus) if gpus <= largest}
     tick_s = TICK_S if config is None else load_settings(config).section(DaemonSettings).tick_s
-    return CloudSpec(settings, gpu_type, usd_per_gpu_h, tuple(sorted(asked | {largest})), tick_s)
+    return CloudSpec(settings, gpu_type, usd_per_gpu_h, tuple(sorted(asked | {largest})), tick_s, most, suspend_s)
 
 
-def _positive(name: str, text: str) -> float:
+def _positive(name: str, text: str, least: float = 0.0) -> float:
     try:
         value = float(text)
-        if not 0 < value < float("inf"):
+        if not (0 < value < float("inf") and value >= least):
             raise ValueError
     except ValueError:
-        raise ConfigError(f"--cloud: {name}={text} is not a number above 0") from None
+        raise ConfigError(
+            f"--cloud: {name}={text} is not a number {'above 0' if not least else f'of at least {least:g}'}"
+        ) from None
     return value
 
 

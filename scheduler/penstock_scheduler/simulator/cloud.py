@@ -4,11 +4,11 @@ Here is what surrounds the manager: instances that boot, the cluster's cloud nod
 something happens, so that the clock can jump to them. What leaves when, for how much, and what comes back, the manager and the
 policy decide by the same code as in life.
 
-A job that has no `--runtime` counts as if its user had said its recorded duration. Any number of instances can be had. An
-instance works `[cloud] boot_s` after its order, and later by the time that the job's data takes.
+A job that has no `--runtime` counts as if its user had said its recorded duration. The provider has any number of instances,
+but only as many can be used as the cluster has cloud nodes. An instance works `[cloud] boot_s` after its order, and later by the
+time that the job's data takes.
 
 A provider in memory: instances with a clock and prices, for simulations. Tests add limits of capacity, faults and a bill.
-
 It keeps what a real provider promises and no more: the same order is served once, listings may be late or empty, and an
 instance is billed from its launch to its end.
 """
@@ -52,7 +52,6 @@ ROUND_S = 60.0
 
 ROOM = 8
 """Free cloud nodes of each kind: as many as the largest gang has."""
-
 PARTITION = "cloud"
 
 
@@ -66,6 +65,8 @@ class CloudSpec:
         usd_per_gpu_h: price of a GPU-hour, US dollars.
         sizes: GPUs of each kind of instance.
         tick_s: seconds between two ticks of the daemon (`[daemon] tick_s`), > 0.
+        nodes: cloud nodes of each kind, >= 1, or None without a limit.
+        suspend_s: Slurm's SuspendTimeout: seconds after a run until its nodes can be used again.
     """
 
     settings: BurstSettings
@@ -73,6 +74,8 @@ class CloudSpec:
     usd_per_gpu_h: float
     sizes: tuple[int, ...]
     tick_s: float = TICK_S
+    nodes: int | None = None
+    suspend_s: float = 0.0
 
     def machines(self) -> Iterator[Machine]:
         """The kinds of instances."""
@@ -243,14 +246,23 @@ class _Instances:
     used: dict[str, int] = field(default_factory=dict)
     """Node -> its GPUs."""
     free: dict[int, list[str]] = field(default_factory=dict)
+    suspended: dict[str, float] = field(default_factory=dict)
+    """Used node -> when Slurm lets it be used again."""
     made: int = 0
 
     def fill(self) -> None:
         for gpus in self.spec.sizes:
             names = self.free.setdefault(gpus, [])
-            while len(names) < ROOM:
+            most = ROOM if self.spec.nodes is None else self.spec.nodes - [*self.used.values()].count(gpus)
+            while len(names) < min(most, ROOM):
                 names.append(f"cloud-{self.made}")
                 self.made += 1
+
+    def release(self, name: str, now_s: float) -> None:
+        """Count a used node that no run has any more as free, once Slurm has suspended it."""
+        if now_s >= self.suspended.setdefault(name, now_s + self.spec.suspend_s):
+            del self.suspended[name]
+            self.free[self.used.pop(name)].append(name)
 
 
 class SimulatedCloud:
@@ -291,27 +303,21 @@ class SimulatedCloud:
 
     def nodes(self) -> tuple[CloudNode, ...]:
         """See `CloudNodes`. Nodes that runs have, and a few free ones of each kind."""
+        now_s = self._clock.now_s()
         taken = {name: run for run in self.manager.runs for name in run.nodes}
         for gpus, names in self._nodes.free.items():
             for name in [name for name in names if name in taken]:
                 names.remove(name)
                 self._nodes.used[name] = gpus
         for name in [name for name in self._nodes.used if name not in taken]:
-            self._nodes.free[self._nodes.used.pop(name)].append(name)
+            self._nodes.release(name, now_s)
         self._nodes.fill()
-        now_s = self._clock.now_s()
         kinds = [(name, gpus) for gpus, names in self._nodes.free.items() for name in names[:ROOM]]
-        kinds += self._nodes.used.items()
+        kinds += [each for each in self._nodes.used.items() if each[0] not in self._nodes.suspended]
+        works = {name: self.works_s(run) <= now_s for name, run in taken.items()}
+        kind = self.spec.gpu_type
         return tuple(
-            CloudNode(
-                name,
-                self.spec.gpu_type,
-                gpus,
-                gpus,
-                1,
-                free=name not in taken,
-                up=name in taken and self.works_s(taken[name]) <= now_s,
-            )
+            CloudNode(name, kind, gpus, gpus, 1, free=name not in taken, up=works.get(name, False))
             for name, gpus in kinds
         )
 
@@ -371,6 +377,7 @@ class SimulatedCloud:
         star_s = self.spec.settings.t_max_h * 3600 + self.spec.tick_s
         if self.spec.settings.wait == "star-wait":
             times_s += [run.since_s + star_s for run in cloud.runs if not run.ending and run.job not in cloud.returned]
+        times_s += self._nodes.suspended.values()
         if times_s:
             times_s.append(self.manager.learns_s)  # all waits are other ones then
         if cloud.runs:

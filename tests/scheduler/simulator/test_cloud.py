@@ -133,6 +133,19 @@ def test_a_gang_runs_on_several_instances():
     assert run.failed_rounds == 0
 
 
+@pytest.mark.parametrize(
+    ("nodes", "suspend_s", "expected_h"),
+    [(None, 0, [0.5, 0.5, 0.5]), (1, 0, [0.5, 1.5, 2.5]), (1, 1800, [0.5, 2.0, 3.5]), (2, 1800, [0.5, 0.5, 2.0])],
+)
+def test_jobs_wait_for_a_cloud_node_that_is_free_and_suspended(nodes, suspend_s, expected_h):
+    """A holds the site for 10 h, and three jobs of an hour leave at 0.5. Slurm uses a node again `suspend_s` after a run."""
+    where = scenario("v100:1x4", [RigidJob(0, 10, 4), *[RigidJob(0.5, 1, 4)] * 3], preemptible=False)
+    spec = dataclasses.replace(cloud(where, wait="no-wait"), nodes=nodes, suspend_s=suspend_s)
+    run = simulate_policy(where, fifo("out-of-order"), cloud=spec)
+    assert starts_h(run)[1:] == pytest.approx(expected_h, abs=0.05)
+    assert away(run).away == {"1", "2", "3"}
+
+
 @pytest.mark.parametrize("policy", ["sia", "fifo", "srtf", "gandiva", "slurm-backfill"])
 def test_every_kind_of_policy_bursts_and_every_instance_ends(policy):
     jobs = [RigidJob(0.05 * number, 1 + number % 3, 1 + number % 4) for number in range(20)]
