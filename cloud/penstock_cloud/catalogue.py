@@ -28,7 +28,7 @@ from pydantic import (
     ValidationError,
 )
 
-from penstock_cloud.failures import boto_errors, understood
+from penstock_cloud.failures import ask, pages, understood
 from penstock_cloud.settings import CloudSettings
 from penstock_profiles.files import save_whole
 from penstock_profiles.gpus import Gpus, UnknownGpuError, load_gpus
@@ -200,7 +200,7 @@ def fetch(
         known: what was known before; None: nothing.
 
     Raises:
-        ClientError, BotoCoreError, ResponseParserError: EC2 does not describe its instance types.
+        LaunchFailed: EC2 does not describe its instance types.
     """
     from botocore.config import Config
 
@@ -209,7 +209,7 @@ def fetch(
     ec2 = session.client("ec2", region_name=region, config=quick)
     types: dict[str, InstanceType] = {}
     wanted = [{"Name": "instance-type", "Values": list(names)}]  # EC2 ignores unknown names
-    for page in ec2.get_paginator("describe_instance_types").paginate(Filters=wanted):
+    for page in pages(ec2.describe_instance_types, Filters=wanted):
         for found in page["InstanceTypes"]:
             if (described := _instance_type(found, gpus)) is not None:
                 types[described.instance_type] = described
@@ -218,15 +218,15 @@ def fetch(
     try:
         on_demand = _on_demand(session.client("pricing", region_name=PRICING_REGION, config=quick), region, types)
         demand = {name: {"usd_per_h": on_demand.get(name), "priced_at": now} for name in types}
-    except boto_errors() as error:
-        refused.append(f"on-demand prices of {region} were refused: {understood(error)}")
+    except LaunchFailed as error:
+        refused.append(f"on-demand prices of {region} were refused: {error}")
         kept = {name: known.as_of(name, "on-demand") for name in before} if known is not None else {}
         demand = {name: {"usd_per_h": old.usd_per_h, "priced_at": kept[name]} for name, old in before.items()}
     try:
         prices = _spot(ec2, types, now)
         spot = {name: {"spot_usd_per_h": prices.get(name, {}), "spot_at": now} for name in types}
-    except boto_errors() as error:
-        refused.append(f"spot prices of {region} were refused: {understood(error)}")
+    except LaunchFailed as error:
+        refused.append(f"spot prices of {region} were refused: {error}")
         kept = {name: known.as_of(name, "spot") for name in before} if known is not None else {}
         spot = {name: {"spot_usd_per_h": old.spot_usd_per_h, "spot_at": kept[name]} for name, old in before.items()}
     priced = {name: each.model_copy(update=demand.get(name, {}) | spot.get(name, {})) for name, each in types.items()}
@@ -243,6 +243,7 @@ class Fetcher:
     def get_catalogue(self, known: Catalogue | None, now_s: float) -> Fetched:
         """See `fetch`. Raises LaunchFailed."""
         import boto3
+        from botocore.exceptions import BotoCoreError
 
         settings = self._settings
         try:
@@ -256,7 +257,7 @@ class Fetcher:
                 now=datetime.fromtimestamp(now_s, UTC),
                 known=known,
             )
-        except boto_errors() as error:
+        except BotoCoreError as error:
             raise understood(error) from error
 
 
@@ -313,7 +314,7 @@ def _on_demand(pricing: Any, region: str, types: Iterable[str]) -> dict[str, flo
     for name in types:
         filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fixed.items()]
         filters.append({"Type": "TERM_MATCH", "Field": "instanceType", "Value": name})
-        answer = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters)
+        answer = ask(pricing.get_products, ServiceCode="AmazonEC2", Filters=filters)
         found = [
             float(dimension["pricePerUnit"].get("USD", 0.0))
             for product in answer["PriceList"]
@@ -327,10 +328,8 @@ def _on_demand(pricing: Any, region: str, types: Iterable[str]) -> dict[str, flo
 def _spot(ec2: Any, types: Iterable[str], now: datetime) -> dict[str, dict[str, float]]:
     """Type -> zone -> current price. A history that begins now has one entry for each."""
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
-    pages = ec2.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=sorted(types), ProductDescriptions=[SPOT], StartTime=now
-    )
-    for page in pages:
+    asked = {"InstanceTypes": sorted(types), "ProductDescriptions": [SPOT], "StartTime": now}
+    for page in pages(ec2.describe_spot_price_history, **asked):
         for row in page["SpotPriceHistory"]:
             key, entry = (row["InstanceType"], row["AvailabilityZone"]), (row["Timestamp"], float(row["SpotPrice"]))
             newest[key] = max(newest.get(key, entry), entry)

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock_cloud.catalogue import Catalogue
 from penstock_cloud.ec2 import Ec2, connect_ssm
-from penstock_cloud.failures import boto_errors, understood
+from penstock_cloud.failures import ask
 from penstock_cloud.images import LOOK_UP
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.staging import StagingBucket
@@ -230,13 +230,6 @@ def slurms_timeouts(boot_timeout_s: float) -> Iterator[CloudFinding]:
     yield from judge_timeouts(config, boot_timeout_s)
 
 
-def _ask(ask: Callable[..., Any], **asked: Any) -> Any:
-    try:
-        return ask(**asked)
-    except boto_errors() as error:
-        raise understood(error) from error
-
-
 def _refused(check: str, error: LaunchFailed, remedy: str) -> CloudFinding:
     """The remedy for an error code that means the same in every check, or else the check's own remedy."""
     known = {
@@ -257,7 +250,7 @@ def _subnets(settings: CloudSettings, ec2: Any) -> CloudFinding:
     if not settings.subnets:
         return CloudFinding("subnets", "none is set", remedy)
     try:
-        found = _ask(ec2.describe_subnets, SubnetIds=list(settings.subnets))["Subnets"]
+        found = ask(ec2.describe_subnets, SubnetIds=list(settings.subnets))["Subnets"]
     except LaunchFailed as error:
         return _refused("subnets", error, remedy)
     full = [each["SubnetId"] for each in found if each.get("AvailableIpAddressCount", 1) < 1]
@@ -274,7 +267,7 @@ def _image(settings: CloudSettings, ec2: Any) -> CloudFinding:
         return CloudFinding("image", "none is set", remedy)
     try:
         image = Ec2(ec2, settings, ssm=connect_ssm(settings)).image.id()
-        found = _ask(ec2.describe_images, ImageIds=[image])["Images"]
+        found = ask(ec2.describe_images, ImageIds=[image])["Images"]
     except LaunchFailed as error:
         return _refused("image", error, remedy)
     if not found:
@@ -287,7 +280,7 @@ def _groups(settings: CloudSettings, ec2: Any) -> CloudFinding:
     if not settings.security_groups:
         return CloudFinding("security groups", "none is set", remedy)
     try:
-        found = _ask(ec2.describe_security_groups, GroupIds=list(settings.security_groups))["SecurityGroups"]
+        found = ask(ec2.describe_security_groups, GroupIds=list(settings.security_groups))["SecurityGroups"]
     except LaunchFailed as error:
         return _refused("security groups", error, remedy)
     if settings.efa and not any(_open_among_members(each) for each in found):
@@ -328,7 +321,7 @@ def _types(settings: CloudSettings, ec2: Any, catalogue: Catalogue | None) -> It
         oldest = min(catalogue.as_of(name, "on-demand") for name in settings.instance_types)
         yield CloudFinding("prices", f"as of {oldest:%Y-%m-%d} or later")
     try:
-        pages = _ask(ec2.describe_instance_type_offerings, LocationType="region")["InstanceTypeOfferings"]
+        pages = ask(ec2.describe_instance_type_offerings, LocationType="region")["InstanceTypeOfferings"]
     except LaunchFailed as error:
         yield _refused("instance types", error, "check that EC2 answers")
         return
@@ -349,7 +342,7 @@ def _permission(settings: CloudSettings, ec2: Any) -> CloudFinding:
         subnet = settings.subnets[0] if settings.subnets else ""
         launch = {"LaunchTemplateId": template, "Version": VERSION}
         tags = [{"ResourceType": "instance", "Tags": [{"Key": "penstock:site", "Value": str(settings.site)}]}]
-        _ask(
+        ask(
             ec2.run_instances,
             DryRun=True,
             LaunchTemplate=launch,
@@ -410,7 +403,7 @@ def _quotas(settings: CloudSettings, quotas: Any, catalogue: Catalogue | None) -
         if code is None:
             continue
         try:
-            value = _ask(quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
+            value = ask(quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
         except LaunchFailed as error:
             yield _refused(check, error, f"look up the quota {code} in the AWS console: Service Quotas, Amazon EC2")
             continue

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock_cloud.catalogue import SPOT, Catalogue, KeptCatalogue
-from penstock_cloud.failures import boto_errors, refusal, understood
+from penstock_cloud.failures import ask, pages, refusal
 from penstock_cloud.images import LOOK_UP, PinnedImage
 from penstock_cloud.settings import CloudSettings
 from penstock_cloud.templates import TAG, VERSION, Templates, ec2_tags, mine
@@ -204,24 +204,20 @@ class Ec2:
 
     def spot_prices(self, instance_type: str, zone: str, begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
         """See `Provider`. EC2's answer begins with the last change before the time."""
-        found: list[tuple[float, float]] = []
-        asked: dict[str, Any] = {
-            "InstanceTypes": [instance_type],
-            "AvailabilityZone": zone,
-            "ProductDescriptions": [SPOT],
-            "StartTime": datetime.fromtimestamp(begin_s, UTC),
-            "EndTime": datetime.fromtimestamp(end_s, UTC),
-        }
-        while True:
-            page = self._ask("describe_spot_price_history", **asked)
-            found += [
-                (each["Timestamp"].timestamp(), float(each["SpotPrice"]))
-                for each in page["SpotPriceHistory"]
-                if (each["InstanceType"], each["AvailabilityZone"]) == (instance_type, zone)
-            ]
-            if not page.get("NextToken"):
-                return sorted(found)
-            asked["NextToken"] = page["NextToken"]
+        found = pages(
+            self._ec2.describe_spot_price_history,
+            InstanceTypes=[instance_type],
+            AvailabilityZone=zone,
+            ProductDescriptions=[SPOT],
+            StartTime=datetime.fromtimestamp(begin_s, UTC),
+            EndTime=datetime.fromtimestamp(end_s, UTC),
+        )
+        return sorted(
+            (each["Timestamp"].timestamp(), float(each["SpotPrice"]))
+            for page in found
+            for each in page["SpotPriceHistory"]
+            if (each["InstanceType"], each["AvailabilityZone"]) == (instance_type, zone)
+        )
 
     # --- the site's subnets and templates
 
@@ -320,14 +316,9 @@ class Ec2:
 
     def _active_reservations(self) -> list[Mapping[str, Any]]:
         """All of the account's reservations. A request by id would fail once EC2 has forgotten one that is over."""
-        found: list[Mapping[str, Any]] = []
-        asked: dict[str, Any] = {"Filters": [{"Name": "state", "Values": ["active"]}], "MaxResults": 1000}
-        while True:
-            page = self._ask("describe_capacity_reservations", **asked)
-            found += page["CapacityReservations"]
-            if not page.get("NextToken"):
-                return found
-            asked["NextToken"] = page["NextToken"]
+        active = [{"Name": "state", "Values": ["active"]}]
+        found = pages(self._ec2.describe_capacity_reservations, Filters=active, MaxResults=1000)
+        return [each for page in found for each in page["CapacityReservations"]]
 
     def _reserved(self, launch: _Launch) -> list[tuple[Reservation, str]]:
         """Reservations that suit an order, each with the site's subnet in its zone. Those of a gang are all in the first
@@ -479,14 +470,11 @@ class Ec2:
         return False
 
     def _described(self, filters: Sequence[Mapping[str, Any]]) -> Listed:
-        found: Listed = []
-        asked: dict[str, Any] = {"Filters": filters, "MaxResults": 1000}
-        while True:
-            page = self._ask("describe_instances", **asked)
-            found += [_seen(each, self.name) for group in page["Reservations"] for each in group["Instances"]]
-            if not page.get("NextToken"):
-                return sorted(found, key=lambda each: (each.launched_s, each.id))
-            asked["NextToken"] = page["NextToken"]
+        found = pages(self._ec2.describe_instances, Filters=filters, MaxResults=1000)
+        seen = [
+            _seen(each, self.name) for page in found for group in page["Reservations"] for each in group["Instances"]
+        ]
+        return sorted(seen, key=lambda each: (each.launched_s, each.id))
 
     def terminate(self, ids: Sequence[str]) -> None:
         """End instances, a hundred in a call. Those that are gone already are ignored.
@@ -516,10 +504,7 @@ class Ec2:
         return ec2_tags(mine(self._settings) | dict(order.tags) | node) + extra
 
     def _ask(self, method: str, client: Any = None, /, **asked: Any) -> Any:
-        try:
-            return getattr(self._ec2 if client is None else client, method)(**asked)
-        except boto_errors() as error:
-            raise understood(error) from error
+        return ask(getattr(self._ec2 if client is None else client, method), **asked)
 
 
 def _seen(instance: Mapping[str, Any], region: str) -> DescribedInstance:

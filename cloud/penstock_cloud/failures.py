@@ -6,6 +6,7 @@ if EC2 itself failed (status 500 and above). Otherwise it is unknown, and stops 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed
@@ -85,16 +86,38 @@ def _kind(code: str, words: str, status: int) -> Kind:
     return Kind.THROTTLED if status >= 500 else Kind.UNKNOWN
 
 
-def boto_errors() -> tuple[type[Exception], ...]:
-    """All that boto3 raises: a refusal, no answer, and an answer that it cannot read, such as the page of a proxy."""
+def ask(call: Callable[..., Any], **asked: Any) -> Any:
+    """The answer of one of boto3's calls.
+
+    Raises LaunchFailed, also for an answer that is not AWS's own, such as the page of a proxy on the way. Such an answer
+    counts as lost, since the call may have reached AWS.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
-    return BotoCoreError, ClientError, ResponseParserError
+    try:
+        answer = call(**asked)
+    except (BotoCoreError, ClientError, ResponseParserError) as error:
+        raise understood(error) from error
+    if "RequestId" not in answer["ResponseMetadata"]:
+        raise LaunchFailed(
+            Kind.LOST, "", "the answer is not AWS's own: it names no request; is there a proxy on the way?"
+        )
+    return answer
+
+
+def pages(call: Callable[..., Any], **asked: Any) -> Iterator[Any]:
+    """The pages of the answer, as AWS numbers them with NextToken. Raises LaunchFailed."""
+    while True:
+        page = ask(call, **asked)
+        yield page
+        if not page.get("NextToken"):
+            return
+        asked["NextToken"] = page["NextToken"]
 
 
 def understood(error: Any) -> LaunchFailed:
-    """The error for one of `boto_errors`."""
+    """The error for a ClientError, BotoCoreError or ResponseParserError of boto3."""
     response = getattr(error, "response", None)
     if response is not None:
         told = response.get("Error", {})

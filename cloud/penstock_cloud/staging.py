@@ -26,7 +26,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_cloud.failures import boto_errors, understood
+from penstock_cloud.failures import ask, understood
 from penstock_cloud.settings import CloudSettings
 
 MOST_NODES = 8
@@ -142,7 +142,4 @@ class StagingBucket:
         self._ask("put_object", Key=f"{self._site}/{what}", Body=content)
 
     def _ask(self, method: str, **asked: Any) -> Any:
-        try:
-            return getattr(self._s3, method)(Bucket=self._bucket, **asked)
-        except boto_errors() as error:
-            raise understood(error) from error
+        return ask(getattr(self._s3, method), Bucket=self._bucket, **asked)

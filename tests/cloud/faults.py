@@ -31,8 +31,9 @@ class Fault:
     """A fault in the next `times` calls of `action`.
 
     `kind`: "error" refuses with `code`; "lost-before" closes the connection instead of asking moto; "lost-after" asks moto
-    and closes it then; "fleet" answers CreateFleet with `code` among its errors; "partial" launches one
-    instance fewer than was asked for; "page" answers with a proxy's page; "hide" leaves all instances out of an answer.
+    and closes it then; a name in PAGES asks moto and answers that page; "fleet" answers CreateFleet with `code` among its
+    errors; "partial" launches one
+    instance fewer than was asked for; "hide" leaves all instances out of an answer.
     """
 
     action: str
@@ -77,6 +78,17 @@ class Answer:
     status: int
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
+
+
+JSON = {"Content-Type": "application/x-amz-json-1.1", "x-amzn-RequestId": "x"}
+HTML = {"Content-Type": "text/html"}
+PAGES = {
+    "gateway's page": Answer(502, b"<!doctype html>\n<html lang=en><title>502 Bad Gateway</title>", HTML),
+    "login page": Answer(200, b"<!doctype html><html><title>Log in</title><p>You need an account<br>", HTML),
+    "login page in XML": Answer(200, b"<html><body><p>You need an account</p></body></html>", HTML),
+    "half an answer": Answer(200, b"<DescribeInstancesResponse><requestId>x</requestId><reservationSet><item>", HTML),
+}
+"""Answers that are not AWS's own, as a site's proxy or a broken connection gives them."""
 
 
 class Ec2:
@@ -212,7 +224,7 @@ class Ec2:
             return self._price(json.loads(body))
         if "GetServiceQuota" in headers.get("X-Amz-Target", ""):  # moto has no quotas of EC2
             told = json.dumps({"Quota": {"Value": 64.0, "QuotaCode": json.loads(body)["QuotaCode"]}})
-            return Answer(200, told.encode(), {"Content-Type": "application/x-amz-json-1.1"})
+            return Answer(200, told.encode(), JSON)
         asked = {key: values[0] for key, values in parse_qs(body.decode()).items()}
         action = asked.get("Action", "")
         self.calls.append((action, asked))
@@ -232,8 +244,6 @@ class Ec2:
                 return refusal(fault.code, fault.words)
             if fault is not None and fault.kind == "lost-before":
                 return None
-            if fault is not None and fault.kind == "page":
-                return Answer(403, b"<!doctype html><title>Access denied</title>", {"Content-Type": "text/html"})
             if fault is not None and fault.kind == "fleet":
                 return empty_fleet(fault.code, fault.words)
             if fault is not None and fault.kind == "partial":
@@ -245,6 +255,8 @@ class Ec2:
                     answer.status,
                     re.sub(rb"<reservationSet>.*</reservationSet>", b"<reservationSet/>", answer.body, flags=re.S),
                 )
+            if fault is not None and fault.kind in PAGES:
+                return PAGES[fault.kind]
             return None if fault is not None and fault.kind == "lost-after" else answer
 
     def _once(self, action: str, asked: dict[str, str], path: str, headers: dict[str, str], body: bytes) -> Answer:
@@ -306,7 +318,7 @@ class Ec2:
             "OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(self.on_demand.get(name, 0))}}}}}
         }
         body = json.dumps({"PriceList": [json.dumps({"terms": terms})], "FormatVersion": "aws_v1"})
-        return Answer(200, body.encode(), {"Content-Type": "application/x-amz-json-1.1"})
+        return Answer(200, body.encode(), JSON)
 
     def _ask_moto(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)

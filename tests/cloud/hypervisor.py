@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from tests.cloud.faults import Ec2
 
@@ -102,9 +103,8 @@ class Hypervisor:
 
     def _run(self) -> None:
         while not self._stop.wait(0.3):
-            with contextlib.suppress(
-                ClientError, BotoCoreError
-            ):  # moto may stumble over an instance that is just being made
+            # moto may stumble over an instance that is just being made, and gives a page of HTML then
+            with contextlib.suppress(ClientError, BotoCoreError, ResponseParserError):
                 self._look()
 
     def _look(self) -> None:

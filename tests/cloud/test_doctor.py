@@ -23,7 +23,8 @@ def quotas(vcpus: float) -> Any:
     """moto has no EC2 quotas, so botocore's stub answers for them."""
     client = boto3.client("service-quotas", region_name="us-east-1", **KEYS)
     stub = Stubber(client)
-    stub.add_response("get_service_quota", {"Quota": {"Value": vcpus, "QuotaCode": "L-DB2E81BA"}})
+    told = {"Quota": {"Value": vcpus, "QuotaCode": "L-DB2E81BA"}, "ResponseMetadata": {"RequestId": "x"}}
+    stub.add_response("get_service_quota", told)
     stub.activate()
     return client
 

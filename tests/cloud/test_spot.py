@@ -164,7 +164,8 @@ def test_the_prices_of_all_pages_come_oldest_first(cloud_settings: Callable[...,
                 }
                 for at in page
             ]
-            return {"SpotPriceHistory": rows, "NextToken": "" if "NextToken" in question else "more"}
+            more = "" if "NextToken" in question else "more"
+            return {"SpotPriceHistory": rows, "NextToken": more, "ResponseMetadata": {"RequestId": "x"}}
 
     region = Region(Client(), cloud_settings(), shipped)
     begin, end = times[0].replace(hour=9), times[-1].replace(hour=12)
