@@ -160,10 +160,11 @@ def test_the_process_has_none_of_roots_rights(open_folder: Path) -> None:
     async def look(files: UserFiles) -> str:
         await files.read(NOBODY.pw_uid, str(theirs), 0, 1)
         process = process_of(files, NOBODY.pw_uid)
-        opened = [str(each.readlink()) for each in sorted(Path(f"/proc/{process}/fd").iterdir())]
-        assert all(
-            each.startswith(("socket:", "pipe:", "/dev/null")) or int(number) == 2 for number, each in enumerate(opened)
-        )
+        opened = {each.name: str(each.readlink()) for each in Path(f"/proc/{process}/fd").iterdir()}
+        del opened["2"]
+        harmless = ("socket:", "pipe:", "/dev/null")
+        strange = [each for each in opened.values() if not each.startswith(harmless)]
+        assert all("/libffi.so." in each for each in strange), strange  # libffi 3.5 keeps its own file open
         assert Path(f"/proc/{process}/environ").read_bytes() == b""
         return Path(f"/proc/{process}/status").read_text()
 
