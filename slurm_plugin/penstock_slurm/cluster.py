@@ -263,6 +263,7 @@ class SlurmCluster:
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
             moves=self._acting.moves,
+            on_way=self._acting.on_way(managed.jobs),
             rank=scene.preemption.rank,
         )
 

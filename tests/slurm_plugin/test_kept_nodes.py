@@ -209,6 +209,36 @@ def test_a_job_that_slurm_moved_has_no_claim(told: Told, cluster: SlurmCluster, 
     assert told.kept == []
 
 
+def plain(**fields: Any) -> Any:
+    """A plain job that has waited long for 3 GPUs on one of both nodes."""
+    blank = {"id": "8", "number": 8, "comment": "", "eligible_s": -1000.0, "reason": "Resources", "gpus_per_node": 3}
+    return dataclasses.replace(pending("gpu", priority=5), partition=("gpu", "debug"), **(blank | fields))
+
+
+def test_room_for_a_plain_job_stays_where_it_was_made(told: Told, cluster: SlurmCluster) -> None:
+    """It went to the GPUs that a job had left for the next step of the same moves, and Slurm gave them to others."""
+    here = running(id="6", number=6, gpus_per_node=3)
+    there = dataclasses.replace(here, id="9", number=9, nodes=("n1",), partition=("debug",))
+    left = dataclasses.replace(pending("debug", restarts=1), id="9", number=9)
+    for last, used in ((there, 3), (left, 0), (there, 3)):
+        told.listed, told.used = [here, last, plain()], {"n0": 3, "n1": used}
+        nodes = cluster.observe().nodes
+        assert {node.name: node.set_aside_for for node in nodes} == {"n0": "8", "n1": ""}
+
+
+def test_gpus_that_a_job_is_on_its_way_to_are_no_room(told: Told, cluster: SlurmCluster) -> None:
+    other = running(id="6", number=6, gpus_per_node=3)
+    where = Placement("t4", "debug", (Share("n1", 3),))
+    told.listed, told.used = [running(), other], {"n0": 4}
+    cluster.observe()
+    cluster.apply([Migrate("7", 1, where)])
+    told.listed, told.used = [pending("gpu", restarts=1), other, plain()], {"n0": 3}
+    nodes = cluster.observe().nodes
+    assert {node.name: node.set_aside_for for node in nodes} == {"n0": "8", "n1": ""}
+    cluster.apply([Migrate("7", 1, where)])
+    assert told.kept == [("n1",)]
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_round_between_two_runs_of_a_job_leaves_the_room_that_it_made(
     told: Told, cluster: SlurmCluster, spool: Spool, moves: bool

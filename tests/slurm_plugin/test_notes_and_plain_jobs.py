@@ -186,7 +186,7 @@ def test_the_queue_says_when_room_is_made_for_each_plain_job() -> None:
         "Slurm starts it when GPUs are free; Penstock cannot make room for it by moving jobs",
     )
     attempts = Attempts(60.0)
-    attempts.made(old, NOW_S - 61.0)
+    attempts.made(old, (), NOW_S - 61.0)
     ((_, _, room_s, text),) = seen(old, attempts=attempts)
     assert room_s == attempts.next_s(old.uid) > NOW_S
     assert text.startswith(
@@ -224,6 +224,6 @@ def test_where_jobs_share_gpus_no_job_goes_before_a_plain_one_that_came_before_i
     owner = dataclasses.replace(late, outranks=Outranks(frozenset({"low"}), "all", 30.0))
     assert (kept(owner, rank="low"), kept(owner)) == ({}, {"9": {"n1"}})
     paused = Attempts(60.0)
-    paused.made(pending(), NOW_S - 61.0)
+    paused.made(pending(), (), NOW_S - 61.0)
     paused.saw([pending()], NOW_S)
     assert kept(late, attempts=paused) == {}, "Slurm does not start it anyway"

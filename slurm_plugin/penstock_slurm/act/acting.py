@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_scheduler.api.ports import Clock
@@ -69,6 +70,8 @@ class Acting:
     due_s: float = math.inf
     """Since when the ordinary job waits that has waited longest for GPUs; infinite: none waits."""
     kept: KeptNodes = field(init=False)
+    _wanted: dict[JobId, Placement] = field(default_factory=dict, init=False)
+    """Where the jobs go whose GPUs were kept at the last actions."""
 
     def __post_init__(self) -> None:
         self.kept = KeptNodes(self.writer)
@@ -84,6 +87,7 @@ class Acting:
         """
         assert len({action.job for action in actions}) == len(actions), "one action a job"
         steps = [self._take_step(action) for action in actions]
+        self._wanted = dict(self._protected(actions))
         now_s = self.clock.now_s()
         self.kept.keep(self._nodes_to_keep(steps), now_s)
         failed = self._write(steps)
@@ -148,6 +152,26 @@ class Acting:
         if self._agents is not None and self._agents.takes_gpus_for(job.id):
             return False
         return (math.isfinite(self.due_s) and job.submit_s <= self.due_s) or self.moves(job)
+
+    def _protected(self, actions: Iterable[Action]) -> Iterator[tuple[JobId, Placement]]:
+        """The jobs whose GPUs are kept, and where they go."""
+        for action in actions:
+            record, job = self.managed.records.get(action.job), self.managed.jobs.get(action.job)
+            if record is None or job is None or not isinstance(action, Start | Migrate | Resize):
+                continue
+            if self._keeps_its_gpus(action, record, job):
+                yield action.job, action.placement
+
+    def on_way(self, jobs: Mapping[JobId, Job]) -> Mapping[str, int]:
+        """Node -> GPUs that are kept for jobs, beside those that they hold there by now."""
+        more: Counter[str] = Counter()
+        for job_id, wanted in self._wanted.items():
+            if (job := jobs.get(job_id)) is None:
+                continue
+            held = {share.node: share.gpus for share in job.allocation.shares} if job.allocation is not None else {}
+            for share in wanted.shares:
+                more[share.node] += max(share.gpus - held.get(share.node, 0), 0)
+        return more
 
     def moves(self, job: Job) -> bool:
         """Whether Penstock has stopped a job to move it, and it does not run yet."""

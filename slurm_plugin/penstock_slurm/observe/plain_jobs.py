@@ -16,6 +16,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 
 from penstock_scheduler.model import Adaptivity, Job, JobId, Node, NodeChoice, Phase, PlainJob
 from penstock_scheduler.people.units import clock
@@ -71,6 +72,8 @@ class Attempts:
         self._users: dict[int, _User] = {}
         self._now: tuple[SlurmJob, float] | None = None
         """The job for which GPUs are set aside, and when that was last seen."""
+        self._where: tuple[JobId, Collection[str]] = "", ()
+        """The job for which GPUs were set aside last, and on which nodes."""
 
     def saw(self, jobs: Iterable[SlurmJob], now_s: float) -> None:
         """Count the time since the last observation. `jobs`: all plain jobs."""
@@ -107,9 +110,13 @@ class Attempts:
         user = self._users.get(uid)
         return 0.0 if user is None else user.until_s
 
-    def made(self, job: SlurmJob, now_s: float) -> None:
-        """GPUs are set aside for this job from now on until the next observation."""
-        self._now = job, now_s
+    def made(self, job: SlurmJob, nodes: Collection[str], now_s: float) -> None:
+        """GPUs of these nodes are set aside for this job from now on until the next observation."""
+        self._now, self._where = (job, now_s), (job.id, nodes)
+
+    def nodes(self, job: SlurmJob) -> Collection[str]:
+        """The nodes on which GPUs were set aside last, if it was for this job."""
+        return self._where[1] if self._where[0] == job.id else ()
 
 
 def with_room(
@@ -122,6 +129,7 @@ def with_room(
     patience_s: float,
     attempts: Attempts,
     moves: Callable[[Job], bool],
+    on_way: Mapping[str, int] = MappingProxyType({}),
     rank: Callable[[SlurmJob], str] = lambda _: "",
 ) -> tuple[Node, ...]:
     """The nodes without the GPUs that are set aside for a plain job.
@@ -129,6 +137,9 @@ def with_room(
     It is the one that has waited longest, if that is longer than `patience_s` and than every queued managed job. Jobs of users
     for whom `attempts` has a pause do not count. A job that `moves` is no queued one: it may have made room for the plain job.
     No job makes room for one that it outranks, by the plain job's `rank`: Slurm would stop that one again.
+
+    Room stays on its nodes. The jobs that leave them may go to GPUs that others leave for them, and these are no room: they
+    are among the GPUs of each node that jobs are `on_way` to.
     """
     plain = list(plain)
     attempts.saw(plain, now_s)
@@ -139,9 +150,9 @@ def with_room(
         return nodes
     held = _held(managed)
     pinned = _held(each for each in managed if _outranks(each, rank(job)) or not _gives_way(each))
-    aside = set_aside(job, nodes, pinned, held)
+    aside = set_aside(job, nodes, pinned, held + Counter(on_way), attempts.nodes(job))
     if aside:
-        attempts.made(job, now_s)
+        attempts.made(job, aside.keys(), now_s)
     return tuple(
         dataclasses.replace(node, gpus_others=node.gpus_others + aside[node.name], set_aside_for=job.id)
         if node.name in aside
@@ -324,7 +335,11 @@ def _waits(job: SlurmJob, ours: Set[str]) -> bool:
 
 
 def set_aside(
-    job: SlurmJob, nodes: Iterable[Node], pinned: Mapping[str, int], held: Mapping[str, int]
+    job: SlurmJob,
+    nodes: Iterable[Node],
+    pinned: Mapping[str, int],
+    held: Mapping[str, int],
+    before: Collection[str] = (),
 ) -> dict[str, int]:
     """Node -> GPUs to set aside so that `job` can start, on the nodes where managed jobs lose the fewest GPUs.
 
@@ -332,14 +347,16 @@ def set_aside(
         job: a pending job.
         nodes: the managed nodes.
         pinned: GPUs of each node that managed jobs hold and that cannot be freed.
-        held: GPUs of each node that managed jobs hold.
+        held: GPUs of each node that managed jobs hold, or are on their way to.
+        before: nodes on which GPUs were set aside for the job before. They come first.
 
     Returns:
         Empty if the job cannot start that way.
     """
     gpus = job.gpus_per_node or 0
     fitting = [node for node in nodes if _could_start(job, node, pinned)]
-    fitting.sort(key=lambda node: (max(gpus - (node.gpus_for_us - held.get(node.name, 0)), 0), node.name))
+    lost = {node.name: max(gpus - (node.gpus_for_us - held.get(node.name, 0)), 0) for node in fitting}
+    fitting.sort(key=lambda node: (node.name not in before, lost[node.name], node.name))
     wanted = fitting[: max(job.node_count, 1)]
     return {node.name: gpus for node in wanted} if len(wanted) == max(job.node_count, 1) else {}
 
