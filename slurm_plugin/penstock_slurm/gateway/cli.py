@@ -51,7 +51,7 @@ from penstock_slurm.gateway.base import (
     slurm_time,
 )
 from penstock_slurm.gateway.batch import HIGHEST_PRIORITY, BatchWriter, arguments, task_counts
-from penstock_slurm.gateway.commands import SlurmCommandRunner, expect_id
+from penstock_slurm.gateway.commands import SlurmCommandRunner, expect_id, failure
 from penstock_slurm.gateway.errors import (
     ControllerAway,
     JobGone,
@@ -342,7 +342,7 @@ class CommandWriter:
         )
         done = self._commands.run(words, {}, writes=f"placeholder job {name}")
         if done.returncode != 0:
-            raise self._commands.messages.error(done.stderr or done.stdout, command="sbatch", otherwise=Refused)
+            raise self._commands.messages.error(failure(done), command="sbatch", otherwise=Refused)
         return done.stdout.strip().split(";")[0]
 
     def wait_no_longer(self, job_id: str) -> None:
@@ -507,7 +507,7 @@ def _show_job(commands: SlurmCommandRunner, job_id: str, *options: str) -> str:
     variables = {"SLURM_TIME_FORMAT": "%s"}
     done = commands.run(("scontrol", "-a", "-o", *options, "show", "job", job_id), variables, job_id)
     if done.returncode != 0:
-        raise commands.messages.error(done.stderr or done.stdout, command="scontrol show job", job_id=job_id)
+        raise commands.messages.error(failure(done), command="scontrol show job", job_id=job_id)
     return done.stdout
 
 

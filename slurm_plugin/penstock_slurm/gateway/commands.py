@@ -102,6 +102,11 @@ MOST_BYTES = 2**30
 """Most output of a command of Slurm: squeue prints 80 MB for 60,000 jobs with long comments."""
 
 
+def failure(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command that failed said, or how it ended."""
+    return done.stderr.strip() or done.stdout.strip() or f"ended with status {done.returncode}, without a message"
+
+
 class SlurmCommandRunner:
     """Runs Slurm's commands for the Slurm of `conf`. None: that of SLURM_CONF or the default.
 
@@ -133,7 +138,7 @@ class SlurmCommandRunner:
         done = self.run(argv, variables or {})
         if done.returncode != 0 or "error:" in done.stderr:
             otherwise = ControllerAway if done.returncode else UnreadableAnswer  # 0: for example an unknown field
-            raise self.messages.error(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
+            raise self.messages.error(failure(done), command=argv[0], otherwise=otherwise)
         return done.stdout
 
     def change_nodes(self, *argv: str) -> None:
@@ -141,7 +146,7 @@ class SlurmCommandRunner:
         done = self.run(argv, {}, writes=" ".join(argv))
         if done.returncode != 0 or "error:" in done.stderr:
             otherwise = ControllerAway if done.returncode else UnreadableAnswer
-            raise self.messages.error(done.stderr or done.stdout, command=argv[0], otherwise=otherwise)
+            raise self.messages.error(failure(done), command=argv[0], otherwise=otherwise)
 
     def change(self, job_id: str, *argv: str, account: Account | None = None) -> None:
         """Run a command that changes a job. Repeats it up to `RETRIES` times if Slurm could not do it at the moment.
@@ -160,7 +165,7 @@ class SlurmCommandRunner:
         done = self.run(argv, {}, job_id, writes=" ".join(argv)[:200], account=account)
         # scancel of an unknown job, and scontrol update with a bad number, print an error and return 0
         if done.returncode != 0 or "error:" in done.stderr:
-            raise self.messages.error(done.stderr or done.stdout, command=" ".join(argv[:2]), job_id=job_id)
+            raise self.messages.error(failure(done), command=" ".join(argv[:2]), job_id=job_id)
         self.forget(job_id)
 
     def unregistered(self, job_id: str, arguments: Sequence[str]) -> Unregistered | None:

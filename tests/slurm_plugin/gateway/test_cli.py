@@ -46,6 +46,15 @@ def test_unknown_words_are_a_refusal_of_a_write_and_an_absence_for_a_reading(slu
         gateway().nodes()
 
 
+@pytest.mark.parametrize(("body", "status"), [("kill -SEGV $$", "-11"), ("exit 3", "3")])
+def test_a_command_that_fails_without_a_word_tells_its_status(slurm, body, status):
+    slurm(body)
+    with pytest.raises(Refused, match=f"scontrol uhold of job 7: ended with status {status}, without a message"):
+        gateway().hold("7")
+    with pytest.raises(ControllerAway, match=f"ended with status {status}, without a message"):
+        gateway().nodes()
+
+
 def test_a_refused_change_is_seen_although_the_command_returns_0(slurm):
     slurm("echo 'scancel: error: Kill job error on job id 7: Invalid job id specified' >&2")
     with pytest.raises(JobGone) as caught:
