@@ -103,7 +103,7 @@ MOST_BYTES = 2**30
 
 
 def failure(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command that failed said, or how it ended."""
+    """The message of a failed command, or its exit status."""
     return done.stderr.strip() or done.stdout.strip() or f"ended with status {done.returncode}, without a message"
 
 

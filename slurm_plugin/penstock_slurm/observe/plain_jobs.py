@@ -339,7 +339,7 @@ def set_aside(
     nodes: Iterable[Node],
     pinned: Mapping[str, int],
     held: Mapping[str, int],
-    before: Collection[str] = (),
+    first: Collection[str] = (),
 ) -> dict[str, int]:
     """Node -> GPUs to set aside so that `job` can start, on the nodes where managed jobs lose the fewest GPUs.
 
@@ -348,7 +348,7 @@ def set_aside(
         nodes: the managed nodes.
         pinned: GPUs of each node that managed jobs hold and that cannot be freed.
         held: GPUs of each node that managed jobs hold, or are on their way to.
-        before: nodes on which GPUs were set aside for the job before. They come first.
+        first: nodes on which GPUs are set aside for the job already. They come first.
 
     Returns:
         Empty if the job cannot start that way.
@@ -356,7 +356,7 @@ def set_aside(
     gpus = job.gpus_per_node or 0
     fitting = [node for node in nodes if _could_start(job, node, pinned)]
     lost = {node.name: max(gpus - (node.gpus_for_us - held.get(node.name, 0)), 0) for node in fitting}
-    fitting.sort(key=lambda node: (node.name not in before, lost[node.name], node.name))
+    fitting.sort(key=lambda node: (node.name not in first, lost[node.name], node.name))
     wanted = fitting[: max(job.node_count, 1)]
     return {node.name: gpus for node in wanted} if len(wanted) == max(job.node_count, 1) else {}
 
