@@ -91,7 +91,8 @@ def restart_slurmctld(day: DaySite) -> str:
 
 
 def kill_slurmctld(day: DaySite) -> str:
-    """kill -9 of slurmctld, and a start 20 s later."""
+    """kill -9 of slurmctld, and a start 20 s later. It forgets what it has started in the seconds since it saved its state."""
+    settle(day)
     day.slurm.kill_slurmctld()
     told = wait_for(day.unhealthy, 90, "doctor to notice")
     pause(20)
