@@ -263,7 +263,7 @@ class SlurmCluster:
             patience_s=self._settings.plain_patience_s,
             attempts=self._plain_attempts,
             moves=self._acting.moves,
-            on_way=self._acting.on_way(managed.jobs),
+            on_way=self._acting.on_way(),
             rank=scene.preemption.rank,
         )
 

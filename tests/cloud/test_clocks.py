@@ -12,14 +12,19 @@ LIFE_S = 24 * 60.0
 USD = 1.006 * LIFE_S / 3600
 
 
+def runs(site: CloudSite, ahead_s: float, usd: float) -> None:
+    """Job 7 runs in the cloud for this money, and the host's clock is so far ahead of the provider's."""
+    site.ahead_s = ahead_s
+    site.submit("7")
+    site.send("7", usd=usd)
+    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+
+
 @pytest.mark.parametrize("ahead_s", [1800.0, -1800.0], ids=["ahead", "behind"])
 def test_a_run_has_its_24_minutes_where_a_clock_is_wrong_by_half_an_hour(
     site: CloudSite, ec2: Ec2, ahead_s: float
 ) -> None:
-    site.ahead_s = ahead_s
-    site.submit("7")
-    site.send("7", usd=USD)
-    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    runs(site, ahead_s, usd=USD)
     site.sleep(LIFE_S - 240)
     site.ticks(3)
     assert site.jobs["7"].phase is Phase.RUNNING, "four minutes are left"
@@ -34,10 +39,7 @@ def test_a_run_has_its_24_minutes_where_a_clock_is_wrong_by_half_an_hour(
 def test_an_instance_that_ec2_forgets_is_paid_for_as_long_as_it_may_have_lived(
     site: CloudSite, ec2: Ec2, ahead_s: float
 ) -> None:
-    site.ahead_s = ahead_s
-    site.submit("7")
-    site.send("7", usd=5.0)
-    site.until(lambda: site.jobs["7"].phase is Phase.RUNNING)
+    runs(site, ahead_s, usd=5.0)
     ec2.direct().terminate_instances(InstanceIds=ec2.running())
     ec2.forget()
     site.sleep(600)

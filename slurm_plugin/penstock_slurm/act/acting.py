@@ -71,7 +71,7 @@ class Acting:
     """Since when the ordinary job waits that has waited longest for GPUs; infinite: none waits."""
     kept: KeptNodes = field(init=False)
     _wanted: dict[JobId, Placement] = field(default_factory=dict, init=False)
-    """Where the jobs go whose GPUs were kept at the last actions."""
+    """Where the jobs of the last actions go whose GPUs are kept. See `_keeps_its_gpus`."""
 
     def __post_init__(self) -> None:
         self.kept = KeptNodes(self.writer)
@@ -115,29 +115,23 @@ class Acting:
                 emptying |= set(job.allocation.nodes)
             sends = each.new_run or any(write.kind == "put_first" for write in each.writes)
             sent = sends and each.job in done
-            if (move := self._move(each, record, job, stops=stops, sent=sent or not sends)) is None:
+            if each.job not in self._wanted:
                 continue
             if sends and not sent:
                 for node, gpus in _counted(each, job).items():
                     free[node] = free.get(node, 0) + gpus
-            moves.append(move)
+            moves.append(self._move(each, record, job, stops=stops, sent=sent or not sends))
         return nodes_to_keep(moves, free, emptying) if moves else frozenset()
 
-    def _move(self, step: Step, record: SlurmJob, job: Job, *, stops: bool, sent: bool) -> Move | None:
-        """The move that an action is, or None if its GPUs are not kept for its job."""
-        action = step.outcome.action
-        if not isinstance(action, Start | Migrate | Resize) or not self._keeps_its_gpus(action, record, job):
-            return None
-        more = {share.node: share.gpus for share in action.placement.shares}
+    def _move(self, step: Step, record: SlurmJob, job: Job, *, stops: bool, sent: bool) -> Move:
+        """The move that a step belongs to, of a job whose GPUs are kept."""
+        wanted = self._wanted[step.job]
         if record.state in WAITING:
             sent = sent and (job.phase is Phase.STARTING or step.new_run)
-            return Move(MoveStage.SENT if sent else MoveStage.STOPPED, more)
+            return Move(MoveStage.SENT if sent else MoveStage.STOPPED, _gpus(wanted))
         if stops:
-            return Move(MoveStage.STOPPED, more)
-        for share in job.allocation.shares if job.allocation is not None else ():
-            if share.node in more:
-                more[share.node] -= share.gpus
-        return Move(MoveStage.SAVING, more)
+            return Move(MoveStage.STOPPED, _gpus(wanted))
+        return Move(MoveStage.SAVING, _more(wanted, job))
 
     def _keeps_its_gpus(self, action: Start | Resize | Migrate, record: SlurmJob, job: Job) -> bool:
         """Whether no other job may have the GPUs of an action's placement. In the cloud, no others can.
@@ -162,16 +156,13 @@ class Acting:
             if self._keeps_its_gpus(action, record, job):
                 yield action.job, action.placement
 
-    def on_way(self, jobs: Mapping[JobId, Job]) -> Mapping[str, int]:
+    def on_way(self) -> Mapping[str, int]:
         """Node -> GPUs that are kept for jobs, beside those that they hold there by now."""
-        more: Counter[str] = Counter()
+        found: Counter[str] = Counter()
         for job_id, wanted in self._wanted.items():
-            if (job := jobs.get(job_id)) is None:
-                continue
-            held = {share.node: share.gpus for share in job.allocation.shares} if job.allocation is not None else {}
-            for share in wanted.shares:
-                more[share.node] += max(share.gpus - held.get(share.node, 0), 0)
-        return more
+            if (job := self.managed.jobs.get(job_id)) is not None:
+                found.update(+Counter(_more(wanted, job)))  # what it gives back is still its own
+        return found
 
     def moves(self, job: Job) -> bool:
         """Whether Penstock has stopped a job to move it, and it does not run yet."""
@@ -343,11 +334,22 @@ class Acting:
             log.warning("cannot send SIGUSR2", extra={"job": found.job, "text": str(error)})
 
 
+def _gpus(where: Placement) -> dict[str, int]:
+    """Node -> GPUs of a placement."""
+    return {share.node: share.gpus for share in where.shares}
+
+
+def _more(wanted: Placement, job: Job) -> dict[str, int]:
+    """Node -> GPUs of a placement beside those that its job holds there; negative: it gives some back."""
+    held = _gpus(job.allocation) if job.allocation is not None else {}
+    return {node: gpus - held.get(node, 0) for node, gpus in _gpus(wanted).items()}
+
+
 def _counted(step: Step, job: Job) -> Mapping[str, int]:
     """Node -> GPUs that are counted for a job which Slurm does not start there yet."""
     if step.new_run or job.allocation is None:
         return {node: -gpus for node, gpus in step.freed.items()}
-    return {share.node: share.gpus for share in job.allocation.shares}
+    return _gpus(job.allocation)
 
 
 def _failed(outcome: Outcome, error: SlurmError) -> Outcome:

@@ -148,9 +148,9 @@ def with_room(
         return nodes
     if (job.eligible_s or now_s) > min(_first_s(managed, moves), now_s):
         return nodes
-    held = _held(managed)
+    held = _held(managed) + Counter(on_way)
     pinned = _held(each for each in managed if _outranks(each, rank(job)) or not _gives_way(each))
-    aside = set_aside(job, nodes, pinned, held + Counter(on_way), attempts.nodes(job))
+    aside = set_aside(job, nodes, pinned, held, attempts.nodes(job))
     if aside:
         attempts.made(job, aside.keys(), now_s)
     return tuple(
