@@ -46,7 +46,9 @@ def open_cluster(settings: Settings, clock: Clock, check: SpecCheck, leadership:
     )
     cluster = SlurmCluster(reader, commands, spool, clock, section, check, nodes, sharing)
     agents = sharing if section.agents else None
-    return ClusterParts(cluster, cluster.accounts, agents, agents, submitter, nodes, spool.folder, commands.gpu_ids)
+    return ClusterParts(
+        cluster, cluster.accounts, agents, agents, submitter, nodes, spool.folder, commands.gpu_ids, cluster.resume
+    )
 
 
 def _expect_stand_in(reader: SlurmReader, settings: SlurmSettings) -> None:

@@ -31,7 +31,9 @@ from penstock_scheduler.model import (
     Node,
     Outcome,
     PlainJob,
+    Plan,
     Progress,
+    Snapshot,
     Stop,
 )
 from penstock_scheduler.store.spool import Spool
@@ -115,6 +117,11 @@ class SlurmCluster:
         self._narrowed = Narrowed()
         self._slurm_nodes: dict[str, SlurmNode] = {}
         self._has_observed = False
+
+    def resume(self, last: Snapshot, plan: Plan) -> None:
+        """Take up the room and the moves of the last round, which an earlier process decided."""
+        self._plain_attempts.resume(last.nodes)
+        self._acting.resume({job: given.placement for job, given in plan.assignments.items()})
 
     def observe(self) -> ClusterState:
         """Nodes and jobs with a job spec in the managed partitions. Four Slurm calls, whatever the number of jobs.

@@ -59,14 +59,19 @@ class Site(RoundListener):
         self.refuses: Exception | None = None
         self.name = "by-hand"
         self.loop = RoundLoop(
-            ClusterParts(self, agents=parts.pop("agents", None)),  # type: ignore[arg-type]
+            ClusterParts(self, agents=parts.pop("agents", None), resume=self.resume),  # type: ignore[arg-type]
             self.clock,
             self.store,
-            RoundTiming(Period(parts.pop("period_s", 60.0)), parts.pop("tick_s", 10.0), rest_s),
+            RoundTiming(
+                Period(parts.pop("period_s", 60.0)), parts.pop("tick_s", 10.0), rest_s, parts.pop("settle_s", 0.0)
+            ),
             self,
             SpecModels(Families(), 30.0),
             site=RoundSurroundings(listeners=(*parts.pop("before", ()), self), **parts),
         )
+
+    def resume(self, last: Snapshot, plan: Plan) -> None:
+        self.diary.append(f"resume {last.round} {sorted(plan.assignments)}")
 
     def observe(self) -> ClusterState:
         self.diary.append("observe")
@@ -122,6 +127,13 @@ class Agents:
 
 def report(sequence: int) -> Report:
     return Report(job_id="1", epoch=1, sequence=sequence, time_s=0.0, body=Resumed(seconds=1.0))
+
+
+@pytest.mark.parametrize(("settle_s", "resumed"), [(0.0, ["resume 1 ['1']"]), (300.0, [])])
+def test_a_restart_goes_on_with_the_last_round_unless_the_store_is_restored(settle_s: float, resumed: list[str]):
+    before = Site(job("1"), plan={"1": HERE})
+    before.loop.tick()
+    assert Site(store=before.store, settle_s=settle_s).diary == resumed
 
 
 def test_a_plan_is_saved_and_told_before_the_cluster_is_asked_for_anything():

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from penstock_profiles.wire import ControlMessage, Request
-from penstock_scheduler.model import Migrate, Placement, Share, Start
+from penstock_scheduler.model import (
+    Assignment,
+    ClusterState,
+    Migrate,
+    Placement,
+    Plan,
+    Reason,
+    ReasonCode,
+    Share,
+    Snapshot,
+    Start,
+)
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.simulator import SimulatedClock
 from penstock_scheduler.store.spool import Spool
@@ -145,10 +156,15 @@ def spool(tmp_path: Path) -> Spool:
     return Spool(tmp_path / "spool")
 
 
-@pytest.fixture
-def cluster(told: Told, spool: Spool) -> SlurmCluster:
+def beside(told: Told, spool: Spool) -> SlurmCluster:
+    """A cluster as a new penstockd opens it."""
     settings = SlurmSettings(partitions=("gpu", "debug"), spool_dir=spool.folder)
     return SlurmCluster(told, told, spool, SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cluster(told: Told, spool: Spool) -> SlurmCluster:
+    return beside(told, spool)
 
 
 def running(**fields: Any) -> Any:
@@ -215,28 +231,53 @@ def plain(**fields: Any) -> Any:
     return dataclasses.replace(pending("gpu", priority=5), partition=("gpu", "debug"), **(blank | fields))
 
 
-def test_room_for_a_plain_job_stays_where_it_was_made(told: Told, cluster: SlurmCluster) -> None:
+RESTARTS = pytest.mark.parametrize("restarts", [False, True])
+"""Whether a new penstockd goes on with the last round."""
+
+
+def resumed(told: Told, spool: Spool, state: ClusterState, **placements: Placement) -> SlurmCluster:
+    """The cluster of a new penstockd whose last round saw this state."""
+    given = {
+        job.removeprefix("job_"): Assignment(each, Reason(ReasonCode.CHOSEN, "by hand"), 1.0)
+        for job, each in placements.items()
+    }
+    cluster = beside(told, spool)
+    cluster.resume(Snapshot(1, 0.0, state.nodes, state.jobs, {}), Plan(1, given))
+    return cluster
+
+
+@RESTARTS
+def test_room_for_a_plain_job_stays_where_it_was_made(
+    told: Told, cluster: SlurmCluster, spool: Spool, restarts: bool
+) -> None:
     """It went to the GPUs that a job had left for the next step of the same moves, and Slurm gave them to others."""
     here = running(id="6", number=6, gpus_per_node=3)
     there = dataclasses.replace(here, id="9", number=9, nodes=("n1",), partition=("debug",))
     left = dataclasses.replace(pending("debug", restarts=1), id="9", number=9)
     for last, used in ((there, 3), (left, 0), (there, 3)):
         told.listed, told.used = [here, last, plain()], {"n0": 3, "n1": used}
-        nodes = cluster.observe().nodes
-        assert {node.name: node.set_aside_for for node in nodes} == {"n0": "8", "n1": ""}
+        state = cluster.observe()
+        assert {node.name: node.set_aside_for for node in state.nodes} == {"n0": "8", "n1": ""}
+        if restarts:
+            cluster = resumed(told, spool, state)
 
 
-def test_gpus_that_a_job_is_on_its_way_to_are_no_room(told: Told, cluster: SlurmCluster) -> None:
+@RESTARTS
+def test_gpus_that_a_job_is_on_its_way_to_are_no_room(
+    told: Told, cluster: SlurmCluster, spool: Spool, restarts: bool
+) -> None:
     other = running(id="6", number=6, gpus_per_node=3)
     where = Placement("t4", "debug", (Share("n1", 3),))
     told.listed, told.used = [running(), other], {"n0": 4}
-    cluster.observe()
+    state = cluster.observe()
     cluster.apply([Migrate("7", 1, where)])
+    if restarts:
+        cluster = resumed(told, spool, state, job_7=where)
     told.listed, told.used = [pending("gpu", restarts=1), other, plain()], {"n0": 3}
     nodes = cluster.observe().nodes
     assert {node.name: node.set_aside_for for node in nodes} == {"n0": "8", "n1": ""}
     cluster.apply([Migrate("7", 1, where)])
-    assert told.kept == [("n1",)]
+    assert told.kept == [("n1",)] * (1 + restarts)
 
 
 @pytest.mark.parametrize("moves", [False, True])

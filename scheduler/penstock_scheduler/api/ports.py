@@ -523,3 +523,5 @@ class ClusterParts:
     """The folder through which jobs report; None: they do not report through a folder."""
     gpu_ids: GpuIds | None = None
     """None: the cluster does not tell which of a node's GPUs a job holds."""
+    resume: Callable[[Snapshot, Plan], None] | None = None
+    """Shows a cluster, at the start, the last round that an earlier process decided."""

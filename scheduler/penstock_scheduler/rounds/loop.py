@@ -187,11 +187,17 @@ class RoundLoop:
             self.gate = PlanGate(site.safety, seen_before, noted, clock.now_s())
         self._gpu_seconds = GpuSeconds()
         if last is not None:
-            seen = last.snapshot
-            self._gpu_seconds = GpuSeconds(seen.attained, (*seen.jobs, *seen.unseen), seen.time_s)
-            sent = {} if self._plan is None else last.plan.assignments
-            self._gpu_seconds.sent(seen.jobs, {job: given.placement for job, given in sent.items()}, seen.time_s)
-            log.info("plan loaded", extra={"round": self._round, "assignments": len(last.plan.assignments)})
+            self._take_up(last, parts)
+
+    def _take_up(self, last: RoundRecord, parts: ClusterParts) -> None:
+        """Go on with the last round, at the start."""
+        seen = last.snapshot
+        self._gpu_seconds = GpuSeconds(seen.attained, (*seen.jobs, *seen.unseen), seen.time_s)
+        sent = {} if self._plan is None else last.plan.assignments
+        self._gpu_seconds.sent(seen.jobs, {job: given.placement for job, given in sent.items()}, seen.time_s)
+        if self._plan is not None and parts.resume is not None:
+            parts.resume(seen, self._plan)
+        log.info("plan loaded", extra={"round": self._round, "assignments": len(last.plan.assignments)})
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[], None] = lambda: None) -> None:
         """Tick until `stop()`. A tick that fails is logged, and the next tick tries again.

@@ -156,6 +156,10 @@ class Acting:
             if self._keeps_its_gpus(action, record, job):
                 yield action.job, action.placement
 
+    def resume(self, wanted: Mapping[JobId, Placement]) -> None:
+        """Jobs were sent to these placements before a restart."""
+        self._wanted = dict(wanted)
+
     def on_way(self) -> Mapping[str, int]:
         """Node -> GPUs that are kept for jobs, beside those that they hold there by now."""
         found: Counter[str] = Counter()

@@ -59,7 +59,7 @@ class _User:
 
 
 class Attempts:
-    """What the daemon remembers of the GPUs that it set aside. After a restart it tries again.
+    """What the daemon remembers of the GPUs that it set aside. After a restart it tries again, on the same nodes.
 
     It counts by user: a job that is cancelled and submitted again, or held and released, is no new attempt.
 
@@ -114,6 +114,11 @@ class Attempts:
         """GPUs of these nodes are set aside for this job from now on until the next observation."""
         self._now, self._where = (job, now_s), (job.id, nodes)
 
+    def resume(self, nodes: Iterable[Node]) -> None:
+        """GPUs were set aside on these nodes before a restart."""
+        for job_id, names in room(nodes).items():
+            self._where = job_id, names
+
     def nodes(self, job: SlurmJob) -> Collection[str]:
         """The nodes on which GPUs were set aside last, if it was for this job."""
         return self._where[1] if self._where[0] == job.id else ()
@@ -159,6 +164,15 @@ def with_room(
         else node
         for node in nodes
     )
+
+
+def room(nodes: Iterable[Node]) -> dict[JobId, list[str]]:
+    """Plain job -> the nodes on which GPUs are set aside for it. That is one job, or none."""
+    aside: dict[JobId, list[str]] = {}
+    for node in nodes:
+        if node.set_aside_for:
+            aside.setdefault(node.set_aside_for, []).append(node.name)
+    return aside
 
 
 def _queued(job: Job, moves: Callable[[Job], bool]) -> bool:
@@ -281,13 +295,10 @@ def waiting_jobs(
     waiting = sorted((job for job in plain if _waits_for_gpus(job, ours)), key=_order)[:MOST_SHOWN]
     if not waiting:
         return ()
-    aside: dict[JobId, list[str]] = {}
-    for node in nodes:
-        if node.set_aside_for:
-            aside.setdefault(node.set_aside_for, []).append(node.name)
+    aside = room(nodes)
     first_s = _first_s(managed, moves)
 
-    def room(job: SlurmJob) -> tuple[float | None, str]:
+    def when(job: SlurmJob) -> tuple[float | None, str]:
         """When room is made for the job, if that is known, and a sentence."""
         eligible_s = job.eligible_s or now_s
         due_s, next_s = eligible_s + patience_s, attempts.next_s(job.uid)
@@ -304,7 +315,7 @@ def waiting_jobs(
             return None, f"Penstock makes room for job {next(iter(aside))} first"
         return None, "Slurm starts it when GPUs are free; Penstock cannot make room for it by moving jobs"
 
-    return tuple(_shown(job, *room(job)) for job in waiting)
+    return tuple(_shown(job, *when(job)) for job in waiting)
 
 
 def _shown(job: SlurmJob, room_s: float | None, text: str) -> PlainJob:
