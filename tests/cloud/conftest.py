@@ -11,6 +11,8 @@ from penstock_cloud.settings import CloudSettings
 from penstock_scheduler.store.sql import SqlStore, open_store
 from tests.cloud.faults import Ec2
 from tests.cloud.hypervisor import Hypervisor
+from tests.cloud.nova import nova
+from tests.cloud.openstack_cloud import OpenStackCloud
 from tests.cloud.site import CloudSite
 
 SITE = "5e1f0000-0000-4000-8000-000000000001"
@@ -96,3 +98,24 @@ def hypervisor(ec2: Ec2) -> Iterator[Hypervisor]:
         Path(folder).chmod(0o755)
         with Hypervisor(ec2, Path(folder) / "hypervisor") as machines:
             yield machines
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> CloudSettings:
+    return CloudSettings.model_validate(
+        {
+            "site": SITE,
+            "name": "lab",
+            "share": tmp_path / "share",
+            "by_default": True,
+            "wait": "no-wait",
+            "budget": {"site": {"usd_total": 1000.0}},
+        }
+    ).model_copy(update={"reconcile_s": 1.0})
+
+
+@pytest.fixture
+def openstack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStackCloud]:
+    monkeypatch.setenv("OS_PASSWORD", "right")
+    with nova() as cloud:
+        yield OpenStackCloud(tmp_path, cloud)
