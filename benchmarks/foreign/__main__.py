@@ -6,7 +6,8 @@ torchtitan names.
 
 A script runs once without interruption on one process. Then it runs on a loopback Slurm with four emulated GPUs. penstockd
 resizes the job between one and four of them, five times, because plain jobs come and go. The job must complete, each run must
-begin with the sample after the last one of the run before, and the last loss must be the same but for chance.
+begin with the sample after the last one of the run before (if that one was killed, with what it had reported as saved, or
+later), and the last loss must be the same but for chance.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.foreign.scripts import DIFFS, SCRIPTS, Script
 from tests.end_to_end.site import Site
 
 from penstock_loopback import LoopbackCluster, wait_for
-from penstock_profiles.wire import Ended, Observation, Started
+from penstock_profiles.wire import Checkpointed, Ended, Observation, Started
 
 SPEEDS = {"t4": {"1": 1.0, "2": 3.0, "4": 9.0}}
 MOVES = 5
@@ -156,13 +157,21 @@ def moved(script: Script, place: Path, folder: Path) -> dict[str, object]:
         finally:
             slurm.command("scancel", job, check=False)
             site.stop()
-        bodies = [report.body for report in site.reports(job)]
+        reports = site.reports(job)
+    bodies = [report.body for report in reports]
     starts = [body for body in bodies if isinstance(body, Started)]
     ends = [body for body in bodies if isinstance(body, Ended)]
-    gaps = [after.progress - before.progress for before, after in zip(ends, starts[1:], strict=False)]
+    runs = sorted({report.epoch for report in reports if isinstance(report.body, Started)})
+    began, ended = (
+        {each.epoch: each.body.progress for each in reports if isinstance(each.body, kind)} for kind in (Started, Ended)
+    )
+    saved = {each.epoch: each.body.progress for each in reports if isinstance(each.body, Checkpointed)}
+    gaps = [began[after] - ended[before] for before, after in pairwise(runs) if before in ended]
+    gaps += [min(began[after] - saved.get(before, 0), 0) for before, after in pairwise(runs) if before not in ended]
     return {
         "gpus": [sum(map(len, body.gpu_ids.values())) for body in starts],
         "resizes": sum(a.gpu_ids != b.gpu_ids for a, b in pairwise(starts)),
+        "killed": len(set(runs) - ended.keys()),
         "samples": ends[-1].progress,
         "of": starts[-1].total,
         "lost_or_doubled": max(map(abs, gaps), default=0.0),
