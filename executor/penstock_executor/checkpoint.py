@@ -159,7 +159,12 @@ class Checkpoints:
         return self._own / f"step-{step:012d}.{number}.shards"
 
     def save(
-        self, state: State, step: int, meta: Mapping[str, Any] | None = None, shards: Shards | None = None
+        self,
+        state: State,
+        step: int,
+        meta: Mapping[str, Any] | None = None,
+        shards: Shards | None = None,
+        try_to_load: Callable[[Checkpoint], object] | None = None,
     ) -> Path:
         """Save a checkpoint. It is on disk when this returns.
 
@@ -168,10 +173,12 @@ class Checkpoints:
             step: optimiser steps so far, >= 0. It orders this run's checkpoints. Saving a step again replaces it.
             meta: further values, as JSON can hold them.
             shards: files that belong to the checkpoint and are already on disk.
+            try_to_load: called with what was written, before it counts as a checkpoint.
 
         Raises:
             Superseded: a later run has begun; nothing was written.
-            NotSaved: the disk is full, permission is denied, or the like; earlier checkpoints are unchanged.
+            NotSaved: `try_to_load` raised an error, the disk is full, permission is denied, or the like; earlier
+                checkpoints are unchanged.
         """
         self._refuse_if_superseded()
         path = self._own / _file_name(step)
@@ -182,6 +189,8 @@ class Checkpoints:
                 _write(file, state, dict(meta or {}), shards)
                 file.flush()
                 os.fsync(file.fileno())
+            if try_to_load is not None:
+                self._try_to_load(beside, step, try_to_load)
             self._refuse_if_superseded()
             beside.rename(path)
             _sync_folder(self._own)
@@ -189,7 +198,7 @@ class Checkpoints:
             if self.superseded:  # the later run has removed this run's folder
                 raise self._superseded_error() from error
             reason = reason_of(error)
-            if isinstance(reason, OSError):
+            if isinstance(reason, OSError) and not isinstance(error, NotSaved):
                 raise _not_saved(path, reason) from error
             raise
         finally:
@@ -197,6 +206,15 @@ class Checkpoints:
                 beside.unlink(missing_ok=True)
         self._prune(shards)
         return path
+
+    def _try_to_load(self, beside: Path, step: int, load: Callable[[Checkpoint], object]) -> None:
+        try:
+            meta, state, shards = _decode(beside, in_file=True)
+            load(Checkpoint(self.epoch, step, state, meta, shards))
+        except Exception as error:
+            raise NotSaved(
+                f"no checkpoint written to {self.folder}: {cannot_load(error)}; earlier checkpoints are whole"
+            ) from error
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint of the highest epoch that has one; None if there is none.
@@ -515,6 +533,11 @@ def _not_saved(path: Path, error: OSError) -> NotSaved:
         " folder's permissions",
         str(path),
     )
+
+
+def cannot_load(error: Exception) -> str:
+    """Why what was written is no checkpoint, in words."""
+    return f"what was written cannot be loaded again ({type(error).__name__}: {error})"
 
 
 def unreadable(path: Path, error: OSError) -> Unreadable:

@@ -10,7 +10,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +19,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock_executor.checkpoint import Checkpoints, NotSaved, Shards, Superseded, fingerprint, reason_of
+from penstock_executor.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    NotSaved,
+    Shards,
+    Superseded,
+    cannot_load,
+    fingerprint,
+    reason_of,
+)
 from penstock_executor.training.host_copies import HostCopies
 
 log = logging.getLogger(__name__)
@@ -133,6 +142,18 @@ def load(state: BinaryIO) -> Any:
     return _uncopied(torch.load(state, map_location="cpu", weights_only=True))
 
 
+def kinds(value: Any, where: str = "") -> Iterator[str]:
+    """Each place in a state with the types of its values. Keys that are numbers, as of an optimiser's parameters, are one
+    place, and so are the items of a list: a state that only grows has no new kinds."""
+    yield f"{where}: {type(value)} {getattr(value, 'dtype', '')}"
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from kinds(each, f"{where}[{'' if isinstance(key, int) else repr(key)}]")
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from kinds(each, f"{where}[]")
+
+
 class Saver:
     """Writes one checkpoint at a time, in a background thread."""
 
@@ -144,8 +165,9 @@ class Saver:
         self.parts = False
         """Whether a piece is a part of a split model. Else it is a share of each of the model's DTensors."""
         self._count = 0
-        self._loaded = False
-        """Whether a checkpoint of this run has been loaded again. Until then, none counts."""
+        self._loaded: set[str] = set()
+        """Kinds of the values that were in a checkpoint of this run when it was loaded again. One with another kind counts
+        only once it has been loaded, too."""
         self.superseded = False
         """A later run of the job has begun, so this one must stop."""
         self.failure: NotSaved | None = None
@@ -208,12 +230,14 @@ class Saver:
     ) -> None:
         began = time.monotonic()
         try:
-            shards = None if sharded is None else self._write_shards(sharded, step, number)
+            found = set(kinds({name: each for name, each in state.items() if name != "random"} | {"piece": sharded}))
+            try_to_load = None if found <= self._loaded else self._load
+            shards = None if sharded is None else self._write_shards(sharded, step, number, try_to_load is not None)
+            if self.group is None or self.group.rank() == 0:
+                self.checkpoints.save(partial(torch.save, dict(state)), step, meta, shards, try_to_load)
+            self._loaded |= found
             if self.group is not None and self.group.rank() != 0:
                 return
-            self.checkpoints.save(partial(torch.save, dict(state)), step, meta, shards)
-            if not self._loaded:
-                self._load_once(step)
         except Superseded as error:
             log.warning("step=%d %s", step, error)
             self.superseded = True
@@ -227,26 +251,20 @@ class Saver:
             self.failure = None
             saved(time.monotonic() - began)
 
-    def _load_once(self, step: int) -> None:
-        """Read what was written as the next run will. Raises NotSaved."""
-        try:
-            found = self.checkpoints.find(self.checkpoints.epoch, step)
-            if found is None:
-                raise ValueError("the file is not whole")
-            if found.shards is not None and not self.parts:
-                from torch.distributed.checkpoint import FileSystemReader
+    def _load(self, found: Checkpoint) -> None:
+        """Read what was written as the next run will."""
+        if found.shards is not None and not self.parts:
+            from torch.distributed.checkpoint import FileSystemReader
 
-                FileSystemReader(found.shards.folder).read_metadata()
-            with found.open() as file:
-                torch.load(file, map_location="meta", weights_only=True)
-        except Exception as error:
-            raise NotSaved(
-                f"a checkpoint was written to {self.checkpoints.folder}, and cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
-        self._loaded = True
+            FileSystemReader(found.shards.folder).read_metadata()
+        with found.open() as file:
+            torch.load(file, map_location="meta", weights_only=True)
 
-    def _write_shards(self, sharded: Mapping[str, Any], step: int, number: int) -> Shards:
-        """Write this process's piece. All processes call it; if one cannot write, NotSaved is raised in all of them."""
+    def _write_shards(self, sharded: Mapping[str, Any], step: int, number: int, loads: bool) -> Shards:
+        """Write this process's piece. All processes call it; if one cannot write, NotSaved is raised in all of them.
+
+        `loads`: whether a part of a split model is also loaded again.
+        """
         from torch.distributed.checkpoint.api import CheckpointException
 
         folder = self.checkpoints.shards_folder(step, number)
@@ -259,9 +277,13 @@ class Saver:
             )
             # Each process reads back its own files.
             mine = {path.name: fingerprint(path) for path in written}
+            if loads and self.parts:
+                failure = _failure_to_load(_part_file(folder, rank))
         except (Exception, CheckpointException) as error:  # no error may stop the training
             reason = reason_of(error)
             failure = str(reason) or repr(reason)
+            if isinstance(reason, OSError):
+                failure += "; free some space or fix the folder's permissions"
         everyones: list[Any] = [(failure, mine)] * processes
         if self.group is not None:
             try:
@@ -274,10 +296,7 @@ class Saver:
         if reasons:
             if rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)  # else it would keep a full disk full
-            raise NotSaved(
-                f"no checkpoint written to {folder}: {reasons[0]}; earlier checkpoints are whole; free some space or"
-                " fix the folder's permissions"
-            )
+            raise NotSaved(f"no checkpoint written to {folder}: {reasons[0]}; earlier checkpoints are whole")
         return Shards(folder, {name: found for _, files in everyones for name, found in files.items()})
 
 
@@ -302,6 +321,14 @@ def write_part(folder: Path, place: int, part: Mapping[str, Any]) -> Iterable[Pa
 def read_part(folder: Path, place: int) -> Any:
     """Read what `write_part` wrote."""
     return _uncopied(torch.load(_part_file(folder, place), map_location="cpu", weights_only=True))
+
+
+def _failure_to_load(file: Path) -> str | None:
+    try:
+        torch.load(file, map_location="meta", weights_only=True)
+    except Exception as error:
+        return cannot_load(error)
+    return None
 
 
 def _part_file(folder: Path, place: int) -> Path:

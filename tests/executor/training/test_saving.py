@@ -6,6 +6,7 @@ import json
 import pathlib
 import resource
 from functools import partial
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch
 
 import torch
 
-from penstock_executor import Checkpoint, Checkpoints
+from penstock_executor import Checkpoint, Checkpoints, checkpoint
 from penstock_executor.environment import Ranks
 from penstock_executor.training.processes import Group
 from penstock_executor.training.saving import CannotSave, Saver, copied, load, random_states
@@ -101,23 +102,78 @@ def test_what_would_not_load_is_refused_at_the_start_by_name(value: object):
 def test_a_first_checkpoint_counts_only_once_it_has_been_loaded(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    checkpoints = Checkpoints(tmp_path, 1)
-    saver, told, texts = Saver(checkpoints), [], []
+    saver, told, texts = Saver(Checkpoints(tmp_path, 1)), [], []
     saver.tell = texts.append
+    write = checkpoint._write
     for step, damages in ((1, True), (2, False), (3, True)):
-        # As a file system does that answers before it writes.
-        spoil = (
-            (lambda _, step=step: _cut(tmp_path / f"epoch-0001/step-{step:012d}.ckpt")) if damages else lambda _: None
-        )
-        monkeypatch.setattr(checkpoints, "_prune", spoil)
+        monkeypatch.setattr(checkpoint, "_write", _cut if damages else write)
         saver.save({"w": torch.ones(9)}, step, {}, lambda _, step=step: told.append(step))
         saver.wait()
     assert told == [2, 3], "later ones are not read again"
-    assert "cannot be loaded: ValueError: the file is not whole" in texts[0]
+    assert "cannot be loaded" in texts[0]
+    assert "it is truncated" in texts[0]
+    assert not (tmp_path / "epoch-0001" / "step-000000000001.ckpt").exists()
 
 
-def _cut(path: pathlib.Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+def _cut(file: BinaryIO, *arguments: object, write=checkpoint._write) -> None:
+    """As a file system does that answers before it writes."""
+    write(file, *arguments)
+    file.truncate(file.seek(0, 2) - 1)
+
+
+class Packed(torch.Tensor):
+    """As the states of some optimisers are: PyTorch saves it, and refuses to load it (weights_only=True)."""
+
+
+def packed() -> torch.Tensor:
+    return torch.ones(3).as_subclass(Packed)
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["whole", "parts"])
+def test_a_state_of_a_new_kind_is_loaded_before_it_counts_and_costs_no_earlier_checkpoint(
+    tmp_path: pathlib.Path, parts: bool
+):
+    saver, told, texts = Saver(Checkpoints(tmp_path, 1)), [], []
+    saver.tell, saver.parts = texts.append, parts
+
+    def save(step: int, **late: torch.Tensor) -> None:
+        state = {"w": torch.ones(9), "optimizer": {0: late}}
+        whole, piece = ({"random": []}, state) if parts else (state, None)
+        saver.save(whole, step, {}, lambda _: told.append(step), piece)
+        saver.wait()
+
+    save(1)
+    for step in (2, 3, 4):
+        save(step, mean=packed())
+    assert told == [1]
+    assert len(texts) == 3
+    assert "cannot be loaded" in texts[0]
+    assert "Packed" in texts[0]
+    assert saver.checkpoints.latest().step == 1
+    save(5, mean=torch.ones(3))
+    assert (told, saver.failure) == ([1, 5], None)
+
+
+def test_only_a_state_of_a_new_kind_is_loaded(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Another parameter with a state, a longer list and other sizes are of the same kind."""
+    saver, read, load = Saver(Checkpoints(tmp_path, 1)), [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *a, **k: read.append(step) or load(*a, **k))
+    ones, twos = torch.ones(9), torch.ones(2, 2)
+    mean = {"mean": ones}
+    for step, state in enumerate(
+        (
+            {"optimizer": {0: mean}, "losses": [0.5]},
+            {"optimizer": {0: {"mean": twos}, 1: mean}, "losses": [0.5, 0.4]},
+            {"optimizer": {0: mean | {"square": twos}}, "losses": [0.5]},
+            {"optimizer": {0: {"mean": ones.half()}}, "losses": [0.5]},
+            {"optimizer": {0: mean}, "losses": [0.5], "average": {}},
+            {"optimizer": {0: mean}, "losses": [0.5, "nan"]},
+            {"optimizer": {0: mean}, "losses": []},
+        )
+    ):
+        saver.save(state, step, {}, lambda _: None)
+        saver.wait()
+    assert read == [0, 2, 3, 4, 5]
 
 
 def test_what_a_checkpoint_lacks_does_not_begin_anew_without_a_word(caplog: pytest.LogCaptureFixture):
