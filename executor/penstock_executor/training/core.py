@@ -414,7 +414,7 @@ class Run:
             self._loader.position = self._position
         log.info("step=%d epoch=%d position=%d continues", self.steps, self.epoch, self._position)
         if meta.get("epoch_steps", 0) and self.rank == 0:
-            log.warning(MID_EPOCH, self.epoch)
+            log.info(MID_EPOCH, self.epoch)
         return meta
 
     def _restore_random(self) -> None:

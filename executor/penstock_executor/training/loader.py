@@ -141,12 +141,13 @@ class Loader:
     def take(self) -> Part:
         """Return `part`, and mark it as trained on."""
         part, self._part = self.part, None
+        self._not_taken = 0
         return part
 
     def take_all(self) -> int:
         """Mark all batches since the last step as trained on, and return their samples, over all processes."""
+        samples = self._not_taken
         self.take()
-        samples, self._not_taken = self._not_taken, 0
         return samples
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import logging
 import re
@@ -12,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 MID_EPOCH = (
-    "epoch=%d was begun by the last run, and the loader yields only the rest of it. The script's own counts begin"
-    " at 0: write enumerate(loader, loader.first), or enumerate(batches, run.epoch_steps) for a loader of your own"
+    "epoch=%d was begun by the last run, and this one makes the rest of it. run.loader yields only that; a loader of the"
+    " script's own leaves out run.epoch_steps batches"
 )
 
 LEFT = (
@@ -58,10 +59,22 @@ def warn_if_counted() -> None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and "enumerate" not in _told:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        if "-packages" not in file and re.search(r"\bfor\b.*\benumerate\(", linecache.getline(file, line)):
+        if "-packages" not in file and counts_from_0(linecache.getline(file, line)):
             _told.add("enumerate")
             log.warning(COUNTED, Path(file).name, line)
         frame = frame.f_back
+
+
+def counts_from_0(line: str) -> bool:
+    """Whether a line of a script is a loop that counts by `enumerate`, and gives it no number to begin with."""
+    if not re.search(r"\bfor\b.*\benumerate\(", line):
+        return False
+    try:
+        found = list(ast.walk(ast.parse(line.strip() + " pass")))
+    except SyntaxError:  # the line is a part of a longer one
+        return True
+    calls = [each for each in found if isinstance(each, ast.Call) and ast.unparse(each.func) == "enumerate"]
+    return any(len(each.args) + len(each.keywords) == 1 for each in calls)
 
 
 def warn_if_replaced(handler: Callable[..., None]) -> None:

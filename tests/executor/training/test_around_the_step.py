@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
+from penstock_executor.training.batches import BatchSize
+from penstock_executor.training.loader import Loader
+from penstock_executor.training.messages import counts_from_0
 from penstock_executor.training.run import TrainingRun
 
 from ..elastic import gang
@@ -64,7 +67,8 @@ def test_a_loop_that_accumulates_calls_step_done_once_a_step(tmp_path: Path, pla
     said = run_to_the_end(tmp_path / "stopped", "--accumulate=2", f"--stop-in={place}", "--stop-in=2.2", stops=2)
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
     assert noted(tmp_path / "stopped", "batch") == noted(tmp_path / "whole", "batch")
-    assert "enumerate(loader, loader.first)" in said
+    assert "was begun by the last run" in said
+    assert "enumerate(loader, loader.first)" not in said, "the script does that"
 
 
 def test_a_run_that_finishes_early_is_done_and_more_epochs_go_on_from_there(tmp_path: Path):
@@ -84,6 +88,23 @@ def test_counting_from_0_is_told_before_any_stop_and_only_where_a_script_does_it
     assert "penstock: train_around.py:" in said
     assert said.count("counts batches by enumerate") == 1
     assert "counts batches by enumerate" not in run_to_the_end(tmp_path / "does not", stops=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("for i, batch in enumerate(loader):", True),
+        ("    for i, (x, y) in enumerate(logger.every(loader, 10, header)):", True),
+        ("for i, batch in enumerate(loader, run.epoch_steps):", False),
+        ("for i, batch in enumerate(logger.every(loader, 10), start=first):", False),
+        ("for batch in loader:", False),
+        ("for i, batch in enumerate(loader) if counts else enumerate(loader, 1):", True),
+        ("for i, batch in enumerate(  # goes on in the next line", True),
+        ("names = dict(enumerate(loader))", False),
+    ],
+)
+def test_a_count_that_is_given_its_first_number_is_none_from_0(line: str, counts: bool):
+    assert counts_from_0(line + "\n") is counts
 
 
 def test_a_learning_rate_by_the_number_of_the_batch_is_right_after_stops_if_it_counts_from_the_first(tmp_path: Path):
@@ -122,3 +143,15 @@ def test_a_run_among_saved_arguments_is_saved_as_a_text_and_copied_as_itself():
     run = TrainingRun.__new__(TrainingRun)
     assert pickle.loads(pickle.dumps([run])) == ["the run of penstock_executor"]
     assert copy.deepcopy([run])[0] is run
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_only_batches_that_were_not_trained_on_are_told(caplog: pytest.LogCaptureFixture, trained: bool):
+    """`run.step` takes each batch by itself, as of `run.prepare`."""
+    place = {"seed": 0, "shuffle": False, "position": 0, "drop_last": False}
+    loader = Loader(list(range(8)), BatchSize(total=4, atomic=4), (0, 1), **place)
+    for _ in range(2):
+        for _ in loader:
+            if trained:
+                loader.take()
+    assert ("samples=8 of the last pass belong to no step" in caplog.text) is not trained
