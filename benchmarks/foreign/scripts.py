@@ -37,6 +37,7 @@ TIMM = Repository(
     "aa4b5850c1543fa488abf260f18390eda46cf85d",
     "pytorch-image-models",
 )
+VISION = Repository("https://github.com/pytorch/vision", "f7b1cfa8f7e10e0c157da6e55dc6f0237397faec", "vision")
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,15 @@ SCRIPTS = {
         made_up.images,
         f"{TINY_RESNET} -b 8 --epochs 3",
         1.0,
+    ),
+    "torchvision": Script(
+        VISION,
+        "references/classification/train.py",
+        "",
+        prepare=made_up.images,
+        tried="--data-path images --device cpu --model shufflenet_v2_x0_5 --batch-size 8 --epochs 3 --workers 0 --opt adamw"
+        " --lr 1e-3 --train-crop-size 32 --val-crop-size 32 --val-resize-size 32 --label-smoothing 0.1 --clip-grad-norm 1"
+        " --lr-scheduler cosineannealinglr --lr-warmup-epochs 1 --model-ema --model-ema-steps 2 --output-dir out",
     ),
     "digits": Script(
         EXAMPLES,
