@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock_slurm.history.gpu_use import STEP_S, GpuUse
 from penstock_slurm.history.reading import History, PastRun
 
 SIZES = ((1, "1"), (2, "2 to 3"), (4, "4 to 7"), (8, "8 to 15"), (16, "16 and more"))
 """Least number of GPUs of a class of jobs, and its name."""
+
+PARTS = 240
+"""Parts of the period in `Levels`."""
+
+Floats = npt.NDArray[np.float64]
 
 MOST_SEEN = 1.25
 """Samples of so many times the GPU-hours that a job held are still taken for its own."""
@@ -81,6 +87,18 @@ class UseFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """GPUs over the period: means of equally long parts of it."""
+
+    times_s: tuple[float, ...]
+    """The middle of each part, s since 1970."""
+    held: tuple[float, ...]
+    """By jobs."""
+    waited: tuple[float, ...]
+    """For which jobs waited."""
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryFigures:
     """A history in figures. GPU-hours are those inside the period."""
 
@@ -93,6 +111,7 @@ class HistoryFigures:
     """GPU-hours that no job held, of the nodes that there are now."""
     idle_while_waiting_gpu_h: float
     """The part of them in which jobs waited that asked for as many GPUs. Limits, CPUs or the nodes' shapes may have kept them."""
+    levels: Levels
     by_end: tuple[Group, ...]
     by_size: tuple[Group, ...]
     by_user: tuple[Group, ...]
@@ -123,7 +142,8 @@ def report(history: History, use: Mapping[str, GpuUse] | None = None, step_s: fl
     held: dict[str, float] = dict.fromkeys(history.gpus, 0.0)
     for run in runs:
         held[run.gpu_type] = held.get(run.gpu_type, 0.0) + _gpu_h(run, begin_s, end_s)
-    idle_gpu_h, waiting_gpu_h = _idle(runs, sum(history.gpus.values()), begin_s, end_s)
+    gpus, (times, holding, waited) = sum(history.gpus.values()), _levels(runs, begin_s, end_s)
+    hours, free = np.diff(times) / 3600, np.maximum(gpus - holding, 0)
     sizes = {name: place for place, (_, name) in enumerate(SIZES)}
     return HistoryFigures(
         begin_s=begin_s,
@@ -131,8 +151,9 @@ def report(history: History, use: Mapping[str, GpuUse] | None = None, step_s: fl
         jobs=len({run.job_id for run in runs}),
         users=len({run.user for run in runs}),
         types=tuple(TypeHours(name, history.gpus.get(name, 0), gpu_h) for name, gpu_h in held.items() if name or gpu_h),
-        idle_gpu_h=idle_gpu_h,
-        idle_while_waiting_gpu_h=waiting_gpu_h,
+        idle_gpu_h=float(free @ hours),
+        idle_while_waiting_gpu_h=float(np.minimum(free, waited) @ hours),
+        levels=_means(times, holding, waited),
         by_end=grouped(lambda run: run.state),
         by_size=tuple(sorted(grouped(lambda run: _size(run.gpus)), key=lambda group: sizes[group.name])),
         by_user=grouped(lambda run: run.user),
@@ -205,8 +226,8 @@ def _group(name: str, runs: Sequence[PastRun], begin_s: float, end_s: float, sha
     )
 
 
-def _idle(runs: Iterable[PastRun], gpus: int, begin_s: float, end_s: float) -> tuple[float, float]:
-    """GPU-hours that no job held, and those of them in which as many GPUs were waited for."""
+def _levels(runs: Iterable[PastRun], begin_s: float, end_s: float) -> tuple[Floats, Floats, Floats]:
+    """Times of the period from its begin to its end, s, and from each to the next one the GPUs held and those waited for."""
     changes: list[tuple[float, int, int]] = [(begin_s, 0, 0), (end_s, 0, 0)]
     for run in runs:
         start_s = end_s if run.start_s is None else run.start_s
@@ -214,7 +235,17 @@ def _idle(runs: Iterable[PastRun], gpus: int, begin_s: float, end_s: float) -> t
         if run.end_s is not None and run.start_s is not None:
             changes.append((max(run.end_s, start_s), -run.gpus, 0))
     changes.sort()
-    times = np.clip(np.array([time_s for time_s, _, _ in changes]), begin_s, end_s)
+    times = np.clip(np.array([time_s for time_s, _, _ in changes], dtype=float), begin_s, end_s)
     held, waited = (np.cumsum([change[at] for change in changes])[:-1] for at in (1, 2))
-    hours, free = np.diff(times) / 3600, np.maximum(gpus - held, 0)
-    return float(free @ hours), float(np.minimum(free, np.maximum(waited, 0)) @ hours)
+    return times, held.astype(float), np.maximum(waited, 0).astype(float)
+
+
+def _means(times: Floats, held: Floats, waited: Floats) -> Levels:
+    edges = np.linspace(times[0], times[-1], PARTS + 1)
+
+    def means(level: Floats) -> tuple[float, ...]:
+        sums = np.concatenate([[0.0], np.cumsum(level * np.diff(times))])
+        found = np.diff(np.interp(edges, times, sums)) / (edges[1] - edges[0])
+        return tuple(np.round(found, 2).tolist())
+
+    return Levels(tuple(((edges[1:] + edges[:-1]) / 2).tolist()), means(held), means(waited))

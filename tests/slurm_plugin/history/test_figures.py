@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from penstock_scheduler.cli import make_app
+from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads.workload import Workload
 from penstock_slurm.gateway.base import SlurmNode
-from penstock_slurm.history import what_if
-from penstock_slurm.history.figures import report
+from penstock_slurm.history import page, what_if
+from penstock_slurm.history.figures import PARTS, report
 from penstock_slurm.history.reading import WITHOUT_GPUS, History, parse_history
 
 HOUR = 3600
@@ -133,6 +138,35 @@ def test_idle_while_waiting_is_what_could_have_run():
         line("3", ready=6, state="PENDING", asked="cpu=1,gres/gpu=4"),
     )
     assert report(history(*lines)).idle_while_waiting_gpu_h == pytest.approx(3 * 1 + 4 * 2)
+
+
+def test_the_picture_is_of_the_gpus_held_and_waited_for_in_the_period():
+    """Held: 4 GPUs from the first hour before the period to its middle. Waited for: one GPU, for its last quarter."""
+    held = line("1", ready=-1, start=-1, end=5, held="gres/gpu=4")
+    found = report(history(held, line("2", ready=7.5, state="PENDING"))).levels
+    assert len(found.times_s) == len(found.held) == len(found.waited) == PARTS
+    assert found.held == (4.0,) * (PARTS // 2) + (0.0,) * (PARTS // 2)
+    assert found.waited == (0.0,) * (PARTS * 3 // 4) + (1.0,) * (PARTS // 4)
+    assert BEGIN_S < found.times_s[0] < found.times_s[-1] < BEGIN_S + 10 * HOUR
+
+
+def test_the_page_shows_names_as_text_and_has_no_script(tmp_path: Path):
+    found = report(history(line("1", start=0, end=2, user="<script>alert(1)</script>", held="gres/gpu=4")))
+    path = tmp_path / "gpus.html"
+    path.write_text("the former one")
+    page.write(path, found, ["The simulation assumes:\n- one\n- two"])
+    text = path.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "GPUs were idle for 32.0 GPU-hours (80%)" in text
+    assert "The simulation assumes:<br>- one<br>- two" in text
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_page_where_nobody_may_write_is_refused_at_once(tmp_path: Path):
+    done = CliRunner().invoke(make_app(), ["observe", "--html", str(tmp_path / "none" / "gpus.html")])
+    assert isinstance(done.exception, ConfigError)
+    assert "none is no folder that you may write to" in str(done.exception)
 
 
 def test_a_requeued_job_is_one_job_with_all_its_time():

@@ -50,7 +50,8 @@ def test_the_hours_are_saccts_and_slurm_is_only_read(
         wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=":")
     monkeypatch.setenv("SLURM_CONF", str(slurm.slurm_conf))
-    monkeypatch.setattr("sys.argv", ["penstock", "observe", "--json", "--what-if"])
+    page = tmp_path / "page.html"
+    monkeypatch.setattr("sys.argv", ["penstock", "observe", "--json", "--what-if", "--html", str(page)])
     with pytest.raises(SystemExit, match="0"):  # as click ends a command that went well
         main()
     told = json.loads(capsys.readouterr().out)
@@ -68,6 +69,13 @@ def test_the_hours_are_saccts_and_slurm_is_only_read(
     assert told["left_out"] == {"jobs without GPUs": 1}
     assert [case["name"] for case in told["what_if"]][:2] == ["as it was", "Slurm's backfill"]
     assert len(told["what_if"]) == 6
+    assert sum(told["levels"]["held"]) / len(told["levels"]["held"]) == pytest.approx(
+        sum(each["held_gpu_h"] for each in told["types"]) / (told["end_s"] - told["begin_s"]) * 3600, abs=0.01
+    )
+    text = page.read_text()
+    assert "a100" in text
+    assert "Slurm&#x27;s backfill" in text
+    assert [each.name for each in tmp_path.glob("*page*")] == ["page.html"]
 
 
 def test_the_jobs_that_idled_are_named_and_no_others(
