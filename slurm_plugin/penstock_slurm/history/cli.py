@@ -6,7 +6,7 @@ import getpass
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from penstock_scheduler.cli.options import TO, span_s, split
 from penstock_scheduler.people.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock_slurm.history.reading import History
+    from penstock_slurm.history.reading import History, StepUse
     from penstock_slurm.history.what_if import Case
     from penstock_slurm.history.words import Table
 
@@ -38,6 +38,9 @@ def observe(
         False, "--what-if", help="Simulate the jobs again, under Slurm's backfill and under Penstock."
     ),
     jobs: int = typer.Option(300, min=1, help="With --what-if: the most jobs; the newest ones count."),
+    used: bool = typer.Option(
+        False, "--used", help="Show how much of their CPUs and memory the jobs used. sacct takes longer."
+    ),
     prometheus: str | None = typer.Option(
         None, metavar="URL", help="Ask this Prometheus how busy the jobs' GPUs were, such as http://prometheus:9090."
     ),
@@ -49,7 +52,7 @@ def observe(
     ),
     step: int = typer.Option(300, min=1, help="With --prometheus: seconds between two looks at a GPU."),
     html: Path | None = typer.Option(
-        None, metavar="FILE", help="Also write a page for a browser, with a picture of the GPUs over the period."
+        None, metavar="FILE", help="Write a page for a browser, with a picture of the GPUs over the period."
     ),
     conf: Path | None = typer.Option(None, help="slurm.conf, if it is not Slurm's default."),
     as_json: bool = JSON,
@@ -69,11 +72,7 @@ def observe(
     if html is not None and not (html.parent.is_dir() and os.access(html.parent, os.W_OK)):
         raise ConfigError(f"--html={html}: {html.parent} is no folder that you may write to")
     source = None if prometheus is None else Prometheus(prometheus, gpu_metric, step)
-    begin_s, end_s = span_s(from_, to)
-    end_s = time.time() if end_s is None else min(end_s, time.time())
-    begin_s = end_s - DAYS * 86_400 if begin_s is None else begin_s
-    if begin_s >= end_s:
-        raise ConfigError(f"--from={from_} is in the future")
+    begin_s, end_s = _period(from_, to)
     typer.echo(f"penstock: reading sacct from {local_time(begin_s)} to {local_time(end_s)} ...", err=True)
     history = read_history(conf, begin_s, end_s, split(partition))
     if os.getuid() != 0 and {run.user for run in history.runs} == {getpass.getuser()}:
@@ -84,7 +83,7 @@ def observe(
     if source is not None:
         typer.echo("penstock: asking Prometheus ...", err=True)
         use = source.use({run.job_id for run in history.runs}, begin_s, end_s)
-    found = report(history, use, step)
+    found = report(history, use, step, _used(history, conf, partition) if used else {})
     if not as_json:
         typer.echo(words.period(found))
         _print([*words.overview(found), *words.summary(found), *words.details(found)])
@@ -97,6 +96,27 @@ def observe(
         typer.echo(f"penstock: wrote {html}", err=True)
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"what_if": [asdict(case) for case in cases]}))
+
+
+def _period(from_: str | None, to: str | None) -> tuple[float, float]:
+    """Its begin and its end, s since 1970. Raises ConfigError."""
+    begin_s, end_s = span_s(from_, to)
+    end_s = time.time() if end_s is None else min(end_s, time.time())
+    begin_s = end_s - DAYS * 86_400 if begin_s is None else begin_s
+    if begin_s >= end_s:
+        raise ConfigError(f"--from={from_} is in the future")
+    return begin_s, end_s
+
+
+def _used(history: History, conf: Path | None, partition: str) -> Mapping[str, StepUse]:
+    """The CPU time and memory that the jobs of a history used."""
+    from penstock_slurm.history.reading import read_used
+
+    typer.echo("penstock: reading the steps of the jobs ...", err=True)
+    found = read_used(conf, history.begin_s, history.end_s, split(partition))
+    if not found:
+        typer.echo("penstock: Slurm samples no use of CPUs and memory: see JobAcctGatherType in slurm.conf", err=True)
+    return found
 
 
 def _simulated(history: History, most: int) -> tuple[list[Case], list[str | Table]]:

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock_slurm.history.gpu_use import STEP_S, GpuUse
-from penstock_slurm.history.reading import History, PastRun
+from penstock_slurm.history.reading import History, PastRun, StepUse
 
 SIZES = ((1, "1"), (2, "2 to 3"), (4, "4 to 7"), (8, "8 to 15"), (16, "16 and more"))
 """Least number of GPUs of a class of jobs, and its name."""
@@ -52,6 +53,10 @@ class Group:
     """Median share of its time limit for which a job ran, of those that ended in the period and had a limit."""
     busy: float | None
     """Share of the GPU-hours in which the GPUs were busy, of the jobs whose use is known."""
+    cpu_used: float | None
+    """Share of the time of their CPUs that they computed, of the jobs that have ended and whose use is known."""
+    memory_used: float | None
+    """Median of the largest share of their memory that these jobs used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +127,27 @@ class HistoryFigures:
     """How busy the GPUs were, if Prometheus was asked."""
 
 
-def report(history: History, use: Mapping[str, GpuUse] | None = None, step_s: float = STEP_S) -> HistoryFigures:
+def report(
+    history: History,
+    use: Mapping[str, GpuUse] | None = None,
+    step_s: float = STEP_S,
+    used: Mapping[str, StepUse] = MappingProxyType({}),
+) -> HistoryFigures:
     """The figures of a history.
 
     Args:
         use: job -> what Prometheus has seen of it, if it was asked.
         step_s: seconds between two looks there.
+        used: job -> the CPU time and memory that it used, as far as that was asked for.
     """
     runs, begin_s, end_s = history.runs, history.begin_s, history.end_s
-    shares, used = _use(history, use, step_s) if use is not None else ({}, None)
+    shares, of_use = _use(history, use, step_s) if use is not None else ({}, None)
 
     def grouped(key: Callable[[PastRun], str]) -> tuple[Group, ...]:
         names: dict[str, list[PastRun]] = {}
         for run in runs:
             names.setdefault(key(run), []).append(run)
-        groups = (_group(name, its, begin_s, end_s, shares) for name, its in names.items())
+        groups = (_group(name, its, begin_s, end_s, shares, used) for name, its in names.items())
         return tuple(sorted(groups, key=lambda group: (-group.gpu_h, group.name)))
 
     held: dict[str, float] = dict.fromkeys(history.gpus, 0.0)
@@ -160,7 +171,7 @@ def report(history: History, use: Mapping[str, GpuUse] | None = None, step_s: fl
         by_account=grouped(lambda run: run.account),
         by_partition=grouped(lambda run: run.partition),
         left_out=history.left_out,
-        use=used,
+        use=of_use,
     )
 
 
@@ -202,7 +213,14 @@ def _gpu_h(run: PastRun, begin_s: float, end_s: float) -> float:
     return run.gpus * max(ended_s - max(run.start_s, begin_s), 0.0) / 3600
 
 
-def _group(name: str, runs: Sequence[PastRun], begin_s: float, end_s: float, shares: Mapping[str, float]) -> Group:
+def _group(
+    name: str,
+    runs: Sequence[PastRun],
+    begin_s: float,
+    end_s: float,
+    shares: Mapping[str, float],
+    used: Mapping[str, StepUse],
+) -> Group:
     known = [(_gpu_h(run, begin_s, end_s), shares[run.job_id]) for run in runs if run.job_id in shares]
     known_gpu_h = sum(gpu_h for gpu_h, _ in known)
     waits = [
@@ -210,20 +228,40 @@ def _group(name: str, runs: Sequence[PastRun], begin_s: float, end_s: float, sha
         for run in runs
         if run.start_s is not None and begin_s <= run.start_s < end_s
     ]
-    used = [
-        (run.end_s - run.start_s) / run.limit_s
+    limits = [
+        run.ran_s / run.limit_s
         for run in runs
-        if run.start_s is not None and run.end_s is not None and run.limit_s and begin_s <= run.end_s < end_s
+        if run.end_s is not None and run.limit_s and begin_s <= run.end_s < end_s
     ]
+    cpu_used, memory_used = _of_steps(runs, used)
     return Group(
         name=name,
         jobs=len({run.job_id for run in runs}),
         gpu_h=sum(_gpu_h(run, begin_s, end_s) for run in runs),
-        wait_s=median(waits) if waits else None,
+        wait_s=_median(waits),
         long_wait_s=float(np.quantile(waits, 0.9)) if waits else None,
-        limit_used=median(used) if used else None,
+        limit_used=_median(limits),
         busy=sum(gpu_h * share for gpu_h, share in known) / known_gpu_h if known_gpu_h else None,
+        cpu_used=cpu_used,
+        memory_used=memory_used,
     )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _of_steps(runs: Iterable[PastRun], used: Mapping[str, StepUse]) -> tuple[float | None, float | None]:
+    """`cpu_used` and `memory_used` of a group."""
+    jobs: dict[str, list[PastRun]] = {}
+    for run in runs:
+        if run.job_id in used:
+            jobs.setdefault(run.job_id, []).append(run)
+    # Slurm has the use of a run once it has ended.
+    ended = {job: its for job, its in jobs.items() if its[-1].ran_s > 0}
+    held_cpu_s = sum(run.cpus * run.ran_s for its in ended.values() for run in its)
+    memory = [used[job].memory_mb / its[-1].memory_mb for job, its in ended.items() if its[-1].memory_mb]
+    return sum(used[job].cpu_s for job in ended) / held_cpu_s if held_cpu_s else None, _median(memory)
 
 
 def _levels(runs: Iterable[PastRun], begin_s: float, end_s: float) -> tuple[Floats, Floats, Floats]:

@@ -17,7 +17,7 @@ MOST_TICKS = 8
 
 
 def write(path: Path, found: HistoryFigures, simulated: Iterable[str | Table]) -> None:
-    """Write the page whole: whoever reads it meanwhile has the former one. Raises OSError."""
+    """Write the page. Until it is whole, readers have the former one. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(render(found, simulated), encoding="utf-8")
     part.replace(path)

@@ -5,18 +5,20 @@ It runs two commands, and both only read: `sacct`, and `scontrol show`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from penstock_scheduler.people.errors import PenstockError
-from penstock_slurm.gateway.accounts import parse_tres
+from penstock_slurm.gateway.accounts import parse_memory, parse_tres
 from penstock_slurm.gateway.base import SlurmNode, slurm_time
 from penstock_slurm.gateway.cli import CommandReader
 from penstock_slurm.gateway.commands import SlurmCommandRunner
-from penstock_slurm.gateway.fields import time_s
+from penstock_slurm.gateway.fields import duration_s, megabytes, time_s
 from penstock_slurm.gateway.hostlist import HostLists
 
 FIELDS = (
@@ -24,6 +26,10 @@ FIELDS = (
     *("ReqTRES", "AllocTRES", "NodeList"),
 )
 """Fields of sacct. None is a text that a user can write a bar into."""
+
+TRES_CPUS = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
+
+USED_FIELDS = ("JobIDRaw", "TRESUsageInTot")
 
 WITHOUT_GPUS = "jobs without GPUs"
 WAITING = ("PENDING", "REQUEUED", "RUNNING")
@@ -58,6 +64,25 @@ class PastRun:
     """The type that its request named."""
     limit_s: float | None
     """Its time limit, if it has one."""
+    cpus: int
+    """Those that it held on all nodes; 0 if it has not started."""
+    memory_mb: int
+    """That it held on all nodes; 0 if Slurm does not allocate memory."""
+
+    @property
+    def ran_s(self) -> float:
+        """How long it has run, s; 0 if it has not ended."""
+        return 0.0 if self.start_s is None or self.end_s is None else max(self.end_s - self.start_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepUse:
+    """The CPU time and memory that a job used."""
+
+    cpu_s: float
+    """On all CPUs, in all steps of all its runs."""
+    memory_mb: float
+    """Most of one step, as Slurm sampled it."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +127,7 @@ def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Co
     Raises:
         PenstockError: Slurm does not answer, has no accounting or no such partition, or its accounting counts no GPUs.
     """
-    commands = SlurmCommandRunner(conf, TIMEOUT_S)
-    reader = CommandReader(commands)
+    reader = CommandReader(SlurmCommandRunner(conf, TIMEOUT_S))
     if not reader.features().accounting:
         raise PenstockError(
             "this Slurm has no accounting (AccountingStorageType), and without it no history: install slurmdbd"
@@ -116,12 +140,7 @@ def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Co
         for node in reader.nodes()
         if sum(node.gpus.values()) and (not partitions or set(partitions) & set(node.partitions))
     )
-    span = ("-S", slurm_time(begin_s), "-E", slurm_time(end_s))
-    chosen = ("-r", ",".join(sorted(partitions))) if partitions else ()
-    text = commands.read(
-        *("sacct", "-a", "-D", "-X", "-n", "-P", *span, *chosen, "-o", ",".join(FIELDS)),
-        variables={"SLURM_TIME_FORMAT": "%s"},
-    )
+    text = _sacct(conf, begin_s, end_s, partitions, FIELDS)
     types = {node.name: next(iter(node.gpus)) if len(node.gpus) == 1 else "" for node in nodes}
     runs, left_out = parse_history(text, types)
     if not runs and nodes and left_out.get(WITHOUT_GPUS):
@@ -130,6 +149,44 @@ def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Co
             "AccountingStorageTRES in slurm.conf and restart slurmctld, which counts them from then on"
         )
     return History(begin_s, end_s, runs, nodes, left_out)
+
+
+def read_used(conf: Path | None, begin_s: float, end_s: float, partitions: Collection[str] = ()) -> dict[str, StepUse]:
+    """Job -> what it used. Jobs without samples are missing. See `read_history`."""
+    return parse_used(_sacct(conf, begin_s, end_s, partitions, USED_FIELDS, steps=True))
+
+
+def _sacct(
+    conf: Path | None,
+    begin_s: float,
+    end_s: float,
+    partitions: Collection[str],
+    fields: Sequence[str],
+    *,
+    steps: bool = False,
+) -> str:
+    span = ("-S", slurm_time(begin_s), "-E", slurm_time(end_s))
+    chosen = ("-r", ",".join(sorted(partitions))) if partitions else ()
+    return SlurmCommandRunner(conf, TIMEOUT_S).read(
+        *("sacct", "-a", "-D", "-n", "-P", *(() if steps else ("-X",)), *span, *chosen, "-o", ",".join(fields)),
+        variables={"SLURM_TIME_FORMAT": "%s"},
+    )
+
+
+def parse_used(text: str) -> dict[str, StepUse]:
+    """The use of jobs, from `sacct -D -n -P` with USED_FIELDS: a record for each job and each of its steps."""
+    found: dict[str, StepUse] = {}
+    for line in filter(None, text.split("\n")):
+        step, _, used = line.partition("|")
+        parts = dict(part.split("=", 1) for part in used.split(",") if "=" in part)
+        job_id, is_step, _ = step.partition(".")
+        if not is_step or not parts.keys() & {"cpu", "mem"}:
+            continue
+        before = found.get(job_id, StepUse(0.0, 0.0))
+        with suppress(ValueError):  # a step that cannot be read has no samples
+            cpu_s, memory_mb = duration_s(parts.get("cpu", "00:00")) or 0.0, megabytes(parts.get("mem", "0M"))
+            found[job_id] = StepUse(before.cpu_s + cpu_s, max(before.memory_mb, memory_mb))
+    return found
 
 
 def parse_history(text: str, types: Mapping[str, str]) -> tuple[tuple[PastRun, ...], dict[str, int]]:
@@ -182,6 +239,8 @@ def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> Past
         gpu_type=gpu_type or "",
         asked_type=_only_type(asked),
         limit_s=float(limit) * 60 if limit.isdigit() else None,
+        cpus=int(cpus[1]) if (cpus := TRES_CPUS.search(allocated)) else 0,
+        memory_mb=parse_memory(allocated),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ def details(found: HistoryFigures) -> Iterator[str | Table]:
         ("ACCOUNT", found.by_account),
         ("PARTITION", found.by_partition),
     ):
-        yield from _of_groups(title, groups, with_use=found.use is not None)
+        yield from _of_groups(title, groups)
 
 
 def _of_use(use: UseFigures, held_gpu_h: float) -> Iterator[str | Table]:
@@ -100,25 +100,30 @@ def _of_use(use: UseFigures, held_gpu_h: float) -> Iterator[str | Table]:
     yield from _and_more(len(use.idle_jobs))
 
 
-def _of_groups(title: str, groups: Sequence[Group], *, with_use: bool) -> Iterator[str | Table]:
+def _of_groups(title: str, groups: Sequence[Group]) -> Iterator[str | Table]:
     total = sum(group.gpu_h for group in groups)
-    rows = [
-        (
-            group.name or "-",
-            str(group.jobs),
-            f"{group.gpu_h:.1f}",
-            share(group.gpu_h, total),
-            "-" if group.wait_s is None else duration(group.wait_s),
-            "-" if group.long_wait_s is None else duration(group.long_wait_s),
-            "-" if group.limit_used is None else f"{group.limit_used:.0%}",
-            *(["-" if group.busy is None else f"{group.busy:.0%}"] if with_use else []),
-        )
-        for group in groups[:MOST_LINES]
-    ]
-    columns = ("JOBS", "GPU-HOURS", "SHARE", "MEDIAN WAIT", "9 OF 10 WAIT", "LIMIT USED")
+    columns = {
+        title: [group.name or "-" for group in groups],
+        "JOBS": [str(group.jobs) for group in groups],
+        "GPU-HOURS": [f"{group.gpu_h:.1f}" for group in groups],
+        "SHARE": [share(group.gpu_h, total) for group in groups],
+        "MEDIAN WAIT": [_or_dash(group.wait_s, duration) for group in groups],
+        "9 OF 10 WAIT": [_or_dash(group.long_wait_s, duration) for group in groups],
+        "LIMIT USED": [_or_dash(group.limit_used, percent) for group in groups],
+        "BUSY": [_or_dash(group.busy, percent) for group in groups],
+        "CPUS USED": [_or_dash(group.cpu_used, percent) for group in groups],
+        "MEMORY USED": [_or_dash(group.memory_used, percent) for group in groups],
+    }
+    asked_for = ("BUSY", "CPUS USED", "MEMORY USED")
+    shown = {name: cells for name, cells in columns.items() if name not in asked_for or set(cells) != {"-"}}
+    rows = [*zip(*shown.values(), strict=True)]
     if rows:
-        yield Table((title, *columns, *(["BUSY"] if with_use else [])), rows)
+        yield Table((*shown,), rows[:MOST_LINES])
     yield from _and_more(len(groups))
+
+
+def _or_dash(value: float | None, shown: Callable[[float], str]) -> str:
+    return "-" if value is None else shown(value)
 
 
 def _and_more(number: int) -> Iterator[str]:
@@ -152,9 +157,14 @@ def count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def percent(value: float) -> str:
+    """A share in percent."""
+    return f"{value:.0%}"
+
+
 def share(part: float, whole: float) -> str:
     """A share in percent, or a dash."""
-    return f"{part / whole:.0%}" if whole > 0 else "-"
+    return percent(part / whole) if whole > 0 else "-"
 
 
 def _range(hours: tuple[float, float]) -> str:

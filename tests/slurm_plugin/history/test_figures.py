@@ -13,7 +13,8 @@ from penstock_scheduler.simulator.workloads.workload import Workload
 from penstock_slurm.gateway.base import SlurmNode
 from penstock_slurm.history import page, what_if
 from penstock_slurm.history.figures import PARTS, report
-from penstock_slurm.history.reading import WITHOUT_GPUS, History, parse_history
+from penstock_slurm.history.reading import WITHOUT_GPUS, History, StepUse, parse_history, parse_used
+from penstock_slurm.history.words import Table, details
 
 HOUR = 3600
 BEGIN_S = 1_700_000_000
@@ -138,6 +139,38 @@ def test_idle_while_waiting_is_what_could_have_run():
         line("3", ready=6, state="PENDING", asked="cpu=1,gres/gpu=4"),
     )
     assert report(history(*lines)).idle_while_waiting_gpu_h == pytest.approx(3 * 1 + 4 * 2)
+
+
+STEPS = """7|
+7.batch|cpu=00:30:00,energy=0,fs/disk=1,mem=1000M,pages=0,vmem=9G
+7.extern|cpu=00:00:00,mem=0
+7.0|cpu=1-00:00:00,mem=1.5G
+7.1|cpu=later,mem=4G
+8.batch|cpu=00:01:00
+9.batch|
+10.batch|mem=3000M
+"""
+
+
+def test_a_job_has_used_the_time_of_all_its_steps_and_the_memory_of_the_largest():
+    assert parse_used(STEPS) == {"7": StepUse(88_200.0, 1536), "8": StepUse(60.0, 0), "10": StepUse(0.0, 3000)}
+
+
+def test_shares_are_of_the_cpus_and_the_memory_that_ended_jobs_held():
+    """In two runs, job 7 held 8 CPUs for 4 hours. Job 8 still runs, and Slurm has samples of its ended steps alone."""
+    held = "cpu=8,gres/gpu=1,mem=2G"
+    runs = [
+        line("7", start=0, end=1, state="REQUEUED", held=held),
+        line("7", ready=1, start=1, end=4, held=held),
+        line("8", start=0, state="RUNNING", held=held, user="bob"),
+        line("10", start=0, end=1, held="gres/gpu=1", user="eve"),
+    ]
+    found = report(history(*runs), used=parse_used(STEPS))
+    shares = {group.name: (group.cpu_used, group.memory_used) for group in found.by_user}
+    assert shares == {"ada": (88_200 / (8 * 4 * HOUR), 0.75), "bob": (None, None), "eve": (None, None)}
+    (table,) = (each for each in details(found) if isinstance(each, Table) and each.columns[0] == "USER")
+    assert table.columns[-3:] == ("LIMIT USED", "CPUS USED", "MEMORY USED")
+    assert {row[0]: row[-2:] for row in table.rows} == {"ada": ("77%", "75%"), "bob": ("-", "-"), "eve": ("-", "-")}
 
 
 def test_the_picture_is_of_the_gpus_held_and_waited_for_in_the_period():

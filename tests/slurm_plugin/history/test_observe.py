@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
+import time
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from penstock_loopback import wait_for
 from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.cli import main
+from penstock_slurm.history.reading import read_used
 from tests.slurm_plugin.history.conftest import ServeSamples
 
 pytestmark = pytest.mark.slurm
@@ -76,6 +79,42 @@ def test_the_hours_are_saccts_and_slurm_is_only_read(
     assert "a100" in text
     assert "Slurm&#x27;s backfill" in text
     assert [each.name for each in tmp_path.glob("*page*")] == ["page.html"]
+
+
+def test_the_cpus_and_the_memory_that_jobs_used(
+    make_loopback: MakeLoopback, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One computes on one of its two CPUs and holds 200 of its 1000 MB; the other one sleeps."""
+    settings = {"JobAcctGatherType": "jobacct_gather/linux", "JobAcctGatherFrequency": "1"}
+    memory = {"SelectTypeParameters": "CR_Core_Memory"}
+    slurm = make_loopback("t4:1x4", accounting=True, settings=settings | memory)
+    work = "import time; a = bytearray(200 << 20)\nwhile time.process_time() < 4: pass"
+    common = ("--parsable", "-o/dev/null", "--gres=gpu:1", "--mem=1000", "-c2")
+    busy = slurm.command("sbatch", *common, "--wrap", f"exec {sys.executable} -c '{work}'").stdout.strip()
+    idle = slurm.command("sbatch", *common, "--wrap", "exec sleep 8").stdout.strip()
+
+    def over() -> bool:
+        return [state for _, state in ends()] == ["COMPLETED"] * 2
+
+    def ends() -> list[list[str]]:
+        listing = slurm.command("sacct", "-aXnP", "-j", f"{busy},{idle}", "-o", "ElapsedRaw,State").stdout
+        return [line.split("|") for line in listing.splitlines()]
+
+    wait_for(over, 240, "the jobs' ends in the accounts", details=lambda: str(ends()))
+    used = read_used(slurm.slurm_conf, time.time() - 3600, time.time() + 1)
+    assert used.keys() == {busy, idle}
+    assert 3 <= used[busy].cpu_s <= 8
+    assert 200 <= used[busy].memory_mb <= 300
+    assert used[idle].cpu_s <= 1
+    assert used[idle].memory_mb < 100
+    monkeypatch.setenv("SLURM_CONF", str(slurm.slurm_conf))
+    monkeypatch.setattr("sys.argv", ["penstock", "observe", "--json", "--used"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    (group,) = json.loads(capsys.readouterr().out)["by_user"]
+    cpu_s = 2 * sum(int(elapsed) for elapsed, _ in ends())
+    assert group["cpu_used"] == pytest.approx(sum(each.cpu_s for each in used.values()) / cpu_s)
+    assert 0.1 <= group["memory_used"] <= 0.2, "the mean of both"
 
 
 def test_the_jobs_that_idled_are_named_and_no_others(
