@@ -121,7 +121,9 @@ def test_an_admins_hold_of_a_running_job_is_an_admins_after_its_run(
     assert site.job(job).reason != "JobHeldAdmin"
     wait_for(lambda: not noted.exists(), 120, "the round loop to see the release", details=site.tail)
     submitter.release(job, admin=False)
-    site.slurm.command("scontrol", "hold", job)  # perhaps in the moment in which the release is carried out
+    released = site.spool / "holds" / f"{job}.released"
+    wait_for(lambda: not released.exists(), 120, "the user's release", details=site.tail)
+    site.slurm.command("scontrol", "hold", job)
     wait_for(noted.exists, 120, "the round loop to see it", details=site.tail)
     site.slurm.command("scontrol", "requeue", job)
     site.wait_states("PENDING", job)

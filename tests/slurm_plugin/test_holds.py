@@ -314,6 +314,18 @@ def test_a_running_job_that_is_held_goes_on_and_is_not_started_again(
     assert [write.kind for write in told.written] == ["hold", "requeue_hold"], "Slurm would start it by itself"
 
 
+def test_a_hold_that_its_user_has_released_meanwhile_is_not_carried_out(
+    told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter
+) -> None:
+    """In Slurm, it would take the place of the hold of an admin who came after the release."""
+    told.listed = [pending("gpu", state="RUNNING", nodes=("n0",), priority=9)]
+    submitter.hold("7", "ada", admin=False)
+    look(cluster)
+    submitter.release("7", admin=False)
+    cluster.apply([])
+    assert told.written == []
+
+
 @pytest.mark.parametrize("fields", [ADMIN, USER | {"restarts": 1}])
 def test_a_release_lets_penstock_start_what_somebody_held_in_slurm(
     told: Told, cluster: SlurmCluster, submitter: SlurmSubmitter, tmp_path: Path, fields: dict[str, object]

@@ -349,6 +349,9 @@ class Holds:
     def carry_out(self) -> None:
         """Hold jobs in Slurm that `penstock hold` holds and that Slurm might start: also a running one, if Slurm requeues it."""
         asked = self._asked.held
+        # A user hold in Slurm takes the place of an admin's. One whose user has released the job meanwhile must not.
+        still = self._files.read().held if self._to_hold else asked
+        self._to_hold = [job for job in self._to_hold if job.id in still]
         by_admins = in_turn((job for job in self._to_hold if asked[job.id].admin), MOST_HOLDS)
         by_users = in_turn((job for job in self._to_hold if not asked[job.id].admin), MOST_HOLDS)
         now = [*by_admins, *by_users][:MOST_HOLDS]
