@@ -39,6 +39,8 @@ class Followed:
     """Runs that began and ended between two observations."""
     gone: tuple[JobId, ...]
     """Jobs with an open span that the observation does not show. They have ended, or cannot be read now."""
+    moved: tuple[AllocationSpan, ...]
+    """Open spans whose run began later, as the cluster says now."""
 
 
 def follow(
@@ -59,9 +61,13 @@ def follow(
     closed: list[Closed] = []
     opened: dict[JobId, tuple[Job, float]] = {}
     gone: list[JobId] = []
+    moved: list[AllocationSpan] = []
     for job_id, span in spans.items():
         job = holding.get(job_id)
         if job is not None and _same_run(span, job):
+            if job.started_s is not None and job.started_s > span.run_s:
+                span = span.model_copy(update={"run_s": job.started_s})
+                moved.append(span)
             if (change := _change(span, job, shared)) is not None:
                 at_s = max(now_s, span.from_s + 0.001)
                 closed.append(Closed(_until(span, at_s, job.suspended_s), change))
@@ -76,7 +82,7 @@ def follow(
         if job_id not in opened and (job_id not in spans or job_id in over):
             opened[job_id] = job, _begin_s(job, spans.get(job_id), over.get(job_id, 0.0), now_s)
     missed = (run for job_id, run in ended.items() if run.ended_s > seen_s and job_id not in spans)
-    return Followed(tuple(closed), tuple(opened.values()), tuple(missed), tuple(gone))
+    return Followed(tuple(closed), tuple(opened.values()), tuple(missed), tuple(gone), tuple(moved))
 
 
 def shared_jobs(plan: Plan | None) -> frozenset[JobId]:
@@ -136,7 +142,14 @@ def of_run(run: EndedRun, user: str, account: str, partition: str) -> Allocation
 
 
 def _same_run(span: AllocationSpan, job: Job) -> bool:
-    return span.restarts == job.restarts and (job.started_s is None or job.started_s <= span.from_s)
+    """Slurm moves the beginning of a run on a node that it boots to the moment at which the node is up.
+
+    A slurmctld that has forgotten a run in a crash also says the same number of restarts, but hardly the same nodes.
+    """
+    if span.restarts != job.restarts:
+        return False
+    same = job.allocation is not None and nodes_of(job.allocation) == span.nodes
+    return same or job.started_s is None or job.started_s <= max(span.from_s, span.run_s)
 
 
 def _change(span: AllocationSpan, job: Job, shared: Collection[JobId]) -> Close | None:

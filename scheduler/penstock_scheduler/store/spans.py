@@ -20,7 +20,9 @@ class SpanStore(Database):
     """The store's allocation spans. A span is known by its job and its beginning."""
 
     def save_spans(self, spans: Sequence[AllocationSpan], once: Sequence[AllocationSpan] = ()) -> None:
-        """Save spans, in one transaction. A span that is there already gets what may change: its end and its GPUs' indices.
+        """Save spans, in one transaction. Those that are there change.
+
+        A span that is there already gets what may change: its run's beginning, its end, and its GPUs' indices.
 
         Args:
             spans: these replace what is there.
@@ -28,7 +30,7 @@ class SpanStore(Database):
         """
         if not spans and not once:
             return
-        changing = ("to_s", "exact", "suspended_s", "gpu_ids", "end_code", "end_text")
+        changing = ("run_s", "to_s", "exact", "suspended_s", "gpu_ids", "end_code", "end_text")
         upsert = self._upsert(t.allocations, ["job", "from_s"], changing)
         with self.write() as db:
             if spans:

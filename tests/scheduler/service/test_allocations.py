@@ -191,6 +191,29 @@ def test_a_run_that_loses_nodes_or_shares_its_gpus_begins_a_new_span(site):
     assert [each.shared for each in site.store.job_spans("1")] == [False, False, True, False]
 
 
+def test_a_run_whose_beginning_slurm_moves_is_still_the_same(site):
+    """Slurm counts a run on a cloud node from the moment at which the node is up, though the job holds it before."""
+    site.look(1001.0, ran())
+    site.look(1010.0, ran(started_s=1009.0))
+    assert site.spans() == [(1000.0, None, 2, "", True)], "nobody has put it back into the queue"
+    site.start()
+    site.look(1020.0, ran(held=FOUR, started_s=1009.0))
+    site.submitter.ended["1"] = Fate("UNKNOWN", None, None)
+    site.look(1030.0)
+    ends = [(1000.0, 1020.0, 2, "resized", True)]
+    assert site.spans() == [*ends, (1020.0, 1020.0, 4, "ended", False)]
+    assert {each.run_s for each in site.store.job_spans("1")} == {1009.0}
+    site.log.correct(0.0, 100, lambda jobs, since_s: [EndedRun("1", FOUR, 1009.0, 1025.0)])
+    assert site.spans() == [*ends, (1020.0, 1025.0, 4, "ended", True)], "and the accounts know the run by that moment"
+
+
+def test_a_later_beginning_on_other_nodes_is_another_run(site):
+    """As a slurmctld begins a job that it has forgotten in a crash: with the same number of restarts."""
+    site.look(1001.0, ran())
+    site.look(1010.0, ran(held=FOUR, started_s=1009.0))
+    assert site.spans() == [(1000.0, 1005.0, 2, "requeued", False), (1009.0, None, 4, "", True)]
+
+
 def test_a_running_job_that_cannot_be_read_keeps_its_span(site):
     """It is refused, for example because a new Slurm has a word for its state that Penstock does not know."""
     site.look(1010.0, ran())

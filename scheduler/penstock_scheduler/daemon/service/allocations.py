@@ -70,7 +70,10 @@ class AllocationLog(RoundListener):
         found = follow(self._open, state, self._shared, self._seen_s or now_s, now_s)
         ended = [*map(self._ended, found.closed), *filter(None, map(self._gone, found.gone))]
         begun = [self._begun(job, from_s) for job, from_s in found.opened]
-        self._store.save_spans([*ended, *begun], once=[span for run in found.missed for span in self._missed(run)])
+        self._store.save_spans(
+            [*found.moved, *ended, *begun], once=[span for run in found.missed for span in self._missed(run)]
+        )
+        self._open |= {span.job: span for span in found.moved}
         for span in ended:
             self._open.pop(span.job, None)
             self._lacking.pop(span.job, None)
