@@ -278,6 +278,12 @@ def test_a_waiting_job_is_told_when_it_may_leave_for_the_cloud_and_for_how_much(
     assert any(
         "for the cloud in 57 min" in line and "does not allow the $7.50" in line for line in words(said, now_s=1080.0)
     )
+    now = dataclasses.replace(broke, waiting=WaitingPolicy(Wait.NONE))
+    said = explain(decided(dataclasses.replace(base, cloud=now)), "2")
+    assert said is not None
+    refused = [line for line in words(said, now_s=1080.0) if "does not allow the $7.50" in line]
+    assert len(refused) == 1, "the reason for its wait is told once"
+    assert refused[0].startswith("Job 2 waits: would leave for 2 a100")
     said = explain(decided(base), "2")
     assert said is not None
     assert not any("cloud" in line for line in words(said, now_s=1080.0)), "a site without a cloud"

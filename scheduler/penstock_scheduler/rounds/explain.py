@@ -290,7 +290,7 @@ def _waiting_words(said: Explanation, now_s: float, estimate: JobEstimate | None
     elif not never:
         lines.append("Its start time is not known, because nothing has estimated it yet.")
     lines += _holder_words(said.holders, now_s) if not never else []
-    if said.cloud is not None:
+    if said.cloud is not None and said.cloud.why != said.reason.text:
         lines.append(said.cloud.words(now_s))
     for remedy in said.remedies:
         lines.append(f"With {remedy.change} it would have started in this round, on {remedy.gets}.")

@@ -115,7 +115,7 @@ def _describe_wait(answer: StartForecast, now_s: float) -> list[str]:
         lines.append(f"It would start at about {at}, in {wait}, if no other job is submitted.")
     elif reason.code not in (ReasonCode.GPU_BUDGET, ReasonCode.NEVER_FITS):
         lines.append("Its start cannot be estimated: it is unknown when the jobs that hold GPUs now will end.")
-    if answer.cloud is not None:
+    if answer.cloud is not None and answer.cloud.why != reason.text:
         lines.append(answer.cloud.words(now_s))
     return lines
 
