@@ -4,7 +4,7 @@ They launch and end nothing. They write a request for penstockd into a shared fo
 ordered and what may be spent. Without penstockd nothing is launched: Slurm gives up such nodes after ResumeTimeout and queues
 their jobs again.
 
-The request contains `SLURM_RESUME_FILE` (job -> nodes), so that a job gets all its nodes or none.
+The request contains `SLURM_RESUME_FILE` (job -> nodes) if it can be read, so that a job gets all its nodes or none.
 """
 
 from __future__ import annotations
@@ -43,16 +43,25 @@ def _tell(kind: str, argv: Sequence[str]) -> int:
         if len(argv) != 1:
             raise ValueError(f"usage: penstock-{kind} NODES, as slurmctld calls it")
         settings = load_settings(Path(os.environ.get("PENSTOCK_CONFIG", CONFIG))).section(CloudSettings)
-        jobs: dict[str, list[str]] = {}
-        if kind == "resume" and (file := os.environ.get("SLURM_RESUME_FILE")):
-            for job in json.loads(Path(file).read_text(encoding="utf-8")).get("jobs", []):
-                jobs[str(job["job_id"])] = _names(job.get("nodes_resume") or job["nodes"])
-        told = {"jobs": jobs, "nodes": _names(argv[0]), "time_s": time.time()}
+        file = os.environ.get("SLURM_RESUME_FILE") if kind == "resume" else None
+        told = {"jobs": _jobs(file) if file else {}, "nodes": _names(argv[0]), "time_s": time.time()}
         save_whole(settings.share / kind / f"{time.time_ns()}-{os.getpid()}.json", json.dumps(told))
     except (PenstockError, OSError, ValueError, KeyError) as error:
         print(f"penstock-{kind}: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
+
+
+def _jobs(file: str) -> dict[str, list[str]]:
+    """Slurm's number of each job that waits for nodes -> these nodes. Empty if the file does not tell them: Slurm deletes it
+    after ten seconds. penstockd then finds the jobs in Slurm's own records."""
+    try:
+        jobs = json.loads(Path(file).read_text(encoding="utf-8"))["jobs"]
+        return {str(job["job_id"]): _names(job.get("nodes_resume") or job["nodes"]) for job in jobs}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        text = f"SLURM_RESUME_FILE={file} cannot be read ({error!r}); penstockd is told the nodes without their jobs"
+        print(f"penstock-resume: {text}", file=sys.stderr)  # noqa: T201
+        return {}
 
 
 def _names(hostlist: str) -> list[str]:

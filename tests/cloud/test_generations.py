@@ -98,6 +98,18 @@ def test_a_node_that_slurm_gives_up_ends_its_run_at_once(site: OtherSite) -> Non
     assert [run.state for run in site.state.runs] == ["ending"]
 
 
+def test_a_resume_without_its_jobs_sends_those_back_that_slurm_shows_there(site: OtherSite) -> None:
+    """Slurm deleted the file with the jobs before penstock-resume could read it."""
+    node = run_a_job(site, "8")
+    end(site, "8")
+    site.submit("7")
+    site.submit("9")
+    site.on |= {node: "7", "elsewhere": "9"}
+    asks(site, "resume", node)
+    site.tick()
+    assert site.refused == ["7"]
+
+
 def test_a_late_resume_sends_no_job_back_that_runs_elsewhere(site: OtherSite) -> None:
     node = run_a_job(site, "8")
     site.submit("7")

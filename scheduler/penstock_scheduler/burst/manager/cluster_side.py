@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock_scheduler.api.ports import CloudNode, CloudNodes
 from penstock_scheduler.burst.manager.runs import BurstRun
-from penstock_scheduler.burst.manager.share import SharedFolder
+from penstock_scheduler.burst.manager.share import NodeRequest, SharedFolder
 from penstock_scheduler.model import Job, JobId, Phase
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,9 @@ class ClusterSide:
         known = {name: run for run in runs for name in run.nodes}
         for request in self._share.requests():
             if request.resume:
-                wait = {self._nodes.job_of(number): names for number, names in request.jobs.items()}
+                wait = {self._nodes.job_of(number): names for number, names in request.jobs.items()} or self._on(
+                    request
+                )
                 held = {job: _held(jobs.get(job)) for job in wait}
                 wait = {job: names for job, names in wait.items() if not held[job] or held[job] & {*names}}
                 self._send_back(wait, request.nodes, known, jobs)
@@ -88,6 +90,11 @@ class ClusterSide:
         self._refuse_strangers(known, jobs)
         self.look()
         self._refuse_late({run.job for run in runs} | self._unknown, jobs)
+
+    def _on(self, request: NodeRequest) -> dict[JobId, Sequence[str]]:
+        """The jobs that Slurm shows on a request's nodes."""
+        there = self._nodes.jobs_on_instances().items()
+        return {job: names for job, names in there if not {*names}.isdisjoint(request.nodes)}
 
     def look(self) -> None:
         """Look at the nodes, and change nothing."""
