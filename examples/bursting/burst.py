@@ -173,7 +173,8 @@ class Machines(threading.Thread):
                 )
                 if instance not in self._slurmds and wakes:
                     say(f"{instance} boots and joins Slurm")
-                    command = ["slurmd", "-D", "-N", node, "-b"]
+                    # Slurm ignores a node that says to have booted before it was woken. Both times are whole seconds.
+                    command = ["bash", "-c", f"sleep 2; exec slurmd -D -N {node} -b"]
                     environment = os.environ | self._slurm.environment()
                     self._slurmds[instance] = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 

@@ -189,12 +189,13 @@ class Machines:
             for gone in set(self._slurmds) - set(alive):
                 self._off(gone)
             for id_, node in alive.items():
-                # As in data/node.sh: slurmctld ignores a node that registers before it wakes it.
+                # As in data/node.sh: slurmctld ignores a node that registers or has booted before it wakes it.
                 shown = self._slurm.command("scontrol", "show", "node", node).stdout
                 held = any(each in shown for each in ("POWERING_UP", "ALLOCATED", "MIXED"))
                 if id_ not in self._slurmds and held and "POWERED_DOWN" not in shown:
                     environment = dict(os.environ) | self._slurm.environment()
-                    self._slurmds[id_] = subprocess.Popen(["slurmd", "-D", "-N", node, "-b"], env=environment)
+                    command = ["bash", "-c", f"sleep 2; exec slurmd -D -N {node} -b"]
+                    self._slurmds[id_] = subprocess.Popen(command, env=environment)
 
     def _off(self, id_: str) -> None:
         slurmd = self._slurmds.pop(id_)

@@ -25,11 +25,15 @@ from tests.cloud.hypervisor import Hypervisor
 def test_a_node_joins_slurm_once_slurm_wakes_it(
     cloud_settings: Callable[..., CloudSettings], ec2: Ec2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job holds a node for a moment while the node still counts as powered down. slurmctld ignores it then, for good."""
+    """A job holds a node for a moment while the node still counts as powered down. slurmctld ignores it then, for good.
+
+    It also ignores one that says to have booted before it was woken: both times are whole seconds, of two clocks.
+    """
     programs, asked = tmp_path / "bin", tmp_path / "asked"
     programs.mkdir()
     (programs / "scontrol").write_text(
         f'#!/bin/bash\necho x >>{asked}\necho "   State=$(cat {tmp_path}/state) Weight=1"\n'
+        f"grep -q POWERING_UP {tmp_path}/state && touch {tmp_path}/woken\n"
     )
     (programs / "slurmd").write_text(f"#!/bin/bash\ntouch {tmp_path}/joined\nexec sleep 60\n")
     for program in programs.iterdir():
@@ -52,6 +56,7 @@ def test_a_node_joins_slurm_once_slurm_wakes_it(
         assert not joined.exists()
         (tmp_path / "state").write_text("MIXED+CLOUD+NOT_RESPONDING+POWERING_UP")
         wait_for(joined.exists, 120, "it joins", details=hypervisor.console)
+        assert joined.stat().st_mtime - (tmp_path / "woken").stat().st_mtime >= 2
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="cloud nodes need curl; install it")

@@ -24,6 +24,8 @@ mount_all
 slurmd=
 join() {
   until scontrol show node "$node" 2>/dev/null | grep -v POWERED_DOWN | grep -q "POWERING_UP\|ALLOCATED\|MIXED"; do sleep 1; done
+  # slurmctld also ignores a node that says to have booted before that. Both times are whole seconds, of two clocks.
+  sleep 2
   # On some sites, slurmctld starts this script with signals blocked; slurmd must be able to end.
   exec slurmd -D -N "$node" -b
 }
