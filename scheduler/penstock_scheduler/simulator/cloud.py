@@ -6,11 +6,10 @@ policy decide by the same code as in life.
 
 A job that has no `--runtime` counts as if its user had said its recorded duration. The provider has any number of instances,
 but only as many can be used as the cluster has cloud nodes. An instance works `[cloud] boot_s` after its order, and later by the
-time that the job's data takes.
+time that the job's data takes; the job begins when Slurm looks next.
 
-A provider in memory: instances with a clock and prices, for simulations. Tests add limits of capacity, faults and a bill.
-It keeps what a real provider promises and no more: the same order is served once, listings may be late or empty, and an
-instance is billed from its launch to its end.
+The provider keeps what a real one promises and no more: the same order is served once, listings may be late or empty, and
+an instance is billed from its launch to its end. Tests add limits of capacity, faults and a bill.
 """
 
 from __future__ import annotations
@@ -50,9 +49,11 @@ TICK_S = 1.0
 ROUND_S = 60.0
 """Longest time between two rounds, s: the daemon's default. A wait that is over is seen by the next round."""
 
+BEGINS_EVERY_S = 30.0
+"""Seconds between two looks of slurmctld for jobs whose nodes have booted (its PERIODIC_TIMEOUT)."""
+
 ROOM = 8
 """Free cloud nodes of each kind: as many as the largest gang has."""
-PARTITION = "cloud"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class CloudSpec:
         tick_s: seconds between two ticks of the daemon (`[daemon] tick_s`), > 0.
         nodes: cloud nodes of each kind, >= 1, or None without a limit.
         suspend_s: Slurm's SuspendTimeout: seconds after a run until its nodes can be used again.
+        begins_every_s: seconds between two times at which jobs begin on nodes that have booted, > 0.
     """
 
     settings: BurstSettings
@@ -76,6 +78,7 @@ class CloudSpec:
     tick_s: float = TICK_S
     nodes: int | None = None
     suspend_s: float = 0.0
+    begins_every_s: float = BEGINS_EVERY_S
 
     def machines(self) -> Iterator[Machine]:
         """The kinds of instances."""
@@ -275,7 +278,7 @@ class SimulatedCloud:
         store: where runs and ledger are kept; None: in memory.
     """
 
-    partition = PARTITION
+    partition = "cloud"
 
     def __init__(self, spec: CloudSpec, clock: Clock, seed: int = 0, store: MemoryRunStore | None = None) -> None:
         self.spec, self._clock = spec, clock
@@ -348,11 +351,10 @@ class SimulatedCloud:
         return next((run for run in self.manager.runs if node in run.nodes), None)
 
     def works_s(self, run: BurstRun) -> float:
-        """When a run's instances work; infinite: they are not launched."""
-        launched = [slot.launched_s for slot in run.slots]
-        if any(each is None for each in launched):
-            return math.inf
-        return max(each for each in launched if each is not None) + self.spec.settings.boot_s + run.data_s
+        """When a job begins on a run's instances; infinite: they are not launched."""
+        launched_s = max(math.inf if slot.launched_s is None else slot.launched_s for slot in run.slots)
+        looks = (launched_s + self.spec.settings.boot_s + run.data_s) / self.spec.begins_every_s
+        return looks if math.isinf(looks) else math.ceil(looks) * self.spec.begins_every_s
 
     def ended(self, job: SimulatedJob) -> None:
         """A job has ended: the recorded history has it from now on."""
@@ -533,10 +535,8 @@ class Simulated:
             if before != order:
                 raise LaunchFailed(Kind.CONFIG, "TokenMismatch", "the same token with another order")
             return launched
-        machine = next(
-            (m for m in self.machines if (m.instance_type, m.market) == (order.instance_type, order.market)), None
-        )
-        if machine is None:
+        asked = order.instance_type, order.market
+        if (machine := next((m for m in self.machines if (m.instance_type, m.market) == asked), None)) is None:
             raise LaunchFailed(Kind.CONFIG, "NoSuchType", f"{order.instance_type} is not sold in {self.name}")
         self._forget()
         launched = {}

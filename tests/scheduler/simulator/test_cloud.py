@@ -19,7 +19,14 @@ from penstock_scheduler.model.waiting import Averages, Wait, by_budget
 from penstock_scheduler.rounds.loop import RoundLoop, RoundSurroundings, RoundTiming
 from penstock_scheduler.rounds.policies import make_policy
 from penstock_scheduler.rounds.triggers import OnEvent, Period
-from penstock_scheduler.simulator.cloud import CloudSpec, CloudUse, MemoryRunStore, SimulatedCloud, cloud_settings
+from penstock_scheduler.simulator.cloud import (
+    BEGINS_EVERY_S,
+    CloudSpec,
+    CloudUse,
+    MemoryRunStore,
+    SimulatedCloud,
+    cloud_settings,
+)
 from penstock_scheduler.simulator.cluster import SimulatedCluster, nodes_from_spec
 from penstock_scheduler.simulator.jobs import SimulatedClock
 from penstock_scheduler.simulator.learning import SimulatedModels
@@ -63,7 +70,7 @@ def scenario(cluster: str, jobs: Sequence[RigidJob], **spec: Any) -> Scenario:
 def cloud(where: Scenario, **given: Any) -> CloudSpec:
     sizes = tuple(sorted({job.gpus for job in where.workload.jobs if job.gpus <= 8} | set(where.node_gpus.values())))
     constants = {"boot_s": 1.0} | {name: given.pop(name) for name in ("boot_s", "t_max_h", "patience") if name in given}
-    return CloudSpec(cloud_settings(given, where.workload, **constants), "v100", 2.0, sizes)
+    return CloudSpec(cloud_settings(given, where.workload, **constants), "v100", 2.0, sizes, begins_every_s=1.0)
 
 
 def fifo(backfill: str) -> PolicyChoice:
@@ -144,6 +151,14 @@ def test_jobs_wait_for_a_cloud_node_that_is_free_and_suspended(nodes, suspend_s,
     run = simulate_policy(where, fifo("out-of-order"), cloud=spec)
     assert starts_h(run)[1:] == pytest.approx(expected_h, abs=0.05)
     assert away(run).away == {"1", "2", "3"}
+
+
+def test_a_job_begins_when_slurm_looks_for_nodes_that_have_booted():
+    """It leaves at 1,800 s, and its instance works 100 s after that. slurmctld looks every 30 s: at 1,920 s."""
+    where = scenario("v100:1x4", [RigidJob(0, 1, 4), RigidJob(0.5, 1, 4)], preemptible=False)
+    spec = dataclasses.replace(cloud(where, wait="no-wait", boot_s=100.0), begins_every_s=BEGINS_EVERY_S)
+    run = simulate_policy(where, "fifo", cloud=spec)
+    assert run.jobs[1].finish_s == pytest.approx(1920 + 3600, abs=2)
 
 
 @pytest.mark.parametrize("policy", ["sia", "fifo", "srtf", "gandiva", "slurm-backfill"])
