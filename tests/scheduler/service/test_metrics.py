@@ -116,6 +116,22 @@ def test_the_cloud_in_numbers():
     assert not [sample for each in _cloud(None, None) for sample in each.samples]
 
 
+def test_an_instance_that_outlives_its_job_is_a_warning_and_counted(tmp_path):
+    """The burst manager tells it among the cloud's troubles, ten minutes after the job's end."""
+    told = "i-1 of job 7 has not ended, 10 min after its job: end it by hand"
+    with serving(tmp_path) as api:
+        headers = {"Authorization": f"Bearer {api.tokens['ada']}"}
+
+        def lines() -> list[str]:
+            return httpx.get(f"{api.url}/v1/metrics", headers=headers).text.splitlines()
+
+        assert "penstock_warnings 0.0" in lines()
+        api.vitals.loop.cloud_troubles = (told,)
+        assert "penstock_warnings 1.0" in lines()
+        with api.client("ada") as ada:
+            assert ada.ready().warnings == [told], "penstock doctor says it"
+
+
 def test_what_slurm_says_in_unknown_words_is_counted_and_a_warning(tmp_path):
     unknown = (
         UnknownValue("job", "State", "State=DREAMING", ("1", "2")),
