@@ -61,13 +61,10 @@ def follow(
     closed: list[Closed] = []
     opened: dict[JobId, tuple[Job, float]] = {}
     gone: list[JobId] = []
-    moved: list[AllocationSpan] = []
-    for job_id, span in spans.items():
+    moved = _begun_later(spans, holding)
+    for job_id, span in {**spans, **moved}.items():
         job = holding.get(job_id)
         if job is not None and _same_run(span, job):
-            if job.started_s is not None and job.started_s > span.run_s:
-                span = span.model_copy(update={"run_s": job.started_s})
-                moved.append(span)
             if (change := _change(span, job, shared)) is not None:
                 at_s = max(now_s, span.from_s + 0.001)
                 closed.append(Closed(_until(span, at_s, job.suspended_s), change))
@@ -82,7 +79,17 @@ def follow(
         if job_id not in opened and (job_id not in spans or job_id in over):
             opened[job_id] = job, _begin_s(job, spans.get(job_id), over.get(job_id, 0.0), now_s)
     missed = (run for job_id, run in ended.items() if run.ended_s > seen_s and job_id not in spans)
-    return Followed(tuple(closed), tuple(opened.values()), tuple(missed), tuple(gone), tuple(moved))
+    return Followed(tuple(closed), tuple(opened.values()), tuple(missed), tuple(gone), tuple(moved.values()))
+
+
+def _begun_later(spans: Mapping[JobId, AllocationSpan], holding: Mapping[JobId, Job]) -> dict[JobId, AllocationSpan]:
+    """The spans whose run began later than they say, with its beginning."""
+    found = {}
+    for job_id, span in spans.items():
+        job = holding.get(job_id)
+        if job is not None and job.started_s is not None and job.started_s > span.run_s and _same_run(span, job):
+            found[job_id] = span.model_copy(update={"run_s": job.started_s})
+    return found
 
 
 def shared_jobs(plan: Plan | None) -> frozenset[JobId]:
