@@ -27,7 +27,7 @@ DETACHED = "detached"
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What Slurm wants of its cloud nodes.
+    """A request of Slurm about its cloud nodes.
 
     Attributes:
         resume: whether it needs the nodes; else it does not need them any more.
