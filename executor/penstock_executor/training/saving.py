@@ -142,6 +142,9 @@ def load(state: BinaryIO) -> Any:
     return _uncopied(torch.load(state, map_location="cpu", weights_only=True))
 
 
+PLAIN = {int, float, bool, str, type(None)}
+
+
 def kinds(value: Any, where: str = "") -> Iterator[str]:
     """Each place in a state with the types of its values. Keys that are numbers, as of an optimiser's parameters, are one
     place, and so are the items of a list: a state that only grows has no new kinds."""
@@ -150,8 +153,12 @@ def kinds(value: Any, where: str = "") -> Iterator[str]:
         for key, each in value.items():
             yield from kinds(each, f"{where}[{'' if isinstance(key, int) else repr(key)}]")
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from kinds(each, f"{where}[]")
+        types = {*map(type, value)}
+        if types <= PLAIN:  # perhaps the order of all samples: a step must not wait for a loop over it
+            yield from (f"{where}[]: {each} " for each in types)
+        else:
+            for each in value:
+                yield from kinds(each, f"{where}[]")
 
 
 class Saver:
