@@ -38,9 +38,11 @@ class Suspension:
 
 
 def in_order(job_id: JobId) -> tuple[str, int, str]:
-    """Sort key of job ids: as texts, but the elements of an array by their numbers, 12_2 before 12_10."""
+    """Sort key of job ids: by number, 9 before 10, and the elements of an array by theirs, 12_2 before 12_10. Ids
+    that are no numbers come last."""
     array, _, element = job_id.partition("_")
-    return array, int(element) if element.isdecimal() else -1, job_id
+    number = array.rjust(20) if array.isdecimal() else array
+    return number, int(element) if element.isdecimal() else -1, job_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,3 +110,9 @@ def test_a_limit_of_a_type_counts_only_gpus_of_that_type():
 )
 def test_a_limit_says_which_jobs_it_is_for(limit: GpuLimit, text: str):
     assert str(limit) == text
+
+
+def test_of_jobs_that_were_submitted_at_once_the_lower_number_goes_first():
+    ids = ["10", "9", "12_10", "12_2", "12", "1000000", "99_1", "sim-b", "sim-a"]
+    in_order = sorted((job(each, submit_s=5.0) for each in ids), key=lambda each: each.in_order)
+    assert [each.id for each in in_order] == ["9", "10", "12", "12_2", "12_10", "99_1", "1000000", "sim-a", "sim-b"]
