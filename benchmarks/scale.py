@@ -4,7 +4,8 @@ For each N a generated snapshot: 64 GPUs (6 nodes of 4 T4, 3 of 8 RTX, 2 of 8 A1
 families with parameters of their own (within 10 %), a quarter new and the others running somewhere. The whole `decide()` is
 timed: goodput of every job on 40 configurations, the solver, the placement, and a reason for each job. The plan is checked
 first: it contains every job, it allocates no GPU twice, and its gap is proven. Times are CPU seconds of one thread, and garbage
-is collected as in penstockd. "warm" is the next round, in which one job in a hundred has a new model.
+is collected as in penstockd. "next" is a round in which the plan has been carried out and nothing else has happened, and
+"steady" the one after it, in which one job in a hundred has a new model.
 """
 
 from __future__ import annotations
@@ -42,18 +43,20 @@ def main() -> None:
     rows = []
     if not options.json:
         print(
-            f"{'jobs':>7} {'GPUs':>8} {'cold s':>8} {'warm s':>8} {'solve s':>8} {'gap %':>8} {'moved':>7} {'peak MB':>8}"
+            f"{'jobs':>7} {'GPUs':>8} {'first s':>8} {'next s':>8} {'steady s':>8} {'solve s':>8} {'gap %':>8} {'moved':>7} "
+            f"{'stops later':>11} {'peak MB':>8}"
         )
     for jobs in options.jobs:
         rows.append(row := measure(jobs))
         if not options.json:
             print(
-                f"{row['jobs']:7d} {row['gpus']:8d} {row['cold_s']:8.2f} {row['warm_s']:8.2f} {row['solve_s']:8.2f} "
-                f"{100 * row['gap']:8.4f} {row['moved']:7d} {row['peak_mb']:8.0f}"
+                f"{row['jobs']:7d} {row['gpus']:8d} {row['first_s']:8.2f} {row['next_s']:8.2f} {row['steady_s']:8.2f} "
+                f"{row['solve_s']:8.2f} {100 * row['gap']:8.4f} {row['moved']:7d} {row['stops_later']:11d} "
+                f"{row['peak_mb']:8.0f}"
             )
     if not options.json:
         print(
-            f"targets at 48,000 jobs: 8 s, 2,048 MB; Python {platform.python_version()}, {os.cpu_count()} cores, one used"
+            f"targets at 48,000 jobs: 3 s first, 1 s steady, 2,048 MB; Python {platform.python_version()}, {os.cpu_count()} cores, one used"
         )
     if options.plot:
         plot(rows, options.plot)
@@ -63,36 +66,63 @@ def main() -> None:
 def measure(jobs: int) -> dict[str, float]:
     state = generate(jobs)
     policy = make_policy("sia")[0]
-    gc.collect()
-    begun = time.process_time()
-    plan = policy.decide(state)
-    cold = time.process_time() - begun
-    check(state, plan)
-    changed = dict(state.facts)
-    for job in list(changed)[:: max(len(changed) // (jobs // 100 + 1), 1)]:
-        model = changed[job].model
-        assert isinstance(model, TrainingEstimator)
-        changed[job] = dataclasses.replace(
-            changed[job], model=dataclasses.replace(model, grad_var=1.5 * model.grad_var)
-        )
-    state = dataclasses.replace(state, facts=changed, round=2)
-    begun = time.process_time()
-    plan = policy.decide(state)
-    warm = time.process_time() - begun
-    assert plan.solve is not None
+    took_s, plans = [], []
+    for changed in (0, 0, jobs // 100 + 1):
+        state = with_new_models(state, changed)
+        gc.collect()
+        begun = time.process_time()
+        plan = policy.decide(state)
+        took_s.append(round(time.process_time() - begun, 3))
+        plans.append(plan)
+        check(state, plan)
+        state = carried_out(state, plan)
+    first, plan = plans[0], plans[-1]
+    assert first.solve is not None
     return {
         "jobs": jobs,
         "gpus": sum(node.gpus for node in state.nodes),
-        "cold_s": round(cold, 3),
-        "warm_s": round(warm, 3),
-        "solve_s": round(plan.solve.seconds, 3),
-        "gap": plan.solve.gap,
+        **dict(zip(("first_s", "next_s", "steady_s"), took_s, strict=True)),
+        "solve_s": round(first.solve.seconds, 3),
+        "gap": first.solve.gap,
         "moved": sum(
-            a.reason.text.startswith("keeps") and "other nodes" in a.reason.text for a in plan.assignments.values()
+            a.reason.text.startswith("keeps") and "other nodes" in a.reason.text for a in first.assignments.values()
         ),
-        "left_over": sum(reason.code.value == "waiting-fragments" for reason in plan.waiting.values()),
+        "left_over": sum(reason.code.value == "waiting-fragments" for reason in first.waiting.values()),
+        "stops_later": len(plans[1].stops) + len(plan.stops),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
+
+
+def with_new_models(state: Snapshot, number: int) -> Snapshot:
+    """The same, with a little more noise in the gradients of this many jobs."""
+    facts = dict(state.facts)
+    for job in list(facts)[:: len(facts) // number] if number else ():
+        model = facts[job].model
+        assert isinstance(model, TrainingEstimator)
+        facts[job] = dataclasses.replace(facts[job], model=dataclasses.replace(model, grad_var=1.5 * model.grad_var))
+    return dataclasses.replace(state, facts=facts)
+
+
+def carried_out(state: Snapshot, plan: Plan) -> Snapshot:
+    """The next round's snapshot, a minute later: all jobs run where the plan has them."""
+
+    def after(job: Job) -> Job:
+        given = plan.assignments.get(job.id)
+        if given is None:
+            stopped_s = job.stopped_s if job.allocation is None else state.time_s
+            return dataclasses.replace(job, phase=Phase.QUEUED, allocation=None, stopped_s=stopped_s)
+        if job.allocation is not None and given.placement.suits(job.allocation):
+            return job
+        return dataclasses.replace(
+            job,
+            phase=Phase.RUNNING,
+            allocation=given.placement,
+            started_s=state.time_s,
+            restarts=job.restarts + (job.allocation is not None),
+        )
+
+    jobs = tuple(map(after, state.jobs))
+    return dataclasses.replace(state, jobs=jobs, round=state.round + 1, time_s=state.time_s + 60.0)
 
 
 def generate(jobs: int) -> Snapshot:
@@ -170,11 +200,11 @@ def plot(rows: list[dict[str, float]], path: Path) -> None:
 
     figure, axis = plt.subplots(figsize=(6, 3.6))
     jobs = [row["jobs"] for row in rows]
-    for key, label, colour in (("cold_s", "first round", "#1f6feb"), ("warm_s", "1 % of the models new", "#2da44e")):
+    for key, label, colour in (("first_s", "first round", "#1f6feb"), ("steady_s", "1 % of the models new", "#2da44e")):
         axis.plot(jobs, [row[key] for row in rows], "o-", color=colour, label=label)
-    axis.plot(jobs, [rows[-1]["cold_s"] * n / jobs[-1] for n in jobs], ":", color="0.6", label="in proportion to jobs")
-    axis.axhline(8, color="#c44e52", linewidth=0.8)
-    axis.text(jobs[0], 8.6, "target at 48,000 jobs: 8 s", color="#c44e52", fontsize=8)
+    axis.plot(jobs, [rows[-1]["first_s"] * n / jobs[-1] for n in jobs], ":", color="0.6", label="in proportion to jobs")
+    axis.axhline(3, color="#c44e52", linewidth=0.8)
+    axis.text(jobs[0], 3.2, "target at 48,000 jobs: 3 s", color="#c44e52", fontsize=8)
     axis.set(xscale="log", yscale="log", xlabel="jobs (2.13 GPUs each)", ylabel="CPU seconds of a decision")
     axis.legend(frameon=False, fontsize=8)
     figure.tight_layout()

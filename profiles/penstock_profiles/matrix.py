@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock_profiles.estimators import AnyEstimator, Batch, IntArray, TrainingEstimator
-from penstock_profiles.estimators.training import Best, best_of_batches
+from penstock_profiles.estimators import AnyEstimator, Batch, TrainingEstimator
+from penstock_profiles.estimators.training import Best, best_of_batches, look_up
 from penstock_profiles.throughput import FloatArray
 
 
@@ -102,43 +102,24 @@ def _nothing(jobs: int, configurations: int) -> Best:
 
 def goodputs(estimators: Sequence[AnyEstimator], chosen: Configurations) -> FloatArray:
     """Goodput of each job on the configuration chosen for it, shape (J,); `chosen` has J entries. See `Estimator.goodput`."""
-    goodput_J = np.zeros(len(estimators))
-    rows, best_j = _best_of_each(estimators, chosen)
-    goodput_J[rows] = best_j.goodput
-    for row, estimator in enumerate(estimators):
-        if not isinstance(estimator, TrainingEstimator):
-            where = np.array([chosen.nodes[row]]), np.array([chosen.gpus[row]])
-            goodput_J[row] = estimator.goodput(chosen.gpu_types[row], *where)[0]
-    return goodput_J
+    look_up_all(estimators, chosen)
+    nodes, gpus = (np.array(numbers, dtype=np.int64)[:, None] for numbers in (chosen.nodes, chosen.gpus))
+    each = zip(estimators, chosen.gpu_types, nodes, gpus, strict=True)
+    return np.array([estimator.goodput(*where)[0] for estimator, *where in each], dtype=np.float64)
 
 
 def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> list[Batch | None]:
     """Batch of each job on the configuration chosen for it; `chosen` has J entries. See `Estimator.best_batch`."""
-    batches: list[Batch | None] = [None] * len(estimators)
-    rows, best_j = _best_of_each(estimators, chosen)
-    for row, goodput, atomic, accumulation in zip(rows, *best_j, strict=True):
-        batches[row] = Batch(int(atomic), int(accumulation)) if goodput > 0 else None
-    for row, estimator in enumerate(estimators):
-        if not isinstance(estimator, TrainingEstimator):
-            batches[row] = estimator.best_batch(chosen.gpu_types[row], chosen.nodes[row], chosen.gpus[row])
-    return batches
+    look_up_all(estimators, chosen)
+    return [estimator.best_batch(*where) for estimator, *where in zip(estimators, *chosen, strict=True)]
 
 
-def _best_of_each(estimators: Sequence[AnyEstimator], chosen: Configurations) -> tuple[IntArray, Best]:
-    """The rows of training jobs that have a model for their GPU type, and their best there, all evaluated in one pass."""
-    N, K = (np.array(numbers, dtype=np.int64)[:, None] for numbers in (chosen.nodes, chosen.gpus))
-    rows, training = _training(estimators, chosen.gpu_types)
-    if not training:
-        return rows, Best(*(np.zeros(0) for _ in Best._fields))
-    best = best_of_batches(training, [chosen.gpu_types[row] for row in rows], N[rows], K[rows])
-    return rows, Best(*(numbers[:, 0] for numbers in best))
-
-
-def _training(estimators: Sequence[AnyEstimator], gpu_types: Sequence[str]) -> tuple[IntArray, list[TrainingEstimator]]:
-    """The rows of training jobs that have a model for their GPU type, and their estimators."""
+def look_up_all(estimators: Sequence[AnyEstimator], chosen: Configurations) -> None:
+    """Find goodput and batch of each job on the configuration chosen for it, all in one pass. To ask for one of them then
+    takes microseconds. `chosen` has J entries."""
     found = [
-        (row, estimator)
-        for row, (estimator, gpu_type) in enumerate(zip(estimators, gpu_types, strict=True))
-        if isinstance(estimator, TrainingEstimator) and gpu_type in estimator.models
+        (estimator, where)
+        for estimator, where in zip(estimators, zip(*chosen, strict=True), strict=True)
+        if isinstance(estimator, TrainingEstimator) and where[0] in estimator.models
     ]
-    return np.array([row for row, _ in found], dtype=np.int64), [estimator for _, estimator in found]
+    look_up([estimator for estimator, _ in found], [where for _, where in found])

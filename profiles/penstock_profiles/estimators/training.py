@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from penstock_profiles.estimators.base import STRICT, Batch, IntArray
 from penstock_profiles.throughput import FloatArray, ThroughputParams, check_noise, growth_factor, overlapped
@@ -19,6 +20,9 @@ BATCHES_TRIED = 50
 
 BLOCK = 50_000
 """Number of elements in one array of a block. A dozen such arrays of single precision fit into a cache of some MB."""
+
+
+_Found = dict[tuple[str, int, int], tuple[float, Batch | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class TrainingEstimator:
     fixed_batch: bool = False
     """Whether the total batch stays `initial_batch` (strong-scaling and rigid jobs). `max_batch` is then ignored."""
     kind: Literal["training"] = "training"
+    found: Annotated[_Found, Field(exclude=True), SkipJsonSchema()] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """GPU type, nodes and GPUs -> goodput and batch there, as far as they were asked for. A model never changes."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -96,6 +104,8 @@ class TrainingEstimator:
         if gpu_type not in self.models:
             return np.zeros(np.broadcast_shapes(np.shape(nodes), np.shape(gpus)))
         N, K = np.broadcast_arrays(nodes, gpus)
+        if K.size == 1:
+            return np.full(K.shape, self._at(gpu_type, int(N.item()), int(K.item()))[0])
         best = best_of_batches([self], [gpu_type], N.reshape(1, -1), K.reshape(1, -1))
         return best.goodput.reshape(K.shape)
 
@@ -103,10 +113,31 @@ class TrainingEstimator:
         """See `Estimator`. Of equally good batches, the smallest."""
         if gpu_type not in self.models:
             return None
-        best = best_of_batches([self], [gpu_type], np.array([[nodes]]), np.array([[gpus]]))
-        return (
-            Batch(int(best.atomic_batch[0, 0]), int(best.accumulation_steps[0, 0])) if best.goodput[0, 0] > 0 else None
-        )
+        return self._at(gpu_type, nodes, gpus)[1]
+
+    def _at(self, gpu_type: str, nodes: int, gpus: int) -> tuple[float, Batch | None]:
+        """Goodput and batch on one configuration."""
+        if (gpu_type, nodes, gpus) not in self.found:
+            look_up([self], [(gpu_type, nodes, gpus)])
+        return self.found[gpu_type, nodes, gpus]
+
+
+def look_up(estimators: Sequence[TrainingEstimator], where: Sequence[tuple[str, int, int]]) -> None:
+    """Find goodput and batch of each model on the configuration beside it, all that are not known yet in one pass.
+
+    Args:
+        estimators: the models.
+        where: for each, GPU type (a key of its `models`), nodes and GPUs.
+    """
+    new = [(each, key) for each, key in zip(estimators, where, strict=True) if key not in each.found]
+    if not new:
+        return
+    models, keys = zip(*new, strict=True)
+    gpu_types, nodes, gpus = zip(*keys, strict=True)
+    best = best_of_batches(models, gpu_types, np.array(nodes)[:, None], np.array(gpus)[:, None])
+    columns = (numbers[:, 0].tolist() for numbers in best)
+    for model, key, goodput, atomic, accumulation in zip(models, keys, *columns, strict=True):
+        model.found[key] = goodput, Batch(int(atomic), int(accumulation)) if goodput > 0 else None
 
 
 class Best(NamedTuple):

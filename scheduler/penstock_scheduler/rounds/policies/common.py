@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from penstock_profiles.estimators import AnyEstimator
-from penstock_profiles.matrix import Configurations
+from penstock_profiles.matrix import Configurations, look_up_all
 from penstock_scheduler.model import (
     Adaptivity,
     Assignment,
@@ -194,6 +194,12 @@ def rate(model: AnyEstimator, configuration: Configuration) -> float:
     """Goodput on one configuration."""
     nodes, gpus = np.array([configuration.nodes]), np.array([configuration.gpus])
     return float(model.goodput(configuration.gpu_type, nodes, gpus)[0])
+
+
+def look_up(snapshot: Snapshot, where: Iterable[tuple[JobId, Configuration]]) -> None:
+    """Find the goodput and the batch of these jobs on these configurations in one pass, for `rate` and `assign`."""
+    asked = list(where)
+    look_up_all([snapshot.facts[job].model for job, _ in asked], columns([option for _, option in asked]))
 
 
 def given(job: Job, placement: Placement, why: str) -> Reason:

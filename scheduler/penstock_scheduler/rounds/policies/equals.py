@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock_scheduler.model import (
     Assignment,
@@ -47,16 +47,20 @@ NEW_GPU_S = 1800.0
 
 
 def unswapped(
-    snapshot: Snapshot, chosen: Mapping[JobId, Configuration], moves: Sequence[Job]
+    snapshot: Snapshot,
+    chosen: Mapping[JobId, Configuration],
+    moves: Sequence[Job],
+    rate: Callable[[JobId, Configuration], float] | None = None,
 ) -> dict[JobId, Configuration]:
     """The same configurations for the same jobs, so given to equal running jobs that most of these keep what they have.
 
-    `moves` are the running jobs that `chosen` gives other configurations than they have, or none.
+    `moves` are the running jobs that `chosen` gives other configurations than they have, or none. `rate` is the goodput of a
+    job on a configuration, if that is known already.
     """
     left = {held for job in moves if (held := job.running_as) is not None}
     if not any(chosen.get(job.id) in left for job in moves):
         return dict(chosen)
-    result, equals = dict(chosen), _Equals(snapshot)
+    result, equals = dict(chosen), _Equals(snapshot, rate)
     gets: dict[tuple[object, ...], list[Job]] = {}
     for job in moves:
         if (option := chosen.get(job.id)) is not None:
@@ -124,6 +128,7 @@ class _Exchange:
             if job.running_on is None or not given.placement.suits(job.running_on):
                 self._jobs[job.id] = job
                 self._gets.setdefault(_gpus(given.placement), []).append(job.id)
+        common.look_up(self._snapshot, ((job, self._assignments[job].configuration) for job in self._jobs))
 
     def kept(self, job: Job) -> bool:
         """Let a running job keep its GPUs if the job that gets them can have what this one gets."""
@@ -212,11 +217,11 @@ def _as_placed(one: Job, other: Job) -> bool:
 class _Equals:
     """Compares the running jobs of a snapshot, and remembers what it has found out about each of them."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, rate: Callable[[JobId, Configuration], float] | None = None) -> None:
         self._facts = snapshot.facts
+        self._rate = rate or self._by_model
         self._rights: dict[JobId, tuple[object, ...]] = {}
         self._work: dict[JobId, tuple[str, float]] = {}
-        self._rates: dict[tuple[int, Configuration], float] = {}
 
     def rights(self, job: Job) -> tuple[object, ...]:
         """The owner of a job, where it may run, and the most telling parts of what it asks for."""
@@ -275,12 +280,8 @@ class _Equals:
         options = (held,) if instead is None else (held, instead)
         return all(_about(self._rate(job, each), self._rate(other, each), SAME_SPEED) for each in options)
 
-    def _rate(self, job: JobId, option: Configuration) -> float:
-        model = self._facts[job].model
-        key = (id(model), option)  # the snapshot has the model, so its id stays its own
-        if key not in self._rates:
-            self._rates[key] = common.rate(model, option)
-        return self._rates[key]
+    def _by_model(self, job: JobId, option: Configuration) -> float:
+        return common.rate(self._facts[job].model, option)
 
 
 def _about(one: float, other: float, part: float) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from penstock_scheduler.model import Adaptivity, Configuration, Job, Node, NodeChoice, Phase, Placement, Snapshot
+from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Node, NodeChoice, Phase, Placement, Snapshot
 from penstock_scheduler.rounds.free_gpus import open_nodes
 from penstock_scheduler.rounds.policies import common
 
@@ -128,6 +129,17 @@ def asks(job: Job) -> tuple[object, ...]:
     spec = job.spec
     counts = spec.min_gpus, spec.max_gpus, str(spec.scale_unit), spec.max_nodes, spec.gpus_per_task
     return job.account, job.qos, *counts, spec.adaptivity
+
+
+def look_up_fewest(snapshot: Snapshot, jobs: Iterable[tuple[Job, Pool]]) -> None:
+    """Find what `fewest` needs for each of these jobs and its pool, in one pass."""
+    asked: list[tuple[JobId, Configuration]] = []
+    for job, pool in jobs:
+        able = (shape for shape in pool.shapes(job) if common.allowed(job, shape))
+        if (first := next(able, None)) is not None:
+            more = itertools.takewhile(lambda shape, gpus=first.gpus: shape.gpus == gpus, able)  # type: ignore[misc]
+            asked += ((job.id, shape) for shape in (first, *more))
+    common.look_up(snapshot, asked)
 
 
 def fewest(snapshot: Snapshot, job: Job, pool: Pool) -> dict[Configuration, float]:

@@ -116,6 +116,7 @@ class Staying(Wrapper):
             for job in snapshot.jobs
             if job.id in plan.waiting
         }
+        common.look_up(snapshot, ((job, where.configuration) for job, where in placements.items()))
         kept = {
             job.id: common.assign(
                 job,

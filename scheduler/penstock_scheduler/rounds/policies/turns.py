@@ -52,7 +52,7 @@ from penstock_scheduler.model.job import in_order
 from penstock_scheduler.people.units import duration
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.policies import common
-from penstock_scheduler.rounds.policies.pools import Pool, Pools, asks, fewest, place_of, shrinks
+from penstock_scheduler.rounds.policies.pools import Pool, Pools, asks, fewest, look_up_fewest, place_of, shrinks
 from penstock_scheduler.rounds.policies.staying import without
 from penstock_scheduler.rounds.policies.stops import BY_REASON, stopped
 from penstock_scheduler.rounds.policies.wrapper import Wrapper
@@ -86,6 +86,7 @@ class WithTurns(Wrapper):
             return self._policy.decide(snapshot)
         plan = self._policy.decide(without(snapshot, {}, fixed, (), turns.aside))
         jobs = {job.id: job for job in snapshot.jobs}
+        common.look_up(snapshot, ((job, where.configuration) for job, where in fixed.items()))
         together = plan.assignments | {
             job: common.assign(jobs[job], where, turns.reason(job, where), snapshot, turns.goodput.get(job))
             for job, where in fixed.items()
@@ -142,17 +143,24 @@ class _Turns:
         self._running.sort(key=lambda run: (run[1].gpus, -(run[0].started_s or 0.0), run[0].id))
         self._pools = Pools(self._snapshot, self._places)
         self._pool = {job_id: self._pools.of(self._jobs[job_id]) for job_id in self._waited_s}
-        heap, in_vain = [self._rank(job_id) for job_id in self._waited_s], set[tuple[object, ...]]()
+        look_up_fewest(self._snapshot, [(self._jobs[job_id], pool) for job_id, pool in self._pool.items()])
+        alike: dict[tuple[object, ...], list[JobId]] = {}
+        for job_id in self._waited_s:
+            job = self._jobs[job_id]
+            alike.setdefault((job.user, *self._pools.words(job), *asks(job)), []).append(job_id)
+        queues = list(alike.values())
+        for queue in queues:  # of jobs that are alike the one that has waited longest is the last in the list
+            queue.sort(key=lambda job_id: (-self._waited_s[job_id], *in_order(job_id)), reverse=True)
+        heap = [(self._rank(queue[-1]), n) for n, queue in enumerate(queues)]
         heapq.heapify(heap)
         while heap:
-            job = self._jobs[heap[0][-1]]
-            kind = (job.user, *self._pools.words(job), *asks(job))
-            if kind not in in_vain and (rank := self._rank(job.id)) != heap[0]:
-                heapq.heapreplace(heap, rank)  # its user has more by now
-                continue
-            heapq.heappop(heap)
-            if kind not in in_vain and not self._serve(job):
-                in_vain.add(kind)
+            before, n = heap[0]
+            if (rank := self._rank(queues[n][-1])) != before:
+                heapq.heapreplace(heap, (rank, n))  # its user has more by now
+            elif self._serve(self._jobs[queues[n].pop()]) and queues[n]:
+                heapq.heapreplace(heap, (self._rank(queues[n][-1]), n))
+            else:
+                heapq.heappop(heap)
 
     def _rank(self, job_id: JobId) -> tuple[bool, int, float, str, int, JobId]:
         job = self._jobs[job_id]

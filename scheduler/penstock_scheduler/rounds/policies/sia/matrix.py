@@ -108,6 +108,7 @@ class SiaMatrix:
         self.pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in self.pins]
         self.jobs: list[Job] = sorted(free, key=lambda job: job.in_order)
+        self.row_of = {job.id: row for row, job in enumerate(self.jobs)}
         self.facts = [snapshot.facts[job.id] for job in self.jobs]
         self.models: list[AnyEstimator] = [facts.model for facts in self.facts]
         self.age_s_J = snapshot.time_s - np.array([job.submit_s for job in self.jobs], dtype=np.float64)
@@ -121,7 +122,7 @@ class SiaMatrix:
         self.min_J = np.array([job.spec.min_gpus for job in self.jobs], dtype=np.int64)
         self.max_J = np.array([job.spec.max_gpus for job in self.jobs], dtype=np.int64)
         self._set_options(held, settings)
-        column = {option: c for c, option in enumerate(self.options)}
+        self.column_of = column = {option: c for c, option in enumerate(self.options)}
         self.held_J = np.array([column.get(held.get(job.id), -1) for job in self.jobs], dtype=np.int64)  # type: ignore[arg-type]
         self.weight_J = np.array([job.weight for job in self.jobs], dtype=np.float64)
         self._set_access()
@@ -333,6 +334,10 @@ class SiaMatrix:
                 more_C = self.gpus_C[self.ever_JC[row] & (self.gpus_C > proven_J[row])]
                 most_J[row] = max(int(more_C.min(initial=UNBOUNDED)), int(settings.growth * proven_J[row]))
         return most_J
+
+    def rate(self, job: JobId, option: Configuration) -> float:
+        """Goodput of a job of the matrix on one of its options."""
+        return float(self.goodput_JC[self.row_of[job], self.column_of[option]])
 
     @functools.cached_property
     def all_shapes(self) -> tuple[Configuration, ...]:

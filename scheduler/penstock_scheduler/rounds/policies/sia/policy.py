@@ -52,7 +52,7 @@ class Sia:
             if 0 <= c < len(matrix.options)
         }
         moves = np.flatnonzero((matrix.held_J >= 0) & (matrix.held_J != solution.choice_J))
-        chosen = unswapped(snapshot, chosen, [matrix.jobs[row] for row in moves.tolist()])
+        chosen = unswapped(snapshot, chosen, [matrix.jobs[row] for row in moves.tolist()], matrix.rate)
         placed, instead = _place(matrix, chosen, problem)
         cut_short = report.status is SolveStatus.TIME_LIMIT
         assignments, waiting = explained(matrix, chosen, placed, instead)
@@ -85,9 +85,8 @@ def _place(
     taken, book = dict(placed.placements), FreeGpus.of(matrix.snapshot)
     for held_by, held in {**matrix.pins, **taken}.items():
         book.take(matrix.by_id[held_by], held)
-    row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
-    for job_id in sorted(placed.left_over, key=row_of.__getitem__):
-        cost_C = problem.cost_JC[row_of[job_id]]
+    for job_id in sorted(placed.left_over, key=matrix.row_of.__getitem__):
+        cost_C = problem.cost_JC[matrix.row_of[job_id]]
         for column in np.argsort(cost_C, kind="stable"):
             if not cost_C[column] < problem.leave_out:  # no better than nothing
                 break

@@ -41,9 +41,9 @@ def explained(
         placed: what has found nodes.
         instead: jobs that got another configuration than the chosen one, because there were no nodes for that one.
     """
-    row_of = {job.id: row for row, job in enumerate(matrix.jobs)}
+    row_of = matrix.row_of
     entries = _entries(
-        matrix, row_of, {job: option for job, option in {**chosen, **instead}.items() if job in placed.placements}
+        matrix, {job: option for job, option in {**chosen, **instead}.items() if job in placed.placements}
     )
     assignments: dict[JobId, Assignment] = {}
     waiting: dict[JobId, Reason] = {}
@@ -79,12 +79,10 @@ class _Entry(NamedTuple):
     batch: Batch | None
 
 
-def _entries(
-    matrix: SiaMatrix, row_of: Mapping[JobId, int], granted: Mapping[JobId, Configuration]
-) -> dict[JobId, _Entry]:
+def _entries(matrix: SiaMatrix, granted: Mapping[JobId, Configuration]) -> dict[JobId, _Entry]:
     """The entries that jobs get, all read at once: an array is slow to read value by value."""
-    column = {option: c for c, option in enumerate(matrix.options)}
-    rows, columns = [row_of[job] for job in granted], [column[option] for option in granted.values()]
+    rows = [matrix.row_of[job] for job in granted]
+    columns = [matrix.column_of[option] for option in granted.values()]
     entries = zip(
         rows,
         columns,
