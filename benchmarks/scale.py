@@ -56,7 +56,8 @@ def main() -> None:
             )
     if not options.json:
         print(
-            f"targets at 48,000 jobs: 3 s first, 1 s steady, 2,048 MB; Python {platform.python_version()}, {os.cpu_count()} cores, one used"
+            f"targets at 48,000 jobs: 3 s first, 1 s steady, 2,048 MB; Python {platform.python_version()}, one of "
+            f"{os.cpu_count()} cores"
         )
     if options.plot:
         plot(rows, options.plot)

@@ -284,12 +284,14 @@ class JobModel:
     def _learn(self) -> TrainingEstimator | LinearEstimator:
         if self._models is None:
             self._models = self._learn_models()
+            if self._models:
+                self._models = on_all(self._models, self._gpu_types)
         if not self._models:
             return LinearEstimator()
         initial, largest, fixed = self._batches
         noise = self._noise if self._noise is not None else GradientNoise(grad_sqr=1.0, grad_var=0.0)
         return TrainingEstimator(
-            models=on_all(self._models, self._gpu_types),
+            models=self._models,
             initial_batch=initial,
             max_batch=largest,
             grad_sqr=noise.grad_sqr,
@@ -377,8 +379,8 @@ class JobModel:
 
 
 def on_all(models: Mapping[str, GpuModel], gpu_types: Collection[str]) -> dict[str, GpuModel]:
-    """These models of a job, at least one, and for each further type that of the slowest."""
-    slowest = max(sorted(models), key=lambda name: float(step_time(models[name].step, 1, 1, 1)))
+    """These models of a job, at least one, and for each further type that of the one that is slowest on one GPU."""
+    slowest = max(sorted(models), key=lambda name: models[name].step.alpha_c + models[name].step.beta_c)
     return dict(models) | dict.fromkeys(sorted({*gpu_types} - models.keys()), models[slowest])
 
 

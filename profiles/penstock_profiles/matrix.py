@@ -105,13 +105,14 @@ def goodputs(estimators: Sequence[AnyEstimator], chosen: Configurations) -> Floa
     look_up_all(estimators, chosen)
     nodes, gpus = (np.array(numbers, dtype=np.int64)[:, None] for numbers in (chosen.nodes, chosen.gpus))
     each = zip(estimators, chosen.gpu_types, nodes, gpus, strict=True)
-    return np.array([estimator.goodput(*where)[0] for estimator, *where in each], dtype=np.float64)
+    return np.array([estimator.goodput(gpu_type, N, K)[0] for estimator, gpu_type, N, K in each], dtype=np.float64)
 
 
 def best_batches(estimators: Sequence[AnyEstimator], chosen: Configurations) -> list[Batch | None]:
     """Batch of each job on the configuration chosen for it; `chosen` has J entries. See `Estimator.best_batch`."""
     look_up_all(estimators, chosen)
-    return [estimator.best_batch(*where) for estimator, *where in zip(estimators, *chosen, strict=True)]
+    each = zip(estimators, *chosen, strict=True)
+    return [estimator.best_batch(gpu_type, nodes, gpus) for estimator, gpu_type, nodes, gpus in each]
 
 
 def look_up_all(estimators: Sequence[AnyEstimator], chosen: Configurations) -> None:

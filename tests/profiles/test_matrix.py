@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from penstock_profiles import matrix as matrix_module
 from penstock_profiles.estimators import (
@@ -152,3 +153,31 @@ def test_a_configuration_without_gpus_is_refused():
     job = TrainingEstimator({"a": GpuModel(ThroughputParams(0.1, 0.01, 0, 0, 0, 0, 2.0), 32)}, 32, 1024, 1.0, 50.0)
     with pytest.raises(ValueError, match="one GPU per node"):
         best_matrix([job], Configurations(("a",), (2,), (1,)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(many=st.lists(jobs, min_size=1, max_size=6), seed=st.integers(0, 2**16))
+def test_what_a_model_has_found_is_the_same_as_found_alone(many, seed):
+    generator = np.random.default_rng(seed)
+    columns = [int(generator.integers(len(CONFIGURATIONS.gpus))) for _ in many]
+    chosen = Configurations(*(tuple(each[column] for column in columns) for each in CONFIGURATIONS))
+    fresh = [dataclasses.replace(each) for each in many]
+    together, batches = goodputs(many, chosen), best_batches(many, chosen)
+    for each, gpu_type, nodes, gpus, rate, batch in zip(fresh, *chosen, together, batches, strict=True):
+        alone = each.goodput(gpu_type, np.array([nodes]), np.array([gpus]))
+        assert alone.shape == (1,)
+        assert alone[0] == pytest.approx(rate, rel=1e-12)
+        assert each.best_batch(gpu_type, nodes, gpus) == batch
+
+
+def test_what_a_model_has_found_is_no_part_of_it():
+    model = GpuModel(ThroughputParams(0.1, 0.01, 0.0, 0.0, 0.0, 0.0, 1.0), 8)
+    one, other = (TrainingEstimator({"a": model}, 4, 64, 1.0, 10.0) for _ in range(2))
+    assert one.goodput("a", np.array([1]), np.array([2]))[0] > 0
+    assert one.found
+    assert one == other
+    assert repr(one) == repr(other)
+    wire = TypeAdapter(TrainingEstimator)
+    assert wire.dump_json(one) == wire.dump_json(other)
+    assert "found" not in str(wire.json_schema())
+    assert dataclasses.replace(one, grad_var=20.0).found == {}

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock_scheduler.model import SolveStatus
-from penstock_scheduler.rounds.solver import Limits, Problem, Quota, SolveFailed, dual, python_mip, solve
+from penstock_scheduler.rounds.solver import Limits, Problem, Quota, SolveFailed, dual, dynamic, python_mip, solve
 from penstock_scheduler.rounds.solver.prices import relax
 from penstock_scheduler.rounds.solver.reduced import reduce, repair
 from tests.scheduler.solver.problems import INF, best_by_trying, dual_value, problem, problems
@@ -19,12 +19,13 @@ from tests.scheduler.solver.problems import INF, best_by_trying, dual_value, pro
 NEAR = 1e-6
 
 
+@pytest.mark.parametrize("steps", [0, dynamic.MOST_STEPS], ids=["HiGHS", "dynamic program"])
 @pytest.mark.parametrize("entries", [1, dual.CORE_ENTRIES], ids=["growing core", "core as it is"])
 @settings(max_examples=80, deadline=None)
 @given(case=problems(), gap=st.sampled_from([0.0, 1e-4, 0.05]))
-def test_the_dual_against_trying_everything(entries: int, case: Problem, gap: float) -> None:
+def test_the_dual_against_trying_everything(entries: int, steps: int, case: Problem, gap: float) -> None:
     best = best_by_trying(case)
-    with mock.patch.object(dual, "CORE_ENTRIES", entries):
+    with mock.patch.object(dual, "CORE_ENTRIES", entries), mock.patch.object(dynamic, "MOST_STEPS", steps):
         if best == INF:
             with pytest.raises(SolveFailed) as error:
                 solve(case, "dual")
@@ -73,6 +74,29 @@ def test_the_integer_program_bounds_the_dual_method_within_its_proven_gap(case: 
     best = model.objective_value
     assert report.bound - NEAR <= best <= report.objective + NEAR
     assert report.objective <= best + max(gap, report.gap) * abs(report.objective) + NEAR
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=problems(jobs=12, configs=6, quotas=0), width=st.integers(2, 30))
+def test_the_dynamic_program_finds_as_good_a_choice_as_highs(case: Problem, width: int) -> None:
+    try:
+        reduced = reduce(case)
+    except SolveFailed:
+        return
+    assume(np.isfinite(reduced.saving_JK[:, :-1]).any())
+    empty_J = np.full(len(reduced.job_J), reduced.nothing)
+    pick_J = repair(reduced, reduced.saving_JK.argmin(axis=1), reduced.saving_JK)
+    for regret_JK in (reduced.saving_JK - reduced.saving_JK.min(axis=1, keepdims=True), reduced.saving_JK):
+        core_JK, _ = dual.choose(regret_JK.copy(), pick_J, width, INF)
+        found_J = dynamic.solve_small(reduced, core_JK, pick_J)
+        assert found_J is not None
+        assert core_JK[np.arange(len(found_J)), found_J].all()
+        assert (reduced.left(found_J) >= 0).all()
+        with mock.patch.object(dynamic, "MOST_STEPS", 0):
+            answer = dual.solve_core(reduced, core_JK, pick_J, gap=0.0, nodes=10_000, seconds=60.0)
+        assert answer.pick_J is not None
+        assert reduced.value(found_J) <= reduced.value(answer.pick_J) + NEAR
+        assert reduced.value(found_J) <= reduced.value(empty_J) + NEAR or not core_JK[:, -1].all()
 
 
 @settings(max_examples=50, deadline=None)

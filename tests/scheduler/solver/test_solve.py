@@ -20,6 +20,7 @@ from penstock_scheduler.rounds.solver import (
     Quota,
     SolveFailed,
     dual,
+    dynamic,
     python_mip,
     solve,
 )
@@ -224,6 +225,7 @@ def test_trouble_in_the_core_fails_the_dual(monkeypatch):
             return highspy.HighsModelStatus.kSolveError
 
     monkeypatch.setattr(dual, "quiet_highs", lambda **options: Troubled())
+    monkeypatch.setattr(dynamic, "MOST_STEPS", 0)
     with pytest.raises(SolveFailed, match="kSolveError") as error:
         solve(crowd(), "dual")
     assert error.value.status is SolveStatus.NUMERICAL

@@ -29,6 +29,7 @@ import highspy
 import numpy as np
 
 from penstock_scheduler.model import SolveStatus
+from penstock_scheduler.rounds.solver.dynamic import solve_small
 from penstock_scheduler.rounds.solver.prices import GOLDEN, Relaxation, evaluate, quiet_highs, relax
 from penstock_scheduler.rounds.solver.problem import Limits, SolveFailed
 from penstock_scheduler.rounds.solver.reduced import Flags, Floats, Ints, Reduced, ReducedSolution, repair
@@ -89,6 +90,8 @@ def solve_core(reduced: Reduced, core_JK: Flags, pick_J: Ints, *, gap: float, no
     open_J = core_JK.sum(axis=1) > 1
     if not open_J.any():
         return CoreAnswer(pick_J, reduced.value(pick_J), 0, True)
+    if (best_J := solve_small(reduced, core_JK, pick_J)) is not None:
+        return CoreAnswer(best_J, reduced.value(best_J), 1, True)
     lp, rest_J, job_E, config_E = program(reduced, core_JK, pick_J)
     lp.integrality_ = [highspy.HighsVarType.kInteger] * len(job_E)
     highs = quiet_highs(

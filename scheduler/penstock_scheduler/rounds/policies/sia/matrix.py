@@ -108,7 +108,6 @@ class SiaMatrix:
         self.pins = common.pinned(snapshot)
         free = [job for job in snapshot.jobs if job.id not in self.pins]
         self.jobs: list[Job] = sorted(free, key=lambda job: job.in_order)
-        self.row_of = {job.id: row for row, job in enumerate(self.jobs)}
         self.facts = [snapshot.facts[job.id] for job in self.jobs]
         self.models: list[AnyEstimator] = [facts.model for facts in self.facts]
         self.age_s_J = snapshot.time_s - np.array([job.submit_s for job in self.jobs], dtype=np.float64)
@@ -334,6 +333,11 @@ class SiaMatrix:
                 more_C = self.gpus_C[self.ever_JC[row] & (self.gpus_C > proven_J[row])]
                 most_J[row] = max(int(more_C.min(initial=UNBOUNDED)), int(settings.growth * proven_J[row]))
         return most_J
+
+    @functools.cached_property
+    def row_of(self) -> dict[JobId, int]:
+        """Job -> its row."""
+        return {job.id: row for row, job in enumerate(self.jobs)}
 
     def rate(self, job: JobId, option: Configuration) -> float:
         """Goodput of a job of the matrix on one of its options."""
