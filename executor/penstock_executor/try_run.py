@@ -44,6 +44,11 @@ LONG_S = 5.0
 FAILED_S = 15.0
 """Seconds from the end of a process that failed to that of the others."""
 
+NO_STEP = (
+    "the script makes no step after px.start, so it cannot be tried: that takes run.step or run.step_done in a loop over"
+    " run.epochs. Hugging Face's and Lightning's trainers, and programs that only report, save in their own ways"
+)
+
 STOPPED = 128 + signal.SIGTERM
 
 
@@ -115,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     whole = run(TriedStop("undisturbed", Disturbance()))
     if whole.statuses != [0] or not whole.steps:
-        _say(f"undisturbed: {_failure(whole, options.script) or 'the script makes no step with px.start'}")
+        _say(f"undisturbed: {_failure(whole, options.script) or NO_STEP}")
         return 1
     epochs = len({each["epoch"] for each in whole.steps.values()})
     _say(f"undisturbed: {len(whole.steps)} steps in {epochs} epochs")
@@ -276,7 +281,8 @@ def _failure(tried: TrialRecord, script: str) -> str:
     """Why the last run failed: where in the script, and the error; empty: it did not."""
     if tried.statuses[-1] == 0:
         return ""
-    lines = [line for line in tried.said.splitlines() if line.strip()]
+    plain = re.sub(r"\x1b\[[\d;]*m", "", tried.said)  # without a terminal's colours
+    lines = [line for line in plain.splitlines() if line.strip()]
     places = re.findall(rf'File "(?:[^"]*/)?{re.escape(Path(script).name)}", line (\d+)', tried.said)
     where = f"{Path(script).name}, line {places[-1]}: " if places else ""
     errors = [line for line in lines if re.match(r"(?:\[rank\d+\]: )?[\w.]*(?:Error|Exception|Exit)\b", line)]

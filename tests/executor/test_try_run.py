@@ -158,7 +158,33 @@ def test_when_it_is_ended_nothing_of_it_stays(tmp_path: Path):
     assert not list(tmp_path.glob("penstock-try-*"))
 
 
-@pytest.mark.long
-def test_the_example_passes(tmp_path: Path):
-    status, said = run(ROOT / "examples" / "image_classification" / "train.py")
-    assert (status, "DIFFERS" in said) == (0, False), said
+EXAMPLES = {
+    "image_classification": ["--epochs=2", "--size=512"],
+    "lightning": ["--epochs=1"],
+    "numpy_mlp": ["--steps=50"],
+    "optuna_search": ["--rate=0.1", "--width=1", "--epochs=1"],
+    "transformer": ["--steps=2"],
+}
+"""The examples that train in Python, with arguments for a short training."""
+FOLDERS = {"lightning": "--checkpoints", "numpy_mlp": "--checkpoint-dir", "optuna_search": "--checkpoints"}
+FOLDERS |= {"transformer": "--output"}
+"""Those without `px.start`, and the option for their own checkpoints."""
+
+
+def test_each_example_that_trains_is_tried():
+    assert EXAMPLES.keys() == {path.parent.name for path in ROOT.glob("examples/*/train.py")}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ("lightning", "transformer"))) for name in EXAMPLES]
+)
+def test_an_example_passes_or_is_said_to_be_none_that_can_be_tried(tmp_path: Path, name: str):
+    if name in ("lightning", "transformer"):
+        pytest.importorskip({"lightning": "lightning", "transformer": "accelerate"}[name])
+    folder = [f"{FOLDERS[name]}={tmp_path}"] if name in FOLDERS else []
+    status, said = run(ROOT / "examples" / name / "train.py", *EXAMPLES[name], *folder)
+    if name in FOLDERS:
+        assert (status, said.count("\n")) == (1, 1), said
+        assert "the script makes no step after px.start, so it cannot be tried" in said
+    else:
+        assert (status, "DIFFERS" in said, said.count("as undisturbed")) == (0, False, 6), said
