@@ -119,13 +119,22 @@ class Loader:
         return self._batches.count(self.samples)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._counts():
+            warn_if_counted(at_once=True)
+        return self._pass()
+
+    def _counts(self) -> bool:
+        """Whether the script might count the batches from 0, as far as this process tells."""
+        return not self._first_asked and self._place[0] == 0
+
+    def _pass(self) -> Iterator[Any]:
         if self._not_taken and self._place[0] == 0:
             log.warning(
                 "epoch=%d samples=%d of the last pass belong to no step: call run.step_done for its last batches, too",
                 self.epoch,
                 self._not_taken,
             )
-        if not self._first_asked and self._place[0] == 0:
+        if self._counts():
             warn_if_counted()
         self._part, self._not_taken = None, 0
         self._begin()

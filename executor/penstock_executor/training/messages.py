@@ -24,7 +24,8 @@ LEFT = (
 
 COUNTED = (
     "%s:%d counts batches by enumerate. After a stop in mid-epoch the loader yields only the rest of the epoch: if the"
-    " number matters, as to a learning rate or to accumulation, write enumerate(loader, loader.first)"
+    " number matters, as to a learning rate or to accumulation, write enumerate(loader, loader.first), and loader.first + 1"
+    " to count from 1"
 )
 
 log = logging.getLogger(__name__)
@@ -54,27 +55,31 @@ def show_messages(rank: int) -> None:
     ours.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
-def warn_if_counted() -> None:
-    """Tell once if a loop of the script's own that takes the batches counts them by `enumerate`."""
-    frame: FrameType | None = sys._getframe(1)
+def warn_if_counted(*, at_once: bool = False) -> None:
+    """Tell once if a loop of the script's own that takes the batches counts them by `enumerate`.
+
+    `at_once`: the loader was only asked for its batches, as by `bar = tqdm(enumerate(loader))`; a loop comes later.
+    """
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and "enumerate" not in _told:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        if "-packages" not in file and counts_from_0(linecache.getline(file, line)):
+        if "-packages" not in file and counts_from_0(linecache.getline(file, line), loop=not at_once):
             _told.add("enumerate")
             log.warning(COUNTED, Path(file).name, line)
-        frame = frame.f_back
+        frame = None if at_once else frame.f_back
 
 
-def counts_from_0(line: str) -> bool:
-    """Whether a line of a script is a loop that counts by `enumerate`, and gives it no number to begin with."""
-    if not re.search(r"\bfor\b.*\benumerate\(", line):
+def counts_from_0(line: str, *, loop: bool = True) -> bool:
+    """Whether a line of a script counts by `enumerate` from a fixed number, such as 0 or 1. `loop`: it must be a loop."""
+    if not re.search(r"\bfor\b.*\benumerate\(" if loop else r"\benumerate\(", line):
         return False
     try:
-        found = list(ast.walk(ast.parse(line.strip() + " pass")))
+        found = list(ast.walk(ast.parse(line.strip() + " pass" * line.rstrip().endswith(":"))))
     except SyntaxError:  # the line is a part of a longer one
         return True
     calls = [each for each in found if isinstance(each, ast.Call) and ast.unparse(each.func) == "enumerate"]
-    return any(len(each.args) + len(each.keywords) == 1 for each in calls)
+    first = [[*each.args[1:], *(keyword.value for keyword in each.keywords)] for each in calls]
+    return any(all(isinstance(each, ast.Constant) for each in values) for values in first)
 
 
 def warn_if_replaced(handler: Callable[..., None]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
+from penstock_executor.training import messages
 from penstock_executor.training.batches import BatchSize
 from penstock_executor.training.loader import Loader
 from penstock_executor.training.messages import counts_from_0
@@ -95,7 +96,10 @@ def test_counting_from_0_is_told_before_any_stop_and_only_where_a_script_does_it
     [
         ("for i, batch in enumerate(loader):", True),
         ("    for i, (x, y) in enumerate(logger.every(loader, 10, header)):", True),
+        ("for i, batch in enumerate(loader, 1):", True),
+        ("for i, batch in enumerate(loader, start=1):", True),
         ("for i, batch in enumerate(loader, run.epoch_steps):", False),
+        ("for i, batch in enumerate(loader, loader.first + 1):", False),
         ("for i, batch in enumerate(logger.every(loader, 10), start=first):", False),
         ("for batch in loader:", False),
         ("for i, batch in enumerate(loader) if counts else enumerate(loader, 1):", True),
@@ -103,8 +107,30 @@ def test_counting_from_0_is_told_before_any_stop_and_only_where_a_script_does_it
         ("names = dict(enumerate(loader))", False),
     ],
 )
-def test_a_count_that_is_given_its_first_number_is_none_from_0(line: str, counts: bool):
+def test_a_count_that_is_given_its_first_number_is_none_from_a_fixed_one(line: str, counts: bool):
     assert counts_from_0(line + "\n") is counts
+
+
+def count_itself(loader: Loader) -> None:
+    numbered = enumerate(loader)
+    for _number, _batch in numbered:
+        loader.take()
+
+
+def count_from_the_first(loader: Loader) -> None:
+    numbered = enumerate(loader, loader.first)
+    for _number, _batch in numbered:
+        loader.take()
+
+
+@pytest.mark.parametrize(("loop", "told"), [(count_itself, 1), (count_from_the_first, 0)])
+def test_a_count_whose_loop_is_in_another_line_is_told_too(caplog, monkeypatch, loop, told: int):
+    """As in `bar = tqdm(enumerate(loader))` and `for i, batch in bar`, which many scripts have."""
+    monkeypatch.setattr(messages, "_told", set())
+    place = {"seed": 0, "shuffle": False, "position": 0, "drop_last": False}
+    for _ in range(2):
+        loop(Loader(list(range(8)), BatchSize(total=4, atomic=4), (0, 1), **place))
+    assert caplog.text.count("test_around_the_step.py:") == caplog.text.count("counts batches by enumerate") == told
 
 
 def test_a_learning_rate_by_the_number_of_the_batch_is_right_after_stops_if_it_counts_from_the_first(tmp_path: Path):
