@@ -19,7 +19,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     run = px.start(folder / "checkpoints")
     continues = run.keep(model=torch.nn.Linear(1, 1))
-    for epoch in run.epochs(3):
+    for epoch in run.epochs(3, samples=8 * BATCHES):
         for batch in list(range(BATCHES))[run.epoch_steps :]:
             with (folder / "seen").open("a") as file:
                 file.write(f"{epoch}.{batch}\n")

@@ -162,12 +162,13 @@ class Run:
         self._restart_clock()
         return found is not None
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, *, samples: float | None = None) -> Iterator[int]:
         """The passes over the data, from the one that the last run was in. The end of each is saved.
 
         The code after the inner loop belongs to its pass: no run begins between the last step and that code. Requests wait
         for its end. If the run is killed meanwhile, the next one begins before the last step. To stop earlier, as by a
-        metric, call `finish` and leave the loop.
+        metric, call `finish` and leave the loop. `samples`: of a pass, over all processes, if neither `loader` nor `prepare`
+        knows them. Penstock then sees how much is left.
 
         Raises:
             RuntimeError: another program of this Slurm job has completed this training, and nothing is left to do.
@@ -175,7 +176,7 @@ class Run:
         if self._over(count) and self._saver is not None and self.steps == self._first_step:
             completion.refuse_anothers(self._saver.checkpoints.folder, self._group, self.steps)
         self._completed, self._count = False, count
-        self._put_started(self._total(count))
+        self._put_started(self._total(count) if samples is None else count * float(samples))
         while not self._over(count):
             if self._loader is not None:
                 self._loader.epoch = self.epoch

@@ -9,11 +9,12 @@ import re
 import httpx
 import pytest
 
+from penstock_profiles.wire import Started
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.model import Outcome, Phase, Progress, Resize, Suspension
 from tests.scheduler.builders import job, on
 from tests.scheduler.cli.commands import penstock
-from tests.scheduler.service.api import ADAS, BOBS, serving
+from tests.scheduler.service.api import ADAS, BOBS, report, serving
 
 
 @pytest.fixture
@@ -49,6 +50,16 @@ def test_a_job_that_is_suspended_frozen_or_driven_is_shown_as_that_everywhere(ap
     assert f"Job 1 is {state}: {why}." in penstock(api, "explain", "1").output
     told = httpx.get(f"{api.url}/v1/metrics", headers={"Authorization": f"Bearer {api.tokens['oz']}"}).text
     assert f"penstock_jobs_suspended {still}\n" in told
+
+
+def test_a_run_that_says_its_total_is_shown_as_a_share_of_it(api):
+    """As `run.epochs(40)` reports it; without a total there are only samples."""
+    for epoch, total, shown in ((1, None, "30 samples"), (2, 120.0, "25%")):
+        started = Started(gpu_type="t4", gpu_ids={}, progress=30.0, total=total)
+        with api.client("ada") as ada:
+            ada.report("1", [report(0, epoch=epoch, body=started)])
+        assert re.search(rf"^1 .* {shown} ", penstock(api, "list").output, re.MULTILINE)
+        assert re.search(rf"^progress +{shown}$", penstock(api, "show", "1").output, re.MULTILINE)
 
 
 def test_logs_follow_to_the_end(api, tmp_path):
