@@ -28,6 +28,18 @@ def images(folder: Path) -> None:
                 Image.fromarray(pixels).save(place / f"{n}.png")
 
 
+def photos(folder: Path) -> None:
+    """Noise, in the folders of the Berkeley segmentation data set."""
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 64), ("test", 8)):
+        place = folder / "dataset" / "BSDS300" / "images" / part
+        place.mkdir(parents=True)
+        for n in range(count):
+            Image.fromarray(draw.integers(0, 255, (48, 48, 3), dtype=np.uint8)).save(place / f"{n}.png")
+
+
 def digits(folder: Path, train: int, test: int) -> None:
     """MNIST's files, with `train` and `test` images of ten patterns and noise. Every fifth label is drawn anew."""
     raw = folder / "MNIST" / "raw"

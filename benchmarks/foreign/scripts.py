@@ -37,6 +37,10 @@ TIMM = Repository(
     "aa4b5850c1543fa488abf260f18390eda46cf85d",
     "pytorch-image-models",
 )
+CIFAR = Repository(
+    "https://github.com/kuangliu/pytorch-cifar", "49b7aa97b0c12fe0d4054e670403a16b6b834ddd", "pytorch-cifar"
+)
+MAKEMORE = Repository("https://github.com/karpathy/makemore", "988aa59e4d8fefa526d06f3b453ad116258398d4", "makemore")
 VISION = Repository("https://github.com/pytorch/vision", "f7b1cfa8f7e10e0c157da6e55dc6f0237397faec", "vision")
 
 
@@ -216,5 +220,16 @@ SCRIPTS = {
         made_up.few_digits_beside,
         "--no-accel --epochs 3 --batch-size 32",
         1.0,
+    ),
+    "cifar": Script(CIFAR, "main.py", "", tried="--lr 0.01"),
+    "makemore": Script(
+        MAKEMORE, "makemore.py", "", tried="--num-workers 0 --max-steps 30 --n-layer 2 --n-embd 16 -b 8"
+    ),
+    "super_resolution": Script(
+        EXAMPLES,
+        "super_resolution/main.py",
+        "",
+        prepare=made_up.photos,
+        tried="--upscale_factor 3 --batchSize 4 --nEpochs 2 --threads 0",
     ),
 }
