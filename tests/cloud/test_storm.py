@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,10 +98,10 @@ class Storm:
     def killed(self) -> None:
         mortal(self.site, self.rng.randint(0, 3), before=self.rng.random() < 0.5)
 
-    def rage(self, faults: int) -> None:
-        """`faults` faults, one after another, on jobs that come, leave, run, are recalled and end."""
+    def rage(self, faults: range) -> None:
+        """Faults of these numbers, one after another, on jobs that come, leave, run, are recalled and end."""
         rng = self.rng
-        for number in range(faults):
+        for number in faults:
             self.site = site = rng.choice(self.sites)
             job = str(number)
             site.submit(job)
@@ -228,21 +229,32 @@ def sites(
     other.close()
 
 
+def told(sites: list[CloudSite], ec2: Ec2, number: int) -> None:
+    bills = ", ".join("{:.4f} of {:.4f}".format(*site.bill()) for site in sites)
+    seen = f"{len(ec2.instances()) - 1} instances, {len(ec2.calls)} calls to EC2, US dollars in the ledgers: {bills}"
+    print(f"{time.strftime('%H:%M:%S')} settled after the faults from {number}: {seen}", flush=True)
+
+
 def storm_over(sites: list[CloudSite], ec2: Ec2, seed: int, faults: int, least: int) -> None:
-    """A storm over these sites, beside an instance of nobody's. Then each site has ended what it launched, and only that.
+    """A storm over these sites, beside an instance of nobody's. Each site has ended what it launched, and only that.
+
+    The storm calms down after each hundred faults, and that is checked: a storm that is stopped has shown something, too.
 
     Args:
         least: more instances than that were launched and ended.
     """
     ec2.direct().run_instances(ImageId=sites[0].settings.image, MinCount=1, MaxCount=1)
-    Storm(sites, ec2, seed).rage(faults)
-    for site in sites:
-        for job in tuple(site.jobs):
-            site.finish(job)
-        site.tick()
-        site.until(lambda site=site: not site.state.runs, most=100)
-    for site in sites:
-        settled(site, ec2, strangers=1)
+    storm = Storm(sites, ec2, seed)
+    for number in range(0, faults, 100):
+        storm.rage(range(number, min(number + 100, faults)))
+        for site in sites:
+            for job in tuple(site.jobs):
+                site.finish(job)
+            site.tick()
+            site.until(lambda site=site: not site.state.runs, most=100)
+        for site in sites:
+            settled(site, ec2, strangers=1)
+        told(sites, ec2, number)
     assert sum(len(site.ended) for site in sites) > least, "instances were launched and ended"
     assert len({each["Placement"]["AvailabilityZone"][:-1] for each in ec2.instances()}) == 2, "in both regions"
 
@@ -259,6 +271,3 @@ def test_a_storm_of_50_faults_over_two_sites_in_two_regions_of_one_account(
 def test_a_storm_of_1000_faults(sites: list[CloudSite], ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_scheduler.burst.manager.places.APPEARS_S", 10.0)
     storm_over(sites, ec2, seed=25, faults=1000, least=100)
-    launched = len(ec2.instances()) - 1
-    bills = ", ".join(f"{site.bill()[0]:.4f} of {site.bill()[1]:.4f}" for site in sites)
-    print(f"1,000 faults: {launched} instances, {len(ec2.calls)} calls to EC2, US dollars in the ledgers: {bills}")
