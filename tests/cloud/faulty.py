@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock_scheduler.burst.manager.provider import Kind, LaunchFailed, Listed, Machine, Order
 from penstock_scheduler.burst.manager.runs import cost_usd
-from penstock_scheduler.simulator.cloud import Simulated
+from penstock_scheduler.simulator.cloud_place import Simulated
 
 
 @dataclasses.dataclass(slots=True)

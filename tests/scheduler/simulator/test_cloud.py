@@ -70,7 +70,7 @@ def scenario(cluster: str, jobs: Sequence[RigidJob], **spec: Any) -> Scenario:
 def cloud(where: Scenario, **given: Any) -> CloudSpec:
     sizes = tuple(sorted({job.gpus for job in where.workload.jobs if job.gpus <= 8} | set(where.node_gpus.values())))
     constants = {"boot_s": 1.0} | {name: given.pop(name) for name in ("boot_s", "t_max_h", "patience") if name in given}
-    return CloudSpec(cloud_settings(given, where.workload, **constants), "v100", 2.0, sizes, begins_every_s=1.0)
+    return CloudSpec(cloud_settings(given, where.workload, **constants), "v100", 2.0, sizes, begins_every_s=1.0, ends_s=0.0)
 
 
 def fifo(backfill: str) -> PolicyChoice:
@@ -141,16 +141,25 @@ def test_a_gang_runs_on_several_instances():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "suspend_s", "expected_h"),
-    [(None, 0, [0.5, 0.5, 0.5]), (1, 0, [0.5, 1.5, 2.5]), (1, 1800, [0.5, 2.0, 3.5]), (2, 1800, [0.5, 0.5, 2.0])],
+    ("nodes", "suspend_s", "ends_s", "expected_h"),
+    [
+        (None, 0, 0, [0.5, 0.5, 0.5]),
+        (1, 0, 0, [0.5, 1.5, 2.5]),
+        (1, 1800, 0, [0.5, 2.0, 3.5]),
+        (2, 1800, 0, [0.5, 0.5, 2.0]),
+        (1, 0, 1800, [0.5, 2.0, 3.5]),
+        (1, 900, 900, [0.5, 2.0, 3.5]),
+    ],
 )
-def test_jobs_wait_for_a_cloud_node_that_is_free_and_suspended(nodes, suspend_s, expected_h):
-    """A holds the site for 10 h, and three jobs of an hour leave at 0.5. Slurm uses a node again `suspend_s` after a run."""
+def test_jobs_wait_for_a_cloud_node_that_is_free_and_suspended(nodes, suspend_s, ends_s, expected_h):
+    """A holds the site for 10 h, and three jobs of an hour leave at 0.5. Slurm uses a node again `suspend_s` after a run, and
+    a run is over when the cloud says that its instance has ended, `ends_s` after it is told to end it. It bills an hour."""
     where = scenario("v100:1x4", [RigidJob(0, 10, 4), *[RigidJob(0.5, 1, 4)] * 3], preemptible=False)
-    spec = dataclasses.replace(cloud(where, wait="no-wait"), nodes=nodes, suspend_s=suspend_s)
+    spec = dataclasses.replace(cloud(where, wait="no-wait"), nodes=nodes, suspend_s=suspend_s, ends_s=ends_s)
     run = simulate_policy(where, fifo("out-of-order"), cloud=spec)
     assert starts_h(run)[1:] == pytest.approx(expected_h, abs=0.05)
     assert away(run).away == {"1", "2", "3"}
+    assert away(run).gpu_hours == pytest.approx(dict.fromkeys("123", 4.0), rel=0.01)
 
 
 def test_a_job_begins_when_slurm_looks_for_nodes_that_have_booted():
