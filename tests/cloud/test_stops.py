@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock_scheduler.model import Phase
-from tests.cloud.faults import Ec2
+from tests.cloud.faults import Ec2, Fault
 from tests.cloud.site import CloudSite
 
 
@@ -50,6 +50,23 @@ def test_money_by_the_time_at_which_the_step_is_taken(running: CloudSite, ec2: E
 def test_a_recall(running: CloudSite) -> None:
     running.recall("7")
     assert reasons(running) == {"it was recalled"}
+
+
+def test_gpus_on_site_are_kept_for_three_minutes_from_the_moment_at_which_a_job_is_asked_to_leave(
+    running: CloudSite, ec2: Ec2
+) -> None:
+    """EC2 does not say that the instance has ended, and idle GPUs are not kept for as long as that takes."""
+    assert [run.kept_until_s for run in running.state.runs] == [0.0]
+    ec2.faults.append(Fault("DescribeInstances", "error", "RequestLimitExceeded", times=100))
+    begin_s = running.now_s()
+    running.recall("7")
+    kept = []
+    for _ in range(6):
+        running.sleep(60)
+        kept += [run.kept_until_s for run in running.tick().runs if run.ending]
+    assert len(kept) > 4
+    assert max(kept) < begin_s + 360
+    assert min(kept) >= begin_s + 180
 
 
 def test_an_instance_that_is_taken(running: CloudSite, ec2: Ec2) -> None:

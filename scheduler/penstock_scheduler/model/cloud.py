@@ -52,6 +52,8 @@ class CloudRun:
     user: str = ""
     trouble: str = ""
     """Why nothing can be done with the run, with the remedy; empty: all is well."""
+    kept_until_s: float = 0.0
+    """Until when idle GPUs on site are kept for a job on its way back, s since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,29 @@ def test_a_job_comes_back_only_if_it_fits_on_the_idle_gpus(others, back):
     assert bool(decide(dataclasses.replace(base, nodes=nodes), "fifo", runs=(run(),)).recalls) is back
 
 
+@pytest.mark.parametrize("policy", ["sia", "fifo"])
+@pytest.mark.parametrize(
+    ("nodes", "fields", "until_s", "starts"),
+    [
+        ("t4:1x1", {}, 1001.0, set()),
+        ("t4:2x1", {}, 1001.0, {"new"}),
+        ("t4:1x1", {}, 1000.0, {"new"}),
+        ("t4:1x1", {"submit_s": 900.0}, 1001.0, {"new"}),
+        ("t4:1x1", {"burst": "only"}, 1001.0, {"new"}),
+        ("t4:1x1", {"min_gpus": 2}, 1001.0, {"new"}),
+    ],
+)
+def test_idle_gpus_are_kept_for_a_job_on_its_way_back_from_jobs_that_came_later(nodes, fields, until_s, starts, policy):
+    """At 1000 s `j` still leaves the cloud. Without a GPU when it is back, it would go there again and be paid twice."""
+    jobs = [
+        job("j", **{"max_gpus": 4, "submit_s": 0.0} | fields),
+        job("new", max_gpus=1, submit_s=800.0, burst="never"),
+    ]
+    base = snapshot(nodes, jobs, {each.id: table(**RATES) for each in jobs})
+    plan = decide(base, policy, runs=(run(ending=True, kept_until_s=until_s),))
+    assert set(plan.assignments) == starts
+
+
 def test_at_the_cap_what_runs_is_finished_or_recalled_by_setting():
     used_up = (BudgetLine("", "total", 5.0, 5.0),)
     full = dataclasses.replace(one_job(), nodes=())

@@ -70,7 +70,9 @@ def scenario(cluster: str, jobs: Sequence[RigidJob], **spec: Any) -> Scenario:
 def cloud(where: Scenario, **given: Any) -> CloudSpec:
     sizes = tuple(sorted({job.gpus for job in where.workload.jobs if job.gpus <= 8} | set(where.node_gpus.values())))
     constants = {"boot_s": 1.0} | {name: given.pop(name) for name in ("boot_s", "t_max_h", "patience") if name in given}
-    return CloudSpec(cloud_settings(given, where.workload, **constants), "v100", 2.0, sizes, begins_every_s=1.0, ends_s=0.0)
+    return CloudSpec(
+        cloud_settings(given, where.workload, **constants), "v100", 2.0, sizes, begins_every_s=1.0, ends_s=0.0
+    )
 
 
 def fifo(backfill: str) -> PolicyChoice:

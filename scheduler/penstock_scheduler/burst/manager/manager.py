@@ -39,6 +39,7 @@ from penstock_scheduler.model import (
     Action,
     BurstJob,
     CloudAction,
+    CloudRun,
     CloudState,
     Hold,
     Job,
@@ -292,7 +293,7 @@ class BurstManager:
         accounts = {job.account for job in jobs} | {run.account for run in self._book.runs.values()}
         return CloudState(
             offers=tuple(offered.offer for offered in self._offers.by_id.values()),
-            runs=(*(run.as_seen() for run in self._book.runs.values()), *self._book.seen_unreadable()),
+            runs=(*(self._seen(run, now_s) for run in self._book.runs.values()), *self._book.seen_unreadable()),
             budgets=self._book.budgets(settings.budget, now_s, accounts),
             waiting=self._history.waiting,
             max_queue=settings.max_queue,
@@ -318,6 +319,10 @@ class BurstManager:
                 *filter(None, [place.news() for place in self._places.all]),
             ),
         )
+
+    def _seen(self, run: BurstRun, now_s: float) -> CloudRun:
+        since_s = self._leaving_s.get(run.id, self._ending_s.get(run.id, now_s))
+        return run.as_seen(since_s + LEAVE_PATIENCE_S)
 
     def _closed(self, now_s: float) -> tuple[str, ...]:
         told = [self._instances.elsewhere, *self._instances.told(), *self._offers.pauses.told(now_s)]

@@ -159,12 +159,20 @@ class BurstRun(BaseModel):
             "lifetime_s": f"{self.lifetime_s:.0f}",
         }
 
-    def as_seen(self) -> CloudRun:
-        """The run as a round sees it."""
+    def as_seen(self, back_s: float = 0.0) -> CloudRun:
+        """The run as a round sees it. `back_s`: by when its job is back in the queue, if it is on its way, s since 1970."""
         ending = self.state in ("leaving", "ending")
-        stopped = self.why if self.stopped else ""
         return CloudRun(
-            self.job, self.offer, self.ordered_s, self.usd, self.account, ending, self.state, stopped, self.user
+            job=self.job,
+            offer=self.offer,
+            since_s=self.ordered_s,
+            usd=self.usd,
+            account=self.account,
+            ending=ending,
+            state=self.state,
+            stopped=self.why if self.stopped else "",
+            user=self.user,
+            kept_until_s=back_s if ending else 0.0,
         )
 
     def committed(self) -> LedgerLine:

@@ -3,7 +3,8 @@
 `make_policy` wraps every policy in `WithCloud`. Without a cloud in the snapshot, the policy decides alone, and queued jobs
 that run only in the cloud get nothing. The rules are those of `penstock_scheduler.burst.deciding`:
 
-1. A job that runs in the cloud, or is on its way there or back, gets no GPUs on site. A job is never in both places.
+1. A job that runs in the cloud, or is on its way there or back, gets no GPUs on site. A job is never in both places. Idle
+   GPUs are kept for one on its way back, a few minutes at most, while all jobs that wait came later.
 2. Short jobs leave at once, even if GPUs are free, where the waiting policy says so.
 3. The policy decides about all other jobs. A policy that solves a program (`sia`) compares the cloud's offers with the
    site's GPUs in that program. Under other policies, a job that gets no GPUs leaves for the cheapest offer once its waiting
@@ -51,6 +52,8 @@ from penstock_scheduler.people.units import dollars
 from penstock_scheduler.rounds.free_gpus import FreeGpus
 from penstock_scheduler.rounds.policies import common
 from penstock_scheduler.rounds.policies.common import smallest_need
+from penstock_scheduler.rounds.policies.pools import place_of
+from penstock_scheduler.rounds.policies.staying import without
 from penstock_scheduler.rounds.policies.wrapper import Wrapper
 
 
@@ -71,7 +74,9 @@ class WithCloud(Wrapper):
                 leaving.send(job, found[job.id])
         elsewhere = away | only | leaving.bursts.keys()
         here = tuple(job for job in snapshot.jobs if job.id not in elsewhere)
-        plan = self._policy.decide(dataclasses.replace(snapshot, jobs=here, cloud=leaving.rest()))
+        rest = dataclasses.replace(snapshot, jobs=here, cloud=leaving.rest())
+        kept = _kept_for_returning(snapshot, cloud)
+        plan = self._policy.decide(without(rest, {}, {}, (), kept) if kept else rest)
         leaving.bursts |= plan.bursts
         for job in snapshot.jobs:
             if job.id in only or job.id in plan.waiting:
@@ -156,6 +161,29 @@ class _Leaving:
                 for line in self._cloud.budgets
             ),
         )
+
+
+def _kept_for_returning(snapshot: Snapshot, cloud: CloudState) -> Counter[str]:
+    """Node -> idle GPUs that are kept for jobs on their way back. Jobs that came later would take them in those seconds, and
+    the job would go to the cloud again and be paid for twice."""
+    kept: Counter[str] = Counter()
+    back = {run.job for run in cloud.runs if run.ending and snapshot.time_s < run.kept_until_s}
+    if not back:
+        return kept
+    away = {run.job for run in cloud.runs}
+    here = [job for job in snapshot.jobs if job.id not in away and job.spec.burst is not Burst.ONLY]
+    first = min((job.in_order for job in here if job.phase is Phase.QUEUED), default=None)
+    free = FreeGpus.of(snapshot)
+    for job in here:
+        if (held := place_of(job)) is not None:
+            free.take(job, held)
+    for job in snapshot.jobs:
+        if job.id in back and job.spec.burst is not Burst.ONLY and (first is None or job.in_order < first):
+            fewest = sorted(common.options(snapshot, job), key=lambda shape: shape.gpus)
+            if (where := free.find(job, fewest)) is not None:
+                free.take(job, where)
+                kept.update({share.node: share.gpus for share in where.shares})
+    return kept
 
 
 def _beyond(max_queue: int | None, waits: Sequence[Job]) -> list[Job]:
