@@ -124,8 +124,9 @@ def doctor(
             typer.echo(f"in {section.region}:")
         for finding in _examined(settings, home, section):
             wrong += _tell(finding)
-    if settings.as_dict().get("slurm", {}).get("cloud_partition") and home.bucket is None:
-        for finding in slurms_timeouts(home.boot_timeout_s):
+    partition = settings.as_dict().get("slurm", {}).get("cloud_partition")
+    if partition and home.bucket is None:
+        for finding in slurms_timeouts(home.boot_timeout_s, str(partition)):
             wrong += _tell(finding)
     for place in _commands(settings):
         why = place.check()

@@ -191,6 +191,9 @@ def examine(
 LEAST_SUSPEND_S = 30.0
 """SuspendTimeout below which Slurm uses a node's name again before its last instance has surely ended: Slurm's default."""
 
+HOLDS = ("21.08", "22.05")
+"""Slurm before 23.02 keeps a job's addresses "TBD" when the job leaves nodes that boot, and cannot start it on site with them."""
+
 
 def judge_timeouts(config: Mapping[str, str], boot_timeout_s: float) -> Iterator[CloudFinding]:
     """Slurm's time-outs against ours.
@@ -211,22 +214,30 @@ def judge_timeouts(config: Mapping[str, str], boot_timeout_s: float) -> Iterator
             yield CloudFinding(key, f"{key} is {number} s, {why}", f"set {key}={least_s:.0f} or more in slurm.conf")
         else:
             yield CloudFinding(key, config.get(key, "not known"))
+    version = config.get("SLURM_VERSION", "")
+    if version.startswith(HOLDS) and "cloud_dns" not in config.get("SlurmctldParameters", ""):
+        why = f'Slurm {version} holds a job ("launch failed requeued held") that starts on site after its instance did not boot'
+        remedy = "use Slurm 23.02 or newer; or, if the names of the cloud nodes are in DNS, add cloud_dns"
+        yield CloudFinding("Slurm", why, f"{remedy} to SlurmctldParameters")
 
 
-def slurms_timeouts(boot_timeout_s: float) -> Iterator[CloudFinding]:
-    """The same of the Slurm of this machine."""
-    try:
-        done = children.run([children.program("scontrol"), "show", "config"], env=os.environ, timeout_s=20.0)
-    except children.ChildError as error:
-        yield CloudFinding("slurm.conf", f"scontrol show config: {error.text}", "run this where Slurm's commands are")
-        return
-    pairs = (line.partition("=") for line in done.out.splitlines())
-    config = {key.strip(): value.strip() for key, equals, value in pairs if equals}
-    if done.returncode != 0:
-        yield CloudFinding(
-            "slurm.conf", f"scontrol show config: {done.err.strip()}", "run this while slurmctld answers"
-        )
-        return
+def slurms_timeouts(boot_timeout_s: float, partition: str) -> Iterator[CloudFinding]:
+    """The same of the Slurm of this machine. The line of the cloud partition goes before the rest of slurm.conf."""
+    config: dict[str, str] = {}
+    for asked in ("show config", f"show partition {partition}"):
+        try:
+            done = children.run([children.program("scontrol"), *asked.split(" ")], env=os.environ, timeout_s=20.0)
+        except children.ChildError as error:
+            yield CloudFinding("slurm.conf", f"scontrol {asked}: {error.text}", "run this where Slurm's commands are")
+            return
+        if done.returncode != 0:
+            yield CloudFinding(
+                "slurm.conf", f"scontrol {asked}: {done.err.strip()}", "run this while slurmctld answers"
+            )
+            return
+        parts = done.out.splitlines() if asked == "show config" else done.out.split()
+        pairs = (part.partition("=") for part in parts)
+        config |= {key.strip(): value.strip() for key, _, value in pairs if value.strip() not in ("", "GLOBAL")}
     yield from judge_timeouts(config, boot_timeout_s)
 
 

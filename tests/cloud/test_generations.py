@@ -202,6 +202,10 @@ def test_slurms_timeouts_are_checked_against_ours() -> None:
     assert "ResumeTimeout is 60 s" in short
     (short,) = wrong(**known | {"SuspendTimeout": "3 sec"})
     assert "SuspendTimeout is 3 s" in short
+    (old,) = wrong(**known | {"SLURM_VERSION": "22.05.8"})
+    assert "Slurm 22.05.8 holds a job" in old
+    assert wrong(**known | {"SLURM_VERSION": "22.05.8", "SlurmctldParameters": "cloud_dns,cloud_reg_addrs"}) == []
+    assert wrong(**known | {"SLURM_VERSION": "23.02.0"}) == []
     assert len(wrong(ResumeTimeout="INFINITE", SuspendTimeout="x")) == 1, (
         "what cannot be read, or has no program, is said"
     )
@@ -210,10 +214,13 @@ def test_slurms_timeouts_are_checked_against_ours() -> None:
 def test_penstock_cloud_doctor_asks_the_sites_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud_settings: Any
 ) -> None:
+    """The partition's own line goes before the rest of slurm.conf."""
     program = tmp_path / "bin" / "scontrol"
     program.parent.mkdir()
     program.write_text(
-        "#!/bin/sh\necho 'ResumeProgram = /r'\necho 'ResumeTimeout = 30 sec'\necho 'SuspendTimeout = 60 sec'\n"
+        "#!/bin/sh\n"
+        "if [ \"$2 $3\" = 'partition burst' ]; then echo '   ResumeTimeout=30 SuspendTimeout=GLOBAL'; exit; fi\n"
+        "echo 'ResumeProgram = /r'\necho 'ResumeTimeout = 6000 sec'\necho 'SuspendTimeout = 60 sec'\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
