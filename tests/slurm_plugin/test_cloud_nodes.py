@@ -97,6 +97,16 @@ def test_what_may_be_filled_and_what_is_up(tmp_path: Path) -> None:
     assert [each.name for each in nodes.nodes() if each.up] == ["joined", "gateway", "gateway-used", "gateway-drained"]
 
 
+def test_a_node_is_up_once_slurm_has_begun_its_job_which_is_up_to_half_a_minute_after_it_has_joined(
+    tmp_path: Path,
+) -> None:
+    """Slurm before 23.02 cannot start a job on site that it took from a node while the job was CONFIGURING."""
+    nodes = SlurmCloudNodes("burst", cast(CliGateway, OneJob()), Spool(tmp_path))
+    for state, up in (("CONFIGURING", False), ("RUNNING", True)):
+        nodes.saw([node("cloud", "ALLOCATED", "CLOUD")], [dataclasses.replace(JOB, state=state, nodes=("cloud",))])
+        assert [each.up for each in nodes.nodes()] == [up]
+
+
 def test_gateways_stay_and_a_refusal_to_power_down_is_not_slurms_absence(tmp_path: Path) -> None:
     slurm = OneJob(power_down=DISABLED)
     nodes = SlurmCloudNodes("burst", cast(CliGateway, slurm), Spool(tmp_path))

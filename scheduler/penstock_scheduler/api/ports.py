@@ -116,7 +116,7 @@ class CloudNode:
     free: bool
     """Whether an instance may be launched for it: it is powered down and not requested."""
     up: bool
-    """Whether its instance has joined the cluster and answers."""
+    """Whether its instance has joined the cluster and answers, and the cluster has begun the job there."""
 
 
 class CloudNodes(Protocol):

@@ -64,6 +64,7 @@ class SlurmCloudNodes:
 
     def nodes(self) -> tuple[CloudNode, ...]:
         """See `ports.CloudNodes`."""
+        begins = {name for job in self._jobs.values() if job.state == "CONFIGURING" for name in job.nodes}
         return tuple(
             CloudNode(
                 name=node.name,
@@ -72,7 +73,7 @@ class SlurmCloudNodes:
                 cpus=node.cpus,
                 memory_mb=node.memory_mb,
                 free=_free(node),
-                up=not node.state & NOT_UP,
+                up=not node.state & NOT_UP and node.name not in begins,
             )
             for node in self._nodes.values()
         )

@@ -212,6 +212,15 @@ def test_a_job_comes_back_to_idle_gpus_once():
     assert not recalls(with_cloud(site(remaining=8e4), returned={"j": 5.0}, **away), {"t4": 4}, queue_empty=True)
 
 
+@pytest.mark.parametrize(("state", "back"), [("ordered", True), ("booting", False), ("running", True)])
+def test_no_job_is_recalled_while_its_nodes_boot(state: str, back: bool):
+    """Slurm before 23.02 holds a job that it took from a booting node and then starts on site ("launch failed requeued held")."""
+    idle = with_cloud(site(remaining=8e4), runs=(CloudRun("j", A10G, 1e6 - 60, 5.0, state=state),))
+    assert (recalls(idle, {"t4": 4}, queue_empty=True) != {}) is back
+    used_up = with_cloud(site(), runs=idle.cloud.runs, budgets=(BudgetLine("", "total", 5.0, 5.0),), at_cap="recall")
+    assert (recalls(used_up, {}, queue_empty=True) != {}) is back
+
+
 def test_nothing_of_a_run_that_is_still_booting_would_be_lost():
     """Ordered a minute ago, boots for six: a rigid job without checkpoints would lose no work, only the restart of 30 s."""
     run = CloudRun("j", A10G, 1e6 - 60, 5.0)

@@ -242,6 +242,9 @@ def recalls(
 ) -> dict[JobId, Reason]:
     """Jobs in the cloud that should come back. A job that may not be stopped, or would lose all its work, never does.
 
+    Nor does one while its nodes boot: Slurm before 23.02 keeps "TBD" as the addresses of such a job, cannot start it on site
+    with them, and holds it ("launch failed requeued held").
+
     Args:
         snapshot: the round's snapshot.
         idle: GPU type -> GPUs on site that this round gives to no job.
@@ -259,7 +262,7 @@ def recalls(
     found: dict[JobId, Reason] = {}
     for run in sorted(cloud.runs, key=lambda run: (run.since_s, run.job)):
         job = jobs.get(run.job)
-        if job is None or run.ending or run.trouble:
+        if job is None or run.ending or run.trouble or run.state == "booting":
             continue
         if not (job.movable and snapshot.facts[job.id].saves):
             continue
