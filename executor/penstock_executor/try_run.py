@@ -49,7 +49,7 @@ NO_STEP = (
     " run.epochs. Hugging Face's and Lightning's trainers, and programs that only report, save in their own ways"
 )
 
-STOPPED = 128 + signal.SIGTERM
+STOPPED, TOO_LONG = 128 + signal.SIGTERM, 124
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ def compare(
     `close`: the most by which weights may differ on another number of processes, as a share of their norm.
     """
     moved, same = scenario.disturbance.kind == "none", scenario.first == scenario.processes
-    if tried.statuses[0] != scenario.expected and moved:
+    if tried.statuses[0] != scenario.expected and (moved or tried.statuses[0] == TOO_LONG):
         return [f"it fails: {_failure(tried, script)}"]
     if tried.statuses[0] != scenario.expected:
         replaced = _line(tried.said, "handles SIGTERM since")
@@ -281,6 +281,8 @@ def _failure(tried: TrialRecord, script: str) -> str:
     """Why the last run failed: where in the script, and the error; empty: it did not."""
     if tried.statuses[-1] == 0:
         return ""
+    if tried.statuses[-1] == TOO_LONG:
+        return "it had not ended when its time was over: let it make fewer steps, or give it more time by --timeout"
     plain = re.sub(r"\x1b\[[\d;]*m", "", tried.said)  # without a terminal's colours
     lines = [line for line in plain.splitlines() if line.strip()]
     places = re.findall(rf'File "(?:[^"]*/)?{re.escape(Path(script).name)}", line (\d+)', tried.said)
@@ -327,7 +329,10 @@ def _lines(file: Path) -> list[str]:
 
 
 def _run(folder: Path, disturbance: Disturbance, processes: int, options: argparse.Namespace) -> int:
-    """One run of the script. Its exit status is that of the process that failed first, else that of all."""
+    """One run of the script. Its exit status is that of the process that failed first, else that of all.
+
+    `TOO_LONG`: it did not end in the time that the command gives each run.
+    """
     import socket
 
     with socket.socket() as held:
@@ -351,6 +356,7 @@ def _run(folder: Path, disturbance: Disturbance, processes: int, options: argpar
                 if code and not status:
                     status, until_s = code, min(until_s, time.monotonic() + FAILED_S)
             elif time.monotonic() > until_s:
+                status = status or TOO_LONG
                 _kill(pids)
             else:
                 time.sleep(0.02)

@@ -2,6 +2,7 @@
 
 import math
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,9 @@ def test_stops_are_tried_in_mid_epoch_at_an_epochs_end_and_in_an_evaluation():
     assert scenarios(evaluates, 1, 0, Disturbance)[-1].disturbance == Disturbance("evaluation", 10)
 
 
-def run(script: Path, *arguments: str) -> tuple[int, str]:
+def run(script: Path, *arguments: str, options: Sequence[str] = ()) -> tuple[int, str]:
     environ = environment() | {"PYTHONPATH": python_path()}
-    command = [PYTHON, "-m", "penstock_executor.try_run", str(script), *arguments]
+    command = [PYTHON, "-m", "penstock_executor.try_run", *options, str(script), *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=580, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -144,6 +145,17 @@ def test_a_script_is_tried_with_real_stops(tmp_path: Path, option: str, words: l
     if not words:
         assert said.count("as undisturbed") == 7
         assert "undisturbed on 2 processes: the weights differ by" in said
+
+
+def test_a_run_that_takes_too_long_is_told_and_is_none_that_was_killed(tmp_path: Path):
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(60)\n")
+    status, said = run(tmp_path / "train.py", options=["--timeout=2"])
+    assert (status, said.count("had not ended when its time was over")) == (1, 1), said
+    for kind in ("kill", "stop"):
+        lines = compare(WHOLE, tried(124), TriedStop("stopped", Disturbance(kind, 14)), "train.py")
+        assert lines == [
+            "it fails: it had not ended when its time was over: let it make fewer steps, or give it more time by --timeout"
+        ]
 
 
 def test_when_it_is_ended_nothing_of_it_stays(tmp_path: Path):
