@@ -66,6 +66,15 @@ def test_a_move_must_pay_within_what_is_left():
         assert Sia(SiaSettings(amortise_s=None)).decide(state).chosen["j"].gpu_type == "a100"
 
 
+def test_a_move_must_pay_within_what_is_left_on_the_new_configuration():
+    """4 times as fast elsewhere, and a restart takes 30 s. With 25 s left it would be there for 6 s; with 200 s, for 50."""
+    model = {"j": table(t4={1: 1.0}, a100={1: 4.0})}
+    each = job("j", phase=Phase.RUNNING, allocation=on("t4", t4_00=1), max_gpus=1, submit_s=-1e6)
+    for work, goes in ((25.0, "t4"), (200.0, "a100")):
+        state = snapshot("t4:1x1,a100:1x1", [each], model, restart_cost_s=30.0, remaining={"j": work})
+        assert sia.decide(state).chosen["j"].gpu_type == goes
+
+
 def test_what_is_left_is_what_the_job_reports_or_its_kin_or_its_age():
     """The slowest configuration makes 2 of the job's units a second. The middle of the age's heavy tail is the age itself."""
     model = dict.fromkeys("rka", table(t4={1: 2.0, 2: 4.0}))

@@ -73,17 +73,19 @@ def size_weights(left_JP: NDArray[np.float64], power: float) -> NDArray[np.float
     return np.maximum(weights_J, SIZE_LEAST)
 
 
-def kept_shares(matrix: SiaMatrix, left_JP: NDArray[np.float64], most_s: float) -> NDArray[np.float64]:
-    """Share of each job's coming work that a move leaves: T / (T + S), the mean over what may be left.
+def kept_shares(
+    left_JP: NDArray[np.float64], gain_JC: NDArray[np.float64], cost_s_J: NDArray[np.float64], most_s: float
+) -> NDArray[np.float64]:
+    """Share of each job's coming work that a move leaves, shape (J, C): T / (T + S), the mean over what may be left.
 
-    T is what is left where the job is now, at most `most_s`: later rounds may move the job again. S is what a move costs it.
+    T is what is left on a configuration with this gain, at most `most_s`: later rounds may move the job again. S is what a move
+    costs the job.
     """
-    held = matrix.held_J >= 0
-    gain_J = np.ones(len(matrix.jobs))
-    gain_J[held] = matrix.gain_JC[held, matrix.held_J[held]]
-    time_JP = np.minimum(left_JP / np.where(gain_J > 0, gain_J, 1.0)[:, None], most_s)
-    kept_J: NDArray[np.float64] = np.mean(time_JP / (time_JP + matrix.restart_cost_s_J[:, None]), axis=1)
-    return np.maximum(kept_J, KEPT_LEAST)
+    gain_JC, kept_JC = np.where(gain_JC > 0, gain_JC, 1.0), np.zeros(gain_JC.shape)
+    for left_J in left_JP.T:
+        time_JC = np.minimum(left_J[:, None] / gain_JC, most_s)
+        kept_JC += time_JC / (time_JC + cost_s_J[:, None])
+    return np.asarray(np.maximum(kept_JC / left_JP.shape[1], KEPT_LEAST))
 
 
 KEEP_BONUS = 1e-3
@@ -121,8 +123,9 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
     moved_JC = np.ones_like(matrix.possible_JC)
     held = matrix.held_J >= 0
     moved_JC[held, matrix.held_J[held]] = False
-    factor_J = np.where(held, np.maximum(restart_factors(matrix, left_JP, settings), LEAST_FACTOR), 1.0)
-    gain_JC = np.where(matrix.gain_JC > 0, np.where(moved_JC, factor_J[:, None], 1.0) * matrix.gain_JC, 1.0)
+    factor_JC, stopped_J = restart_factors(matrix, left_JP, settings)
+    gain_JC = np.where(moved_JC & held[:, None], factor_JC, 1.0)
+    gain_JC = np.where(matrix.gain_JC > 0, gain_JC * matrix.gain_JC, 1.0)
     _pay_boots(matrix, gain_JC, left_JP, settings)
     powered_JC = gain_JC**p
     if settings.variant == "artifact":
@@ -143,7 +146,7 @@ def costs(matrix: SiaMatrix, settings: SiaSettings) -> tuple[NDArray[np.float64]
     size_J = size_weights(left_JP, settings.size_power)
     leave_J = _leaving(size_J, held, settings)
     if settings.variant == "penstock" and p < 0:
-        leave_J *= factor_J**p
+        leave_J *= np.where(held, stopped_J, 1.0) ** p
     # Waits weigh the same for all sizes: else a long job could wait for ever.
     return leave_J + abs(settings.allocation_lambda) * _aging(matrix, settings), size_J[:, None] * cost_JC
 
@@ -193,15 +196,24 @@ def aging(wait_s_J: NDArray[np.float64], aging_s: float, most: float) -> NDArray
     return np.clip(wait_s_J / aging_s - 1, 0.0, most)
 
 
-def restart_factors(matrix: SiaMatrix, left_JP: NDArray[np.float64], settings: SiaSettings) -> NDArray[np.float64]:
-    """Share of each job's goodput that counts after a move: `restart_factor`, and `kept_shares` unless that is switched off."""
+def restart_factors(
+    matrix: SiaMatrix, left_JP: NDArray[np.float64], settings: SiaSettings
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Share of each job's goodput that counts after a move to each configuration (J x C), and after a stop (J).
+
+    It is `restart_factor`, and `kept_shares` unless that is switched off: with what is left on the new configuration, and after
+    a stop on the one that the job holds now. For jobs that hold nothing, it has no meaning.
+    """
     age_s_J, cost_s_J = np.maximum(matrix.age_s_J, 0.0), matrix.restart_cost_s_J
     factor_J = restart_factor(age_s_J, np.array([job.restarts for job in matrix.jobs]), cost_s_J)
     if settings.variant == "artifact":
         factor_J = np.where(age_s_J < cost_s_J, 1.0, factor_J)
-    if settings.amortise_s is not None:
-        factor_J = factor_J * kept_shares(matrix, left_JP, settings.amortise_s)
-    return factor_J
+    factor_JC, stopped_J = np.broadcast_to(factor_J[:, None], matrix.gain_JC.shape), factor_J
+    if settings.amortise_s is not None and matrix.gain_JC.size:
+        kept_JC = kept_shares(left_JP, matrix.gain_JC, cost_s_J, settings.amortise_s)
+        factor_JC = factor_JC * kept_JC
+        stopped_J = factor_J * np.take_along_axis(kept_JC, np.maximum(matrix.held_J, 0)[:, None], axis=1)[:, 0]
+    return np.maximum(factor_JC, LEAST_FACTOR), np.maximum(stopped_J, LEAST_FACTOR)
 
 
 def restart_factor(age_s: ArrayLike, restarts: ArrayLike, restart_cost_s: ArrayLike) -> NDArray[np.float64]:

@@ -1,25 +1,10 @@
 """A snapshot as arrays: the jobs that the round decides on, oldest first, and what each could have.
 
 Axes: J jobs, C configurations, T GPU types, A accesses (different partitions, reservations and node choices).
-
-Measuring new jobs: a new job trains on one GPU of each type, one after the other, until its speed there is known.
-
-Sia profiles each new job on one GPU of each type, in less than 20 GPU-seconds each. Here the job's first rounds do that: the
-job makes progress meanwhile, and only the restarts cost anything. A type is known if the job has a profile for it, or if the
-catalogue has the job's model family. Measuring takes no GPU that another job holds. While no GPU of an unknown type is free,
-the job stays where it is.
-
-Measuring ends
-
-- when all types are known;
-- when the job has had its GPU-seconds on one type and has reported nothing, because it will not report elsewhere either;
-- when the job's GPU-seconds on all types together show that it is no longer new. A round often takes longer than measuring
-  needs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping
@@ -29,58 +14,13 @@ from numpy.typing import NDArray
 
 from penstock_profiles.estimators import AnyEstimator, PipelineEstimator
 from penstock_profiles.matrix import GoodputMatrix
-from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Reason, ReasonCode, Snapshot
+from penstock_scheduler.model import Adaptivity, Configuration, Job, JobId, Phase, Snapshot
 from penstock_scheduler.model.flags import CPU_SLOT
 from penstock_scheduler.rounds.free_gpus import Access, access_of, choices_of, doors, opens
 from penstock_scheduler.rounds.placement import Placed, place
 from penstock_scheduler.rounds.policies import common
+from penstock_scheduler.rounds.policies.sia.measuring import Measuring
 from penstock_scheduler.rounds.policies.sia.settings import SiaSettings
-
-NEW_GPU_S = 180.0
-"""GPU-seconds for each GPU type that a job may use, during which the job is new: three rounds of the default length."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Measuring:
-    """A job that is being measured."""
-
-    columns: list[int]
-    """For each type that is still unknown, the column of one GPU of it."""
-    number: int
-    """Number of types that will be known after the next one."""
-    types: int
-    """Number of types that the job may use."""
-
-    @classmethod
-    def of(cls, snapshot: Snapshot, job: Job, columns: Mapping[str, int], measure_gpu_s: float) -> Measuring | None:
-        """None if the job is known, is no longer new, or may not be moved.
-
-        Args:
-            snapshot: the round's.
-            job: one of its jobs.
-            columns: for each type that is open to the job, the column of one GPU of it.
-            measure_gpu_s: see `SiaSettings`.
-        """
-        unknown = [name for name in snapshot.facts[job.id].unmeasured_types if name in columns]
-        if not unknown or len(columns) < 2 or job.spec.adaptivity is Adaptivity.RIGID or not job.movable:
-            return None
-        most_gpu_s = snapshot.facts[job.id].restart_cost_s + measure_gpu_s
-        attained = snapshot.facts[job.id].attained_gpu_s
-        if sum(attained.values()) >= len(columns) * max(most_gpu_s, NEW_GPU_S):
-            return None
-        if any(attained.get(gpu_type, 0.0) >= most_gpu_s for gpu_type in unknown):
-            return None
-        return cls([columns[gpu_type] for gpu_type in unknown], len(columns) - len(unknown) + 1, len(columns))
-
-    def only(self, column: int) -> Measuring:
-        """The same with one of its columns."""
-        return dataclasses.replace(self, columns=[column])
-
-    def reason(self, gpu_type: str, *, held: bool) -> Reason:
-        """Why the job has one GPU of this type; `held`: it has that GPU already."""
-        what = "being measured on" if held else "is to be measured on"
-        return Reason(ReasonCode.MEASURING, f"{what} {gpu_type}, {self.number} of {self.types} types")
-
 
 Pool = tuple[str, Access]
 """Nodes that the same jobs may use: their GPU type, and what else decides which jobs may use them."""
@@ -249,6 +189,9 @@ class SiaMatrix:
         self._doubt(proven_J, settings.unproven_power)
         self.ever_JC = in_spec_JC & ((self.offered_C & (regular_JC | exact_J[:, None])) | holds_JC) & (self.sane_JC > 0)
         self.possible_JC = self.ever_JC & (self.gpus_C <= self._most_now(proven_J, settings)[:, None])
+        self.worth_JC = self._worth(settings.least_gain_per_gpu)
+        """Entries that are not larger than it pays; see `_worth`."""
+        self.possible_JC &= holds_JC | self.worth_JC
         never_ran = np.array([job.restarts == 0 and job.phase is Phase.QUEUED for job in jobs], dtype=np.bool_)
         self.never_ran_J = never_ran
         if settings.variant == "artifact":
@@ -333,6 +276,30 @@ class SiaMatrix:
                 more_C = self.gpus_C[self.ever_JC[row] & (self.gpus_C > proven_J[row])]
                 most_J[row] = max(int(more_C.min(initial=UNBOUNDED)), int(settings.growth * proven_J[row]))
         return most_J
+
+    def _worth(self, least: float) -> NDArray[np.bool_]:
+        """Entries in which each GPU, beyond those of the next smaller such entry of the same type, brings at least this part of
+        what one of the job's fewest brings on the type where that is most. The fewest of each type are always among them."""
+        if least <= 0:
+            return np.ones(self.ever_JC.shape, dtype=np.bool_)
+        # As the model says, without doubt: a job that may not grow would never show how it scales.
+        goodput_JC = np.where(self.ever_JC & np.isfinite(self.goodput_JC), self.goodput_JC, 0.0)
+        by_size = np.argsort(self.gpus_C, kind="stable").tolist()
+        first_JT = np.zeros((len(self.jobs), len(self.types)))
+        for column in reversed(by_size):
+            first_J = first_JT[:, self.type_C[column]]
+            np.copyto(first_J, goodput_JC[:, column] / self.gpus_C[column], where=goodput_JC[:, column] > 0)
+        least_J = least * first_JT.max(axis=1, initial=0.0)
+        worth_JC: NDArray[np.bool_] = np.zeros_like(self.ever_JC)
+        gpus_JT, goodput_JT = np.zeros(first_JT.shape), np.zeros(first_JT.shape)
+        for column in by_size:
+            before_J, with_J = gpus_JT[:, self.type_C[column]], goodput_JT[:, self.type_C[column]]
+            now_J, gpus = goodput_JC[:, column], self.gpus_C[column]
+            worth_J = (now_J > 0) & ((before_J == 0) | (now_J >= with_J + least_J * (gpus - before_J)))
+            worth_JC[:, column] = worth_J
+            np.copyto(before_J, gpus, where=worth_J)
+            np.copyto(with_J, now_J, where=worth_J)
+        return worth_JC
 
     @functools.cached_property
     def row_of(self) -> dict[JobId, int]:

@@ -126,8 +126,20 @@ def remarks(snapshot: Snapshot, plan: Plan, job: Job, settings: SiaSettings) -> 
     if not alone.jobs:  # it may not be moved
         return said
     left_JP = remaining(alone)
-    factor = float(restart_factors(alone, left_JP, settings)[0])
-    said.append(f"For a move, sia counts {factor:.0%} of the job's goodput elsewhere, because of the restart.")
+    elsewhere_C = alone.possible_JC[0] & (np.arange(len(alone.options)) != alone.held_J[0])
+    if elsewhere_C.any():
+        factor_C = restart_factors(alone, left_JP, settings)[0][0, elsewhere_C]
+        low, high = f"{factor_C.min():.0%}", f"{factor_C.max():.0%}"
+        counts = low if low == high else f"{low} to {high}"
+        said.append(f"For a move, sia counts {counts} of the job's goodput elsewhere, because of the restart.")
+    given = plan.assignments[job.id].configuration
+    of_type_C = np.array([option.gpu_type == gpu_type for option in alone.options], dtype=np.bool_)
+    more_C = alone.ever_JC[0] & (alone.gpus_C > given.gpus) & of_type_C
+    if more_C.any() and not (more_C & alone.worth_JC[0]).any():
+        said.append(
+            f"It does not grow on {gpu_type}: each further GPU would bring less than {settings.least_gain_per_gpu:.0%} of what "
+            "one brings it on its best type ([policy.sia] least_gain_per_gpu)."
+        )
     if settings.size_power > 0 and alone.scale_J[0] > 0:
         left_s, weight = float(np.median(left_JP[0])), float(size_weights(left_JP, settings.size_power)[0])
         where = alone.options[int(alone.slowest_J[0])]

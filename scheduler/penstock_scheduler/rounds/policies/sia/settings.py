@@ -20,6 +20,7 @@ The setting `variant` has all of these but the first; `paper` has that of the re
 - `aging_s` is null: a wait weighs the same however long it is.
 - `growth` is 2 and `unproven_power` 1: a job doubles at most, and its model is believed beyond what it has run on.
 - `size_power` is 0 and `amortise_s` null: the work that jobs have left does not count.
+- `least_gain_per_gpu` is 0: a job takes idle GPUs however little each of them brings.
 - `measure_gpu_s` is 0: the artifact knows each job's speed before it starts.
 """
 
@@ -57,6 +58,11 @@ class SiaSettings(BaseModel):
         le=1,
         description="Beyond its largest number of GPUs so far, such a job's goodput is taken to grow by at most this power of "
         "the number. 1: by what its model says.",
+    )
+    least_gain_per_gpu: NonNegativeFloat = Field(
+        default=0.1,
+        lt=1,
+        description="A job grows only while each further GPU brings at least this part of what one brings it on its best type.",
     )
     measure_gpu_s: NonNegativeFloat = Field(
         default=0.0,
@@ -113,6 +119,7 @@ ARTIFACT: dict[str, Any] = {
     "measure_gpu_s": 0.0,
     "aging_s": None,
     "size_power": 0.0,
+    "least_gain_per_gpu": 0.0,
     "amortise_s": None,
     "variant": "artifact",
 }
@@ -125,6 +132,7 @@ PAPER: dict[str, Any] = {
     "measure_gpu_s": 20.0,
     "aging_s": None,
     "size_power": 0.0,
+    "least_gain_per_gpu": 0.0,
     "amortise_s": None,
     "variant": "paper",
 }
