@@ -279,7 +279,7 @@ class SiaMatrix:
 
     def _worth(self, least: float) -> NDArray[np.bool_]:
         """Entries in which each GPU, beyond those of the next smaller such entry of the same type, brings at least this part of
-        what one of the job's fewest brings on the type where that is most. The fewest of each type are always among them."""
+        what one of the job's fewest brings there. The fewest of each type are always among them."""
         if least <= 0:
             return np.ones(self.ever_JC.shape, dtype=np.bool_)
         # As the model says, without doubt: a job that may not grow would never show how it scales.
@@ -289,13 +289,15 @@ class SiaMatrix:
         for column in reversed(by_size):
             first_J = first_JT[:, self.type_C[column]]
             np.copyto(first_J, goodput_JC[:, column] / self.gpus_C[column], where=goodput_JC[:, column] > 0)
-        least_J = least * first_JT.max(axis=1, initial=0.0)
+        least_JT = least * first_JT
         worth_JC: NDArray[np.bool_] = np.zeros_like(self.ever_JC)
         gpus_JT, goodput_JT = np.zeros(first_JT.shape), np.zeros(first_JT.shape)
         for column in by_size:
             before_J, with_J = gpus_JT[:, self.type_C[column]], goodput_JT[:, self.type_C[column]]
             now_J, gpus = goodput_JC[:, column], self.gpus_C[column]
-            worth_J = (now_J > 0) & ((before_J == 0) | (now_J >= with_J + least_J * (gpus - before_J)))
+            worth_J = (now_J > 0) & (
+                (before_J == 0) | (now_J >= with_J + least_JT[:, self.type_C[column]] * (gpus - before_J))
+            )
             worth_JC[:, column] = worth_J
             np.copyto(before_J, gpus, where=worth_J)
             np.copyto(with_J, now_J, where=worth_J)

@@ -138,7 +138,7 @@ def remarks(snapshot: Snapshot, plan: Plan, job: Job, settings: SiaSettings) -> 
     if more_C.any() and not (more_C & alone.worth_JC[0]).any():
         said.append(
             f"It does not grow on {gpu_type}: each further GPU would bring less than {settings.least_gain_per_gpu:.0%} of what "
-            "one brings it on its best type ([policy.sia] least_gain_per_gpu)."
+            "its first one brings ([policy.sia] least_gain_per_gpu)."
         )
     if settings.size_power > 0 and alone.scale_J[0] > 0:
         left_s, weight = float(np.median(left_JP[0])), float(size_weights(left_JP, settings.size_power)[0])

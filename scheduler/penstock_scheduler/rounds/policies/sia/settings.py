@@ -60,9 +60,9 @@ class SiaSettings(BaseModel):
         "the number. 1: by what its model says.",
     )
     least_gain_per_gpu: NonNegativeFloat = Field(
-        default=0.1,
+        default=0.15,
         lt=1,
-        description="A job grows only while each further GPU brings at least this part of what one brings it on its best type.",
+        description="A job grows only while each further GPU brings at least this part of what its first of that type brings.",
     )
     measure_gpu_s: NonNegativeFloat = Field(
         default=0.0,
