@@ -20,7 +20,6 @@ The setting `variant` has all of these but the first; `paper` has that of the re
 - `aging_s` is null: a wait weighs the same however long it is.
 - `growth` is 2 and `unproven_power` 1: a job doubles at most, and its model is believed beyond what it has run on.
 - `size_power` is 0 and `amortise_s` null: the work that jobs have left does not count.
-- `least_gain_per_gpu` is 0: a job takes idle GPUs however little each of them brings.
 - `measure_gpu_s` is 0: the artifact knows each job's speed before it starts.
 """
 
@@ -60,9 +59,10 @@ class SiaSettings(BaseModel):
         "the number. 1: by what its model says.",
     )
     least_gain_per_gpu: NonNegativeFloat = Field(
-        default=0.15,
+        default=0.0,
         lt=1,
-        description="A job grows only while each further GPU brings at least this part of what its first of that type brings.",
+        description="A job grows only while each further GPU brings at least this part of what its first of that type brings. "
+        "0: it takes all that are idle.",
     )
     measure_gpu_s: NonNegativeFloat = Field(
         default=0.0,
@@ -119,7 +119,6 @@ ARTIFACT: dict[str, Any] = {
     "measure_gpu_s": 0.0,
     "aging_s": None,
     "size_power": 0.0,
-    "least_gain_per_gpu": 0.0,
     "amortise_s": None,
     "variant": "artifact",
 }
@@ -132,7 +131,6 @@ PAPER: dict[str, Any] = {
     "measure_gpu_s": 20.0,
     "aging_s": None,
     "size_power": 0.0,
-    "least_gain_per_gpu": 0.0,
     "amortise_s": None,
     "variant": "paper",
 }
