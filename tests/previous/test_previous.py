@@ -51,7 +51,12 @@ def test_a_recorded_store_is_upgraded_and_read(tmp_path: Path) -> None:
     store = open_store(tmp_path, writer=True)
     last = store.last_round()
     assert last is not None
-    assert last.plan.assignments == record().plan.assignments
+    again = record()  # equal jobs may have changed places since
+    assert last.snapshot.jobs == again.snapshot.jobs
+    assert last.plan.assignments.keys() == again.plan.assignments.keys()
+    assert last.plan.solve is not None
+    assert again.plan.solve is not None
+    assert last.plan.solve.objective == pytest.approx(again.plan.solve.objective, rel=1e-4)
     assert store.job("7") == JOB
     assert [(line.action, line.stop) for line in store.outcomes()] == [(OUTCOME.action, OUTCOME.stop)]
     assert list(store.reports()) == [each for each in MESSAGES if hasattr(each, "body")]
