@@ -88,8 +88,7 @@ class WithTurns(Wrapper):
         jobs = {job.id: job for job in snapshot.jobs}
         common.look_up(snapshot, ((job, where.configuration) for job, where in fixed.items()))
         together = plan.assignments | {
-            job: common.assign(jobs[job], where, turns.reason(job, where), snapshot, turns.goodput.get(job))
-            for job, where in fixed.items()
+            job: common.assign(jobs[job], where, turns.reason(job, where), snapshot) for job, where in fixed.items()
         }
         return dataclasses.replace(
             plan, assignments={job.id: together[job.id] for job in snapshot.jobs if job.id in together}
@@ -115,8 +114,6 @@ class _Turns:
         """Due job -> its pool."""
         self.given: dict[JobId, Placement] = {}
         """What the due jobs get."""
-        self.goodput: dict[JobId, float] = {}
-        """Their goodput there."""
         self.kept: dict[JobId, Placement] = {}
         """Running jobs that the policy would stop for users who hold more."""
         self.aside = Counter[str]()
@@ -178,8 +175,7 @@ class _Turns:
         has = pool.held[job.user]
         if len(pool.users) < 2 or (has and has + job.spec.min_gpus > pool.share):
             return False
-        goodput = fewest(self._snapshot, job, pool)
-        if not (options := list(goodput)) or (has and has + options[0].gpus > pool.share):
+        if not (options := list(fewest(self._snapshot, job, pool))) or (has and has + options[0].gpus > pool.share):
             return False
         # What the last round gave the job comes first: the jobs there are on their way out already.
         where = self._book.find(job, options, job.target) or self._made_room(job, options, pool)
@@ -188,7 +184,7 @@ class _Turns:
             return False
         self._book.take(job, where)
         self._count(job, where, 1)
-        self.given[job.id], self.goodput[job.id] = where, goodput[where.configuration]
+        self.given[job.id] = where
         return True
 
     def _made_room(self, job: Job, options: Sequence[Configuration], pool: Pool) -> Placement | None:
