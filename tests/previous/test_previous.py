@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from penstock_profiles.wire import read
 from penstock_scheduler.cli import make_app
+from penstock_scheduler.model import Assignment
 from penstock_scheduler.store.schema import FILE
 from penstock_scheduler.store.sql import open_store
 from penstock_scheduler.store.tables import COMPATIBLE_FROM
@@ -51,6 +54,11 @@ def test_a_recorded_store_is_upgraded_and_read(tmp_path: Path) -> None:
     store = open_store(tmp_path, writer=True)
     last = store.last_round()
     assert last is not None
+    with sqlite3.connect(tmp_path / FILE) as db:
+        (recorded,) = db.execute("SELECT record FROM rounds").fetchone()
+    told = json.loads(zlib.decompress(recorded))["plan"]["assignments"]
+    found = TypeAdapter(dict[str, Assignment]).dump_python(last.plan.assignments, mode="json")
+    assert {job: found[job] | each for job, each in told.items()} == found
     again = record()  # equal jobs may have changed places since
     assert last.snapshot.jobs == again.snapshot.jobs
     assert last.plan.assignments.keys() == again.plan.assignments.keys()
