@@ -215,10 +215,12 @@ def judge_timeouts(config: Mapping[str, str], boot_timeout_s: float) -> Iterator
         else:
             yield CloudFinding(key, config.get(key, "not known"))
     version = config.get("SLURM_VERSION", "")
-    if version.startswith(HOLDS) and "cloud_dns" not in config.get("SlurmctldParameters", ""):
+    spared = "cloud_dns" in config.get("SlurmctldParameters", "") or "/" in config.get("PrologSlurmctld", "")
+    if version.startswith(HOLDS) and not spared:
         why = f'Slurm {version} holds a job ("launch failed requeued held") that starts on site after its instance did not boot'
-        remedy = "use Slurm 23.02 or newer; or, if the names of the cloud nodes are in DNS, add cloud_dns"
-        yield CloudFinding("Slurm", why, f"{remedy} to SlurmctldParameters")
+        yield CloudFinding(
+            "Slurm", why, "set a PrologSlurmctld, such as /bin/true, in slurm.conf; or use Slurm 23.02 or newer"
+        )
 
 
 def slurms_timeouts(boot_timeout_s: float, partition: str) -> Iterator[CloudFinding]:

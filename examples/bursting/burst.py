@@ -88,6 +88,7 @@ def cloud_nodes(folder: Path) -> dict[str, Any]:
             "SlurmctldParameters": "idle_on_node_suspend,cloud_reg_addrs",
             "PrivateData": "cloud",
             "TreeWidth": "65533",
+            "PrologSlurmctld": "/bin/true",  # only before Slurm 23.02: docs/admin/bursting.md
         },
         "files": {
             "gres.conf": "AutoDetect=off\nNodeName=t4-[00-00] Name=gpu Type=t4 File=/dev/null\n"

@@ -186,6 +186,23 @@ def test_boots_that_fail_lead_to_protected_mode(site: CloudSite, ec2: Ec2) -> No
     assert "did not join Slurm" in site.tick().words["7"]
 
 
+def test_slurm_gives_nodes_up_that_have_not_booted_before_ec2_says_that_they_are_gone(
+    site: CloudSite, ec2: Ec2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job leaves nodes that boot only with that: Slurm 22.05.8 starts one that is requeued there without GPUs."""
+    given_up: list[str] = []
+    monkeypatch.setattr(site, "power_down", given_up.extend)
+    monkeypatch.setattr(site, "_queue", lambda job: None)
+    site.boots = False
+    site.submit("7")
+    site.send("7")
+    site.tick()
+    site.sleep(site.settings.boot_timeout_s)
+    ec2.faults += [Fault("DescribeInstances", "error", "RequestLimitExceeded", times=1000)]
+    site.until(lambda: given_up)
+    assert [run.state for run in site.state.runs] == ["ending"]
+
+
 def test_a_job_that_slurm_does_not_start_is_no_failed_boot(site: CloudSite, ec2: Ec2) -> None:
     site.starts = False
     site.submit("7")

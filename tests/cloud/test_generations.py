@@ -205,6 +205,8 @@ def test_slurms_timeouts_are_checked_against_ours() -> None:
     (old,) = wrong(**known | {"SLURM_VERSION": "22.05.8"})
     assert "Slurm 22.05.8 holds a job" in old
     assert wrong(**known | {"SLURM_VERSION": "22.05.8", "SlurmctldParameters": "cloud_dns,cloud_reg_addrs"}) == []
+    assert wrong(**known | {"SLURM_VERSION": "22.05.8", "PrologSlurmctld": "/bin/true"}) == []
+    assert len(wrong(**known | {"SLURM_VERSION": "22.05.8", "PrologSlurmctld": "(null)"})) == 1
     assert wrong(**known | {"SLURM_VERSION": "23.02.0"}) == []
     assert len(wrong(ResumeTimeout="INFINITE", SuspendTimeout="x")) == 1, (
         "what cannot be read, or has no program, is said"

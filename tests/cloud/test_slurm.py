@@ -42,9 +42,9 @@ def toml(settings: CloudSettings) -> str:
 
 
 def with_cloud_nodes(
-    make_loopback: MakeLoopback, tmp_path: Path, nodes: int = 2, suspend_timeout_s: int = 3
+    make_loopback: MakeLoopback, tmp_path: Path, nodes: int = 2, suspend_timeout_s: int = 3, **settings: str
 ) -> LoopbackCluster:
-    """A Slurm with one T4 on site and cloud nodes with an A10G each."""
+    """A Slurm with one T4 on site and cloud nodes with an A10G each. `settings`: further lines of slurm.conf, or other ones."""
     host, first, config = socket.gethostname().split(".")[0], free_ports(nodes), tmp_path / "penstock.toml"
     last = nodes - 1
     programs = {}
@@ -71,7 +71,8 @@ def with_cloud_nodes(
             "SlurmctldParameters": "idle_on_node_suspend,cloud_reg_addrs",
             "PrivateData": "cloud",
             "TreeWidth": "65533",
-        },
+        }
+        | settings,
         files={
             "gres.conf": "AutoDetect=off\nNodeName=t4-[00-00] Name=gpu Type=t4 File=/dev/null\n"
             f"NodeName=cloud-[0-{last}] Name=gpu Type=a10g File=/dev/null\n"

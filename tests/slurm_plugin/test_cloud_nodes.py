@@ -13,7 +13,16 @@ import pytest
 from penstock_scheduler.model import Stop
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.gateway import CliGateway, ControllerAway, Refused, SlurmError, SlurmNode
+from penstock_slurm.gateway import (
+    CliGateway,
+    ControllerAway,
+    JobGone,
+    Refused,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+    Write,
+)
 from penstock_slurm.observe.cloud_nodes import SlurmCloudNodes
 from tests.slurm_plugin.test_notes_and_plain_jobs import SEEN, noted
 
@@ -118,6 +127,65 @@ def test_gateways_stay_and_a_refusal_to_power_down_is_not_slurms_absence(tmp_pat
     slurm.errors["power_down"] = ControllerAway("", command="scontrol")
     with pytest.raises(ClusterAway):
         nodes.power_down(["cloud"])
+
+
+class Booting(OneJob):
+    """Slurm boots a cloud node for the job."""
+
+    def __init__(self, folder: Path, **errors: SlurmError) -> None:
+        super().__init__(**errors)
+        self.spool = Spool(folder)
+        self.nodes = SlurmCloudNodes("burst", cast(CliGateway, self), self.spool)
+        self.sees(JOB)
+
+    def sees(self, job: SlurmJob) -> None:
+        job = dataclasses.replace(job, state="CONFIGURING", nodes=("cloud",))
+        self.nodes.saw(
+            [node("cloud", "ALLOCATED", "CLOUD", "POWERING_UP", "NOT_RESPONDING"), node("site", "IDLE")], [job]
+        )
+
+    def write(self, writes: list[Write]) -> list[SlurmError | None]:
+        self.asked += [each.kind for each in writes]
+        return [self.errors.get(each.kind) for each in writes]
+
+
+def test_a_job_is_held_where_it_is_when_the_nodes_that_boot_for_it_are_given_up(tmp_path: Path) -> None:
+    """Slurm requeues it then. It would start without GPUs if Penstock did, and at once if it were not held."""
+    slurm = Booting(tmp_path)
+    slurm.nodes.power_down(["cloud"])
+    assert slurm.asked == ["hold", "power_down"]
+    control = slurm.spool.control(JOB.id)
+    assert control is not None
+    assert (control.holds, control.holding) == (JOB.restarts + 1, JOB.restarts), "the hold is Penstock's own"
+    slurm.sees(dataclasses.replace(JOB, priority=0))
+    slurm.nodes.power_down(["cloud"])
+    assert slurm.asked == ["hold", "power_down", "power_down"], "it is held already"
+
+
+def test_a_job_that_may_not_be_requeued_outlives_its_nodes_boot(tmp_path: Path) -> None:
+    slurm = Booting(tmp_path)
+    slurm.sees(dataclasses.replace(JOB, requeue=False))
+    slurm.nodes.power_down(["cloud"])
+    assert slurm.asked == ["split", "hold", "power_down"], "Slurm may requeue it first"
+
+
+@pytest.mark.parametrize("error", [DISABLED, JobGone("Invalid job id", command="scontrol")])
+def test_nodes_are_given_up_also_if_their_job_cannot_be_held(tmp_path: Path, error: SlurmError) -> None:
+    slurm = Booting(tmp_path, hold=error)
+    slurm.nodes.power_down(["cloud"])
+    assert slurm.asked == ["hold", "power_down"]
+
+
+def test_a_job_that_was_not_sent_there_is_held_while_the_nodes_boot(tmp_path: Path) -> None:
+    slurm = Booting(tmp_path)
+    for _ in range(2):
+        slurm.nodes.refuse(JOB.id, "it asks for cloud nodes itself")
+        assert slurm.asked == ["hold", "set_admin_comment"], "once"
+        slurm.sees(dataclasses.replace(JOB, priority=0))
+    slurm = Booting(tmp_path)
+    slurm.sees(dataclasses.replace(JOB, requeue=False))
+    slurm.nodes.refuse(JOB.id, "it asks for cloud nodes itself")
+    assert slurm.asked[0] == "requeue_hold", "Slurm refuses that, and it is cancelled"
 
 
 def test_slurms_number_of_an_array_element_names_its_job(tmp_path: Path) -> None:

@@ -177,6 +177,27 @@ def test_no_job_is_stopped_on_a_node_that_cannot_be_asked(
     assert [each.kind for each in told.written] == ["requeue_hold"]
 
 
+@pytest.mark.parametrize(("partition", "node"), [("gpu", "n0"), ("debug", "n1")], ids=["on site", "cloud"])
+def test_no_job_is_requeued_from_nodes_that_boot(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: str, node: str
+) -> None:
+    """Slurm 22.05.8 would start it without GPUs the next time, and count them as used from then on."""
+    monkeypatch.setattr(told, "features", lambda: SlurmFeatures("loop", resume_timeout_s=600.0))
+    settings = SlurmSettings(partitions=("gpu",), cloud_partition="debug", spool_dir=tmp_path / "spool")
+    cluster = SlurmCluster(told, told, Spool(tmp_path / "spool"), SimulatedClock(), settings, lambda spec: None)  # type: ignore[arg-type]
+    job = pending(partition, state="CONFIGURING", nodes=(node,), required_nodes=(node,), priority=9, start_s=10.0)
+    told.listed, told.words = [job], {node: {"MIXED", "POWERING_UP", "CLOUD"}}
+    Spool(tmp_path / "spool").tell(ControlMessage(job_id="7", epoch=2, round=0, submitted_to="gpu"), job.uid)
+    cluster.observe()
+    (outcome,) = cluster.apply([Hold("7", 1)])
+    assert outcome.text == "waits until its nodes respond, or Slurm gives them up"
+    assert told.written == []
+    told.listed, told.words = [dataclasses.replace(job, state="RUNNING")], {}
+    cluster.observe()
+    cluster.apply([Hold("7", 1)])
+    assert [each.kind for each in told.written] == ["requeue_hold"]
+
+
 @pytest.mark.parametrize(("ends_s", "pause_s"), [(0.5, 0.75), (1.5, 0.0), (30.0, 1.25)])
 def test_the_next_run_begins_a_second_after_slurm_has_revoked_the_credential(
     told: Told, tmp_path: Path, ends_s: float, pause_s: float

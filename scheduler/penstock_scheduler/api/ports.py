@@ -148,7 +148,10 @@ class CloudNodes(Protocol):
         ...
 
     def power_down(self, nodes: Sequence[str]) -> None:
-        """Tell the cluster that these nodes have no instance any more. Their jobs are requeued. Raises ClusterAway."""
+        """Tell the cluster that these nodes have no instance any more. Raises ClusterAway.
+
+        Their jobs are requeued, and held if the nodes had not booted yet.
+        """
         ...
 
     def refuse(self, job: JobId, text: str) -> None:

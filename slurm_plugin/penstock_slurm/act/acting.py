@@ -274,7 +274,7 @@ class Acting:
             job=job,
             spooled=spooled,
             now_s=now_s,
-            silent=not self.scene.silent.isdisjoint(slurm_job.nodes),
+            silent=self._silent(slurm_job),
             lacks_gpus=self.lost_gpus.lacks(slurm_job),
             misplaced=misplaced,
             taken=self._taken(action, moves=moves),
@@ -295,6 +295,12 @@ class Acting:
             limit_s=limit_s,
             left_s=time_limits.left_s(run, spooled.control, grace_s) if counts_total and run is not None else None,
         )
+
+    def _silent(self, job: SlurmJob) -> bool:
+        """Whether one of a job's nodes does not respond, or boots. The scene does not know the cloud's nodes."""
+        away = self.settings.cloud_partition in job.partition
+        boots = job.state == "CONFIGURING" and (away or job.id in self.scene.booting)
+        return boots or not self.scene.silent.isdisjoint(job.nodes)
 
     def _taken(self, action: Action, *, moves: bool) -> bool:
         """Whether others hold the GPUs of an action's placement by now, so that its job would lose its own for nothing."""

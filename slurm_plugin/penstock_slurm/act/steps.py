@@ -68,7 +68,7 @@ class Scope:
     spooled: Spooled
     now_s: float
     silent: bool = False
-    """Whether one of its nodes does not respond."""
+    """Whether one of its nodes does not respond, or boots."""
     lacks_gpus: bool = False
     """Whether Slurm has started it without its GPUs."""
     misplaced: Stop | None = None
@@ -332,8 +332,8 @@ def _withdrawn(action: Action, scope: Scope) -> ControlMessage | None:
 def _stop(action: Action, scope: Scope, settings: SlurmSettings) -> Step:
     """Stop a running job, one step further: it saves, leaves its GPUs and is held."""
     if scope.silent:
-        # Slurm 22.05.8 requeues the job when it gives the node up. If Penstock requeues it before, it runs without GPUs
-        # from then on, whatever its TresPerNode says.
+        # Slurm 22.05.8 requeues the job when it gives the node up. If Penstock requeues it before, it starts without GPUs the
+        # next time, whatever its TresPerNode says, and Slurm counts those GPUs as used from then on.
         return under_way(action, "waits until its nodes respond, or Slurm gives them up")
     control, slurm, present = _asked(action, scope), scope.slurm, scope.spooled.present
     request = control.request

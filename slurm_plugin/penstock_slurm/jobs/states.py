@@ -95,7 +95,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
         State.PLACING,
         State.HELD,
     ): "a round takes its place back, Slurm does not start it in time, or somebody holds it: hold",
-    (State.PLACING, State.STOPPING): "a round takes its place back while Slurm boots its nodes: requeuehold",
+    (State.PLACING, State.STOPPING): "it is cancelled, or Slurm gives its nodes up, while they boot",
     (State.PLACING, State.DONE): "scancel, or its start fails",
     (State.RUNNING, State.CHECKPOINTING): "a round moves or stops it, and it answers requests: it is asked to save",
     (State.RUNNING, State.STOPPING): "a round moves or stops it, and it answers no requests; or its run ends",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from penstock_scheduler.api.ports import CloudNode
 from penstock_scheduler.model import JobId, Stop, StopCode
 from penstock_scheduler.people.errors import ClusterAway
 from penstock_scheduler.store.spool import Spool
-from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob, SlurmNode
+from penstock_slurm.gateway import CliGateway, JobGone, Refused, SlurmError, SlurmJob, SlurmNode, Write
 from penstock_slurm.jobs.holds import mark
 from penstock_slurm.jobs.notes import with_message
 from penstock_slurm.jobs.states import HOLDING
@@ -96,13 +97,19 @@ class SlurmCloudNodes:
         return next((job.id for job in self._jobs.values() if str(job.number) == number), number)
 
     def power_down(self, nodes: Sequence[str]) -> None:
-        """See `ports.CloudNodes`. Gateways, and nodes that are powered down or powering down, are left alone."""
+        """See `ports.CloudNodes`. Gateways, and nodes that are powered down or powering down, are left alone.
+
+        Slurm requeues a job that it is booting them for, and would start it there again; it is held first.
+        """
         known = [self._nodes[name] for name in nodes if name in self._nodes]
         up = [node.name for node in known if "CLOUD" in node.state and not node.state & DOWN]
         if not up:
             return
         log.info("power down nodes", extra={"nodes": ",".join(up)})
         try:
+            for job in self._jobs.values():
+                if job.state == "CONFIGURING" and not set(up).isdisjoint(job.nodes):
+                    self._hold(job)
             self._gateway.power_down(up)
         except Refused as refused:  # a repeated request changes nothing; Slurm suspends them itself after SuspendTime
             log.warning("Slurm does not power nodes down", extra={"nodes": ",".join(up), "text": str(refused)})
@@ -110,10 +117,24 @@ class SlurmCloudNodes:
             raise ClusterAway(str(error)) from error
 
     def refuse(self, job: JobId, text: str) -> None:
-        """See `ports.CloudNodes`. A job that cannot be requeued (srun, --no-requeue) is cancelled."""
+        """See `ports.CloudNodes`. A job that cannot be requeued (srun, --no-requeue) is cancelled.
+
+        A job whose nodes boot is held, and requeued by Slurm when they are powered down: Slurm 22.05.8 would start it without
+        GPUs if it were requeued there (docs/developer/slurm-gateway.md).
+        """
+        known = self._jobs.get(job)
+        if known is not None and known.requeue and self._boots(known):
+            try:
+                if self._hold(known):
+                    log.warning("job held until its nodes are powered down", extra={"job": job, "text": text})
+                    self._stopped[job] = Stop(StopCode.RECALL, text)
+                    self._say(job, text)
+            except SlurmError as error:
+                raise ClusterAway(str(error)) from error
+            return
         log.warning("job sent back to the queue", extra={"job": job, "text": text})
         try:
-            if (known := self._jobs.get(job)) is not None:
+            if known is not None:
                 mark(self._spool, known, known.restarts + 1)
             self._gateway.requeue_hold(job)
             self._gateway.hold(job)
@@ -130,6 +151,28 @@ class SlurmCloudNodes:
         """The jobs that were sent back since the last call, and why."""
         taken, self._stopped = self._stopped, {}
         return taken
+
+    def _boots(self, job: SlurmJob) -> bool:
+        """Whether Slurm boots cloud nodes for a job."""
+        its = (self._nodes[name] for name in job.nodes if name in self._nodes)
+        return job.state == "CONFIGURING" and any("CLOUD" in node.state and node.state & NOT_UP for node in its)
+
+    def _hold(self, job: SlurmJob) -> bool:
+        """Let a job that Slurm boots nodes for be held when Slurm requeues it. Returns whether it was not yet.
+
+        A refusal is logged: the job has ended, and else the next tick holds it.
+        """
+        if job.priority == 0:
+            return False
+        mark(self._spool, job, job.restarts + 1, holding=job.restarts)
+        kinds: tuple[Literal["split", "hold"], ...] = ("hold",) if job.requeue else ("split", "hold")
+        for kind in kinds:
+            (error,) = self._gateway.write([Write(job.id, kind)])
+            if isinstance(error, JobGone | Refused):
+                log.warning("cannot hold a job", extra={"job": job.id, "text": str(error)})
+            elif error is not None:
+                raise error
+        return True
 
     def _cancel(self, job: JobId, text: str, refused: Refused) -> None:
         log.warning("job cannot be requeued and is cancelled", extra={"job": job, "text": str(refused)})

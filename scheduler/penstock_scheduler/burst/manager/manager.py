@@ -471,6 +471,8 @@ class BurstManager:
         mine = job is not None and job.phase is not Phase.QUEUED and Facts(self._world, run, job, now_s).at_nodes
         if mine:
             self._asked[run.id] = Hold(run.job, run.round)
+        if mine and not run.ran:
+            self._cluster.power_down(run)  # a job leaves nodes that boot only when the cluster gives them up
         if (whole := self._instances.with_strays(run)) != run:
             self._save(run := whole)
         if not self._instances.has_ended(run) or not self._cluster.power_down(run):
