@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from penstock_cloud import open_cloud
 from penstock_cloud.settings import CloudSettings
 from penstock_loopback import wait_for
 from penstock_scheduler.burst.manager.manager import BurstManager
+from penstock_scheduler.burst.manager.worker import Rate, Yielding
 from penstock_scheduler.model import BurstJob, CloudAction, CloudState, Phase, Progress, Recall
 from penstock_scheduler.rounds.settings import DaemonSettings, Settings
 from penstock_scheduler.store.sql import SqlStore
@@ -221,3 +223,23 @@ def test_a_thread_that_fails_says_so_and_goes_on(site: CloudSite, ec2: Ec2, monk
     site.tick(BurstJob("7", 1, "g5.xlarge", 5.0))
     site.really_until(lambda: site.jobs["7"].phase is Phase.RUNNING, "it runs")
     assert len(ec2.instances()) == 1
+
+
+def test_each_kind_of_call_has_a_token_bucket() -> None:
+    rate = Rate(size=3.0, per_s=2.0)
+    assert [rate.wait_s("create_fleet", 100.0) for _ in range(6)] == [0.0, 0.0, 0.0, 0.5, 1.0, 1.5]
+    assert rate.wait_s("terminate_instances", 100.0) == 0.0, "an end does not wait for orders"
+    assert rate.wait_s("create_fleet", 101.0) == 1.0, "two tokens have come, and three calls wait for theirs"
+    assert [rate.wait_s("create_fleet", 900.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5], "no more than it holds"
+
+
+def test_only_calls_that_change_something_take_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    lock = threading.Lock()
+    client = Yielding(SimpleNamespace(describe_instances=dict, create_fleet=dict), lock, rate=Rate(size=1.0, per_s=0.5))
+    with lock:
+        for _ in range(3):
+            client.describe_instances()
+            client.create_fleet()
+    assert waits == pytest.approx([0.0, 2.0, 4.0], abs=0.1)

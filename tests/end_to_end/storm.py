@@ -310,22 +310,45 @@ class Storm:
         )
         self.check_rounds()
 
-        def rows() -> list[list[str]]:
+        def seen() -> list[list[str]]:
             fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End,NodeList"
             text = self.site.slurm.command(
                 "sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-1days", "-o", fields
             ).stdout
-            found = [line.split("|") for line in text.splitlines()]
+            found = sorted((line.split("|") for line in text.splitlines()), key=lambda row: row[4])
+            for number, row in enumerate(found):
+                later = next(
+                    (each for each in found[number + 1 :] if each[0] == row[0] and each[4][:1].isdigit()), None
+                )
+                if row[1] == "RUNNING" and later is not None:
+                    # slurmdbd hears of ends in their order: of this one it never will. It was over when the next run began.
+                    row[1], row[2] = "FORGOTTEN", str(_seconds(later[4]) - _seconds(row[4]))
+            return found
+
+        def missing(found: list[list[str]]) -> set[str]:
             # Rows that stay PENDING are left over from a slurmctld that was stopped in the middle of a requeue. slurmdbd shows
             # what a killed slurmctld forgot as running for ever.
             states = {job.id: job.state for job in self._slurm_jobs()}
             running = {row[0] for row in found if row[1] == "RUNNING"}
             completed = {job for job, state in states.items() if state == "COMPLETED"}
-            told = not running & states.keys() and completed <= {row[0] for row in found if row[1] == "COMPLETED"}
-            return found if told else []
+            return (running & states.keys()) | (completed - {row[0] for row in found if row[1] == "COMPLETED"})
+
+        def rows() -> list[list[str]]:
+            found = seen()
+            return [] if missing(found) else found
+
+        def details() -> str:
+            found = seen()
+            late = missing(found)
+            return "\n".join(
+                [
+                    *("|".join(row) for row in found if row[0] in late),
+                    *(str((job.id, job.state, job.reason)) for job in self._slurm_jobs() if job.id in late),
+                ]
+            )
 
         try:
-            account = wait_for(rows, 120, "slurmdbd to know of every end")
+            account = wait_for(rows, 120, "slurmdbd to know of every end", details=details)
         except TimeoutError:
             account = []
             raise
@@ -384,7 +407,7 @@ class Storm:
                 and state.split()[0] not in ("COMPLETED", "CANCELLED")
                 and "Unknown" not in (start, end)
             ):
-                start_s, end_s = (time.mktime(time.strptime(each, "%Y-%m-%dT%H:%M:%S")) for each in (start, end))
+                start_s, end_s = _seconds(start), _seconds(end)
                 runs.append(Run(job, frozenset(expand(nodes)), start_s, end_s, end_s + 1.0))
         return runs
 
@@ -438,3 +461,7 @@ def check_round(record: RoundRecord) -> None:
 
 def _gpus(tres: str) -> int:
     return next((int(item.removeprefix("gres/gpu=")) for item in tres.split(",") if item.startswith("gres/gpu=")), 0)
+
+
+def _seconds(time_of_sacct: str) -> float:
+    return time.mktime(time.strptime(time_of_sacct, "%Y-%m-%dT%H:%M:%S"))
