@@ -182,6 +182,8 @@ def test_a_job_that_was_not_sent_there_is_held_while_the_nodes_boot(tmp_path: Pa
         slurm.nodes.refuse(JOB.id, "it asks for cloud nodes itself")
         assert slurm.asked == ["hold", "set_admin_comment"], "once"
         slurm.sees(dataclasses.replace(JOB, priority=0))
+    slurm = Booting(tmp_path, set_admin_comment=JobGone("Invalid job id", command="scontrol"))
+    slurm.nodes.refuse(JOB.id, "it asks for cloud nodes itself")
     slurm = Booting(tmp_path)
     slurm.sees(dataclasses.replace(JOB, requeue=False))
     slurm.nodes.refuse(JOB.id, "it asks for cloud nodes itself")

@@ -108,7 +108,7 @@ class SlurmCloudNodes:
         log.info("power down nodes", extra={"nodes": ",".join(up)})
         try:
             for job in self._jobs.values():
-                if job.state == "CONFIGURING" and not set(up).isdisjoint(job.nodes):
+                if job.state == "CONFIGURING" and job.priority and not set(up).isdisjoint(job.nodes):
                     self._hold(job)
             self._gateway.power_down(up)
         except Refused as refused:  # a repeated request changes nothing; Slurm suspends them itself after SuspendTime
@@ -123,21 +123,18 @@ class SlurmCloudNodes:
         GPUs if it were requeued there (docs/developer/slurm-gateway.md).
         """
         known = self._jobs.get(job)
-        if known is not None and known.requeue and self._boots(known):
-            try:
-                if self._hold(known):
-                    log.warning("job held until its nodes are powered down", extra={"job": job, "text": text})
-                    self._stopped[job] = Stop(StopCode.RECALL, text)
-                    self._say(job, text)
-            except SlurmError as error:
-                raise ClusterAway(str(error)) from error
-            return
+        boots = known if known is not None and known.requeue and self._boots(known) else None
+        if boots is not None and boots.priority == 0:
+            return  # it is held, and waits until its nodes are powered down
         log.warning("job sent back to the queue", extra={"job": job, "text": text})
         try:
-            if known is not None:
-                mark(self._spool, known, known.restarts + 1)
-            self._gateway.requeue_hold(job)
-            self._gateway.hold(job)
+            if boots is not None:
+                self._hold(boots)
+            else:
+                if known is not None:
+                    mark(self._spool, known, known.restarts + 1)
+                self._gateway.requeue_hold(job)
+                self._gateway.hold(job)
             self._stopped[job] = Stop(StopCode.RECALL, text)
             self._say(job, text)
         except JobGone:
@@ -157,13 +154,11 @@ class SlurmCloudNodes:
         its = (self._nodes[name] for name in job.nodes if name in self._nodes)
         return job.state == "CONFIGURING" and any("CLOUD" in node.state and node.state & NOT_UP for node in its)
 
-    def _hold(self, job: SlurmJob) -> bool:
-        """Let a job that Slurm boots nodes for be held when Slurm requeues it. Returns whether it was not yet.
+    def _hold(self, job: SlurmJob) -> None:
+        """Let a job that Slurm boots nodes for be held when Slurm requeues it.
 
         A refusal is logged: the job has ended, and else the next tick holds it.
         """
-        if job.priority == 0:
-            return False
         mark(self._spool, job, job.restarts + 1, holding=job.restarts)
         kinds: tuple[Literal["split", "hold"], ...] = ("hold",) if job.requeue else ("split", "hold")
         for kind in kinds:
@@ -172,7 +167,6 @@ class SlurmCloudNodes:
                 log.warning("cannot hold a job", extra={"job": job.id, "text": str(error)})
             elif error is not None:
                 raise error
-        return True
 
     def _cancel(self, job: JobId, text: str, refused: Refused) -> None:
         log.warning("job cannot be requeued and is cancelled", extra={"job": job, "text": str(refused)})
