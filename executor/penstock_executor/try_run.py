@@ -11,6 +11,8 @@ something differs.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import math
 import os
@@ -21,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -48,6 +50,9 @@ NO_STEP = (
     "the script makes no step after px.start, so it cannot be tried: that takes run.step or run.step_done in a loop over"
     " run.epochs. Hugging Face's and Lightning's trainers, and programs that only report, save in their own ways"
 )
+
+SET_CHILD_SUBREAPER = 36
+"""Of Linux' <sys/prctl.h>."""
 
 STOPPED, TOO_LONG = 128 + signal.SIGTERM, 124
 
@@ -101,7 +106,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("script", metavar="SCRIPT")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of the script")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+    return _watched(lambda folder: _tried(folder, options))
+
+
+def _watched(work: Callable[[Path], int]) -> int:
+    """Do work in a group of processes that ends with this process, and in a folder that goes with it. Returns its exit status.
+
+    This process only waits. A handler would do: but an import or a destructor of the script may swallow its exception, and it
+    may come between a fork and the note of it.
+    """
+    awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the group become children of this process
+    folder = Path(tempfile.mkdtemp(prefix="penstock-try-"))
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        signal.signal(
+            signal.SIGTTIN, signal.SIG_IGN
+        )  # a script that reads the terminal gets an error, and does not stop
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
+        try:
+            status = work(folder)
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            status = 1
+        end(status)
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # it has done so itself, or has ended
+        os.setpgid(pid, pid)
+    while (number := signal.sigwait(awaited)) == signal.SIGCHLD:
+        done, raw = os.waitpid(pid, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(raw)
+            break
+    else:
+        code = -number
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:  # until none of them can write into the folder any more
+            os.waitpid(-pid, 0)
+    shutil.rmtree(folder, ignore_errors=True)
+    return code if code >= 0 else 128 - code
+
+
+def _tried(where: Path, options: argparse.Namespace) -> int:
+    """Try the script, with a folder for each of its trainings. Returns the command's exit status."""
     preload(PRELOADED)  # once for all runs, which are forked
     import torch
 
@@ -110,13 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # the threads of PyTorch would be lost in what is forked
 
     def run(scenario: TriedStop) -> TrialRecord:
-        folder = Path(
-            tempfile.mkdtemp(prefix="penstock-try-")
-        )  # TemporaryDirectory would end with the first forked process
-        try:
-            return _try(folder, scenario, options)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=where))  # TemporaryDirectory would end with the first forked process
+        found = _try(folder, scenario, options)
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
 
     whole = run(TriedStop("undisturbed", Disturbance()))
     if whole.statuses != [0] or not whole.steps:
@@ -346,28 +393,21 @@ def _run(folder: Path, disturbance: Disturbance, processes: int, options: argpar
             _begin(folder, disturbance, rank, processes, port, options)
         pids.add(pid)
     status, until_s = 0, time.monotonic() + options.timeout
-    try:
-        while pids:
-            pid, raw = os.waitpid(next(iter(pids)), os.WNOHANG) if len(pids) == 1 else _any_of(pids)
-            if pid:
-                pids.discard(pid)
-                code = os.waitstatus_to_exitcode(raw)
-                code = code if code >= 0 else 128 - code
-                if code and not status:
-                    status, until_s = code, min(until_s, time.monotonic() + FAILED_S)
-            elif time.monotonic() > until_s:
-                status = status or TOO_LONG
-                _kill(pids)
-            else:
-                time.sleep(0.02)
-    finally:
-        _kill(pids)  # none, unless this process is ended
+    while pids:
+        pid, raw = _any_of(pids)
+        if pid:
+            pids.discard(pid)
+            code = os.waitstatus_to_exitcode(raw)
+            code = code if code >= 0 else 128 - code
+            if code and not status:
+                status, until_s = code, min(until_s, time.monotonic() + FAILED_S)
+        elif time.monotonic() > until_s:
+            status = status or TOO_LONG
+            for each in pids:
+                os.kill(each, signal.SIGKILL)
+        else:
+            time.sleep(0.02)
     return status
-
-
-def _kill(pids: set[int]) -> None:
-    for each in pids:
-        os.kill(each, signal.SIGKILL)
 
 
 def _any_of(pids: set[int]) -> tuple[int, int]:
@@ -382,7 +422,6 @@ def _begin(
     folder: Path, disturbance: Disturbance, rank: int, processes: int, port: int, options: argparse.Namespace
 ) -> NoReturn:
     """In a new process: be the script."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for name in [each for each in os.environ if each.startswith(("SLURM", "PENSTOCK"))]:
         del os.environ[name]
     place = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}

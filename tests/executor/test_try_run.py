@@ -1,7 +1,9 @@
 """`python -m penstock_executor.try_run` finds what a script does wrongly around its stops, and passes one that is right."""
 
 import math
+import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -158,16 +160,65 @@ def test_a_run_that_takes_too_long_is_told_and_is_none_that_was_killed(tmp_path:
         ]
 
 
-def test_when_it_is_ended_nothing_of_it_stays(tmp_path: Path):
-    (tmp_path / "train.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+WRITES = """import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) < 2:
+    subprocess.Popen([sys.executable, __file__, "child"])
+here = pathlib.Path(os.environ["TMPDIR"])
+(here / f"{os.getpid()}.pid").touch()
+for number in range(10**9):
+    for folder in here.glob("penstock-try-*/*"):
+        try:
+            (folder / f"{os.getpid()}-{number % 100}").write_text("more")
+        except OSError:
+            pass
+"""
+"""It and its child write into the folder of the trial all the time, and ignore SIGTERM."""
+
+
+@pytest.mark.parametrize(("ends", "after_s"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.5)])
+def test_when_it_is_ended_nothing_of_it_stays(tmp_path: Path, ends: signal.Signals, after_s: float):
+    """`after_s`: seconds after the beginning of the script's two processes."""
+    (tmp_path / "train.py").write_text(WRITES)
     environ = environment() | {"PYTHONPATH": python_path(), "TMPDIR": str(tmp_path)}
     command = [PYTHON, "-m", "penstock_executor.try_run", "train.py"]
     with subprocess.Popen(command, env=environ, cwd=tmp_path) as child:
-        pid = wait_for(lambda: (tmp_path / "pid").exists() and int((tmp_path / "pid").read_text() or 0), "a run")
-        child.terminate()
-        assert child.wait(30) == 143
-    assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
+        pids = wait_for(lambda: len(found := list(tmp_path.glob("*.pid"))) == 2 and found, "a run and its child")
+        time.sleep(after_s)
+        child.send_signal(ends)
+        assert child.wait(30) == 128 + ends
+    assert not [each for each in pids if Path(f"/proc/{each.stem}").exists()]
     assert not list(tmp_path.glob("penstock-try-*"))
+
+
+def test_a_signal_at_any_moment_leaves_nothing(tmp_path: Path):
+    """Also while it imports, and before its first run."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
+    environ = environment() | {"PYTHONPATH": python_path(), "TMPDIR": str(tmp_path)}
+    for after_s in (0.3, 1.6):
+        with subprocess.Popen(
+            [PYTHON, "-m", "penstock_executor.try_run", "train.py"], env=environ, cwd=tmp_path
+        ) as child:
+            time.sleep(after_s)
+            child.terminate()
+            assert child.wait(30) in (143, -signal.SIGTERM)
+        assert not list(tmp_path.glob("penstock-try-*"))
+
+
+def test_a_script_that_outlives_its_trial_is_ended_with_it(tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        "import subprocess, sys\nlast = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open('pid', 'w').write(str(last.pid))\n"
+    )
+    done = subprocess.run(
+        [PYTHON, "-m", "penstock_executor.try_run", "train.py"],
+        env=environment() | {"PYTHONPATH": python_path()},
+        cwd=tmp_path,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
 EXAMPLES = {
