@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _watched(work: Callable[[Path], int]) -> int:
     """Do work in a group of processes that ends with this process, and in a folder that goes with it. Returns its exit status.
 
-    This process only waits. A handler would do: but an import or a destructor of the script may swallow its exception, and it
-    may come between a fork and the note of it.
+    This process only waits for a signal. A handler's exception could be lost in an import or a destructor, or come between a
+    fork and the note of it.
     """
     awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -122,9 +122,7 @@ def _watched(work: Callable[[Path], int]) -> int:
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        signal.signal(
-            signal.SIGTTIN, signal.SIG_IGN
-        )  # a script that reads the terminal gets an error, and does not stop
+        signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # who reads the terminal gets an error, and is not stopped
         signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
         try:
             status = work(folder)
