@@ -236,7 +236,7 @@ def compare(
         return [f"the stop ended in status {tried.statuses[0]} and not {scenario.expected}", *replaced]
     if not moved and tried.statuses[1:] != [0]:
         return [f"the next run fails: {_failure(tried, script)}"]
-    counted = _line(tried.said, "counts batches by enumerate")
+    counted = _line(tried.said, "counts batches by ")
     for number in sorted(whole.steps.keys() | tried.steps.keys()):
         if number not in whole.steps or number not in tried.steps:
             return [f"the training makes {len(tried.steps)} steps and not {len(whole.steps)}", *counted]

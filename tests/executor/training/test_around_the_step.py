@@ -3,7 +3,10 @@
 import copy
 import json
 import pickle
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,6 +21,7 @@ from penstock_executor.training.run import TrainingRun
 from ..elastic import gang
 from ..spool import ROOT
 
+T = TypeVar("T")
 SCRIPT = ROOT / "tests" / "executor" / "train_around.py"
 
 
@@ -92,45 +96,112 @@ def test_counting_from_0_is_told_before_any_stop_and_only_where_a_script_does_it
 
 
 @pytest.mark.parametrize(
-    ("line", "counts"),
+    ("source", "counts"),
     [
-        ("for i, batch in enumerate(loader):", True),
-        ("    for i, (x, y) in enumerate(logger.every(loader, 10, header)):", True),
-        ("for i, batch in enumerate(loader, 1):", True),
-        ("for i, batch in enumerate(loader, start=1):", True),
-        ("for i, batch in enumerate(loader, run.epoch_steps):", False),
-        ("for i, batch in enumerate(loader, loader.first + 1):", False),
-        ("for i, batch in enumerate(logger.every(loader, 10), start=first):", False),
-        ("for batch in loader:", False),
-        ("for i, batch in enumerate(loader) if counts else enumerate(loader, 1):", True),
-        ("for i, batch in enumerate(  # goes on in the next line", True),
-        ("names = dict(enumerate(loader))", False),
+        ("for i, batch in enumerate(loader): ...", True),
+        ("    for i, (x, y) in enumerate(logger.every(loader, 10, header)): ...", True),
+        ("for i, batch in enumerate(loader, 1): ...", True),
+        ("for i, batch in enumerate(loader, start=1): ...", True),
+        ("for i, batch in enumerate(loader, run.epoch_steps): ...", False),
+        ("for i, batch in enumerate(loader, loader.first + 1): ...", False),
+        ("for i, batch in enumerate(logger.every(loader, 10), start=first): ...", False),
+        ("for batch in loader: ...", False),
+        ("for i, batch in enumerate(loader) if counts else enumerate(loader, 1): ...", True),
+        ("(batch for i, batch in enumerate(loader),  # a part of a longer statement", True),
+        ("batches = enumerate(tqdm(loader), run.epoch_steps)\nfor i, batch in batches: ...", False),
     ],
 )
-def test_a_count_that_is_given_its_first_number_is_none_from_a_fixed_one(line: str, counts: bool):
-    assert counts_from_0(line + "\n") is counts
+def test_a_count_that_is_given_its_first_number_is_none_from_a_fixed_one(source: str, counts: bool):
+    assert counts_from_0(source + "\n") is counts
 
 
-def count_itself(loader: Loader) -> None:
-    numbered = enumerate(loader)
-    for _number, _batch in numbered:
-        loader.take()
+def every(batches: Iterable[T]) -> Iterator[T]:
+    """As tqdm and a metric's logger: a generator of its own around the batches."""
+    yield from batches
 
 
-def count_from_the_first(loader: Loader) -> None:
-    numbered = enumerate(loader, loader.first)
-    for _number, _batch in numbered:
-        loader.take()
+class Ahead(Iterator[T]):
+    """As a prefetcher: an iterator of its own."""
+
+    def __init__(self, batches: Iterable[T]) -> None:
+        self._batches = iter(batches)
+
+    def __next__(self) -> T:
+        return next(self._batches)
 
 
-@pytest.mark.parametrize(("loop", "told"), [(count_itself, 1), (count_from_the_first, 0)])
-def test_a_count_whose_loop_is_in_another_line_is_told_too(caplog, monkeypatch, loop, told: int):
-    """As in `bar = tqdm(enumerate(loader))` and `for i, batch in bar`, which many scripts have."""
-    monkeypatch.setattr(messages, "_told", set())
-    place = {"seed": 0, "shuffle": False, "position": 0, "drop_last": False}
+def numbered(batches: Iterable[T]) -> Iterator[tuple[int, T]]:
+    return enumerate(every(batches))
+
+
+def count_in_a_name(loader: Loader) -> Iterator[object]:
+    batches = enumerate(every(loader))
+    yield from every(batches)
+
+
+def check_one_first(loader: Loader) -> Iterator[object]:
+    next(iter(loader))
+    loader.take()
+    yield from numbered(loader)
+
+
+COUNTS: list[Callable[[Loader], Iterable[object]]] = [
+    lambda loader: enumerate(loader),
+    lambda loader: enumerate(loader, 1),
+    lambda loader: enumerate(every(loader)),
+    lambda loader: every(enumerate(every(loader))),
+    lambda loader: islice(enumerate(every(loader)), 9),
+    lambda loader: enumerate(Ahead(every(loader))),
+    lambda loader: enumerate(map(str, every(loader))),
+    lambda loader: zip(enumerate(loader), "ab", strict=False),
+    count_in_a_name,
+    numbered,
+    check_one_first,
+]
+BY_ZIP: list[Callable[[Loader], Iterable[object]]] = [
+    lambda loader: zip(range(9), loader, strict=False),
+    lambda loader: zip(every(loader), count(), strict=False),
+    lambda loader: every(zip(count(1), every(loader), strict=False)),
+]
+RIGHT: list[Callable[[Loader], Iterable[object]]] = [
+    lambda loader: loader,
+    lambda loader: enumerate(every(loader), loader.first),
+    lambda loader: enumerate(Ahead(loader), loader.first + 1),
+    lambda loader: zip(range(loader.first, 9), loader, strict=False),
+    lambda loader: zip(every(loader), count(loader.first), strict=False),
+    lambda loader: zip(every(loader), "abc", strict=False),
+]
+
+
+def told(loop: Callable[[Loader], Iterable[object]], position: int, caplog: pytest.LogCaptureFixture) -> str:
+    place = {"seed": 0, "shuffle": False, "position": position, "drop_last": False}
+    loader = Loader(list(range(16)), BatchSize(total=4, atomic=4), (0, 1), **place)
     for _ in range(2):
-        loop(Loader(list(range(8)), BatchSize(total=4, atomic=4), (0, 1), **place))
-    assert caplog.text.count("test_around_the_step.py:") == caplog.text.count("counts batches by enumerate") == told
+        for number, _ in enumerate("outer"):  # it counts nothing of the loader
+            for _ in loop(loader):
+                loader.take()
+            if number:
+                break
+        loader.epoch, loader.position = loader.epoch + 1, 0
+    return caplog.text
+
+
+@pytest.mark.parametrize(
+    ("loop", "by"),
+    [*((loop, "enumerate") for loop in COUNTS), *((loop, "zip") for loop in BY_ZIP), *((loop, "") for loop in RIGHT)],
+)
+def test_a_count_that_begins_anew_in_mid_epoch_is_told_however_it_is_written(caplog, monkeypatch, loop, by: str):
+    """As in `batches = enumerate(tqdm(loader))` and `for i, batch in batches`."""
+    monkeypatch.setattr(messages, "_told", set())
+    said = told(loop, 8, caplog)
+    assert said.count("test_around_the_step.py:") == said.count("counts batches by") == bool(by)
+    assert not by or f"counts batches by {by}. After" in said
+
+
+@pytest.mark.parametrize(("loop", "told_at_once"), [(count_in_a_name, 1), (COUNTS[0], 1), (RIGHT[1], 0), (RIGHT[3], 0)])
+def test_a_count_is_told_before_any_stop_if_its_source_shows_it(caplog, monkeypatch, loop, told_at_once: int):
+    monkeypatch.setattr(messages, "_told", set())
+    assert told(loop, 0, caplog).count("counts batches by enumerate") == told_at_once
 
 
 def test_a_learning_rate_by_the_number_of_the_batch_is_right_after_stops_if_it_counts_from_the_first(tmp_path: Path):
