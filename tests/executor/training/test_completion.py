@@ -1,11 +1,16 @@
-"""What a program does whose training another program has completed."""
+"""What a program does whose training another program has completed, or begun in a job that is over."""
 
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from penstock_loopback import LoopbackCluster
+
 from ..elastic import environment, gang
-from ..spool import JOB
+from ..spool import JOB, ROOT, wait_for
 
 IN_JOB = {"SLURM_JOB_ID": JOB, "SLURM_JOB_NODELIST": "t4-00", "SLURM_RESTART_COUNT": "1"}
 
@@ -120,3 +125,87 @@ def test_a_job_that_cannot_go_on_from_another_says_why_and_begins_nothing(trains
     status, made, said = trains(3, processes=2, SLURM_JOB_ID="43", PENSTOCK_CONTINUE=before)
     assert (status, made) == (1, ""), said
     assert said.count(f"RuntimeError: {told}") == 2
+
+
+GOES_ON = """\
+import json, os, sys, time
+from pathlib import Path
+import torch
+import penstock_executor as px
+os.chdir(sys.argv[1])
+torch.manual_seed(0)
+run = px.start(continue_from=sys.argv[3] if len(sys.argv) > 3 else None)
+model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(), torch.nn.Linear(4, 1)).double()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.utils.data.TensorDataset(torch.arange(40).double().unsqueeze(1) / 40)
+model, optimizer, loader = run.prepare(model, optimizer, data, batch_size=4)
+for epoch in run.epochs(3):
+    for (x,) in loader:
+        run.step((model(x) - 3 * x).square().mean())
+        with Path("steps").open("a") as file:
+            file.write(f"{run.steps} ")
+        time.sleep(float(sys.argv[2]))
+weights = [each.tolist() for each in model.parameters()]
+Path("weights").write_text(json.dumps(weights))
+"""
+"""Thirty steps. GOES_ON FOLDER PAUSE [JOB]"""
+
+
+def undisturbed(folder: Path) -> str:
+    """The weights of a training in one job."""
+    (folder / "goes_on.py").write_text(GOES_ON)
+    with gang(folder / "goes_on.py", folder / "whole", "0", environ=environment() | IN_JOB) as job:
+        job.finish()
+    return (folder / "whole" / "weights").read_text()
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(each) for each in (folder / "steps").read_text().split()] if (folder / "steps").exists() else []
+
+
+def test_a_job_that_reached_its_time_limit_goes_on_in_a_new_job_at_its_step(tmp_path: Path):
+    """Slurm ends it by SIGTERM to all of its processes. The weights are those of a training that was never stopped."""
+    whole, folder = undisturbed(tmp_path), tmp_path / "limited"
+    with gang(tmp_path / "goes_on.py", folder, "0.1", environ=environment() | IN_JOB) as job:
+        wait_for(lambda: len(steps(folder)) > 3, "some steps")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143, job.said.read_text()
+    made = len(steps(folder))
+    assert 3 < made < 30
+    new = environment() | IN_JOB | {"SLURM_JOB_ID": "43", "SLURM_RESTART_COUNT": "0"}
+    with gang(tmp_path / "goes_on.py", folder, "0", JOB, environ=new) as job:
+        assert f"step={made} epoch={made // 10}" in job.finish()
+    assert steps(folder) == list(range(1, 31)), "each step once"
+    assert (folder / "weights").read_text() == whole
+
+
+@pytest.mark.long
+@pytest.mark.slurm
+def test_slurms_time_limit_ends_a_job_and_a_new_job_goes_on_at_its_step(loopback: LoopbackCluster, tmp_path: Path):
+    """The shortest limit is a minute. The new job gets the command that `penstock explain` prints."""
+    whole, folder = undisturbed(tmp_path), tmp_path / "limited"
+    folder.mkdir()
+    paths = os.pathsep.join(str(ROOT / name) for name in ("profiles", "executor"))
+
+    def submit(pause: str, **variables: str) -> str:
+        export = ",".join(["ALL", f"PYTHONPATH={paths}", *(f"{name}={value}" for name, value in variables.items())])
+        wrap = f"exec {sys.executable} {tmp_path}/goes_on.py {folder} {pause}"
+        return loopback.command(
+            *("sbatch", "--parsable", "--partition=t4", "--gres=gpu:1", "--time=1", f"--output={tmp_path}/log-%j"),
+            *(f"--export={export}", f"--wrap={wrap}"),
+        ).stdout.strip()
+
+    def state(job: str) -> str:
+        found = loopback.command("scontrol", "show", "job", "-o", job).stdout
+        return found.split("JobState=")[1].split()[0]
+
+    first = submit("4")
+    wait_for(lambda: state(first) not in ("PENDING", "RUNNING", "COMPLETING"), "end of the first job")
+    assert state(first) == "TIMEOUT", (tmp_path / f"log-{first}").read_text()
+    made = steps(folder)
+    assert made == list(range(1, len(made) + 1))
+    second = submit("0", PENSTOCK_CONTINUE=first)
+    wait_for(lambda: state(second) == "COMPLETED", "end of the new job")
+    assert f"step={len(made)} epoch=0" in (tmp_path / f"log-{second}").read_text()
+    assert steps(folder) == list(range(1, 31))
+    assert (folder / "weights").read_text() == whole
