@@ -130,6 +130,16 @@ def run(script: Path, *arguments: str, options: Sequence[str] = ()) -> tuple[int
 
 
 @pytest.mark.long
+def test_a_script_is_moved_from_one_process_to_four_and_back():
+    """A step of four samples has one for each. The processes' weights are compared with one another, too."""
+    status, said = run(ROOT / "tests" / "executor" / "train_tried.py", "good", options=["--processes=4"])
+    assert status == 0, said
+    assert said.count("as undisturbed") == 7
+    for line in ("continued on 4 processes: as", "SIGTERM to all of 4 processes", "kill -9 of one of 4 processes"):
+        assert line in said
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("option", "words"),
     [
