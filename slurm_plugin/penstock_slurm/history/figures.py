@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock_slurm.history.gpu_use import STEP_S, GpuUse
 from penstock_slurm.history.reading import History, PastRun, StepUse
+from penstock_slurm.history.waits import waited_for
 
 SIZES = ((1, "1"), (2, "2 to 3"), (4, "4 to 7"), (8, "8 to 15"), (16, "16 and more"))
 """Least number of GPUs of a class of jobs, and its name."""
@@ -115,7 +116,9 @@ class HistoryFigures:
     idle_gpu_h: float
     """GPU-hours that no job held, of the nodes that there are now."""
     idle_while_waiting_gpu_h: float
-    """The part of them in which jobs waited that asked for as many GPUs. Limits, CPUs or the nodes' shapes may have kept them."""
+    """The part of them in which jobs waited that asked for as many GPUs."""
+    waited_h: dict[str, float]
+    """Cause -> hours for which jobs waited; see `waits`."""
     levels: Levels
     by_end: tuple[Group, ...]
     by_size: tuple[Group, ...]
@@ -164,6 +167,7 @@ def report(
         types=tuple(TypeHours(name, history.gpus.get(name, 0), gpu_h) for name, gpu_h in held.items() if name or gpu_h),
         idle_gpu_h=float(free @ hours),
         idle_while_waiting_gpu_h=float(np.minimum(free, waited) @ hours),
+        waited_h=waited_for(history),
         levels=_means(times, holding, waited),
         by_end=grouped(lambda run: run.state),
         by_size=tuple(sorted(grouped(lambda run: _size(run.gpus)), key=lambda group: sizes[group.name])),

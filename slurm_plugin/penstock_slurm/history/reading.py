@@ -28,6 +28,7 @@ FIELDS = (
 """Fields of sacct. None is a text that a user can write a bar into."""
 
 TRES_CPUS = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
+TRES_NODES = re.compile(r"(?:^|,)node=(\d{1,9})(?:,|$)")
 
 USED_FIELDS = ("JobIDRaw", "TRESUsageInTot")
 
@@ -65,9 +66,13 @@ class PastRun:
     limit_s: float | None
     """Its time limit, if it has one."""
     cpus: int
-    """Those that it held on all nodes; 0 if it has not started."""
+    """On all nodes, as `gpus`."""
     memory_mb: int
-    """That it held on all nodes; 0 if Slurm does not allocate memory."""
+    """On all nodes, as `gpus`; 0 if Slurm does not allocate memory."""
+    nodes: tuple[str, ...]
+    """Those that it held."""
+    node_count: int
+    """Nodes that it held, or that it asked for at least."""
 
     @property
     def ran_s(self) -> float:
@@ -93,8 +98,12 @@ class History:
     end_s: float
     runs: tuple[PastRun, ...]
     """By the time from which on they waited."""
+    others: tuple[PastRun, ...]
+    """Jobs without GPUs that ran on nodes with GPUs."""
     nodes: tuple[SlurmNode, ...]
     """With GPUs."""
+    memory: bool
+    """Whether Slurm allocates memory."""
     left_out: dict[str, int]
     """Reason -> number of records that do not count."""
 
@@ -128,7 +137,8 @@ def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Co
         PenstockError: Slurm does not answer, has no accounting or no such partition, or its accounting counts no GPUs.
     """
     reader = CommandReader(SlurmCommandRunner(conf, TIMEOUT_S))
-    if not reader.features().accounting:
+    features = reader.features()
+    if not features.accounting:
         raise PenstockError(
             "this Slurm has no accounting (AccountingStorageType), and without it no history: install slurmdbd"
         )
@@ -142,13 +152,13 @@ def read_history(conf: Path | None, begin_s: float, end_s: float, partitions: Co
     )
     text = _sacct(conf, begin_s, end_s, partitions, FIELDS)
     types = {node.name: next(iter(node.gpus)) if len(node.gpus) == 1 else "" for node in nodes}
-    runs, left_out = parse_history(text, types)
+    runs, others, left_out = parse_history(text, types)
     if not runs and nodes and left_out.get(WITHOUT_GPUS):
         raise PenstockError(
             f"none of {left_out[WITHOUT_GPUS]} jobs has GPUs in Slurm's accounting. If some had: add gres/gpu to "
             "AccountingStorageTRES in slurm.conf and restart slurmctld, which counts them from then on"
         )
-    return History(begin_s, end_s, runs, nodes, left_out)
+    return History(begin_s, end_s, runs, others, nodes, features.memory, left_out)
 
 
 def read_used(conf: Path | None, begin_s: float, end_s: float, partitions: Collection[str] = ()) -> dict[str, StepUse]:
@@ -189,16 +199,18 @@ def parse_used(text: str) -> dict[str, StepUse]:
     return found
 
 
-def parse_history(text: str, types: Mapping[str, str]) -> tuple[tuple[PastRun, ...], dict[str, int]]:
-    """GPU jobs from `sacct -D -X -n -P` with FIELDS and SLURM_TIME_FORMAT=%s, and how many records do not count, by reason.
+def parse_history(
+    text: str, types: Mapping[str, str]
+) -> tuple[tuple[PastRun, ...], tuple[PastRun, ...], dict[str, int]]:
+    """`History.runs`, `others` and `left_out`, from `sacct -D -X -n -P` with FIELDS and SLURM_TIME_FORMAT=%s.
 
     Args:
         text: what sacct printed.
-        types: node -> the GPU type of all its GPUs, for a site that does not count each type.
+        types: node with GPUs -> the type of all its GPUs, for a site that does not count each type; "" for several types.
     """
     left_out: Counter[str] = Counter()
     lists = HostLists()
-    runs = []
+    runs, others = [], []
     for line in filter(None, text.split("\n")):
         row = line.split("|")
         try:
@@ -207,9 +219,13 @@ def parse_history(text: str, types: Mapping[str, str]) -> tuple[tuple[PastRun, .
             run = "records that cannot be read"
         if isinstance(run, str):
             left_out[run] += 1
-        else:
+        elif run.gpus:
             runs.append(run)
-    return tuple(sorted(runs, key=lambda run: run.ready_s)), dict(left_out)
+        else:
+            left_out[WITHOUT_GPUS] += 1
+            if not types.keys().isdisjoint(run.nodes):
+                others.append(run)
+    return tuple(sorted(runs, key=lambda run: run.ready_s)), tuple(others), dict(left_out)
 
 
 def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> PastRun | str:
@@ -218,11 +234,9 @@ def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> Past
     asked, held = parse_tres(requested), parse_tres(allocated)
     gpus = (held or asked).get("", 0) or sum((held or asked).values())
     start_s, word = time_s(start) or None, state.split(" ")[0]  # a cancelled job's is `CANCELLED by 1000`
-    if not gpus:
-        return WITHOUT_GPUS
-    if start_s is None and word not in WAITING:
+    if gpus and start_s is None and word not in WAITING:
         return "jobs that ended before they started"
-    gpu_type = _only_type(held or asked)
+    gpu_type, amounts = _only_type(held or asked), allocated or requested
     if held and not any(held.keys() - {""}):
         of_nodes = {types.get(node, "") for node in lists[nodes]}
         gpu_type = of_nodes.pop() if len(of_nodes) == 1 else None
@@ -239,9 +253,16 @@ def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> Past
         gpu_type=gpu_type or "",
         asked_type=_only_type(asked),
         limit_s=float(limit) * 60 if limit.isdigit() else None,
-        cpus=int(cpus[1]) if (cpus := TRES_CPUS.search(allocated)) else 0,
-        memory_mb=parse_memory(allocated),
+        cpus=_count(TRES_CPUS, amounts),
+        memory_mb=parse_memory(amounts),
+        nodes=lists[nodes],
+        node_count=max(_count(TRES_NODES, amounts), 1),
     )
+
+
+def _count(tres: re.Pattern[str], text: str) -> int:
+    found = tres.search(text)
+    return int(found[1]) if found is not None else 0
 
 
 def _only_type(tres: Mapping[str, int]) -> str | None:

@@ -68,7 +68,10 @@ def overview(found: HistoryFigures) -> Iterator[str | Table]:
 
 
 def details(found: HistoryFigures) -> Iterator[str | Table]:
-    """The jobs that left their GPUs idle, and all jobs in groups."""
+    """The causes of waits, the jobs that left their GPUs idle, and all jobs in groups."""
+    if (all_h := sum(found.waited_h.values())) > 0:
+        causes = [(cause, f"{hours:.1f}", share(hours, all_h)) for cause, hours in found.waited_h.items()]
+        yield Table(("WAITED FOR", "HOURS OF JOBS", "SHARE"), causes)
     if found.use is not None:
         yield from _of_use(found.use, sum(each.held_gpu_h for each in found.types))
     for title, groups in (

@@ -11,7 +11,7 @@ from penstock_scheduler.cli import make_app
 from penstock_scheduler.people.errors import ConfigError
 from penstock_scheduler.simulator.workloads.workload import Workload
 from penstock_slurm.gateway.base import SlurmNode
-from penstock_slurm.history import page, what_if
+from penstock_slurm.history import page, waits, what_if
 from penstock_slurm.history.figures import PARTS, report
 from penstock_slurm.history.reading import WITHOUT_GPUS, History, StepUse, parse_history, parse_used
 from penstock_slurm.history.words import Table, details
@@ -59,9 +59,14 @@ def line(
     return "|".join((job, user, "lab", partition, state, *times, limit, asked, held, nodes))
 
 
-def history(*lines: str, end_h: float = 10, nodes: tuple[SlurmNode, ...] = (node("n1", "gpu", a100=4),)) -> History:
-    runs, left_out = parse_history("\n".join(lines), {each.name: next(iter(each.gpus)) for each in nodes})
-    return History(BEGIN_S, BEGIN_S + end_h * HOUR, runs, nodes, left_out)
+def history(
+    *lines: str,
+    end_h: float = 10,
+    nodes: tuple[SlurmNode, ...] = (node("n1", "gpu", a100=4),),
+    memory: bool = True,
+) -> History:
+    runs, others, left_out = parse_history("\n".join(lines), {each.name: next(iter(each.gpus)) for each in nodes})
+    return History(BEGIN_S, BEGIN_S + end_h * HOUR, runs, others, nodes, memory, left_out)
 
 
 def test_gpus_of_a_job_are_those_that_it_held_not_those_that_it_asked_for():
@@ -139,6 +144,50 @@ def test_idle_while_waiting_is_what_could_have_run():
         line("3", ready=6, state="PENDING", asked="cpu=1,gres/gpu=4"),
     )
     assert report(history(*lines)).idle_while_waiting_gpu_h == pytest.approx(3 * 1 + 4 * 2)
+
+
+FREE_ON_BOTH = tuple(
+    line(name, start=0, state="RUNNING", held="gres/gpu=2,node=1", nodes=name) for name in ("n1", "n2")
+)
+"""Two jobs leave two of four GPUs free on each of two nodes."""
+
+
+def without_gpus(amounts: str, start: float = 0, end: str | float = "Unknown") -> tuple[str]:
+    """A job on n1 alone."""
+    return (line("1", start=start, end=end, asked=amounts, held=f"{amounts},node=1"),)
+
+
+ALL_CPUS, ALL_MEMORY = "cpu=64", "cpu=1,mem=256000M"
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "memory", "cause"),
+    [
+        ("cpu=1,gres/gpu=5,node=1", FREE_ON_BOTH, True, waits.GPUS),
+        ("cpu=1,gres/gpu=1,gres/gpu:v100=1,node=1", FREE_ON_BOTH, True, waits.GPUS),
+        ("cpu=1,gres/gpu=4,node=1", FREE_ON_BOTH, True, waits.TOGETHER),
+        ("cpu=2,gres/gpu=4,node=2", FREE_ON_BOTH, True, waits.OTHER),
+        ("cpu=1,gres/gpu=8", (), True, waits.OTHER),  # four on each node
+        ("cpu=1,gres/gpu=8", FREE_ON_BOTH, True, waits.GPUS),
+        ("cpu=2,gres/gpu=2", without_gpus(ALL_CPUS), True, waits.OTHER),  # on n2
+        ("cpu=2,gres/gpu=2,node=2", without_gpus(ALL_CPUS), True, waits.BESIDE),
+        ("cpu=2,mem=2G,gres/gpu=2,node=2", without_gpus(ALL_MEMORY), True, waits.BESIDE),
+        ("cpu=2,mem=2G,gres/gpu=2,node=2", without_gpus(ALL_MEMORY), False, waits.OTHER),
+        ("cpu=1,gres/gpu=2,node=2", without_gpus(ALL_CPUS, -3, -1), True, waits.OTHER),
+    ],
+)
+def test_a_job_waits_for_what_no_node_has_free(asked: str, others: tuple[str, ...], memory: bool, cause: str):
+    """It waits for four of ten hours."""
+    waiting = (
+        line("9", ready=3, start=7, end=8, asked=asked, held=asked)
+        if cause is waits.OTHER
+        else line("9", ready=6, state="PENDING", asked=asked)
+    )
+    past = history(*others, waiting, nodes=tuple(node(name, "gpu", a100=4) for name in ("n1", "n2")), memory=memory)
+    found = report(past)
+    assert found.waited_h == pytest.approx(dict.fromkeys(waits.CAUSES, 0.0) | {cause: 4.0}, abs=0.03)
+    table = next(block for block in details(found) if isinstance(block, Table) and block.columns[0] == "WAITED FOR")
+    assert dict(zip(waits.CAUSES, table.rows, strict=True))[cause] == (cause, "4.0", "100%")
 
 
 STEPS = """7|

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import threading
@@ -17,6 +18,7 @@ from penstock_loopback import wait_for
 from penstock_loopback.fixtures import MakeLoopback
 from penstock_scheduler.cli import main
 from penstock_slurm.history.reading import read_used
+from penstock_slurm.history.waits import BESIDE
 from tests.slurm_plugin.history.conftest import ServeSamples
 
 pytestmark = pytest.mark.slurm
@@ -115,6 +117,31 @@ def test_the_cpus_and_the_memory_that_jobs_used(
     cpu_s = 2 * sum(int(elapsed) for elapsed, _ in ends())
     assert group["cpu_used"] == pytest.approx(sum(each.cpu_s for each in used.values()) / cpu_s)
     assert 0.1 <= group["memory_used"] <= 0.2, "the mean of both"
+
+
+def test_a_job_that_waits_beside_free_gpus_waits_for_cpus(
+    make_loopback: MakeLoopback, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job without GPUs holds all CPUs of the one node."""
+    slurm = make_loopback("t4:1x4", accounting=True)
+    cpus = re.search(r"CPUTot=(\d+)", slurm.command("scontrol", "show", "node", "t4-00").stdout)
+    assert cpus is not None
+    begin_s = time.time()
+    slurm.command("sbatch", "-o/dev/null", f"-c{cpus[1]}", "--wrap", "exec sleep 600")
+    slurm.command("sbatch", "-o/dev/null", "--gres=gpu:1", "--wrap", "true")
+
+    def states() -> str:
+        return slurm.command("sacct", "-aXnP", "-o", "State").stdout
+
+    wait_for(lambda: sorted(states().split()) == ["PENDING", "RUNNING"], 60, "one runs and one waits", details=states)
+    time.sleep(max(begin_s + 10 - time.time(), 0))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.slurm_conf))
+    begin = datetime.fromtimestamp(begin_s).isoformat(timespec="seconds")
+    monkeypatch.setattr("sys.argv", ["penstock", "observe", "--json", "--from", begin])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    waited_h = json.loads(capsys.readouterr().out)["waited_h"]
+    assert waited_h[BESIDE] >= 0.7 * sum(waited_h.values()) > 0, waited_h
 
 
 def test_the_jobs_that_idled_are_named_and_no_others(
